@@ -1,0 +1,68 @@
+"""What can go wrong, as one tree: each class has an exit code and says who can repair it.
+
+    CdcError
+    +- SettingsError        2  the pipeline file or the environment
+    +- StackError           3  a server of the local stack
+    +- SourceError          4  Postgres: role, publication, slot, tables
+    +- ConnectorError       5  Kafka Connect, Debezium, topics
+    +- DecodeError          6  a record that isn't what the connector writes
+    +- SinkError            7  a destination
+    |  +- SinkUnavailable      may come back by itself: wait and try again
+    |  +- SinkRejected         won't: the view or the row has to change
+    |  +- Fenced               another writer moved the position: this one must stop
+    +- DivergenceError      8  a view differs from its source
+
+Messages say what happened and where; the hint says what to run next. Row values never appear in either.
+"""
+
+
+class CdcError(Exception):
+    """An error that a person can act on; printed as a paragraph with its hint, without a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str, **where: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where = {name: value for name, value in where.items() if value is not None}
+
+
+class SettingsError(CdcError):
+    exit_code = 2
+
+
+class StackError(CdcError):
+    exit_code = 3
+
+
+class SourceError(CdcError):
+    exit_code = 4
+
+
+class ConnectorError(CdcError):
+    exit_code = 5
+
+
+class DecodeError(CdcError):
+    exit_code = 6
+
+
+class SinkError(CdcError):
+    exit_code = 7
+
+
+class SinkUnavailable(SinkError):
+    """The destination can't be reached or asks for time; the same call may succeed later."""
+
+
+class SinkRejected(SinkError):
+    """The destination refuses for good: a mapping conflict, an oversized document, a wrong setting."""
+
+
+class Fenced(SinkError):
+    """The stored position isn't the one this writer left: another writer is at work on the view."""
+
+
+class DivergenceError(CdcError):
+    exit_code = 8
