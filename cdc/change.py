@@ -1,0 +1,149 @@
+"""The words of the pipeline as plain data: table, column, topic, position, advance.
+
+Standard library only: every part may import this module, it imports none.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """One captured column: `type` is Postgres' own text for it, as `format_type` prints it: numeric(10,2)."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A captured table; `key` names the columns that identify a row, in the order of the primary key."""
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    topic: str
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a topic has been applied: every record of partition p below offsets[p] is in the view.
+
+    The topic id tells a recreated topic from the old one of the same name: offsets mean nothing across the two.
+    """
+
+    topic_id: str
+    offsets: tuple[int, ...]
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.offsets)
+
+    def lag(self, end: "Position") -> int:
+        """Offsets between here and `end`; an upper bound of records, compaction and markers leave gaps."""
+        return sum(max(0, b - a) for a, b in zip(self.offsets, end.offsets, strict=True))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a sink keeps of a view besides its rows, changed only together with them or after them."""
+
+    position: Position
+    writer: str = ""
+    rows: int = 0
+    """Rows written or deleted since the view was made; a replay counts again."""
+    at: float = 0.0
+    """Unix seconds of the last change of this record."""
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "topic_id": self.position.topic_id,
+                "offsets": list(self.position.offsets),
+                "writer": self.writer,
+                "rows": self.rows,
+                "at": self.at,
+            }
+        )
+
+    @classmethod
+    def from_mapping(cls, stored: Mapping[str, Any]) -> "Stored":
+        offsets = tuple(int(offset) for offset in stored["offsets"])
+        return cls(Position(stored["topic_id"], offsets), stored["writer"], int(stored["rows"]), float(stored["at"]))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Stored":
+        return cls.from_mapping(json.loads(text))
+
+
+@dataclass(frozen=True)
+class Advance:
+    """One table's step in a batch: apply the records in [start, until), then store `until`.
+
+    `start` is None for a view that has no position yet; it then counts as offset 0 of every partition.
+    """
+
+    table: Table
+    start: Position | None
+    until: Position
+
+    def start_offset(self, partition: int) -> int:
+        return self.start.offsets[partition] if self.start else 0
+
+
+@dataclass
+class Applied:
+    """What one batch did to one view, in rows after folding."""
+
+    written: int = 0
+    deleted: int = 0
+    stale: int = 0
+    """Writes that the view already had in a newer version: a replay."""
+
+    @property
+    def rows(self) -> int:
+        return self.written + self.deleted
+
+    def add(self, other: "Applied") -> None:
+        self.written += other.written
+        self.deleted += other.deleted
+        self.stale += other.stale
+
+
+@dataclass
+class Progress:
+    """What a sink has done since `cdc run` started; published after each batch."""
+
+    sink: str
+    state: str = "starting"
+    rows: int = 0
+    rows_per_s: float = 0.0
+    lag_records: int = 0
+    lag_seconds: float = 0.0
+    batches: int = 0
+    error: str | None = None
+    hint: str | None = None
+    since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def row_id(values: list[Any]) -> str:
+    """The id of a row in every view: one key column is its text, several are a JSON array.
+
+    The twin of `decode.row_id`, for clients and tests. Values are what the topic's key holds.
+    """
+    if len(values) == 1:
+        value = values[0]
+        return value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False)
