@@ -1,0 +1,265 @@
+"""What must hold before a pipeline may be prepared: read the catalogue, change nothing.
+
+In:  names of tables, of the role and of the publication, as the pipeline file has them.
+Out: the captured tables as the catalogue knows them, or the first SourceError with what repairs it.
+Invariant: nothing here writes, so a refusal leaves the database as it was.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from cdc.errors import SourceError
+from migrations.runner import CONTROL, migrations
+
+CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")
+RESERVED = ("cdc", "pg_catalog", "information_schema")
+NOT_TABLES = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "c": "a type",
+}
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A captured table in the catalogue; `members` are its oid and those of its partitions."""
+
+    oid: int
+    schema: str
+    name: str
+    relkind: str
+    persistence: str
+    owner: str
+    owned: bool
+    key: str | None
+    deferrable: bool
+    toastable: bool
+    virtual_columns: list[str]
+    inherited: bool
+    filtered: bool
+    members: list[int]
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+
+# Row security of a captured table is fine only where a policy shows the connector every row: a snapshot would
+# leave the others out without a word.
+RELATIONS = """
+SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistence AS persistence,
+       pg_get_userbyid(c.relowner) AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
+       k.conname AS key, coalesce(k.condeferrable, false) AS deferrable,
+       EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+               WHERE a.attrelid = c.oid AND a.attnum > 0 AND t.typstorage <> 'p') AS toastable,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a
+             WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT a.attisdropped
+             ORDER BY a.attnum) AS virtual_columns,
+       c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS inherited,
+       c.relrowsecurity AND coalesce((
+           SELECT bool_or(NOT p.polpermissive)
+               OR NOT bool_or(p.polpermissive AND pg_get_expr(p.polqual, p.polrelid) = 'true')
+           FROM pg_policy p
+           WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*')
+             AND p.polroles && ARRAY[0, coalesce(to_regrole(quote_ident(%(role)s)), 0)::oid]
+       ), true) AS filtered,
+       ARRAY(SELECT c.oid UNION SELECT t.relid FROM pg_partition_tree(c.oid) t
+             JOIN pg_class m ON m.oid = t.relid AND m.relkind IN ('r', 'p')) AS members
+FROM unnest(%(schemas)s::text[], %(names)s::text[]) WITH ORDINALITY AS wanted (nspname, relname, position)
+JOIN pg_namespace n USING (nspname)
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
+LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
+ORDER BY position
+"""
+
+
+def relations(conn: psycopg.Connection, tables: Sequence[tuple[str, str]], role: str) -> list[Relation]:
+    """The captured tables, in the order given. Raises SourceError for the first that can't be captured."""
+    wanted = list(dict.fromkeys(tables))
+    if not wanted:
+        raise SourceError("no tables to capture", hint="list them under source.tables of the pipeline file")
+    schemas, names = zip(*wanted, strict=True)
+    with conn.cursor(row_factory=class_row(Relation)) as cursor:
+        parameters = {"role": role, "schemas": list(schemas), "names": list(names)}
+        found = cursor.execute(RELATIONS, parameters).fetchall()
+    known = {(relation.schema, relation.name) for relation in found}
+    for table in wanted:
+        if table not in known:
+            raise _unknown(conn, table)
+    for relation in found:
+        _refuse_kind(relation)
+        _refuse_key(relation)
+        _refuse_rows(relation, role)
+        _refuse_owner(conn, relation)
+    return found
+
+
+def _unknown(conn: psycopg.Connection, table: tuple[str, str]) -> SourceError:
+    label = ".".join(table)
+    rows = conn.execute(
+        "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND n.nspname <> ALL (%s) AND n.nspname !~ '^pg_'",
+        [list(RESERVED)],
+    ).fetchall()
+    folded = {name.lower(): name for (name,) in rows}
+    near = difflib.get_close_matches(label.lower(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]}?" if near else "create it first; \\dt lists what is there"
+    return SourceError(f"there is no table {label} in {conn.info.dbname}", hint=hint, table=label)
+
+
+def _refuse_kind(relation: Relation) -> None:
+    table = relation.label
+    if relation.schema in RESERVED:
+        raise SourceError(
+            f"{table} isn't an application's table", hint="take it out of source.tables", table=table
+        )
+    if relation.relkind not in ("r", "p"):
+        raise SourceError(
+            f"{table} is {NOT_TABLES.get(relation.relkind, 'no table')}; the log has rows of tables only",
+            hint="capture the tables that it is made from",
+            table=table,
+        )
+    if relation.persistence != "p":
+        unlogged = relation.persistence == "u"
+        raise SourceError(
+            f"{table} is {'unlogged' if unlogged else 'temporary'}: its rows never reach the log",
+            hint=f"run ALTER TABLE {table} SET LOGGED" if unlogged else "create it as a lasting table",
+            table=table,
+        )
+    if relation.inherited:
+        raise SourceError(
+            f"{table} has tables that inherit from it; their rows would come under their own names",
+            hint="list the child tables instead, or use declarative partitions",
+            table=table,
+        )
+
+
+def _refuse_key(relation: Relation) -> None:
+    table = relation.label
+    if relation.key is None:
+        raise SourceError(
+            f"{table} has no primary key, so its rows have no identity in a view",
+            hint=f"run ALTER TABLE {table} ADD PRIMARY KEY (...)",
+            table=table,
+        )
+    if relation.deferrable:
+        raise SourceError(
+            f"the primary key of {table} is deferrable; replication can't use it",
+            hint=f"run ALTER TABLE {table} DROP CONSTRAINT {relation.key}, ADD PRIMARY KEY (...)",
+            table=table,
+        )
+
+
+def _refuse_rows(relation: Relation, role: str) -> None:
+    table = relation.label
+    if relation.filtered:
+        raise SourceError(
+            f"{table} has row security, which would hide rows from {role}",
+            hint=f"run CREATE POLICY {role} ON {table} FOR SELECT TO {role} USING (true);"
+            f" if there is no such role yet, CREATE ROLE {role} before it",
+            table=table,
+        )
+    if relation.toastable and relation.virtual_columns:
+        raise SourceError(
+            f"{table} has virtual generated columns ({', '.join(relation.virtual_columns)}); with the replica"
+            " identity that it needs, Postgres would refuse every UPDATE and DELETE",
+            hint="make them STORED, or drop them",
+            table=table,
+        )
+
+
+def _refuse_owner(conn: psycopg.Connection, relation: Relation) -> None:
+    if not relation.owned:
+        raise SourceError(
+            f"{relation.label} belongs to {relation.owner}, and only its owner may publish it",
+            hint=f"connect as {relation.owner}, or run GRANT {relation.owner} TO {conn.info.user}",
+            table=relation.label,
+        )
+
+
+def require_control(conn: psycopg.Connection) -> None:
+    """Raises SourceError unless the control schema is complete and belongs to who is asking."""
+    names = [file.name for file in migrations(CONTROL)]
+    if conn.execute("SELECT to_regclass('cdc.migration')").fetchone() == (None,):
+        missing = names
+    else:
+        rows = conn.execute("SELECT name FROM cdc.migration WHERE name = ANY (%s)", [names]).fetchall()
+        missing = sorted(set(names) - {name for (name,) in rows})
+    if missing:
+        raise SourceError(f"{missing[0]} hasn't been applied", hint="run cdc migrate first")
+    foreign = conn.execute(
+        "SELECT c.oid::regclass::text, pg_get_userbyid(c.relowner) FROM pg_class c"
+        " WHERE c.relnamespace = 'cdc'::regnamespace AND c.relname = ANY (%s)"
+        " AND NOT pg_has_role(c.relowner, 'USAGE')",
+        [list(CONTROL_TABLES)],
+    ).fetchone()
+    if foreign:
+        table, owner = foreign
+        raise SourceError(
+            f"{table} belongs to {owner}, and only its owner may publish it",
+            hint=f"connect as {owner}, or run GRANT {owner} TO {conn.info.user}",
+            table=table,
+        )
+
+
+def require_publication(conn: psycopg.Connection, publication: str) -> None:
+    """Raises SourceError when the name is taken by a publication that this role can't or mustn't change."""
+    found = conn.execute(
+        "SELECT pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), puballtables"
+        " FROM pg_publication WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    if found is None:
+        allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
+        if allowed != (True,):
+            raise SourceError(
+                f"role {conn.info.user} may not create a publication in {conn.info.dbname}",
+                hint=f"run GRANT CREATE ON DATABASE {conn.info.dbname} TO {conn.info.user}",
+            )
+        return
+    owner, owned, everything = found
+    if not owned:
+        raise SourceError(
+            f"publication {publication} belongs to {owner}",
+            hint=f"connect as {owner}, or give the pipeline another name",
+            publication=publication,
+        )
+    if everything:
+        raise SourceError(
+            f"publication {publication} is for all tables, so it isn't this pipeline's",
+            hint=f"give the pipeline another name, or run DROP PUBLICATION {publication}",
+            publication=publication,
+        )
+
+
+def require_role(conn: psycopg.Connection, role: str, captured: Sequence[Relation]) -> None:
+    """Raises SourceError when the connector's role is one that an administrator or an application uses."""
+    if role == conn.info.user:
+        raise SourceError(
+            f"{role} is the role that prepares the source; the connector needs its own",
+            hint="name another role for the connector; it is created here",
+            role=role,
+        )
+    bootstrap = conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s AND oid = 10", [role]).fetchone()
+    owned = [relation.label for relation in captured if relation.owner == role]
+    if bootstrap or owned:
+        what = f"owns {owned[0]}" if owned else "is the server's own superuser"
+        raise SourceError(
+            f"role {role} {what}; the connector must not be able to write there",
+            hint="name another role for the connector; it is created here",
+            role=role,
+        )

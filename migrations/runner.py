@@ -1,0 +1,207 @@
+"""Apply numbered SQL files in order, each once and in a transaction of its own.
+
+In:  a folder of `NNNN_what.sql`, numbered from 0001 without gaps; a connection that may create a schema.
+Out: rows of `cdc.migration`; a file's name there is `<folder kind>/<file>`, so folders don't clash.
+Invariant: what is recorded is what was run, byte for byte; files are append-only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from cdc.errors import SourceError
+
+CONTROL = Path(__file__).parent
+SAMPLE = CONTROL / "sample"
+
+NUMBERED = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
+LOCK = "cdc.migrate"
+OLDEST = 150000
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One migration; `notices` is what Postgres had to say about it, and is known only when it ran `now`."""
+
+    name: str
+    checksum: str
+    now: bool
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Migration:
+    name: str
+    sql: bytes
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.sql).hexdigest()
+
+
+def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Applied]:
+    """Bring the database up to the newest file of `folder`; returns all of them, in order.
+
+    The connection must not be inside a transaction. Waits for another migrator and then does what is left.
+    Raises SourceError: wrong wal_level, missing privilege, an edited, missing, duplicate or failing file.
+    """
+    require_idle(conn)
+    files = migrations(folder)
+    require_logical(conn)
+    with one_at_a_time(conn):
+        _create_record(conn)
+        recorded = _recorded(conn, kind(folder))
+        _refuse_rewritten(files, recorded)
+        return [
+            Applied(file.name, file.checksum, now=False) if file.name in recorded else _apply(conn, file)
+            for file in files
+        ]
+
+
+def kind(folder: Path) -> str:
+    return "control" if folder == CONTROL else folder.name
+
+
+def migrations(folder: Path) -> list[Migration]:
+    """The folder's files in order. Raises SourceError for a wrong name, a duplicate number or a gap."""
+    names = sorted(path.name for path in folder.glob("*.sql"))
+    for expected, name in enumerate(names, start=1):
+        match = NUMBERED.fullmatch(name)
+        if match is None:
+            raise SourceError(
+                f"{name} isn't a migration's name", hint="name it NNNN_what.sql, lower case", file=name
+            )
+        number = int(match[1])
+        if number != expected:
+            problem = "has another file's number" if number < expected else f"leaves {expected:04} out"
+            hint = "number the files of a folder 0001, 0002, ... without gaps"
+            raise SourceError(f"{name} {problem}", hint=hint, file=name)
+    if not names:
+        raise SourceError(f"no migrations in {folder.name}", hint="name a folder that holds 0001_what.sql")
+    return [Migration(f"{kind(folder)}/{name}", (folder / name).read_bytes()) for name in names]
+
+
+def require_idle(conn: psycopg.Connection) -> None:
+    """An open transaction would turn every commit below into a savepoint that the caller may roll back."""
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        raise ValueError("the connection is inside a transaction; commit it first")
+
+
+def require_logical(conn: psycopg.Connection) -> None:
+    """Raises SourceError unless the server writes what logical decoding needs."""
+    with conn.transaction():
+        (level,) = conn.execute("SELECT current_setting('wal_level')").fetchone() or ("unknown",)
+    if conn.info.server_version < OLDEST:
+        raise SourceError(
+            f"Postgres {conn.info.server_version // 10000} is too old", hint=f"use {OLDEST // 10000} or newer"
+        )
+    if level != "logical":
+        raise SourceError(
+            f"wal_level is {level}; change data capture needs logical",
+            hint="run ALTER SYSTEM SET wal_level = 'logical' as a superuser and restart Postgres",
+        )
+
+
+@contextmanager
+def one_at_a_time(conn: psycopg.Connection) -> Iterator[None]:
+    """Hold the database's lock for changes of the control schema; others wait for it."""
+    with conn.transaction():
+        conn.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [LOCK])
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            with conn.transaction():
+                conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [LOCK])
+
+
+def _create_record(conn: psycopg.Connection) -> None:
+    try:
+        with conn.transaction():
+            if conn.execute("SELECT to_regclass('cdc.migration')").fetchone() != (None,):
+                return
+            conn.execute("CREATE SCHEMA IF NOT EXISTS cdc")
+            conn.execute(
+                "CREATE TABLE cdc.migration (name text PRIMARY KEY, checksum text NOT NULL,"
+                " applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
+            )
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise no_privilege(conn, error, f"GRANT CREATE ON DATABASE {conn.info.dbname}") from error
+
+
+def no_privilege(conn: psycopg.Connection, error: psycopg.Error, grant: str) -> SourceError:
+    role = conn.info.user
+    return SourceError(
+        f"role {role} lacks a privilege: {error.diag.message_primary}",
+        hint=f"run {grant} TO {role}, or use a role that has it",
+        role=role,
+    )
+
+
+def _recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
+    try:
+        with conn.transaction():
+            rows = conn.execute(
+                "SELECT name, checksum FROM cdc.migration WHERE starts_with(name, %s)", [f"{folder}/"]
+            )
+            return dict(rows.fetchall())
+    except psycopg.errors.InsufficientPrivilege as error:
+        grant = "GRANT USAGE ON SCHEMA cdc, and SELECT and INSERT ON cdc.migration,"
+        raise no_privilege(conn, error, grant) from error
+
+
+def _refuse_rewritten(files: Sequence[Migration], recorded: dict[str, str]) -> None:
+    """History is append-only: what ran once must still be there, unchanged."""
+    present = {file.name for file in files}
+    for name in sorted(recorded.keys() - present):
+        raise SourceError(
+            f"{name} was applied to this database but isn't here",
+            hint="use the version of cdc that applied it, or a newer one",
+            file=name,
+        )
+    for file in files:
+        if recorded.get(file.name, file.checksum) != file.checksum:
+            raise SourceError(
+                f"{file.name} was changed after it had been applied",
+                hint="restore the file as it was (git checkout) and put the change into a new one",
+                file=file.name,
+            )
+
+
+def _apply(conn: psycopg.Connection, file: Migration) -> Applied:
+    notices: list[str] = []
+
+    def keep(notice: psycopg.errors.Diagnostic) -> None:
+        notices.append(notice.message_primary or "")
+
+    conn.add_notice_handler(keep)
+    try:
+        with conn.transaction():
+            conn.execute(file.sql)
+            conn.execute(
+                "INSERT INTO cdc.migration (name, checksum) VALUES (%s, %s)", [file.name, file.checksum]
+            )
+    except psycopg.Error as error:
+        raise SourceError(
+            f"{file.name}{_line(file, error)}: {error.diag.message_primary or 'the connection was lost'}",
+            hint="nothing of this file was kept; repair the cause and run cdc migrate again",
+            file=file.name,
+        ) from error
+    finally:
+        conn.remove_notice_handler(keep)
+    return Applied(file.name, file.checksum, now=True, notices=tuple(notices))
+
+
+def _line(file: Migration, error: psycopg.Error) -> str:
+    if error.diag.statement_position is None:
+        return ""
+    before = file.sql.decode(errors="replace")[: int(error.diag.statement_position) - 1]
+    return f" line {before.count(chr(10)) + 1}"

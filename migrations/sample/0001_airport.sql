@@ -1,0 +1,70 @@
+-- The sample: New York's three airports in 2013, as an airline's operations desk would keep them.
+
+CREATE TABLE public.airlines (
+    carrier    text PRIMARY KEY,
+    name       text NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE TABLE public.airports (
+    faa        text PRIMARY KEY,
+    name       text NOT NULL,
+    lat        double precision NOT NULL,
+    lon        double precision NOT NULL,
+    alt        integer NOT NULL,
+    tz         smallint NOT NULL,
+    dst        text NOT NULL,
+    tzone      text,
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE TABLE public.planes (
+    tailnum      text PRIMARY KEY,
+    year         smallint,
+    type         text NOT NULL,
+    manufacturer text NOT NULL,
+    model        text NOT NULL,
+    engines      smallint NOT NULL,
+    seats        smallint NOT NULL,
+    speed        smallint,
+    engine       text NOT NULL,
+    updated_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE TABLE public.weather (
+    origin     text NOT NULL,
+    time_hour  timestamptz NOT NULL,
+    temp       numeric(5, 2),
+    dewp       numeric(5, 2),
+    humid      numeric(5, 2),
+    wind_dir   smallint,
+    wind_speed numeric(9, 5),
+    wind_gust  numeric(9, 5),
+    precip     numeric(5, 2),
+    pressure   numeric(6, 1),
+    visib      numeric(5, 2),
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (origin, time_hour)
+);
+
+-- No foreign keys: flights name planes and destinations that the other tables lack, as in life.
+CREATE TABLE public.flights (
+    carrier    text NOT NULL,
+    flight     integer NOT NULL,
+    origin     text NOT NULL,
+    sched_dep  timestamptz NOT NULL,
+    dest       text NOT NULL,
+    tailnum    text,
+    dep_time   timestamptz,
+    dep_delay  smallint,
+    sched_arr  timestamptz NOT NULL,
+    arr_time   timestamptz,
+    arr_delay  smallint,
+    air_time   smallint,
+    distance   integer NOT NULL,
+    status     text NOT NULL CHECK (status IN ('scheduled', 'departed', 'arrived', 'cancelled')),
+    remark     text,
+    on_time    boolean,
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (carrier, flight, origin, sched_dep)
+);

@@ -1,0 +1,225 @@
+"""Prepare a source for one pipeline: role, publication, triggers, replica identities.
+
+In:  the pipeline's name, its tables, the connector's role. Out: a line for each thing that was changed.
+Invariant: everything is checked before anything is created, and all of it is one transaction. A second run
+changes nothing; a run with another list of tables moves the source to that list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import psycopg
+from psycopg import sql
+
+from cdc.errors import SourceError
+from migrations.preflight import (
+    CONTROL_TABLES,
+    Relation,
+    relations,
+    require_control,
+    require_publication,
+    require_role,
+)
+from migrations.role import OF_OTHER_PIPELINES, ensure_heartbeat, ensure_privileges, ensure_role
+from migrations.runner import no_privilege, one_at_a_time, require_idle, require_logical
+
+TRIGGER = "cdc_truncation"
+PUBLISH = "insert, update, delete, truncate"
+# A trigger needs a lock that waits for open transactions, and meanwhile everybody waits behind it.
+LOCK_TIMEOUT = "10s"
+
+
+def prepare_source(
+    conn: psycopg.Connection,
+    *,
+    pipeline: str,
+    tables: Sequence[tuple[str, str]],
+    role: str,
+    password: str | None,
+) -> list[str]:
+    """Make the source fit for the pipeline's connector; `tables` are (schema, table).
+
+    The connection must not be inside a transaction, and its role must own the tables. Lines that start with
+    `note:` say what could not be done and isn't needed.
+    Raises SourceError, and then nothing has been changed.
+    """
+    require_idle(conn)
+    require_logical(conn)
+    try:
+        with one_at_a_time(conn), conn.transaction():
+            conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
+            captured = _checked(conn, pipeline, tables, role)
+            return list(_prepare(conn, pipeline, captured, role, password))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise no_privilege(conn, error, "what is missing") from error
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise SourceError(
+            f"a table stayed locked for {LOCK_TIMEOUT} by another transaction",
+            hint="end it (see xact_start in pg_stat_activity), then run cdc migrate again",
+        ) from error
+    except psycopg.Error as error:
+        raise SourceError(
+            f"the source wasn't prepared: {error.diag.message_primary or 'the connection was lost'}",
+            hint="nothing was changed; repair the cause and run cdc migrate again",
+        ) from error
+
+
+def heartbeat_query(pipeline: str) -> str:
+    """The statement that the connector runs every few seconds."""
+    return (
+        sql.SQL("UPDATE cdc.heartbeat SET beat = beat + 1, at = clock_timestamp() WHERE pipeline = {}")
+        .format(sql.Literal(pipeline))
+        .as_string()
+    )
+
+
+def _checked(
+    conn: psycopg.Connection, pipeline: str, tables: Sequence[tuple[str, str]], role: str
+) -> list[Relation]:
+    require_control(conn)
+    captured = relations(conn, tables, role)
+    require_publication(conn, pipeline)
+    require_role(conn, role, captured)
+    return captured
+
+
+def _prepare(
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation], role: str, password: str | None
+) -> Iterator[str]:
+    yield from ensure_role(conn, role, password)
+    # Before the publication: what it held until now tells which privileges are out of date.
+    yield from ensure_privileges(conn, role, pipeline, captured)
+    yield from ensure_heartbeat(conn, role, pipeline)
+    for relation in captured:
+        yield from _ensure_identity(conn, relation)
+    yield from _ensure_publication(conn, pipeline, captured)
+    yield from _ensure_triggers(conn, pipeline, captured)
+    yield from _ensure_journal(conn)
+
+
+def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[str]:
+    """FULL where a column can be TOASTed; elsewhere only an identity that lacks the key is changed.
+
+    Without FULL an update that leaves a TOASTed column alone doesn't carry its value, so the log alone
+    couldn't rebuild the row. NOTHING, or another index, would make updates fail or hide the key.
+    """
+    rows = conn.execute(
+        "SELECT n.nspname, c.relname, c.relreplident = 'f',"
+        " c.relreplident = 'd' OR c.relreplident = 'i' AND EXISTS"
+        " (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisprimary)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s) ORDER BY 1, 2",
+        [relation.members],
+    ).fetchall()
+    for schema, name, full, keyed in rows:
+        if full or (keyed and not relation.toastable):
+            continue
+        identity = "FULL" if relation.toastable else "DEFAULT"
+        statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}")
+        conn.execute(statement.format(sql.Identifier(schema, name), sql.SQL(identity)))
+        yield f"set REPLICA IDENTITY {identity} on {schema}.{name}"
+
+
+def _ensure_publication(
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+) -> Iterator[str]:
+    name = sql.Identifier(pipeline)
+    wanted = {(relation.schema, relation.name) for relation in captured}
+    wanted |= {("cdc", table) for table in CONTROL_TABLES}
+    tables = sql.SQL(", ").join(sql.Identifier(*table) for table in sorted(wanted))
+    options = _options(conn)
+    rows = conn.execute(
+        "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", [pipeline]
+    ).fetchall()
+    if not conn.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [pipeline]).fetchone():
+        conn.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, options))
+        yield f"created publication {pipeline} of {len(wanted)} tables"
+        return
+    published = set(rows)
+    if published != wanted or _is_partial(conn, pipeline):
+        conn.execute(sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables))
+        yield from (f"publishing {'.'.join(table)}" for table in sorted(wanted - published))
+        yield from (f"no longer publishing {'.'.join(table)}" for table in sorted(published - wanted))
+        if published == wanted:
+            yield f"made publication {pipeline} hold its tables whole"
+    if not _has_options(conn, pipeline):
+        conn.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
+        yield f"set publication {pipeline} to {options.as_string(conn)}"
+
+
+def _options(conn: psycopg.Connection) -> sql.Composable:
+    options = sql.SQL("publish = {}, publish_via_partition_root = true").format(sql.Literal(PUBLISH))
+    if conn.info.server_version >= 180000:
+        # Otherwise a stored generated column is in the snapshot but never in the stream, and with
+        # REPLICA IDENTITY FULL Postgres refuses every update of its table.
+        options += sql.SQL(", publish_generated_columns = stored")
+    return options
+
+
+def _has_options(conn: psycopg.Connection, pipeline: str) -> bool:
+    generated = " AND pubgencols = 's'" if conn.info.server_version >= 180000 else ""
+    return conn.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot"
+        f"{generated} FROM pg_publication WHERE pubname = %s",
+        [pipeline],
+    ).fetchone() == (True,)
+
+
+def _is_partial(conn: psycopg.Connection, pipeline: str) -> bool:
+    """Whether rows or columns of a published table are left out, or a whole schema is published."""
+    return conn.execute(
+        "SELECT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid"
+        "               AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL))"
+        " OR EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid)"
+        " FROM pg_publication p WHERE p.pubname = %s",
+        [pipeline],
+    ).fetchone() == (True,)
+
+
+def _ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[str]:
+    rows = conn.execute(
+        "SELECT t.tgrelid, n.nspname, c.relname, t.tgname, t.tgenabled = 'A',"
+        f" t.tgrelid IN ({OF_OTHER_PIPELINES})"
+        " FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE t.tgfoid = 'cdc.record_truncation()'::regprocedure",
+        {"pipeline": pipeline},
+    ).fetchall()
+    wanted = {relation.oid for relation in captured}
+    watched = {oid for oid, _, _, _, always, _ in rows if always}
+    for relation in captured:
+        if relation.oid not in watched:
+            _add_trigger(conn, relation)
+            yield f"recording TRUNCATE of {relation.label}"
+    for oid, schema, table, trigger, _, elsewhere in rows:
+        if oid not in wanted and not elsewhere:
+            statement = sql.SQL("DROP TRIGGER {} ON {}")
+            conn.execute(statement.format(sql.Identifier(trigger), sql.Identifier(schema, table)))
+            yield f"no longer recording TRUNCATE of {schema}.{table}"
+
+
+def _add_trigger(conn: psycopg.Connection, relation: Relation) -> None:
+    """ALWAYS: a truncation that reached this table by replication, or in replica mode, counts too."""
+    trigger = sql.Identifier(TRIGGER)
+    conn.execute(
+        sql.SQL(
+            "CREATE OR REPLACE TRIGGER {} AFTER TRUNCATE ON {}"
+            " FOR EACH STATEMENT EXECUTE FUNCTION cdc.record_truncation()"
+        ).format(trigger, relation.identifier)
+    )
+    conn.execute(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(relation.identifier, trigger))
+
+
+def _ensure_journal(conn: psycopg.Connection) -> Iterator[str]:
+    notices: list[str] = []
+
+    def keep(notice: psycopg.errors.Diagnostic) -> None:
+        notices.append(notice.message_primary or "")
+
+    conn.add_notice_handler(keep)
+    try:
+        (made,) = conn.execute("SELECT cdc.watch_ddl()").fetchone() or ([],)
+    finally:
+        conn.remove_notice_handler(keep)
+    yield from (f"created event trigger {name}" for name in made)
+    yield from (f"note: {notice}" for notice in notices)
