@@ -1,0 +1,65 @@
+# Each target is one line; what it does lives in the code it calls.
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+CDC := .venv/bin/cdc -p sample/airport.yaml
+STAMP := .venv/.installed
+.PHONY: help setup demo test check bench up down status clean fmt lint type unit spark contract integration scenarios lock
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## .venv with every pinned dependency (again when requirements.lock changes)
+
+$(STAMP): requirements.lock pyproject.toml compose/setup.sh
+	@sh compose/setup.sh
+
+demo: setup ## the whole pipeline on real flights, from an empty machine
+	@$(PY) -m sample.demo
+
+test: setup ## every test that this machine can run
+	@.venv/bin/pytest
+
+check: lint type ## before every commit: lint, types and the tests that need no server
+	@.venv/bin/pytest tests/unit tests/spark
+
+bench: setup ## measure speed and latency
+	@$(PY) -m bench
+
+up: setup ## start the servers of the sample pipeline
+	@$(CDC) up
+
+down: setup ## stop them
+	@$(CDC) down
+
+status: setup ## what runs, how far each view is
+	@$(CDC) status
+
+clean: ## remove the virtual environment and tool caches (server data stays)
+	@rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis build
+
+fmt: setup ## format the code
+	@.venv/bin/ruff check --fix-only -q . && .venv/bin/ruff format .
+
+lint: setup ## ruff, both ways
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+type: setup ## mypy, strict, sources and tests
+	@.venv/bin/mypy
+
+unit: setup ## no server, no JVM
+	@.venv/bin/pytest tests/unit
+
+spark: setup ## one local Spark session
+	@.venv/bin/pytest tests/spark
+
+contract: setup ## the laws of a sink, for every sink
+	@.venv/bin/pytest tests/contract
+
+integration: setup ## two servers at a time
+	@.venv/bin/pytest tests/integration
+
+scenarios: setup ## the whole stack, with disruptions
+	@.venv/bin/pytest tests/scenarios
+
+lock: setup ## pin the newest versions that fit pyproject.toml, with hashes
+	@sh compose/lock.sh
