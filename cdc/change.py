@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class Stored:
     at: float = 0.0
     """Unix seconds of the last change of this record."""
 
+    MARK: ClassVar[str] = '{"topic_id"'
+    """How its JSON begins: tells it from other people's notes in the same place."""
+
     def to_json(self) -> str:
         return json.dumps(
             {
@@ -99,8 +102,14 @@ class Advance:
     start: Position | None
     until: Position
 
-    def start_offset(self, partition: int) -> int:
-        return self.start.offsets[partition] if self.start else 0
+    @property
+    def start_offsets(self) -> tuple[int, ...]:
+        return self.start.offsets if self.start else (0,) * self.until.partition_count
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets the step covers: an upper bound of its records."""
+        return sum(self.until.offsets) - sum(self.start_offsets)
 
 
 @dataclass

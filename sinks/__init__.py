@@ -1,0 +1,25 @@
+"""Destinations, one file each. To add one: its file, its settings, and one line here."""
+
+from typing import TYPE_CHECKING
+
+from cdc.settings import Delta, Elasticsearch, Pipeline, Redis
+
+if TYPE_CHECKING:
+    from cdc.sink import Sink
+
+
+def build(pipeline: Pipeline, name: str) -> "Sink":
+    """The sink of that name in the pipeline file. Clients are imported only when used."""
+    settings = pipeline.sinks[name]
+    if isinstance(settings, Elasticsearch):
+        from sinks import elasticsearch
+
+        return elasticsearch.Elasticsearch(name, settings.url, pipeline.pipeline)
+    if isinstance(settings, Redis):
+        from sinks import redis
+
+        return redis.Redis(name, settings.url, settings.prefix)
+    assert isinstance(settings, Delta)
+    from sinks import delta
+
+    return delta.Delta(name, settings.path, pipeline.pipeline)

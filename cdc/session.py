@@ -1,0 +1,61 @@
+"""The Spark session: its settings, the jars it is given and the Python it ships to its workers."""
+
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Batches are small and their plans fixed: adapting them costs more than it gains.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.locality.wait": "0",
+    "spark.scheduler.mode": "FAIR",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.pollingDelay": "20ms",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.metricsEnabled": "false",
+    # 50 tasks by default for the few hundred files of a table's log.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g"}
+PACKAGES = ("cdc", "sinks")
+"""What an executor needs of this project; the client libraries are the worker's own Python's."""
+
+
+def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None = None) -> SparkSession:
+    """Start Spark on any master: `local[*]`, `spark://...`, `yarn`."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-Dlog4j2.level=ERROR")
+    builder = SparkSession.builder.master(master).appName("cdc")
+    tasks = str(os.cpu_count() or 2)
+    own = {"spark.sql.shuffle.partitions": tasks, "spark.jars": ",".join(map(str, jars))}
+    local = LOCAL if master.startswith("local") else {}
+    for name, value in {**SETTINGS, **own, **local, **(settings or {})}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("FATAL")
+    if not master.startswith("local["):
+        spark.sparkContext.addPyFile(str(_archive()))
+    return spark
+
+
+def _archive() -> Path:
+    """The project's own packages as one zip, for workers that don't have them."""
+    path = Path(tempfile.mkdtemp(prefix="cdc-ship-")) / "cdc.zip"
+    root = Path(__file__).parent.parent
+    with zipfile.ZipFile(path, "w") as archive:
+        for package in PACKAGES:
+            for file in sorted((root / package).rglob("*.py")):
+                archive.write(file, file.relative_to(root))
+    return path

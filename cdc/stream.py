@@ -1,0 +1,313 @@
+"""One sink's streaming query: read from where the sink stands, apply batch after batch, go on after a failure.
+
+The sink's own position is the only one that counts. Spark's checkpoint is made new for every start and thrown away.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, stop_when_event_set
+from tenacity.wait import wait_exponential
+
+from cdc import decode, order
+from cdc.change import Advance, Position, Progress, Table
+from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable
+from cdc.sink import Batch, Rewound, Sink
+
+Ends = Callable[[Sequence[str]], Mapping[str, Position]]
+"""Topic names to positions: where their logs end, or start."""
+
+BATCH_OFFSETS = 100_000
+BACKOFF = wait_exponential(multiplier=0.25, max=10)
+log = structlog.get_logger()
+
+
+class Stream:
+    """Applies all tables to one sink, in a thread of its own; `progress` may be read at any time."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sink: Sink,
+        tables: Sequence[Table],
+        kafka: str,
+        log_ends: Ends,
+        log_starts: Ends,
+        trigger_s: float = 0.0,
+    ) -> None:
+        self.sink, self.progress = sink, Progress(sink.name)
+        self._spark, self._tables, self._kafka, self._trigger_s = spark, tuple(tables), kafka, trigger_s
+        self._log_ends, self._log_starts = log_ends, log_starts
+        self._writer = uuid4().hex
+        self._at: dict[str, Position | None] = {}
+        self._turn = threading.Lock()
+        self._stopping = threading.Event()
+        self._failure: Exception | None = None
+        self._query: StreamingQuery | None = None
+        self._caught_up_at = time.time()
+        self._window: list[tuple[float, int]] = []
+
+    def run(self, *, until_caught_up: bool = False) -> None:
+        """Apply until stopped, or until everything that was in the topics at the start is applied.
+
+        Raises:
+            CdcError: what can't be mended by trying again.
+        """
+        try:
+            for attempt in Retrying(
+                retry=retry_if_exception(_passing),
+                wait=BACKOFF,
+                sleep=sleep_using_event(self._stopping),
+                stop=stop_when_event_set(self._stopping),
+                before_sleep=self._wait,
+                reraise=True,
+            ):
+                with attempt:
+                    self._run_query(until_caught_up)
+            self.progress.state = "stopped" if self._stopping.is_set() else "caught up"
+        except CdcError as error:
+            self.progress.state, self.progress.error, self.progress.hint = "failed", error.message, error.hint
+            if not (self._stopping.is_set() and _passing(error)):
+                raise
+
+    def stop(self) -> None:
+        """Finish the batch at hand, begin no other."""
+        self._stopping.set()
+        with self._turn:
+            if self._query is not None:
+                self._query.stop()
+
+    def measure(self) -> Progress:
+        """Bring lag and rate up to date; lag_records is 0 only when nothing was left at the last look."""
+        latest = _latest(self._query)
+        behind = 0
+        for table in self._tables:
+            at, end = self._at.get(table.topic), latest.get(table.topic)
+            if end:
+                behind += sum(max(0, offset - (at.offsets[p] if at else 0)) for p, offset in end.items())
+        now = time.time()
+        if not behind:
+            self._caught_up_at = now
+        self._window = [(t, rows) for t, rows in self._window if t > now - 5] + [(now, self.progress.rows)]
+        (first, before), (last, rows) = self._window[0], self._window[-1]
+        self.progress.rows_per_s = (rows - before) / (last - first) if last > first else 0.0
+        self.progress.lag_records = behind
+        self.progress.lag_seconds = now - self._caught_up_at
+        return self.progress
+
+    def _run_query(self, until_caught_up: bool) -> None:
+        self._failure = None
+        self._resume()
+        folder = tempfile.mkdtemp(prefix=f"cdc-{self.sink.name}-")
+        try:
+            with self._turn:
+                if self._stopping.is_set():
+                    return
+                self._query = self._start(folder, until_caught_up)
+                self.progress.state = "running"
+            self._query.awaitTermination()
+        except PySparkException as error:
+            if not self._stopping.is_set():
+                raise self._failure or explain(error, self.sink.name) from error
+        finally:
+            self._query = None
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._failure:
+            raise self._failure
+
+    def _resume(self) -> None:
+        """Ask the sink where it stands, and make sure that the log still reaches back to there."""
+        for table in self._tables:
+            self.sink.prepare(table)
+        topics = [table.topic for table in self._tables]
+        starts, ends = self._log_starts(topics), self._log_ends(topics)
+        for table in self._tables:
+            stored = self.sink.position(table)
+            at = stored.position if stored else None
+            refuse_gap(self.sink.name, table, at, starts[table.topic], ends[table.topic])
+            self._at[table.topic] = at
+        self._ids = {topic: end.topic_id for topic, end in ends.items()}
+        self._counts = {topic: end.partition_count for topic, end in ends.items()}
+
+    def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
+        offsets = {}
+        for topic, at in self._at.items():
+            known = at.offsets if at else (0,) * self._counts[topic]
+            offsets[topic] = {str(partition): offset for partition, offset in enumerate(known)}
+        records = (
+            self._spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self._kafka)
+            .option("assign", json.dumps({topic: list(range(n)) for topic, n in self._counts.items()}))
+            .option("startingOffsets", json.dumps(offsets))
+            .option("kafka.isolation.level", "read_committed")
+            .option("kafka.fetch.max.wait.ms", "50")
+            .option("failOnDataLoss", "true")
+            .option("maxOffsetsPerTrigger", BATCH_OFFSETS)
+            .load()
+        )
+        # A pool each, so that a long warehouse job doesn't hold up the cache.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
+        writer = records.writeStream.queryName(self.sink.name).option("checkpointLocation", folder)
+        if until_caught_up:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{int(self._trigger_s * 1000)} milliseconds")
+        return writer.foreachBatch(lambda frame, number: self._apply(frame, planned_ends(folder, number))).start()
+
+    def _apply(self, records: DataFrame, ends: Mapping[str, Mapping[int, int]]) -> None:
+        with self._turn:
+            if self._stopping.is_set() or self._failure:
+                return
+            try:
+                self._apply_batch(self._batch(records, ends))
+            except (PySparkException, Py4JJavaError) as error:
+                self._failure = explain(error, self.sink.name)
+                raise
+            except Exception as error:
+                self._failure = error
+                raise
+
+    def _apply_batch(self, batch: Batch) -> None:
+        if not batch.advances:
+            return
+        for attempt in Retrying(
+            retry=retry_if_exception(lambda error: _passing(error) and not isinstance(error, Rewound)),
+            wait=BACKOFF,
+            sleep=sleep_using_event(self._stopping),
+            stop=stop_when_event_set(self._stopping),
+            before_sleep=self._wait,
+            reraise=True,
+        ):
+            with attempt:
+                applied = self.sink.apply(batch)
+        for advance in batch.advances:
+            self._at[advance.table.topic] = advance.until
+        self.progress.rows += sum(one.rows for one in applied.values())
+        self.progress.batches += 1
+        self.progress.state, self.progress.error, self.progress.hint = "running", None, None
+
+    def _batch(self, records: DataFrame, ends: Mapping[str, Mapping[int, int]]) -> Batch:
+        advances = []
+        for table in self._tables:
+            at, end = self._at[table.topic], ends.get(table.topic)
+            if end is None:
+                continue
+            offsets = tuple(end[partition] for partition in range(self._counts[table.topic]))
+            until = Position(self._ids[table.topic], offsets)
+            if until.offsets != (at.offsets if at else (0,) * until.partition_count):
+                advances.append(Advance(table, at, until))
+        tasks = self._spark.sparkContext.defaultParallelism
+        return make_batch(self._writer, advances, records, tasks)
+
+    def _wait(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, CdcError):
+            self.progress.state, self.progress.error, self.progress.hint = "waiting", error.message, error.hint
+            log.warning("sink waits", sink=self.sink.name, error=error.message, attempt=state.attempt_number)
+
+
+def make_batch(writer: str, advances: Sequence[Advance], records: DataFrame, tasks: int) -> Batch:
+    """Decode and fold the records of a step; lazy."""
+    if not advances:
+        return Batch(writer, (), records, records)
+    events = decode.events(records, [advance.table for advance in advances])
+    folded = order.fold(events, sum(advance.offsets for advance in advances), tasks)
+    return Batch(writer, tuple(advances), events, folded)
+
+
+def refuse_gap(sink: str, table: Table, at: Position | None, start: Position, end: Position) -> None:
+    """Stop where the log can't continue the view: DESIGN guarantee G5.
+
+    Raises:
+        ConnectorError: the topic is another one, has other partitions, or no longer holds the next record.
+    """
+    name = table.topic
+    repair = f"rebuild the view of {table.qualified} in {sink} from the topic's start"
+    if at is None:
+        if any(start.offsets):
+            raise ConnectorError(
+                f"{name} no longer holds its first records (it starts at {list(start.offsets)}); a view made from it"
+                " would lack rows.",
+                hint="delete the topic and the connector's offsets, then register again: a new snapshot fills it",
+                topic=name,
+            )
+        return
+    if at.topic_id != end.topic_id:
+        what = "is not the topic that the view was made from: it has been created anew"
+    elif at.partition_count != end.partition_count:
+        what = f"has {end.partition_count} partitions, the view was made from {at.partition_count}: keys have moved"
+    elif any(have < first for have, first in zip(at.offsets, start.offsets, strict=True)):
+        what = f"has lost records that the view still needs (it starts at {list(start.offsets)})"
+    elif any(have > last for have, last in zip(at.offsets, end.offsets, strict=True)):
+        what = f"ends at {list(end.offsets)}, before the view's position {list(at.offsets)}: its log was cut"
+    else:
+        return
+    raise ConnectorError(f"{name} {what}.", hint=repair, topic=name, sink=sink)
+
+
+def planned_ends(folder: str, batch_id: int) -> dict[str, dict[int, int]]:
+    """Where a micro-batch ends, per topic and partition: the offsets that Spark planned it with.
+
+    Read from the query's offset log, whose last line holds the (only) source's end offsets. The records can't tell:
+    transaction markers and compaction leave offsets without a record.
+    """
+    *_, last = Path(folder, "offsets", str(batch_id)).read_text(encoding="utf-8").splitlines()
+    return {topic: {int(p): offset for p, offset in offsets.items()} for topic, offsets in json.loads(last).items()}
+
+
+def explain(error: Exception, sink: str) -> CdcError:
+    """Name a failure inside Spark by what a person can do about it."""
+    text = str(error)
+    if place := _after(text, decode.UNDECODABLE):
+        return DecodeError(
+            f"A record is not what the connector writes: {place}.",
+            hint="look at the record; who else writes to this topic?",
+            sink=sink,
+        )
+    if column := _after(text, decode.UNHOLDABLE):
+        return SinkRejected(
+            f"The warehouse has no way to hold a value of {column}.",
+            hint="change the row, or leave the column out with `exclude`",
+            sink=sink,
+        )
+    if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
+        return ConnectorError(
+            "Kafka no longer holds records that the view still needs.",
+            hint=f"rebuild the views of {sink} from their topics' start",
+            sink=sink,
+        )
+    if "org.apache.kafka.common.errors" in text:
+        return SinkUnavailable("Kafka doesn't answer.", hint="nothing to do: it is tried again", sink=sink)
+    return SinkError(f"Spark failed: {text.splitlines()[0][:300]}", hint="see the log for the whole trace", sink=sink)
+
+
+def _after(text: str, words: str) -> str | None:
+    """What follows the words of a `raise_error` up to the end of its sentence."""
+    found = re.search(rf"{words} ([^'\n]+?)(?:\.? SQLSTATE|'|\n|$)", text)
+    return found[1] if found else None
+
+
+def _passing(error: BaseException) -> bool:
+    return isinstance(error, SinkUnavailable)
+
+
+def _latest(query: StreamingQuery | None) -> dict[str, dict[int, int]]:
+    """Where the topics end as the query saw it last."""
+    progress = query.lastProgress if query else None
+    if not progress or not progress["sources"]:
+        return {}
+    latest = progress["sources"][0]["latestOffset"]
+    parsed = json.loads(latest) if isinstance(latest, str) else latest or {}
+    return {topic: {int(p): offset for p, offset in offsets.items()} for topic, offsets in parsed.items()}
