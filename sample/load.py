@@ -1,0 +1,113 @@
+"""Put days of 2013 into the sample schema as rows that were always there: the past.
+
+In:  a database with the sample schema; a range of New York days. Out: rows of every table, complete flights.
+Invariant: one transaction; what is there already is left as it is, so loading twice adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date, datetime
+from typing import Annotated
+
+import pandas as pd
+import psycopg
+import typer
+from psycopg import sql
+
+from cdc.errors import CdcError, SourceError
+from sample import nyc2013
+
+Database = Annotated[str, typer.Argument(help="DSN of the database that has the sample schema")]
+FirstDay = Annotated[datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="first day, in 2013")]
+LastDay = Annotated[datetime, typer.Option("--to", formats=["%Y-%m-%d"], help="last day, included")]
+CHUNK_ROWS = 50_000
+
+
+def load(
+    dsn: str, start: date, end: date, *, progress: Callable[[str, int], None] | None = None
+) -> dict[str, int]:
+    """Load the reference tables, and flights and weather of the days; returns the rows added per table.
+
+    `progress` is told of each table as it is done. Raises SourceError: no such schema, no such privilege.
+    """
+    frames = {
+        "airlines": nyc2013.airlines(),
+        "airports": nyc2013.airports(),
+        "planes": nyc2013.planes(),
+        "weather": nyc2013.weather(start, end),
+        "flights": nyc2013.flights(start, end),
+    }
+    added: dict[str, int] = {}
+    try:
+        with psycopg.connect(dsn) as conn:
+            for table, frame in frames.items():
+                added[table] = _copy(conn, table, frame)
+                if progress is not None:
+                    progress(table, added[table])
+    except psycopg.Error as error:
+        raise failed(error) from error
+    return added
+
+
+def failed(error: psycopg.Error) -> SourceError:
+    """What a database error means to somebody who works with the sample."""
+    if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
+        return SourceError(
+            "the database lacks the sample schema", hint="run cdc -p sample/airport.yaml migrate --sample"
+        )
+    if error.diag.message_primary is None:
+        return SourceError(f"no connection to Postgres: {error}", hint="check the DSN; cdc up prints it")
+    denied = isinstance(error, psycopg.errors.InsufficientPrivilege)
+    hint = "connect as the owner of the sample's tables" if denied else "the server's log has the details"
+    return SourceError(f"Postgres refused: {error.diag.message_primary}", hint=hint)
+
+
+def _copy(conn: psycopg.Connection, table: str, frame: pd.DataFrame) -> int:
+    """COPY knows no ON CONFLICT, so rows go through a temporary table."""
+    target, staged = sql.Identifier("public", table), sql.Identifier(f"loading_{table}")
+    columns = sql.SQL(", ").join(map(sql.Identifier, frame.columns))
+    conn.execute(
+        sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+            staged, columns, target
+        )
+    )
+    with conn.cursor() as cursor:
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(staged, columns)
+        with cursor.copy(statement) as copy:
+            for first in range(0, len(frame), CHUNK_ROWS):
+                rows = frame.iloc[first : first + CHUNK_ROWS]
+                copy.write(rows.to_csv(index=False, header=False, lineterminator="\n"))
+        cursor.execute(
+            sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT DO NOTHING").format(
+                target, columns, columns, staged
+            )
+        )
+        return cursor.rowcount
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Print an error that a person can act on as such, and exit with its code."""
+    try:
+        yield
+    except CdcError as error:
+        typer.echo(f"error: {error.message}\n hint: {error.hint}", err=True)
+        raise typer.Exit(error.exit_code) from error
+
+
+def main(dsn: Database, start: FirstDay, end: LastDay) -> None:
+    """Load days of New York's flights of 2013 as existing rows."""
+
+    def tell(table: str, rows: int) -> None:
+        typer.echo(f"  {table:<9} {rows:>8,} rows added")
+
+    with explained():
+        typer.echo(f"Loading {start:%Y-%m-%d} to {end:%Y-%m-%d}")
+        added = load(dsn, start.date(), end.date(), progress=tell)
+        typer.echo(f"Done: {sum(added.values()):,} rows")
+
+
+if __name__ == "__main__":
+    typer.run(main)
