@@ -16,6 +16,7 @@ from random import Random
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pandas as pd
 
 from sample import nyc2013
@@ -79,7 +80,9 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    return value.to_pydatetime() if isinstance(value, pd.Timestamp) else value
+    if isinstance(value, pd.Timestamp):
+        return value.to_pydatetime()
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _key(table: str, row: dict[str, Any]) -> tuple[Any, ...]:
