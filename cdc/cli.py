@@ -1,0 +1,358 @@
+"""The command line: the only place that wires the parts together, prints and exits."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from cdc import settings
+from cdc.errors import CdcError, DivergenceError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from cdc.change import Progress, Table
+    from cdc.sink import Sink
+
+app = typer.Typer(
+    help="Postgres changes, applied in order to a search index, a cache and a warehouse.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out, err = Console(), Console(stderr=True)
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
+Master = Annotated[str, typer.Option(help="Any Spark master.", envvar="CDC_MASTER")]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the options before the verb say."""
+
+    path: Path
+    state_option: Path | None
+
+    @cached_property
+    def state(self) -> Path:
+        from compose import stack
+
+        return self.state_option or stack.state_dir(settings.name_of(self.path))
+
+    @cached_property
+    def pipeline(self) -> settings.Pipeline:
+        from compose import stack
+
+        endpoints = stack.running(self.state)
+        own = endpoints.environment() if endpoints else {}
+        return settings.load(self.path, {**own, **os.environ})
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @cached_property
+    def tables(self) -> "tuple[Table, ...]":
+        from cdc import source
+
+        with source.connect(self.pipeline.source.dsn) as connection:
+            return source.describe(connection, self.pipeline)
+
+    def sinks(self, names: list[str] | None) -> "list[Sink]":
+        import sinks
+
+        known = list(self.pipeline.sinks)
+        if unknown := [name for name in names or () if name not in known]:
+            raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
+        return [sinks.build(self.pipeline, name) for name in names or known]
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    pipeline: Annotated[Path, typer.Option("-p", "--pipeline", help="The pipeline file.")] = Path("pipeline.yaml"),
+    state: Annotated[Path | None, typer.Option(help="Where the local stack keeps its state.")] = None,
+) -> None:
+    context.obj = Context(pipeline, state)
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    stack: Annotated[str, typer.Option(help="embedded or compose")] = "embedded",
+    as_json: Json = False,
+) -> None:
+    """Start the local servers; does nothing when they are up."""
+    endpoints = _stack(stack).up(context.obj.state, progress=_say)
+    if as_json:
+        return _print_json(endpoints.to_dict())
+    from cdc import render
+
+    out.print(render.endpoints(endpoints.to_dict()))
+    return None
+
+
+@app.command()
+def down(
+    context: typer.Context,
+    stack: Annotated[str, typer.Option(help="embedded or compose")] = "embedded",
+    as_json: Json = False,
+) -> None:
+    """Stop the local servers; their data stays."""
+    stopped = _stack(stack).down(context.obj.state, progress=_say)
+    if as_json:
+        return _print_json({"stopped": stopped})
+    out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+    return None
+
+
+@app.command()
+def migrate(
+    context: typer.Context,
+    sample: Annotated[bool, typer.Option("--sample", help="The tables of the sample as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Prepare Postgres: control schema, connector role, publication, triggers."""
+    import migrations
+    from cdc import source
+
+    pipeline = context.obj.pipeline
+    password = pipeline.source.replication_password
+    with source.connect(pipeline.source.dsn) as connection:
+        applied = migrations.migrate(connection)
+        if sample:
+            applied += migrations.migrate(connection, migrations.SAMPLE)
+        done = migrations.prepare_source(
+            connection,
+            pipeline=pipeline.pipeline,
+            tables=[_split(entry.table) for entry in pipeline.source.tables],
+            role=pipeline.replication_user,
+            password=password.get_secret_value() if password else None,
+        )
+    fresh = [migration.name for migration in applied if migration.now]
+    if as_json:
+        return _print_json({"applied": fresh, "recorded": [one.name for one in applied], "done": done})
+    for line in (*(f"applied {name}" for name in fresh), *done):
+        out.print(line, highlight=False)
+    if not fresh and not done:
+        out.print("nothing to do")
+    return None
+
+
+@app.command()
+def topics(context: typer.Context, as_json: Json = False) -> None:
+    """Create the topics that are missing, and show them all."""
+    from cdc.topics import Topics
+
+    pipeline = context.obj.pipeline
+    with Topics(pipeline.kafka) as kafka:
+        ensured = kafka.ensure(pipeline)
+        ends = kafka.ends([one.topic for one in ensured])
+    listed = [
+        {
+            "topic": one.topic,
+            "partitions": ends[one.topic].partition_count,
+            "created": type(one).__name__ == "Created",
+            "topic_id": ends[one.topic].topic_id,
+            "end_offsets": list(ends[one.topic].offsets),
+        }
+        for one in ensured
+    ]
+    if as_json:
+        return _print_json({"topics": listed})
+    from cdc import render
+
+    out.print(render.topics(listed))
+    return None
+
+
+@app.command()
+def register(context: typer.Context, as_json: Json = False) -> None:
+    """Create or update the connector, and wait until its changes arrive."""
+    from connectors.register import register as run
+
+    registered = run(context.obj.pipeline, context.obj.tables, progress=_say)
+    if as_json:
+        return _print_json(registered.to_dict())
+    out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
+    return None
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    sink: SinkNames = None,
+    until_caught_up: Annotated[bool, typer.Option(help="Stop when all that is there is applied.")] = False,
+    for_s: Annotated[float | None, typer.Option("--for", help="Stop after so many seconds.")] = None,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Apply changes to the views until stopped; the batch at hand is finished first."""
+    from cdc.stream import Stream
+    from cdc.supervise import publish, supervise
+    from cdc.topics import Topics
+
+    pipeline, tables, sinks = context.obj.pipeline, context.obj.tables, context.obj.sinks(sink)
+    with Topics(pipeline.kafka) as kafka, _spark(master) as spark:
+        streams = [
+            Stream(spark, one, tables, pipeline.kafka, kafka.ends, kafka.starts, pipeline.sinks[one.name].trigger_s)
+            for one in sinks
+        ]
+        with _live(as_json) as show:
+
+            def tick(progress: "list[Progress]") -> None:
+                publish(context.obj.runs, progress)
+                show(progress)
+
+            errors = supervise(streams, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
+    for one in sinks:
+        one.close()
+    if as_json:
+        _print_json({"sinks": [vars(stream.progress) for stream in streams]})
+    if errors:
+        for error in errors[1:]:
+            _explain(error)
+        raise errors[0]
+
+
+@app.command()
+def status(context: typer.Context, as_json: Json = False) -> None:
+    """Where each hop stands, and which one is slow."""
+    from cdc.status import collect, slow_hop
+    from cdc.supervise import published
+
+    pipeline = context.obj.pipeline
+    sinks = context.obj.sinks(None)
+    progress = published(context.obj.runs) if context.obj.runs.exists() else {}
+    found = collect(pipeline, positions={one.name: one.position for one in sinks}, progress=progress)
+    if as_json:
+        return _print_json({**found.to_dict(), "slow_hop": slow_hop(found)})
+    from cdc import render
+
+    out.print(render.status(found, slow_hop(found)))
+    return None
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    sink: SinkNames = None,
+    table: Annotated[str | None, typer.Option(help="Only this table, schema.table.")] = None,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Compare every row and column of the views with Postgres, while nothing writes. Exit 8 when they differ."""
+    from cdc import render
+    from cdc.verify import compare
+
+    pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
+    tables = [one for one in context.obj.tables if table in (None, one.qualified)]
+    if not tables:
+        raise SettingsError(
+            f"The pipeline doesn't capture {table}.", hint=f"one of: {', '.join(t.qualified for t in context.obj.tables)}"
+        )
+    with _spark(master) as spark:
+        found = [one for each in tables for one in compare(spark, each, pipeline.source.dsn, sinks)]
+    if as_json:
+        _print_json({"equal": all(one.equal for one in found), "views": [one.to_dict() for one in found]})
+    else:
+        out.print(render.comparisons(found))
+    wrong = [one for one in found if not one.equal]
+    if wrong:
+        raise DivergenceError(
+            f"{len(wrong)} of {len(found)} views differ from their source.",
+            hint="is `cdc run` caught up, and does nothing write? `cdc status` tells",
+        )
+
+
+def main() -> NoReturn:
+    """Run a verb; what a person can repair is printed as a paragraph, a bug with its traceback."""
+    try:
+        app(standalone_mode=False)
+    except CdcError as error:
+        _explain(error)
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        # typer's own usage errors know how to show themselves; anything else is a bug.
+        if show := getattr(error, "show", None):
+            show()
+            sys.exit(SettingsError.exit_code)
+        raise
+    sys.exit(0)
+
+
+def _explain(error: CdcError) -> None:
+    err.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=False)
+    err.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def _say(line: str) -> None:
+    err.print(line, highlight=False, markup=False)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, default=str, ensure_ascii=False))
+
+
+def _split(table: str) -> tuple[str, str]:
+    schema, name = table.split(".", 1)
+    return schema, name
+
+
+def _stack(kind: str) -> Any:
+    if kind == "embedded":
+        from compose import stack
+
+        return stack
+    if kind == "compose":
+        from compose import docker
+
+        return docker
+    raise SettingsError(f"There is no stack {kind}.", hint="one of: embedded, compose")
+
+
+@contextmanager
+def _spark(master: str) -> "Iterator[SparkSession]":
+    from compose import artifacts
+
+    jars = artifacts.spark_jars()
+    from cdc.session import session
+
+    spark = session(master, jars)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _live(quiet: bool) -> "Iterator[Callable[[Sequence[Progress]], None]]":
+    """One line per sink: kept up to date on a terminal, every few seconds elsewhere."""
+    from rich.live import Live
+
+    from cdc import render
+
+    if quiet:
+        yield lambda _: None
+    elif err.is_terminal:
+        with Live(console=err, refresh_per_second=4) as live:
+            yield lambda progress: live.update(render.progress(progress))
+    else:
+        yield render.occasionally(lambda progress: err.print(render.progress(progress)))

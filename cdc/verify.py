@@ -1,0 +1,169 @@
+"""Compare a view with its source, row by row and column by column, while nothing writes.
+
+Postgres says what each document must be (`types.Kind.source`); the view says what it is. Both are read by Spark's
+executors and joined there; only counts and a few keys come back, never values.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc import types
+from cdc.change import Table
+from cdc.decode import quoted
+from cdc.sink import Sink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SAMPLE = 5
+"""Differing keys named per view."""
+FETCH_ROWS = 5000
+
+
+@dataclass
+class Difference:
+    id: str
+    kind: str
+    """missing, extra or different"""
+    column: str | None = None
+    """The first column that differs."""
+
+
+@dataclass
+class Comparison:
+    """What was found for one table in one sink; extra counts rows that the view holds twice as well."""
+
+    sink: str
+    table: str
+    source_rows: int = 0
+    view_rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    sample: list[Difference] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        return not (self.missing or self.extra or self.different)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "equal": self.equal}
+
+
+def compare(spark: SparkSession, table: Table, dsn: str, sinks: list[Sink]) -> Iterator[Comparison]:
+    """One comparison per sink; the source is read once."""
+    expected = source(spark, table, dsn).withColumn("expected", _canonical(table, "document")).drop("document").persist()
+    try:
+        for sink in sinks:
+            yield _compare(table, sink.name, expected, sink.scan(table, spark))
+    finally:
+        expected.unpersist()
+
+
+def source(spark: SparkSession, table: Table, dsn: str) -> DataFrame:
+    """The table as Postgres would write its documents: id string, document string."""
+    query = source_query(table).as_string(None)
+
+    def read(_: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        with psycopg.connect(dsn, options="-c timezone=UTC -c extra_float_digits=1") as connection:
+            cursor = connection.cursor("cdc_verify")
+            cursor.itersize = FETCH_ROWS
+            cursor.execute(query)  # type: ignore[arg-type]
+            while rows := cursor.fetchmany(FETCH_ROWS):
+                ids, documents = zip(*rows, strict=True)
+                yield pa.RecordBatch.from_pydict({"id": ids, "document": documents})
+
+    return spark.range(1, numPartitions=1).mapInArrow(read, "id string, document string")
+
+
+def source_query(table: Table) -> sql.Composed:
+    """Every row as (id, document), built by Postgres in the form that DESIGN section 7 gives a view."""
+
+    def text(name: str) -> sql.Composable:
+        column = sql.Identifier(name)
+        before, *rest = types.kind(table.column(name).type).source.replace("{0}", "{}").split("{}")
+        parts: list[sql.Composable] = [sql.SQL(before)]
+        for part in rest:
+            parts += [column, sql.SQL(part)]
+        return sql.Composed(parts)
+
+    def member(name: str) -> sql.Composable:
+        return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(
+            sql.Literal(name), text(name)
+        )
+
+    if len(table.key) == 1:
+        identity: sql.Composable = sql.SQL("({})::text").format(text(table.key[0]))
+    else:
+        literals = [sql.SQL("to_json({})::text").format(text(name)) for name in table.key]
+        identity = sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(sql.SQL(", ").join(literals))
+    members = sql.SQL(", ").join([member(column.name) for column in table.columns])
+    return sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
+        identity, members, sql.Identifier(table.schema, table.name)
+    )
+
+
+def _compare(table: Table, sink: str, expected: DataFrame, view: DataFrame) -> Comparison:
+    found = (
+        view.withColumn("found", _canonical(table, "document"))
+        .groupBy("id")
+        .agg(F.first("found").alias("found"), F.count("*").alias("copies"))
+    )
+    joined = expected.join(found, "id", "full_outer").select(
+        "id", "copies", F.col("expected").isNull().alias("extra"), F.col("found").isNull().alias("missing"),
+        _first_difference(table).alias("column"),
+    )  # fmt: skip
+    here = F.coalesce("copies", F.lit(0))
+    both = ~F.col("extra") & ~F.col("missing")
+    counts = joined.agg(
+        F.count_if(~F.col("extra")),
+        F.sum(here),
+        F.count_if("missing"),
+        F.sum(F.when(F.col("extra"), here).otherwise(F.greatest(here - 1, F.lit(0)))),
+        F.count_if(both & F.col("column").isNotNull()),
+    ).first()
+    result = Comparison(sink, table.qualified, *(int(value or 0) for value in counts or ()))
+    if not result.equal:
+        wrong = joined.where(F.col("extra") | F.col("missing") | F.col("column").isNotNull() | (here > 1))
+        result.sample = [_difference(row.asDict()) for row in wrong.orderBy("id").take(SAMPLE)]
+    return result
+
+
+def _difference(row: dict[str, Any]) -> Difference:
+    kind = "missing" if row["missing"] else "extra" if row["extra"] or (row["copies"] or 0) > 1 else "different"
+    return Difference(row["id"], kind, row["column"] if kind == "different" else None)
+
+
+def _first_difference(table: Table) -> Column:
+    expected, found = F.col("expected"), F.col("found")
+    unequal = [
+        F.when(~expected.getField(column.name).eqNullSafe(found.getField(column.name)), column.name)
+        for column in table.columns
+    ]
+    return F.when(expected.isNotNull() & found.isNotNull(), F.coalesce(*unequal, F.lit(None)))
+
+
+def _canonical(table: Table, document: str) -> Column:
+    """A document as a struct of one comparable value a column; a field that is absent differs from a null one."""
+    fields = ", ".join(f"{quoted(column.name)} string" for column in table.columns)
+    row = F.from_json(F.col(document), fields)
+    names = F.json_object_keys(document)
+    values = []
+    for column in table.columns:
+        kind = types.kind(column.type)
+        value = row.getField(column.name)
+        if kind.wire == "double":
+            value = value.cast("double").cast("string")
+        elif kind.name in ("json", "array"):
+            value = F.to_json(F.parse_json(value))
+        present = F.array_contains(names, column.name)
+        values.append(F.when(present, F.coalesce(F.concat(F.lit("="), value), F.lit("null"))).alias(column.name))
+    return F.struct(*values)

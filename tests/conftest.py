@@ -1,0 +1,71 @@
+"""Real servers and one Spark session for all tests, started when the first test asks for them."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from compose import artifacts, versions
+from compose import stack as servers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Stack:
+    endpoints: servers.Endpoints
+    state: Path
+
+    def dsn(self, database: str) -> str:
+        return self.endpoints.postgres.rsplit("/", 1)[0] + f"/{database}"
+
+
+def pytest_report_header() -> list[str]:
+    pinned = {name: value for name, value in vars(versions).items() if name.isupper() and isinstance(value, str)}
+    return [f"{name.lower()}: {value}" for name, value in sorted(pinned.items())]
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    state = Path(tempfile.mkdtemp(prefix="cdc-test-"))
+    # The servers that refuse to run as root need to reach it as another user.
+    state.chmod(0o755)
+    try:
+        yield Stack(servers.up(state, progress=print), state)
+    finally:
+        servers.down(state, progress=print)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.fixture
+def unique() -> str:
+    """A name that no other test uses: for pipelines, slots, topics, indices and key prefixes."""
+    return f"t_{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def postgres_dsn(stack: Stack, unique: str) -> Iterator[str]:
+    """A new, empty database; connections and slots that a test left on it end with it."""
+    name = f"db_{unique}"
+    with psycopg.connect(stack.endpoints.postgres, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield stack.dsn(name)
+        admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    from cdc.session import session
+
+    built = session("local[2]", artifacts.spark_jars())
+    yield built
+    built.stop()

@@ -1,0 +1,196 @@
+"""The laws of a sink, each a function of a harness: run over every sink, and over broken ones that must fail them."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc.change import Advance, Applied, Position, Table
+from cdc.errors import CdcError, Fenced, SinkRejected
+from cdc.sink import Batch, Sink
+from cdc.stream import explain, make_batch
+from tests.support.envelopes import Row, Topic, frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPIC_ID = "topic-1"
+
+
+class Harness:
+    """One table's view in one sink; `writer` makes a new sink object, as a new run would."""
+
+    def __init__(self, spark: "SparkSession", make: Callable[[], Sink], table: Table, partitions: int = 2) -> None:
+        self.spark, self.make, self.table = spark, make, table
+        self.topic = Topic(table, partitions)
+        self.sink = self.writer()
+
+    def writer(self) -> Sink:
+        sink = self.make()
+        sink.prepare(self.table)
+        return sink
+
+    def position(self, sink: Sink | None = None) -> Position | None:
+        stored = (sink or self.sink).position(self.table)
+        return stored.position if stored else None
+
+    def batch(self, start: Position | None, until: Sequence[int], writer: str) -> Batch:
+        advance = Advance(self.table, start, Position(TOPIC_ID, tuple(until)))
+        records = self.topic.between(advance.start_offsets, until)
+        return make_batch(writer, [advance], frame(self.spark, [(self.table, r) for r in records]), tasks=2)
+
+    def apply(self, until: Sequence[int] | None = None, writer: str = "one", sink: Sink | None = None) -> Applied:
+        used = sink or self.sink
+        return self.send(self.batch(self.position(used), until or self.topic.ends, writer), used)
+
+    def send(self, batch: Batch, sink: Sink | None = None) -> Applied:
+        try:
+            applied = (sink or self.sink).apply(batch)
+        except CdcError:
+            raise
+        except Exception as error:
+            raise explain(error, "sink") from error
+        return applied.get(self.table.qualified, Applied())
+
+    def view(self) -> dict[str, Row]:
+        rows = self.sink.scan(self.table, self.spark).collect()
+        assert len({row["id"] for row in rows}) == len(rows), "an id twice in the view"
+        return {row["id"]: json.loads(row["document"]) for row in rows}
+
+
+def row(a: str, b: int, v: str | None = "x", n: int | None = 1) -> Row:
+    return {"a": a, "b": b, "v": v, "n": n}
+
+
+def fill(harness: Harness) -> None:
+    for number in range(6):
+        harness.topic.add("c", row(f"k{number}", number, f"first {number}"))
+    harness.topic.add("u", row("k1", 1, "second"))
+    harness.topic.add("d", row("k2", 2))
+
+
+def applying_twice_equals_once(harness: Harness) -> None:
+    fill(harness)
+    batch = harness.batch(None, harness.topic.ends, "one")
+    harness.send(batch)
+    once = harness.view()
+    harness.send(batch)
+    assert harness.view() == once == harness.topic.model()
+    assert harness.position() == batch.advances[0].until
+
+
+def an_older_position_never_wins(harness: Harness) -> None:
+    fill(harness)
+    old = harness.batch(None, harness.topic.ends, "one")
+    harness.send(old)
+    harness.topic.add("u", row("k1", 1, "third"))
+    harness.topic.add("d", row("k3", 3))
+    harness.apply()
+    with pytest.raises(CdcError):
+        harness.send(old)
+    assert harness.view() == harness.topic.model()
+
+
+def deleting_what_is_absent_succeeds(harness: Harness) -> None:
+    harness.topic.add("d", row("nobody", 1))
+    harness.apply()
+    harness.topic.add("d", row("nobody", 2))
+    harness.apply()
+    assert harness.view() == {}
+    assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
+
+
+def the_newest_of_a_batch_wins(harness: Harness) -> None:
+    harness.topic.add("c", row("k", 1, "one"))
+    harness.topic.add("u", row("k", 1, "two"))
+    harness.topic.add("d", row("k", 1))
+    harness.topic.add("c", row("k", 1, "three"))
+    harness.topic.add("c", row("gone", 1, "one"))
+    harness.topic.add("d", row("gone", 1))
+    harness.apply()
+    assert harness.view() == harness.topic.model() == {'["k",1]': row("k", 1, "three")}
+
+
+def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
+    """A batch that can't be applied as a whole must not move the position past what is missing."""
+    fill(harness)
+    harness.apply()
+    harness.topic.add("u", row("k0", 0, "after"))
+    harness.topic.add("c", {**row("bad", 1), "n": "not a number, a secret"})
+    before = harness.position()
+    batch = harness.batch(before, harness.topic.ends, "one")
+    try:
+        harness.send(batch)
+    except SinkRejected as error:
+        assert "secret" not in f"{error.message}{error.hint}{error.where}"
+        assert harness.position() == before
+    else:
+        assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
+        assert harness.view() == harness.topic.model()
+
+
+def a_run_resumes_from_the_sink(harness: Harness) -> None:
+    """Whatever was applied before a crash, the next run goes on from the sink's position and ends right."""
+    fill(harness)
+    harness.apply((2, 1), "one")
+    harness.sink = harness.writer()
+    harness.topic.add("u", row("k0", 0, "later"))
+    harness.apply(None, "two")
+    assert harness.view() == harness.topic.model()
+    assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
+
+
+def a_second_writer_is_fenced(harness: Harness) -> None:
+    fill(harness)
+    other = harness.writer()
+    stale = harness.position(other)
+    harness.apply((3, 2), "one")
+    expected = harness.view()
+    with pytest.raises(Fenced):
+        harness.send(harness.batch(stale, harness.topic.ends, "two"), other)
+    assert harness.view() == expected == harness.topic.model((3, 2))
+
+
+def markers_alone_move_the_position(harness: Harness) -> None:
+    fill(harness)
+    harness.apply()
+    for partition in range(harness.topic.partitions):
+        harness.topic.gap(partition)
+    harness.apply()
+    assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
+    assert harness.view() == harness.topic.model()
+
+
+def replay_from_zero_equals_the_model(harness: Harness, seed: int = 1, changes: int = 120) -> None:
+    """A random history in random batches, half of them sent twice."""
+    rng = random.Random(seed)
+    alive: set[tuple[str, int]] = set()
+    for _ in range(changes):
+        key = (rng.choice(["a", 'quote"', "sep,", "ü", "", "a]"]), rng.choice([0, 1, -7, 2**53 + 1, 2**63 - 1]))
+        op = "d" if key in alive and rng.random() < 0.3 else "u" if key in alive else "c"
+        (alive.discard if op == "d" else alive.add)(key)
+        harness.topic.add(op, row(*key, rng.choice(["x", "", None, 'a "b" \\ \n ü', "😀"]), rng.randint(-5, 5)))
+    at = (0,) * harness.topic.partitions
+    while at != harness.topic.ends:
+        step = [rng.randint(have, end) for have, end in zip(at, harness.topic.ends, strict=True)]
+        at = tuple(step) if tuple(step) != at else harness.topic.ends
+        batch = harness.batch(harness.position(), at, "one")
+        harness.send(batch)
+        if rng.random() < 0.5:
+            harness.send(batch)
+        assert harness.view() == harness.topic.model(at)
+
+
+LAWS = [
+    applying_twice_equals_once,
+    an_older_position_never_wins,
+    deleting_what_is_absent_succeeds,
+    the_newest_of_a_batch_wins,
+    the_position_is_not_ahead_of_the_data,
+    a_run_resumes_from_the_sink,
+    a_second_writer_is_fenced,
+    markers_alone_move_the_position,
+    replay_from_zero_equals_the_model,
+]

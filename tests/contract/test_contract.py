@@ -1,0 +1,113 @@
+"""Every sink keeps the laws; a sink that breaks one is caught by it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc.change import Applied
+from cdc.sink import Batch, Sink, stored_after
+from sinks.delta import Delta
+from sinks.elasticsearch import Elasticsearch
+from sinks.memory import Memory
+from sinks.redis import Redis
+from tests.contract import laws
+from tests.support.envelopes import table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Stack
+
+SINKS = ["memory", "redis", "elasticsearch", "delta"]
+
+
+@pytest.fixture(params=SINKS)
+def harness(
+    request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
+) -> laws.Harness:
+    return laws.Harness(spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items"))
+
+
+def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) -> Callable[[], Sink]:
+    if kind == "memory":
+        store = Memory("memory")
+
+        def again() -> Sink:
+            sink = Memory("memory")
+            sink.views, sink.stored = store.views, store.stored
+            return sink
+
+        return again
+    if kind == "delta":
+        return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
+    stack: Stack = request.getfixturevalue("stack")
+    if kind == "redis":
+        return lambda: Redis("cache", stack.endpoints.redis, unique)
+    return lambda: Elasticsearch("search", stack.endpoints.elasticsearch, unique)
+
+
+@pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
+def test_law(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None:
+    law(harness)
+
+
+class Forgetful(Memory):
+    """Stores positions, never compares them."""
+
+    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+        for advance in batch.advances:
+            if advance.start is None:
+                self.stored.pop(advance.table.qualified, None)
+            elif at := self.stored.get(advance.table.qualified):
+                self.stored[advance.table.qualified] = stored_after(
+                    type(advance)(advance.table, None, advance.start), at, Applied(), batch.writer
+                )
+        return super().apply(batch)
+
+
+class Unfolded(Memory):
+    """Applies the first change of a key instead of the newest."""
+
+    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+        first = batch.events.orderBy("offset").dropDuplicates(["topic", "id"]).select(*batch.changes.columns)
+        return super().apply(Batch(batch.writer, batch.advances, batch.events, first))
+
+
+class KeepsDeleted(Memory):
+    """Ignores deletes."""
+
+    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+        kept = batch.changes.where("after IS NOT NULL")
+        return super().apply(Batch(batch.writer, batch.advances, batch.events, kept))
+
+
+class PositionFirst(Memory):
+    """Moves the position, then fails on a row that it can't hold."""
+
+    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+        for advance in batch.advances:
+            name = advance.table.qualified
+            self.stored[name] = stored_after(advance, self.stored.get(name), Applied(), batch.writer)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("broken", "law"),
+    [
+        (Forgetful, laws.a_second_writer_is_fenced),
+        (Forgetful, laws.an_older_position_never_wins),
+        (Unfolded, laws.the_newest_of_a_batch_wins),
+        (KeepsDeleted, laws.applying_twice_equals_once),
+        (KeepsDeleted, laws.replay_from_zero_equals_the_model),
+        (PositionFirst, laws.the_position_is_not_ahead_of_the_data),
+        (PositionFirst, laws.a_run_resumes_from_the_sink),
+    ],
+)
+def test_a_broken_sink_is_caught(
+    broken: type[Memory], law: Callable[[laws.Harness], None], spark: "SparkSession", unique: str
+) -> None:
+    harness = laws.Harness(spark, lambda store=broken("memory"): store, table(f"{unique}.public.items"))
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        law(harness)

@@ -1,0 +1,91 @@
+"""Records as the connector writes them, and the views they must lead to."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdc.change import Column, Table, row_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+Row = dict[str, Any]
+
+
+def table(topic: str, name: str = "items") -> Table:
+    """A table of two key columns, so that ids are JSON arrays."""
+    columns = (Column("a", "text", False), Column("b", "bigint", False), Column("v", "text"), Column("n", "integer"))
+    return Table("public", name, columns, ("a", "b"), topic)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of a topic; value None is a tombstone."""
+
+    partition: int
+    offset: int
+    key: Row
+    value: Row | None
+
+
+class Topic:
+    """A log in memory: give it changes, it gives records with offsets, keyed as Kafka would place them."""
+
+    def __init__(self, table: Table, partitions: int = 2) -> None:
+        self.table, self.partitions = table, partitions
+        self.records: list[Record] = []
+        self._next = [0] * partitions
+
+    def add(self, op: str, row: Row) -> None:
+        key = {name: row[name] for name in self.table.key}
+        # hash() of text differs between runs; the sum of bytes doesn't.
+        partition = sum(json.dumps(key).encode()) % self.partitions
+        if op == "d":
+            before = {column.name: "" for column in self.table.columns} | key
+            self._append(partition, key, envelope("d", before, None))
+            self._append(partition, key, None)
+        else:
+            self._append(partition, key, envelope(op, None, row))
+
+    def gap(self, partition: int) -> None:
+        """An offset without a record, as a transaction marker leaves."""
+        self._next[partition] += 1
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(self._next)
+
+    def model(self, until: Sequence[int] | None = None) -> dict[str, Row]:
+        """The view after all records below `until`: what every sink must hold."""
+        view: dict[str, Row] = {}
+        for record in self.between((0,) * self.partitions, until or self.ends):
+            key = row_id([record.key[name] for name in self.table.key])
+            if record.value is None or record.value["op"] == "d":
+                view.pop(key, None)
+            else:
+                view[key] = record.value["after"]
+        return view
+
+    def between(self, start: Sequence[int], until: Sequence[int]) -> list[Record]:
+        return [r for r in self.records if start[r.partition] <= r.offset < until[r.partition]]
+
+    def _append(self, partition: int, key: Row, value: Row | None) -> None:
+        self.records.append(Record(partition, self._next[partition], key, value))
+        self._next[partition] += 1
+
+
+def envelope(op: str, before: Row | None, after: Row | None) -> Row:
+    source = {"version": "3.7.0.Final", "ts_us": 1_700_000_000_000_000, "lsn": 1, "schema": "public"}
+    return {"before": before, "after": after, "source": source, "transaction": None, "op": op, "ts_ms": 1}
+
+
+def encoded(value: object) -> bytes | None:
+    return None if value is None else json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def frame(spark: "SparkSession", records: Iterable[tuple[Table, Record]]) -> "DataFrame":
+    """The records as Spark's Kafka source would give them: a Spark partition for each Kafka partition."""
+    rows = [(encoded(r.key), encoded(r.value), t.topic, r.partition, r.offset, None) for t, r in records]
+    return spark.createDataFrame(rows, RECORDS)
