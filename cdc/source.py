@@ -1,0 +1,279 @@
+"""Postgres as the pipeline sees it: the captured tables, the slot and the server's fitness. Reads only.
+
+In:  a libpq DSN and the pipeline file.
+Out: `Table`s in the order of the file, `Slot`; SourceError with what repairs it.
+Invariant: nothing here writes or leaves a setting behind, and no message holds a password.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import class_row
+
+from cdc.change import Column, Table
+from cdc.errors import SettingsError, SourceError
+from cdc.settings import Pipeline, TableSettings
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
+OLDEST = 140000
+CONNECT_TIMEOUT_S = 5
+
+# libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another language
+# falls through to the general hint.
+REFUSALS = (
+    ("password authentication failed", "check the user and the password of source.dsn"),
+    ("no password supplied", "source.dsn names no password, and the server asks for one"),
+    ("role ", "source.dsn names a user that the server lacks: check it, or CREATE ROLE ... LOGIN"),
+    ("database ", "source.dsn names a database that the server lacks: check it, or createdb"),
+    ("no pg_hba.conf entry", "allow this client in the server's pg_hba.conf"),
+    ("too many clients", "raise max_connections, or close idle clients"),
+)
+
+TABLES = """
+SELECT c.oid, c.relkind::text, k.conname, k.condeferrable,
+       ARRAY(SELECT a.attname::text FROM pg_index i, unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
+             JOIN pg_attribute a ON a.attnum = part.attnum
+             WHERE i.indexrelid = k.conindid AND a.attrelid = c.oid AND part.at <= i.indnkeyatts
+             ORDER BY part.at)
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
+WHERE n.nspname = %s AND c.relname = %s
+"""
+COLUMNS = """
+SELECT attname::text, format_type(atttypid, atttypmod), NOT attnotnull
+FROM pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated::text = ANY (%s)
+ORDER BY attnum
+"""
+GENERATED = """
+SELECT n.nspname || '.' || c.relname, array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = ANY (%s) AND NOT a.attisdropped AND a.attgenerated <> ''
+      AND a.attgenerated::text <> ALL (%s)
+GROUP BY 1
+"""
+# Only a transaction that has written holds the slot back; to_jsonb reads what older servers lack.
+SLOT = """
+SELECT s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn)::bigint AS lag_bytes,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS retained_bytes,
+       s.safe_wal_size, s.plugin::text, s.database::text,
+       to_jsonb(s) ->> 'invalidation_reason' AS lost_because,
+       (SELECT extract(epoch FROM clock_timestamp() - min(started))::float8 FROM (
+            SELECT xact_start AS started FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+            UNION ALL SELECT prepared FROM pg_prepared_xacts) AS writing) AS oldest_transaction_s
+FROM pg_replication_slots s
+WHERE s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A replication slot as the server reports it; bytes are of WAL, None where it gives none."""
+
+    active: bool
+    active_pid: int | None
+    restart_lsn: str | None
+    confirmed_flush_lsn: str | None
+    wal_status: str | None
+    lag_bytes: int | None
+    """Written by the server, not yet confirmed by the connector."""
+    retained_bytes: int | None
+    safe_wal_size: int | None
+    """Bytes that may still be written before the slot is lost; None without max_slot_wal_keep_size."""
+    plugin: str | None
+    database: str | None
+    lost_because: str | None
+    oldest_transaction_s: float | None
+    """Age of the oldest open transaction that has written: the connector can't get past it."""
+
+
+def connect(dsn: str) -> Connection:
+    """Open a connection in autocommit mode.
+
+    Raises:
+        SettingsError: for a DSN that can't be read. SourceError: for a server that is down or refuses.
+    """
+    known = parsed(dsn)
+    settings = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc", **known}
+    try:
+        return psycopg.connect(make_conninfo("", **settings), autocommit=True)
+    except psycopg.OperationalError as error:
+        raise _refused(str(error), known) from None
+
+
+def parsed(dsn: str) -> dict[str, Any]:
+    """The parts of a DSN. Raises SettingsError without quoting it: it may hold a password."""
+    try:
+        return dict(conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError:
+        raise SettingsError(
+            "source.dsn isn't a Postgres connection string.",
+            hint="write postgresql://user:password@host:port/database, with %XX for special characters",
+        ) from None
+
+
+def _refused(text: str, known: dict[str, Any]) -> SourceError:
+    server = f"{known.get('host') or known.get('hostaddr') or 'localhost'}:{known.get('port') or 5432}"
+    _, fatal, reason = text.partition("FATAL:")
+    if not fatal:
+        return SourceError(
+            f"Postgres at {server} can't be reached.",
+            hint="check host and port of source.dsn; the local stack is started by: cdc -p FILE up",
+            server=server,
+        )
+    first = reason.strip().splitlines()[0]
+    hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
+    return SourceError(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
+
+
+def preflight(conn: Connection, pipeline: Pipeline) -> None:
+    """Refuse a server that can't be captured from. Raises SourceError."""
+    level = conn.execute("SHOW wal_level").fetchone()
+    assert level is not None
+    check_server(level[0], conn.info.server_version, pipeline.pipeline)
+
+
+def check_server(wal_level: str, version: int, pipeline: str) -> None:
+    """The rule of `preflight`; version as `server_version_num` has it: 140000."""
+    if version < OLDEST:
+        raise SourceError(
+            f"Postgres {version // 10000} is too old for pipeline {pipeline}.",
+            hint="upgrade the server to 14 or later",
+        )
+    if wal_level != "logical":
+        raise SourceError(
+            f"The server has wal_level = {wal_level}; pipeline {pipeline} takes logical.",
+            hint="ALTER SYSTEM SET wal_level = 'logical', restart the server, then run the command again",
+        )
+
+
+def describe(conn: Connection, pipeline: Pipeline) -> tuple[Table, ...]:
+    """The captured tables, in the order of the pipeline file.
+
+    Raises:
+        SourceError: for a table that isn't there or can't be captured, with what repairs it.
+    """
+    # format_type leaves the schema out when the search path reaches the type; the rollback restores the path.
+    with conn.transaction(force_rollback=True):
+        conn.execute("SET LOCAL search_path = ''")
+        kinds = _published_kinds(conn, pipeline.pipeline)
+        return tuple(_describe(conn, entry, pipeline, kinds) for entry in pipeline.source.tables)
+
+
+def unpublished(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
+    """Generated columns that the log doesn't carry, by table; a snapshot would: exclude them."""
+    kinds = _published_kinds(conn, pipeline.pipeline)
+    tables = [entry.table for entry in pipeline.source.tables]
+    return {table: tuple(columns) for table, columns in conn.execute(GENERATED, [tables, kinds])}
+
+
+def _published_kinds(conn: Connection, publication: str) -> list[str]:
+    """Values of `attgenerated` in the log: before 18 no generated column is, after it stored ones may be."""
+    if conn.info.server_version < 180000:
+        return [""]
+    row = conn.execute("SELECT pubgencols FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
+    # `cdc migrate`, which comes before `cdc register`, makes the publication with stored ones.
+    return ["", "s"] if row is None or row[0] == "s" else [""]
+
+
+def undescribed(pipeline: Pipeline) -> tuple[Table, ...]:
+    """The captured tables by name alone, without columns and key: what is known while Postgres is down."""
+    return tuple(
+        Table(schema, name, (), (), pipeline.topic(entry.table))
+        for entry in pipeline.source.tables
+        for schema, name in [entry.table.split(".")]
+    )
+
+
+def _describe(conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds: list[str]) -> Table:
+    schema, name = entry.table.split(".")
+    found = conn.execute(TABLES, [schema, name]).fetchone()
+    if found is None:
+        raise _unknown(conn, entry.table)
+    oid, kind, constraint, deferrable, key = found
+    _check_kind(entry.table, kind)
+    _check_key(entry.table, constraint, deferrable)
+    columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds])]
+    _check_exclude(entry, [column.name for column in columns], key)
+    captured = tuple(column for column in columns if column.name not in entry.exclude)
+    return Table(schema, name, captured, tuple(key), pipeline.topic(entry.table))
+
+
+def _unknown(conn: Connection, table: str) -> SourceError:
+    rows = conn.execute(
+        "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^(pg_|information_schema$|cdc$)' ORDER BY 1"
+    )
+    folded = {name.lower(): name for (name,) in rows}
+    near = difflib.get_close_matches(table.lower(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]}?" if near else "create it, or correct source.tables"
+    return SourceError(f"There is no table {table} in database {conn.info.dbname}.", hint=hint, table=table)
+
+
+def _check_kind(table: str, kind: str) -> None:
+    if kind not in ("r", "p"):
+        raise SourceError(
+            f"{table} isn't a table; the replication log has rows of tables only.",
+            hint="list the tables that it is made from under source.tables",
+            table=table,
+        )
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", table):
+        raise SourceError(
+            f"{table} has characters that a topic's name can't have; the connector would replace them.",
+            hint="rename the table to letters, digits, _ and -, or take it out of source.tables",
+            table=table,
+        )
+
+
+def _check_key(table: str, constraint: str | None, deferrable: bool | None) -> None:
+    if constraint is None:
+        raise SourceError(
+            f"{table} has no primary key, so its rows have no identity in a view.",
+            hint=f"ALTER TABLE {table} ADD PRIMARY KEY (...), or take it out of source.tables",
+            table=table,
+        )
+    if deferrable:
+        # Two rows may swap keys in a transaction; folded per key, a delete would then win over a living row.
+        raise SourceError(
+            f"The primary key of {table} is deferrable, so it doesn't identify a row at every moment.",
+            hint=f"ALTER TABLE {table} DROP CONSTRAINT {constraint}, ADD PRIMARY KEY (...)",
+            table=table,
+        )
+
+
+def _check_exclude(entry: TableSettings, names: list[str], key: list[str]) -> None:
+    for column in entry.exclude:
+        if column in key:
+            raise SourceError(
+                f"{entry.table} excludes {column}, which is part of its primary key.",
+                hint=f"take {column} out of exclude: without it rows can't be told apart",
+                table=entry.table,
+            )
+        if column not in names:
+            near = difflib.get_close_matches(column, names, n=1)
+            raise SourceError(
+                f"{entry.table} excludes {column}, but has no such column.",
+                hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(names)}",
+                table=entry.table,
+            )
+
+
+def slot(conn: Connection, name: str) -> Slot | None:
+    """The slot of that name, in whichever database; None when there is none."""
+    with conn.cursor(row_factory=class_row(Slot)) as cursor:
+        return cursor.execute(SLOT, [name]).fetchone()
+
+
+def end_of_wal(conn: Connection) -> str:
+    """The position that the server writes next, as text: 0/16B3748."""
+    row = conn.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+    assert row is not None
+    return str(row[0])
