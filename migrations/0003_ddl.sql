@@ -73,7 +73,7 @@ DECLARE
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'cdc_ddl') THEN
         CREATE EVENT TRIGGER cdc_ddl ON ddl_command_end
-            WHEN TAG IN ('CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO', 'ALTER TABLE')
+            WHEN TAG IN ('CREATE SCHEMA', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO', 'ALTER TABLE')
             EXECUTE FUNCTION cdc.record_ddl();
         ALTER EVENT TRIGGER cdc_ddl ENABLE ALWAYS;
         made := made || text 'cdc_ddl';

@@ -204,7 +204,7 @@ def require_control(conn: psycopg.Connection) -> None:
     foreign = conn.execute(
         "SELECT c.oid::regclass::text, pg_get_userbyid(c.relowner) FROM pg_class c"
         " WHERE c.relnamespace = 'cdc'::regnamespace AND c.relname = ANY (%s)"
-        " AND NOT pg_has_role(c.relowner, 'USAGE')",
+        " AND NOT pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid",
         [list(CONTROL_TABLES)],
     ).fetchone()
     if foreign:

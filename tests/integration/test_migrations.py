@@ -1,0 +1,776 @@
+"""Migrations and prepare_source against a real Postgres: what they make and what they refuse."""
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc.errors import SourceError
+from migrations import CONTROL, SAMPLE, heartbeat_query, migrate, prepare_source, source
+from migrations.runner import LOCK
+from tests.support.wait import wait_until
+
+SHOP = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.orders (id int PRIMARY KEY, note text);
+CREATE TABLE shop.counters (id int PRIMARY KEY, n bigint);
+CREATE TABLE shop.lines (id int PRIMARY KEY, order_id int REFERENCES shop.orders);
+"""
+TABLES = [("shop", "orders"), ("shop", "counters"), ("shop", "lines")]
+Prepare = Callable[..., list[str]]
+MakeRole = Callable[[str], str]
+
+
+@pytest.fixture
+def conn(postgres_dsn: str) -> Iterator[psycopg.Connection]:
+    """An administrator's connection to an empty database."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def make_role(conn: psycopg.Connection) -> Iterator[MakeRole]:
+    """Names of roles, which live longer than a database; `make_role("LOGIN")` also creates it."""
+    names: list[str] = []
+
+    def make(options: str) -> str:
+        names.append(f"r_{uuid.uuid4().hex[:12]}")
+        if options:
+            execute(conn, f"CREATE ROLE {names[-1]} {options}")
+        return names[-1]
+
+    yield make
+    for name in names:
+        if rows(conn, "SELECT 1 FROM pg_roles WHERE rolname = %s", name):
+            execute(
+                conn,
+                f"REASSIGN OWNED BY {name} TO CURRENT_USER; DROP OWNED BY {name} CASCADE; DROP ROLE {name}",
+            )
+
+
+@pytest.fixture
+def role(make_role: MakeRole) -> str:
+    return make_role("")
+
+
+@pytest.fixture
+def shop(conn: psycopg.Connection) -> psycopg.Connection:
+    """The control schema, and an application's three tables."""
+    migrate(conn)
+    execute(conn, SHOP)
+    return conn
+
+
+@pytest.fixture
+def prepare(shop: psycopg.Connection, role: str) -> Prepare:
+    def call(tables: Sequence[tuple[str, str]] = TABLES, **changed: Any) -> list[str]:
+        arguments = {"pipeline": "shop", "role": role, "password": None} | changed
+        return prepare_source(arguments.pop("conn", shop), tables=tables, **arguments)
+
+    return call
+
+
+def execute(conn: psycopg.Connection, statements: str) -> None:
+    conn.execute(sql.SQL(statements))
+
+
+def rows(conn: psycopg.Connection, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+    return conn.execute(query.encode(), parameters or None).fetchall()
+
+
+def as_role(dsn: str, role: str) -> psycopg.Connection:
+    return psycopg.connect(make_conninfo(dsn, options=f"-c role={role}"), autocommit=True)
+
+
+def fingerprint(conn: psycopg.Connection) -> list[tuple[Any, ...]]:
+    """Everything that prepare_source may make or change."""
+    return rows(
+        conn,
+        "SELECT 'role', rolname, rolsuper::text FROM pg_roles UNION ALL"
+        " SELECT 'publication', pubname, NULL FROM pg_publication UNION ALL"
+        " SELECT 'published', prrelid::text, prpubid::text FROM pg_publication_rel UNION ALL"
+        " SELECT 'trigger', tgname, tgrelid::text FROM pg_trigger UNION ALL"
+        " SELECT 'table', relname, relreplident::text || coalesce(relacl::text, '') FROM pg_class UNION ALL"
+        " SELECT 'policy', polname, polroles::text FROM pg_policy UNION ALL"
+        " SELECT 'heartbeat', pipeline, NULL FROM cdc.heartbeat ORDER BY 1, 2, 3",
+    )
+
+
+def folder(tmp_path: Path, **files: str) -> Path:
+    made = tmp_path / "mine"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    for number, (name, text) in enumerate(files.items(), start=1):
+        (made / f"{number:04}_{name}.sql").write_text(text)
+    return made
+
+
+# The runner
+
+
+def test_files_are_applied_once_and_recorded(conn: psycopg.Connection) -> None:
+    first = migrate(conn)
+    again = migrate(conn)
+    assert first
+    assert all(applied.now for applied in first)
+    assert [(a.name, a.checksum, a.now) for a in again] == [(a.name, a.checksum, False) for a in first]
+    assert rows(conn, "SELECT name, checksum FROM cdc.migration ORDER BY name") == [
+        (applied.name, applied.checksum) for applied in first
+    ]
+
+
+def test_the_sample_is_a_second_folder(conn: psycopg.Connection) -> None:
+    names = [applied.name for applied in migrate(conn) + migrate(conn, SAMPLE)]
+    assert len(names) == len(set(names)) == len(rows(conn, "SELECT FROM cdc.migration"))
+    assert {"control/0001_control.sql", "sample/0001_airport.sql"} <= set(names)
+    assert all(not applied.now for applied in migrate(conn))
+
+
+def test_a_plain_connection_does_as_well_as_autocommit(postgres_dsn: str, conn: psycopg.Connection) -> None:
+    with psycopg.connect(postgres_dsn) as plain:
+        migrate(plain)
+        plain.rollback()
+    assert rows(conn, "SELECT FROM cdc.migration")
+
+
+def test_an_open_transaction_is_refused(postgres_dsn: str) -> None:
+    """It would make every commit a savepoint, which the caller might roll back."""
+    with psycopg.connect(postgres_dsn) as plain:
+        plain.execute("SELECT 1")
+        with pytest.raises(ValueError, match="inside a transaction"):
+            migrate(plain)
+
+
+def test_an_edited_file_is_refused(conn: psycopg.Connection, tmp_path: Path) -> None:
+    migrate(conn, folder(tmp_path, a="CREATE TABLE one ()"))
+    with pytest.raises(SourceError, match=r"mine/0001_a\.sql was changed") as caught:
+        migrate(conn, folder(tmp_path, a="CREATE TABLE one (id int)", b="CREATE TABLE two ()"))
+    assert "new one" in caught.value.hint
+    assert rows(conn, "SELECT to_regclass('two')") == [(None,)]
+
+
+def test_a_recorded_file_that_is_missing_is_refused(conn: psycopg.Connection, tmp_path: Path) -> None:
+    migrate(conn, folder(tmp_path, a="SELECT 1", b="SELECT 2"))
+    with pytest.raises(SourceError, match=r"mine/0002_b\.sql was applied"):
+        migrate(conn, folder(tmp_path, a="SELECT 1"))
+
+
+def test_a_failing_file_leaves_nothing_of_itself(conn: psycopg.Connection, tmp_path: Path) -> None:
+    broken = "CREATE TABLE two ();\nINSERT INTO nowhere\nVALUES (1)"
+    with pytest.raises(SourceError) as caught:
+        migrate(conn, folder(tmp_path, a="CREATE TABLE one ()", b=broken, c="CREATE TABLE three ()"))
+    assert caught.value.message == 'mine/0002_b.sql line 2: relation "nowhere" does not exist'
+    assert rows(conn, "SELECT to_regclass('one')::text, to_regclass('two')") == [("one", None)]
+    repaired = migrate(conn, folder(tmp_path, a="CREATE TABLE one ()", b="CREATE TABLE two ()"))
+    assert [applied.now for applied in repaired] == [False, True]
+
+
+def test_two_migrators_take_turns(conn: psycopg.Connection, postgres_dsn: str, tmp_path: Path) -> None:
+    """Both wait for the lock that this test holds; without one, both would create the table."""
+    files = folder(tmp_path, a="CREATE TABLE one ()", b="CREATE TABLE two ()")
+
+    def run() -> list[bool]:
+        with psycopg.connect(postgres_dsn) as own:
+            return [applied.now for applied in migrate(own, files)]
+
+    def waiting() -> bool:
+        query = (
+            "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
+            " WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted"
+        )
+        return rows(conn, query) == [(2,)]
+
+    rows(conn, "SELECT pg_advisory_lock(hashtextextended(%s, 0))", LOCK)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(run) for _ in range(2)]
+        try:
+            wait_until(waiting, 20, "both migrators to wait for the lock")
+        finally:
+            rows(conn, "SELECT pg_advisory_unlock(hashtextextended(%s, 0))", LOCK)
+        assert sorted(future.result(timeout=20) for future in runs) == [[False, False], [True, True]]
+
+
+def test_a_server_without_logical_decoding_is_refused(conn: psycopg.Connection, postgres_dsn: str) -> None:
+    """wal_level changes with a restart only, so a function of that name stands in for such a server."""
+    execute(
+        conn,
+        "CREATE SCHEMA other; CREATE FUNCTION other.current_setting(text) RETURNS text"
+        " LANGUAGE sql RETURN CASE $1 WHEN 'wal_level' THEN 'replica' END",
+    )
+    dsn = make_conninfo(postgres_dsn, options="-c search_path=other,pg_catalog")
+    with (
+        psycopg.connect(dsn) as limited,
+        pytest.raises(SourceError, match="wal_level is replica") as caught,
+    ):
+        migrate(limited)
+    assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
+    assert rows(conn, "SELECT to_regnamespace('cdc')") == [(None,)]
+
+
+def test_a_missing_privilege_is_named(
+    conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
+) -> None:
+    nobody = make_role("LOGIN")
+    with (
+        psycopg.connect(make_conninfo(postgres_dsn, user=nobody)) as theirs,
+        pytest.raises(SourceError, match="permission denied for database") as caught,
+    ):
+        migrate(theirs)
+    assert caught.value.hint.startswith(f"run GRANT CREATE ON DATABASE {conn.info.dbname} TO {nobody}")
+
+
+def test_without_a_superuser_only_the_ddl_journal_is_missing(
+    conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
+) -> None:
+    owner, connector = make_role("LOGIN"), make_role("LOGIN REPLICATION")
+    execute(conn, f"ALTER DATABASE {conn.info.dbname} OWNER TO {owner}")
+    with psycopg.connect(make_conninfo(postgres_dsn, user=owner)) as theirs:
+        applied = {entry.name: entry for entry in migrate(theirs)}
+        execute(theirs, SHOP)
+        theirs.commit()
+        lines = prepare_source(theirs, pipeline="shop", tables=TABLES, role=connector, password=None)
+    (notice,) = applied["control/0003_ddl.sql"].notices
+    assert "event triggers take a superuser" in notice
+    assert lines[-1] == f"note: {notice}"
+    assert rows(conn, "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'shop'") == [(7,)]
+    made = prepare_source(conn, pipeline="shop", tables=TABLES, role=connector, password=None)
+    assert made == ["created event trigger cdc_ddl", "created event trigger cdc_drop"]
+
+
+# The connector's role
+
+
+def test_the_role_gets_exactly_its_privileges(prepare: Prepare, conn: psycopg.Connection, role: str) -> None:
+    execute(conn, "CREATE TABLE shop.secrets (id int PRIMARY KEY)")
+    prepare()
+    granted = rows(
+        conn,
+        "SELECT n.nspname || '.' || c.relname, string_agg(a.privilege_type, ' ' ORDER BY a.privilege_type)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN aclexplode(c.relacl) a"
+        " WHERE a.grantee = to_regrole(%s) GROUP BY 1",
+        role,
+    )
+    assert dict(granted) == {
+        "shop.orders": "SELECT",
+        "shop.counters": "SELECT",
+        "shop.lines": "SELECT",
+        "cdc.ddl": "SELECT",
+        "cdc.heartbeat": "INSERT SELECT UPDATE",
+        "cdc.signal": "INSERT SELECT",
+        "cdc.truncation": "SELECT",
+    }
+    attributes = "rolcanlogin, rolreplication, rolsuper, rolbypassrls, rolcreatedb, rolcreaterole"
+    assert rows(conn, f"SELECT {attributes} FROM pg_roles WHERE rolname = %s", role) == [
+        (True, True, False, False, False, False)
+    ]
+
+
+def test_the_role_can_do_its_work_and_no_more(prepare: Prepare, postgres_dsn: str, role: str) -> None:
+    prepare()
+    with psycopg.connect(make_conninfo(postgres_dsn, user=role), autocommit=True) as connector:
+        assert rows(connector, "SELECT * FROM shop.orders") == []
+        assert connector.execute(heartbeat_query("shop").encode()).rowcount == 1
+        execute(connector, "INSERT INTO cdc.signal VALUES ('1', 'log', NULL)")
+        for forbidden in (
+            "INSERT INTO shop.orders VALUES (1)",
+            "DELETE FROM cdc.signal",
+            "DELETE FROM cdc.heartbeat",
+            "UPDATE cdc.truncation SET n = 0",
+            "SELECT * FROM cdc.migration",
+            "SELECT cdc.watch_ddl()",
+            "CREATE TABLE shop.mine ()",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                execute(connector, forbidden)
+
+
+def test_a_role_beats_its_own_heart_only(prepare: Prepare, postgres_dsn: str, make_role: MakeRole) -> None:
+    prepare()
+    other = make_role("")
+    prepare(pipeline="other", role=other)
+    with as_role(postgres_dsn, other) as connector:
+        assert connector.execute(heartbeat_query("other").encode()).rowcount == 1
+        assert connector.execute(heartbeat_query("shop").encode()).rowcount == 0
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            execute(connector, "INSERT INTO cdc.heartbeat (pipeline) VALUES ('third')")
+        assert rows(connector, "SELECT pipeline, beat FROM cdc.heartbeat ORDER BY 1") == [
+            ("other", 1),
+            ("shop", 0),
+        ]
+
+
+def test_the_password_is_set_and_told_to_nobody(
+    prepare: Prepare, conn: psycopg.Connection, role: str
+) -> None:
+    lines = prepare(password="it's a secret")
+    assert f"set the password of role {role}" in lines
+    assert "secret" not in " ".join(lines)
+    ((stored,),) = rows(conn, "SELECT rolpassword FROM pg_authid WHERE rolname = %s", role)
+    assert stored.startswith("SCRAM-SHA-256$")
+
+
+def test_a_role_with_too_much_is_cut_down(
+    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
+    grand = make_role("SUPERUSER BYPASSRLS NOLOGIN")
+    execute(conn, f"GRANT ALL ON shop.orders TO {grand}")
+    lines = prepare(role=grand)
+    assert lines[0] == f"changed role {grand} to LOGIN REPLICATION NOSUPERUSER NOBYPASSRLS"
+    assert f"REVOKE TRUNCATE ON shop.orders FROM {grand}" in lines
+    with as_role(conn.info.dsn, grand) as connector, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        execute(connector, "TRUNCATE shop.orders")
+
+
+def test_the_preparing_role_is_not_demoted(prepare: Prepare, conn: psycopg.Connection) -> None:
+    with pytest.raises(SourceError, match="the connector needs its own"):
+        prepare(role=conn.info.user)
+
+
+def test_an_owner_of_tables_is_no_connector(
+    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
+    owner = make_role("LOGIN")
+    execute(conn, f"ALTER TABLE shop.lines OWNER TO {owner}")
+    with pytest.raises(SourceError, match=r"owns shop\.lines"):
+        prepare(role=owner)
+
+
+# The publication
+
+
+def published(conn: psycopg.Connection, pipeline: str = "shop") -> set[str]:
+    query = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s"
+    return {name for (name,) in rows(conn, query, pipeline)}
+
+
+CONTROLS = {"cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal"}
+
+
+def test_the_publication_holds_captured_and_control_tables(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
+    prepare()
+    assert published(conn) == {"shop.orders", "shop.counters", "shop.lines"} | CONTROLS
+    assert rows(
+        conn,
+        "SELECT puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication",
+    ) == [(False, True, True, True, True, True)]
+
+
+def test_a_second_run_changes_nothing(prepare: Prepare, conn: psycopg.Connection) -> None:
+    assert prepare()
+    before = fingerprint(conn)
+    assert prepare() == []
+    assert fingerprint(conn) == before
+
+
+def test_a_changed_list_moves_the_source_to_it(prepare: Prepare, conn: psycopg.Connection, role: str) -> None:
+    prepare(TABLES[:2])
+    assert prepare(TABLES[1:]) == [
+        f"GRANT SELECT ON shop.lines TO {role}",
+        f"REVOKE SELECT ON shop.orders FROM {role}",
+        "publishing shop.lines",
+        "no longer publishing shop.orders",
+        "recording TRUNCATE of shop.lines",
+        "no longer recording TRUNCATE of shop.orders",
+    ]
+    assert published(conn) == {"shop.counters", "shop.lines"} | CONTROLS
+
+
+def test_privileges_go_with_a_schema_that_is_no_longer_captured(
+    prepare: Prepare, conn: psycopg.Connection, role: str
+) -> None:
+    execute(conn, "CREATE SCHEMA old; CREATE TABLE old.notes (id int PRIMARY KEY)")
+    prepare([*TABLES, ("old", "notes")])
+    assert f"REVOKE SELECT ON old.notes FROM {role}" in prepare(TABLES)
+
+
+def test_pipelines_that_share_a_role_leave_each_other_alone(
+    prepare: Prepare, conn: psycopg.Connection, role: str
+) -> None:
+    prepare(TABLES[:2])
+    prepare(TABLES[2:], pipeline="other")
+    assert prepare(TABLES[:2]) == []
+    assert published(conn, "other") == {"shop.lines"} | CONTROLS
+    with as_role(conn.info.dsn, role) as connector:
+        assert rows(connector, "SELECT FROM shop.orders, shop.lines") == []
+
+
+def test_a_tampered_publication_is_repaired(prepare: Prepare, conn: psycopg.Connection) -> None:
+    prepare()
+    execute(conn, "ALTER PUBLICATION shop SET (publish = 'insert')")
+    execute(conn, "ALTER PUBLICATION shop DROP TABLE shop.orders")
+    execute(conn, "ALTER PUBLICATION shop ADD TABLE shop.orders (id)")
+    lines = prepare()
+    assert lines[0] == "made publication shop hold its tables whole"
+    assert lines[1].startswith("set publication shop to publish")
+    assert rows(conn, "SELECT FROM pg_publication_rel WHERE prattrs IS NOT NULL") == []
+    assert prepare() == []
+
+
+# Replica identity
+
+
+def identities(conn: psycopg.Connection, schema: str = "shop") -> dict[str, str]:
+    query = (
+        "SELECT relname, relreplident::text FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
+        " AND relkind IN ('r', 'p')"
+    )
+    return dict(rows(conn, query, schema))
+
+
+def test_only_tables_that_can_be_toasted_get_a_full_identity(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
+    prepare()
+    assert identities(conn) == {"orders": "f", "counters": "d", "lines": "d"}
+
+
+def test_an_identity_without_the_key_is_repaired(prepare: Prepare, conn: psycopg.Connection) -> None:
+    """With NOTHING, publishing a table would make the application's updates fail."""
+    execute(conn, "ALTER TABLE shop.counters REPLICA IDENTITY NOTHING, ALTER n SET NOT NULL")
+    execute(conn, "ALTER TABLE shop.lines ALTER order_id SET NOT NULL")
+    execute(conn, "CREATE UNIQUE INDEX other ON shop.lines (order_id)")
+    execute(conn, "ALTER TABLE shop.lines REPLICA IDENTITY USING INDEX other")
+    prepare()
+    assert identities(conn) == {"orders": "f", "counters": "d", "lines": "d"}
+    execute(conn, "INSERT INTO shop.counters VALUES (1, 1); UPDATE shop.counters SET n = 2")
+
+
+def test_the_application_can_still_write_every_table(prepare: Prepare, conn: psycopg.Connection) -> None:
+    """A full identity with an unpublished generated column would refuse updates and deletes."""
+    execute(
+        conn,
+        "CREATE TABLE shop.shouts (id int PRIMARY KEY, t text, u text GENERATED ALWAYS AS (upper(t)) STORED)",
+    )
+    prepare([*TABLES, ("shop", "shouts")])
+    execute(conn, "INSERT INTO shop.shouts VALUES (1, 'a'); UPDATE shop.shouts SET t = 'b'")
+    execute(conn, "DELETE FROM shop.shouts")
+
+
+def test_partitions_are_published_as_their_table(prepare: Prepare, conn: psycopg.Connection) -> None:
+    execute(
+        conn,
+        "CREATE SCHEMA log; CREATE TABLE log.events (id int PRIMARY KEY, t text) PARTITION BY RANGE (id);"
+        "CREATE TABLE log.low PARTITION OF log.events FOR VALUES FROM (0) TO (10)",
+    )
+    prepare([("log", "events")])
+    assert identities(conn, "log") == {"events": "f", "low": "f"}
+    assert published(conn) == {"log.events"} | CONTROLS
+    execute(conn, "TRUNCATE log.events")
+    assert rows(conn, "SELECT table_name FROM cdc.truncation") == [("log.events",)]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("made", "table", "message", "hint"),
+    [
+        ("SELECT 1", "shop.ordres", "there is no table shop.ordres", "did you mean shop.orders?"),
+        ("SELECT 1", "shop.ORDERS", "there is no table shop.ORDERS", "did you mean shop.orders?"),
+        ("SELECT 1", "qqq.zzzzz", "there is no table qqq.zzzzz", "create it first"),
+        ("CREATE VIEW shop.v AS SELECT 1 AS id", "shop.v", "shop.v is a view", "capture the tables"),
+        ("CREATE MATERIALIZED VIEW shop.v AS SELECT 1 AS id", "shop.v", "a materialized view", "capture the"),
+        (
+            "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+            "CREATE FOREIGN TABLE shop.f (id int) SERVER s",
+            "shop.f",
+            "shop.f is a foreign table",
+            "capture the tables",
+        ),
+        ("CREATE UNLOGGED TABLE shop.u (id int PRIMARY KEY)", "shop.u", "shop.u is unlogged", "SET LOGGED"),
+        ("CREATE TABLE shop.k (id int)", "shop.k", "shop.k has no primary key", "ADD PRIMARY KEY"),
+        (
+            "CREATE TABLE shop.k (id int PRIMARY KEY DEFERRABLE)",
+            "shop.k",
+            "the primary key of shop.k is deferrable",
+            "DROP CONSTRAINT k_pkey",
+        ),
+        (
+            "CREATE TABLE shop.p (id int PRIMARY KEY); CREATE TABLE shop.c () INHERITS (shop.p)",
+            "shop.p",
+            "shop.p has tables that inherit",
+            "list the child tables",
+        ),
+        (
+            "CREATE TABLE shop.r (id int PRIMARY KEY); ALTER TABLE shop.r ENABLE ROW LEVEL SECURITY",
+            "shop.r",
+            "shop.r has row security",
+            "CREATE POLICY",
+        ),
+        ("SELECT 1", "cdc.migration", "cdc.migration isn't an application's table", "take it out"),
+        ("CREATE PUBLICATION shop FOR ALL TABLES", "shop.lines", "is for all tables", "another name"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_before_anything_is_made(
+    prepare: Prepare, conn: psycopg.Connection, *, made: str, table: str, message: str, hint: str
+) -> None:
+    execute(conn, made)
+    before = fingerprint(conn)
+    schema, _, name = table.partition(".")
+    with pytest.raises(SourceError) as caught:
+        prepare([*TABLES, (schema, name)])
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert fingerprint(conn) == before
+
+
+def test_a_virtual_column_is_refused_where_it_would_stop_updates(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
+    if conn.info.server_version < 180000:
+        pytest.skip("virtual generated columns came with Postgres 18")
+    execute(
+        conn, "CREATE TABLE shop.g (id int PRIMARY KEY, t text, n int GENERATED ALWAYS AS (id + 1) VIRTUAL)"
+    )
+    with pytest.raises(SourceError, match=r"virtual generated columns \(n\)"):
+        prepare([("shop", "g")])
+
+
+def test_row_security_that_shows_the_connector_everything_is_fine(
+    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
+    reader = make_role("LOGIN REPLICATION")
+    execute(conn, "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY")
+    execute(conn, f"CREATE POLICY all_rows ON shop.orders FOR SELECT TO {reader} USING (true)")
+    assert prepare(role=reader)
+    execute(conn, f"CREATE POLICY few ON shop.orders AS RESTRICTIVE FOR SELECT TO {reader} USING (id > 5)")
+    with pytest.raises(SourceError, match="row security"):
+        prepare(role=reader)
+
+
+def test_no_tables_and_no_control_schema_are_refused(
+    conn: psycopg.Connection, prepare: Prepare, role: str
+) -> None:
+    with pytest.raises(SourceError, match="no tables to capture"):
+        prepare([])
+    execute(conn, "DELETE FROM cdc.migration WHERE name = 'control/0003_ddl.sql'")
+    with pytest.raises(SourceError, match=r"control/0003_ddl\.sql hasn't been applied"):
+        prepare()
+
+
+def test_only_an_owner_may_publish(
+    prepare: Prepare, conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
+) -> None:
+    """Each obstacle is named in turn: control tables, captured tables, the publication."""
+    someone, connector = make_role("LOGIN"), make_role("LOGIN REPLICATION")
+    me = conn.info.user
+    execute(conn, f"GRANT ALL ON DATABASE {conn.info.dbname} TO {someone}")
+    execute(conn, f"GRANT USAGE ON SCHEMA cdc, shop TO {someone}; GRANT SELECT ON cdc.migration TO {someone}")
+    execute(conn, "CREATE PUBLICATION shop")
+    with psycopg.connect(make_conninfo(postgres_dsn, user=someone)) as theirs:
+
+        def refused() -> str:
+            before = fingerprint(conn)
+            with pytest.raises(SourceError) as caught:
+                prepare(conn=theirs, role=connector)
+            assert fingerprint(conn) == before
+            return caught.value.message
+
+        assert refused() == f"cdc.heartbeat belongs to {me}, and only its owner may publish it"
+        for table in ("heartbeat", "truncation", "ddl", "signal"):
+            execute(conn, f"ALTER TABLE cdc.{table} OWNER TO {someone}")
+        assert refused() == f"shop.orders belongs to {me}, and only its owner may publish it"
+        for table in ("orders", "counters", "lines"):
+            execute(conn, f"ALTER TABLE shop.{table} OWNER TO {someone}")
+        assert refused() == f"publication shop belongs to {me}"
+
+
+def test_a_failure_half_way_leaves_nothing(prepare: Prepare, conn: psycopg.Connection) -> None:
+    execute(
+        conn,
+        "CREATE FUNCTION public.no() RETURNS event_trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'publications are frozen'; END $$;"
+        "CREATE EVENT TRIGGER no ON ddl_command_end WHEN TAG IN ('CREATE PUBLICATION')"
+        " EXECUTE FUNCTION public.no()",
+    )
+    before = fingerprint(conn)
+    with pytest.raises(SourceError, match="publications are frozen"):
+        prepare()
+    assert fingerprint(conn) == before
+    execute(conn, "DROP EVENT TRIGGER no")
+    assert prepare()
+
+
+def test_a_locked_table_does_not_hold_everybody_up(
+    prepare: Prepare, conn: psycopg.Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "LOCK_TIMEOUT", "100ms")
+    before = fingerprint(conn)
+    with psycopg.connect(postgres_dsn) as application:
+        application.execute("INSERT INTO shop.orders VALUES (1, 'open')")
+        with pytest.raises(SourceError, match="locked for 100ms"):
+            prepare()
+        application.rollback()
+    assert fingerprint(conn) == before
+    assert prepare()
+
+
+def test_hostile_names_are_names(prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole) -> None:
+    strange = ('O"dd; Schema', "T%a'ble ✈ {}")
+    connector = f'{make_role("")}"; DROP SCHEMA cdc; --'
+    quoted = sql.Identifier(*strange)
+    conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
+    conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(quoted))
+    try:
+        prepare([strange], role=connector)
+        assert prepare([strange], role=connector) == []
+        conn.execute(sql.SQL("TRUNCATE {}").format(quoted))
+        assert rows(conn, "SELECT table_name FROM cdc.truncation") == [(".".join(strange),)]
+    finally:
+        name = sql.Identifier(connector)
+        conn.execute(sql.SQL("DROP OWNED BY {}").format(name))
+        conn.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+# TRUNCATE
+
+
+def truncations(conn: psycopg.Connection) -> dict[str, int]:
+    return dict(rows(conn, "SELECT table_name, n FROM cdc.truncation"))
+
+
+def test_every_truncated_table_is_recorded(prepare: Prepare, conn: psycopg.Connection) -> None:
+    prepare()
+    execute(conn, "TRUNCATE shop.counters")
+    execute(conn, "TRUNCATE shop.orders CASCADE")
+    execute(conn, "TRUNCATE shop.counters, shop.lines")
+    assert truncations(conn) == {"shop.counters": 2, "shop.orders": 1, "shop.lines": 2}
+
+
+def test_a_truncation_that_is_rolled_back_never_was(prepare: Prepare, conn: psycopg.Connection) -> None:
+    prepare()
+    with conn.transaction(force_rollback=True):
+        execute(conn, "TRUNCATE shop.counters")
+    assert truncations(conn) == {}
+
+
+def test_whoever_may_truncate_needs_no_other_right(
+    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
+    prepare()
+    cleaner = make_role("LOGIN")
+    execute(conn, f"GRANT USAGE ON SCHEMA shop TO {cleaner}; GRANT TRUNCATE ON shop.counters TO {cleaner}")
+    with as_role(conn.info.dsn, cleaner) as theirs:
+        execute(theirs, "SET search_path = shop; TRUNCATE counters")
+    assert truncations(conn) == {"shop.counters": 1}
+
+
+def test_in_replica_mode_a_truncation_counts_too(prepare: Prepare, conn: psycopg.Connection) -> None:
+    prepare()
+    execute(conn, "SET session_replication_role = replica")
+    execute(conn, "TRUNCATE shop.counters")
+    assert truncations(conn) == {"shop.counters": 1}
+
+
+def test_the_floor_divides_earlier_changes_from_later_ones(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
+    """Seen as the connector sees it: the rows of one transaction, around a TRUNCATE, in the log."""
+    prepare()
+    slot = f"floor_{uuid.uuid4().hex[:12]}"
+    rows(conn, "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    try:
+        with conn.transaction():
+            execute(conn, "INSERT INTO shop.counters VALUES (1, 1)")
+            execute(conn, "TRUNCATE shop.counters")
+            execute(conn, "INSERT INTO shop.counters VALUES (2, 2)")
+        oid = rows(conn, "SELECT 'shop.counters'::regclass::oid")[0][0]
+        inserts = rows(
+            conn,
+            "SELECT lsn < floor FROM (SELECT lsn FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL,"
+            " 'proto_version', '1', 'publication_names', 'shop') WHERE substr(data, 1, 5) = %s) AS seen,"
+            " (SELECT lsn AS floor FROM cdc.truncation) AS recorded ORDER BY lsn",
+            slot,
+            b"I" + int(oid).to_bytes(4, "big"),
+        )
+        assert inserts == [(True,), (False,)]
+    finally:
+        rows(conn, "SELECT pg_drop_replication_slot(%s)", slot)
+
+
+# The DDL journal
+
+
+def journal(conn: psycopg.Connection) -> list[tuple[str, str]]:
+    return rows(conn, "SELECT command, table_name FROM cdc.ddl ORDER BY id")
+
+
+def test_definitions_of_tables_are_journalled(conn: psycopg.Connection) -> None:
+    migrate(conn)
+    for statement in (
+        "CREATE TABLE public.t (b text NOT NULL DEFAULT 'x', a numeric(5, 2), PRIMARY KEY (a, b))",
+        "ALTER TABLE public.t ADD c timestamptz",
+        "ALTER TABLE public.t RENAME COLUMN c TO d",
+        "ALTER TABLE public.t RENAME TO u",
+        "CREATE TABLE public.w AS SELECT 1 AS id",
+        "DROP TABLE public.u",
+        "CREATE SCHEMA gone CREATE TABLE x ()",
+        "DROP SCHEMA gone CASCADE",
+    ):
+        execute(conn, statement)
+    assert journal(conn) == [
+        ("CREATE TABLE", "public.t"),
+        ("ALTER TABLE", "public.t"),
+        ("ALTER TABLE", "public.t"),
+        ("ALTER TABLE", "public.u"),
+        ("CREATE TABLE AS", "public.w"),
+        ("DROP TABLE", "public.u"),
+        ("CREATE SCHEMA", "gone.x"),
+        ("DROP SCHEMA", "gone.x"),
+    ]
+    first, *_, dropped = rows(
+        conn, "SELECT columns FROM cdc.ddl WHERE table_name IN ('public.t', 'gone.x') ORDER BY id"
+    )
+    assert dropped == (None,)
+    assert first[0] == [
+        {"name": "b", "type": "text", "not_null": True, "default": "'x'::text", "key": 2},
+        {"name": "a", "type": "numeric(5,2)", "not_null": True, "default": None, "key": 1},
+    ]
+
+
+def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -> None:
+    migrate(conn)
+    execute(conn, "CREATE TEMPORARY TABLE t (id int); ALTER TABLE t ADD x int; DROP TABLE t")
+    execute(conn, "CREATE TABLE cdc.mine (id int); ALTER TABLE cdc.mine ADD x int; DROP TABLE cdc.mine")
+    execute(conn, "CREATE VIEW public.v AS SELECT 1 AS a; ALTER TABLE public.v RENAME a TO b")
+    execute(conn, "CREATE SEQUENCE public.s; DROP VIEW public.v")
+    assert journal(conn) == []
+
+
+def test_whoever_may_create_a_table_needs_no_other_right(
+    conn: psycopg.Connection, make_role: MakeRole
+) -> None:
+    migrate(conn)
+    author = make_role("LOGIN")
+    execute(conn, f"CREATE SCHEMA theirs AUTHORIZATION {author}")
+    with as_role(conn.info.dsn, author) as theirs:
+        execute(theirs, "CREATE TABLE theirs.t (id int); DROP TABLE theirs.t")
+    assert journal(conn) == [("CREATE TABLE", "theirs.t"), ("DROP TABLE", "theirs.t")]
+
+
+def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: psycopg.Connection) -> None:
+    migrate(conn)
+    execute(conn, "ALTER TABLE cdc.ddl ADD CHECK (false) NOT VALID")
+    warnings: list[tuple[str | None, str | None]] = []
+    conn.add_notice_handler(lambda notice: warnings.append((notice.severity, notice.message_primary)))
+    execute(conn, "CREATE TABLE public.t (id int)")
+    execute(conn, "DROP TABLE public.t")
+    assert [severity for severity, _ in warnings] == ["WARNING", "WARNING"]
+    assert all("is not in the DDL journal" in (message or "") for _, message in warnings)
+    assert journal(conn) == []
+
+
+def test_control_files_hold_nothing_of_one_deployment() -> None:
+    """Roles and publications have names that differ; they belong to prepare_source."""
+    text = "".join(path.read_text().upper() for path in CONTROL.glob("*.sql"))
+    assert "CREATE ROLE" not in text
+    assert "CREATE PUBLICATION" not in text
