@@ -120,8 +120,12 @@ def as_json(table: Table, values: dict[str, Column]) -> Column:
 
 
 def wire(table: Table, after: Column) -> Column:
-    """The row parsed as the connector wrote it: a struct of wire types."""
-    return F.from_json(after, ", ".join(f"{quoted(c.name)} {types.kind(c.type).wire}" for c in table.columns))
+    """The row parsed as the connector wrote it: a struct of wire types.
+
+    A value of another JSON type stops the batch; otherwise Spark would make it null.
+    """
+    fields = ", ".join(f"{quoted(c.name)} {types.kind(c.type).wire}" for c in table.columns)
+    return F.from_json(after, fields, {"mode": "FAILFAST"})
 
 
 def columns(table: Table, after: Column) -> list[Column]:

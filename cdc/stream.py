@@ -276,6 +276,12 @@ def explain(error: Exception, sink: str) -> CdcError:
             hint="look at the record; who else writes to this topic?",
             sink=sink,
         )
+    if "MALFORMED_RECORD_IN_PARSING" in text:
+        return SinkRejected(
+            "A row doesn't fit the columns that its table has now.",
+            hint="has a column's type changed? start `cdc run` again, so that it reads the table's columns anew",
+            sink=sink,
+        )
     if column := _after(text, decode.UNHOLDABLE):
         return SinkRejected(
             f"The warehouse has no way to hold a value of {column}.",

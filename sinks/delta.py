@@ -91,27 +91,27 @@ class Delta:
     def _apply_table(self, batch: Batch, advance: Advance, counted: Applied) -> Applied:
         """Append the events first, then merge the rows, so that the older position is never ahead of either."""
         table = advance.table
+        found = {kind: self._found(self.folder(table, kind)) for kind in KINDS}
+        due = [kind for kind in KINDS if not _left_by(batch.writer, found[kind].stored, advance.until)]
+        if not due:
+            return Applied()
         if self.folder(table, "mirror") not in self._left:
             self.position(table)
         expected = _older(*(self._left[self.folder(table, kind)] for kind in KINDS))
         if (expected and expected.position) != advance.start:
             raise mismatch(table, advance.start, expected and expected.position, ours=False)
-        applied = Applied()
-        for kind, write in (("changes", self._append), ("mirror", self._merge)):
-            folder = self.folder(table, kind)
-            found = self._found(folder)
-            if found.stored and found.stored.writer == batch.writer and found.stored.position == advance.until:
-                continue
-            self._unmoved(folder, advance, found.stored, batch.writer)
-            stored = stored_after(advance, found.stored, counted, batch.writer)
-            with _numbered(batch.events.sparkSession, stored, found.number + 1):
-                write(folder, batch, advance, found.stored)
+        for kind in due:
+            folder, before = self.folder(table, kind), found[kind]
+            self._unmoved(folder, advance, before.stored, batch.writer)
+            stored = stored_after(advance, before.stored, counted, batch.writer)
+            with _numbered(batch.events.sparkSession, stored, before.number + 1):
+                write = self._append if kind == "changes" else self._merge
+                write(folder, batch, advance, before.stored)
             after = self._found(folder).stored
-            if after is None or after.writer != batch.writer or after.position != advance.until:
+            if after is None or not _left_by(batch.writer, after, advance.until):
                 raise mismatch(table, advance.until, after and after.position, ours=False)
             self._left[folder] = after
-            applied = counted
-        return applied
+        return counted
 
     def _unmoved(self, folder: str, advance: Advance, stored: Stored | None, writer: str) -> None:
         left = self._left[folder]
@@ -182,11 +182,15 @@ class Delta:
             if folder in self._open:
                 self._open[folder].update_incremental()
             else:
-                self._open[folder] = deltalake.DeltaTable(folder, without_files=True)
+                self._open[folder] = deltalake.DeltaTable(folder)
         except deltalake.exceptions.TableNotFoundError:
             self._open.pop(folder, None)
             return None
         return self._open[folder]
+
+
+def _left_by(writer: str, stored: Stored | None, position: Position) -> bool:
+    return stored is not None and stored.writer == writer and stored.position == position
 
 
 def _older(changes: Stored | None, mirror: Stored | None) -> Stored | None:

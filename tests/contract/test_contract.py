@@ -99,7 +99,7 @@ class PositionFirst(Memory):
         (Forgetful, laws.a_second_writer_is_fenced),
         (Forgetful, laws.an_older_position_never_wins),
         (Unfolded, laws.the_newest_of_a_batch_wins),
-        (KeepsDeleted, laws.applying_twice_equals_once),
+        (KeepsDeleted, laws.an_older_position_never_wins),
         (KeepsDeleted, laws.replay_from_zero_equals_the_model),
         (PositionFirst, laws.the_position_is_not_ahead_of_the_data),
         (PositionFirst, laws.a_run_resumes_from_the_sink),
