@@ -1,0 +1,235 @@
+"""The files of the stack: fetched once by the Ivy that pyspark ships, checked against pinned sha256, cached per user.
+
+A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file has passed, so what
+lies in the cache is whole and a second use needs no network. New checksums after a change of versions:
+`python -m compose.artifacts --pin`. The same command without `--pin` fetches both groups ahead of use.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
+
+from cdc.errors import StackError
+from compose import versions
+from compose.machine import java, require_disk, share
+
+HERE = Path(__file__).parent
+PINS = HERE / "artifacts.sha256"
+# A stalled connection would otherwise hold the fetch for ever; the whole set takes two minutes on a slow line.
+FETCH_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Where the parts of the embedded servers lie."""
+
+    kafka_jars: Path
+    connect_jars: Path
+    plugins: Path
+    elasticsearch: Path
+    postgres_bin: Path
+    redis_server: Path
+
+
+def cache_dir() -> Path:
+    """Return the folder that outlives pipelines: `CDC_CACHE`, else a system folder for root and the user's cache otherwise."""
+    if path := os.environ.get("CDC_CACHE"):
+        return Path(path).absolute()
+    if os.geteuid() == 0:
+        return Path("/var/cache/cdc")
+    from platformdirs import user_cache_path
+
+    return user_cache_path("cdc")
+
+
+def spark_jars() -> list[Path]:
+    """Return the jars that Spark must be given, fetching them first when the cache lacks them."""
+    return sorted((_group("spark") / "spark").glob("*.jar"))
+
+
+def servers() -> Servers:
+    """Return the parts of the servers, fetching them first when the cache lacks them."""
+    from compose.wheels import postgres_bin, redis_server
+
+    home = _group("servers", _unpack)
+    return Servers(
+        kafka_jars=home / "kafka",
+        connect_jars=home / "connect",
+        plugins=home / "debezium",
+        elasticsearch=home / "elasticsearch" / f"elasticsearch-{versions.ELASTICSEARCH}",
+        postgres_bin=postgres_bin(),
+        redis_server=redis_server(),
+    )
+
+
+def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
+    """Return the folder of one group; its name carries its checksums, so a new version never meets old files."""
+    pins = pinned(name)
+    key = hashlib.sha256(repr(sorted(pins.items())).encode()).hexdigest()[:12]
+    home = cache_dir() / f"{name}-{key}"
+    if home.is_dir():
+        return home
+    with locked(cache_dir()):
+        if not home.is_dir():
+            _fetch(name, home, pins, finish)
+    return home
+
+
+def _fetch(name: str, home: Path, pins: dict[str, str], finish: Callable[[Path], None]) -> None:
+    require_disk(home.parent, "the cache")
+    console = Console(stderr=True)
+    console.print(f"fetching {name}: {len(pins)} files, once per user", highlight=False)
+    with scratch(home.parent) as work:
+        retrieve(name, work)
+        verify(work / "lib", pins)
+        finish(work / "lib")
+        share(work / "lib")
+        (work / "lib").rename(home)
+    console.print(f"fetched {name} into {home}", highlight=False)
+
+
+@retry(retry=retry_if_exception_type(StackError), stop=stop_after_attempt(3), reraise=True)
+def retrieve(name: str, work: Path) -> None:
+    """Let Ivy lay the files of a group under `work/lib`; what a failed try has fetched is kept for the next."""
+    command: list[str | Path] = [
+        java(),
+        # Ivy would keep its own settings and a local repository in the home folder.
+        f"-Divy.default.ivy.user.dir={work / 'user'}",
+        "-jar",
+        ivy_jar(),
+        *("-ivy", HERE / f"ivy-{name}.xml", "-cache", work / "ivy"),
+        *("-retrieve", work / "lib" / "[conf]" / "[artifact](-[classifier])-[revision].[ext]"),
+    ]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _fetch_failed(name, f"no end after {FETCH_TIMEOUT_S} s") from None
+    if run.returncode != 0:
+        lines = [line.strip() for line in (run.stdout + run.stderr).splitlines() if line.strip(" \t:")]
+        raise _fetch_failed(name, "; ".join(lines[-6:]))
+
+
+def _fetch_failed(name: str, why: str) -> StackError:
+    return StackError(
+        f"the files of group {name} could not be fetched: {why}",
+        hint="check that this machine reaches Maven Central (a proxy: JAVA_TOOL_OPTIONS), then run the command again",
+        group=name,
+    )
+
+
+def ivy_jar() -> Path:
+    """Return the Ivy jar inside pyspark, without importing pyspark."""
+    spec = find_spec("pyspark")
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or []:
+        for jar in Path(folder).glob("jars/ivy-*.jar"):
+            return jar
+    raise StackError("pyspark isn't installed beside cdc", hint="run: make setup")
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Read a group's checksums: path below the group's folder -> sha256 in hex."""
+    rows = (line.split(maxsplit=1) for line in PINS.read_text().splitlines())
+    prefix = f"{name}/"
+    return {path.removeprefix(prefix): digest for digest, path in rows if path.startswith(prefix)}
+
+
+def verify(lib: Path, pins: dict[str, str]) -> None:
+    """Refuse a folder that differs from its pins in any file: missing, added or changed."""
+    found = checksums(lib)
+    wrong = sorted(path for path in pins.keys() | found.keys() if pins.get(path) != found.get(path))
+    if wrong:
+        raise StackError(
+            f"{len(wrong)} fetched files differ from their pinned sha256: {', '.join(wrong[:5])}",
+            hint="run the command again; if it stays, something between here and Maven Central changes files",
+            group=lib.name,
+        )
+
+
+def checksums(lib: Path) -> dict[str, str]:
+    """Hash every file below a folder: relative path -> sha256 in hex."""
+    digests = {}
+    for path in sorted(lib.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digests[path.relative_to(lib).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _unpack(lib: Path) -> None:
+    """Replace the two archives by their contents."""
+    for archive in [*lib.glob("debezium/*.tar.gz"), *lib.glob("elasticsearch/*.zip")]:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as bundle:
+                bundle.extractall(archive.parent)
+                for entry in bundle.infolist():
+                    # zipfile drops the permissions, and with them what makes the start script executable.
+                    if mode := entry.external_attr >> 16:
+                        (archive.parent / entry.filename).chmod(mode)
+        else:
+            with tarfile.open(archive) as tar:
+                # Python before 3.11.4 has no filters; the archive is pinned, so both ways write the same files.
+                tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+                tar.extractall(archive.parent)  # noqa: S202
+        archive.unlink()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock; the kernel lets go of it when the process ends, however it ends."""
+    make_shared(folder)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def make_shared(folder: Path) -> None:
+    """Create a folder that every user may search, whatever the umask; leave an existing one alone."""
+    if not folder.is_dir():
+        make_shared(folder.parent)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+
+
+@contextmanager
+def scratch(cache: Path) -> Iterator[Path]:
+    """Give a work folder on the cache's own filesystem, so that a rename is enough; hold the cache's lock."""
+    for left in cache.glob(".fetch-*"):  # of a fetch that was killed: the lock says that none is at work
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def pin() -> None:
+    """Fetch everything anew and write its checksums."""
+    lines = []
+    for name in ("servers", "spark"):
+        with tempfile.TemporaryDirectory() as folder:
+            retrieve(name, Path(folder))
+            digests = checksums(Path(folder) / "lib")
+        lines += [f"{digest}  {name}/{path}" for path, digest in digests.items()]
+    PINS.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--pin"]:
+        pin()
+    else:
+        servers(), spark_jars()

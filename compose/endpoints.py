@@ -1,0 +1,24 @@
+"""Where the servers of a stack are: the one thing that the rest of the project knows of them."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Addresses and folders of a running stack. `postgres` is an administrator's."""
+
+    postgres: str
+    kafka: str
+    connect: str
+    elasticsearch: str
+    redis: str
+    warehouse: str
+    state: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return what `cdc up --json` prints."""
+        return asdict(self)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that a pipeline file may refer to."""
+        return {f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"}

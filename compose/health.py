@@ -1,0 +1,84 @@
+"""Is a server ready? One real request each; an unreachable or starting server is False, never an error."""
+
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 3.0
+DEBEZIUM = "io.debezium.connector.postgresql.PostgresConnector"
+
+
+def postgres(port: int) -> bool:
+    """Run a query."""
+    import psycopg
+
+    with suppress(psycopg.Error):
+        where = f"host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout={TIMEOUT_S:.0f}"
+        with psycopg.connect(where) as connection:
+            return connection.execute("select 1").fetchone() == (1,)
+    return False
+
+
+def kafka(port: int) -> bool:
+    """Ask for metadata (version 1, all topics): ready when the broker lists itself.
+
+    By hand, because the answer needs eight bytes and a client library takes longer to load than the broker to answer.
+    """
+    client = b"cdc"
+    request = struct.pack(f">hhih{len(client)}si", 3, 1, 7, len(client), client, 0)
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        head = connection.recv(12, socket.MSG_WAITALL)
+        if len(head) == 12:
+            _, correlation, brokers = struct.unpack(">iii", head)
+            return bool(correlation == 7 and brokers > 0)
+    return False
+
+
+def connect(port: int) -> bool:
+    """Ask the worker for its plugins, and for its connectors: the latter it knows once it has joined its group."""
+    plugins = _get(f"http://127.0.0.1:{port}/connector-plugins")
+    if not any(plugin.get("class") == DEBEZIUM for plugin in plugins or []):
+        return False
+    return _get(f"http://127.0.0.1:{port}/connectors") is not None
+
+
+def elasticsearch(port: int) -> bool:
+    """Ask for the cluster's health (this distribution answers GET / with 405)."""
+    health = _get(f"http://127.0.0.1:{port}/_cluster/health")
+    return bool(health) and health.get("status") in {"yellow", "green"}
+
+
+def redis(port: int) -> bool:
+    """PING; a server that still loads its file answers with an error."""
+    import redis as client
+
+    with (
+        suppress(client.RedisError),
+        client.Redis(port=port, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as r,
+    ):
+        return bool(r.ping())
+    return False
+
+
+def _get(url: str) -> Any:
+    import httpx
+
+    with suppress(httpx.HTTPError, ValueError):
+        # The environment's proxy is for the world outside.
+        answer = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        return answer.json() if answer.status_code == 200 else None
+    return None
+
+
+def last_lines(log: Path, count: int = 15) -> str:
+    """Return the end of a log, indented."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 16_384))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"    {line[:400]}" for line in lines[-count:])

@@ -1,0 +1,100 @@
+"""What the machine must offer: a Java, disk space, and for root a user that may read what its servers need."""
+
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc.errors import StackError
+from compose import versions
+
+GIB = 1 << 30
+DISK_MIN_BYTES = 3 * GIB
+JAVA_HINT = "install one (apt install openjdk-17-jre-headless, or brew install openjdk@17) or set JAVA_HOME"
+
+
+def java() -> Path:
+    """Find a Java runtime of at least version 17: JAVA_HOME first, then PATH."""
+    home = os.environ.get("JAVA_HOME")
+    found = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if not found or not Path(found).is_file():
+        where = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
+        raise StackError(f"Java {versions.JAVA_MIN} or newer is needed: {where}", hint=JAVA_HINT)
+    path = Path(found)
+    major = java_major(path)
+    if major < versions.JAVA_MIN:
+        raise StackError(
+            f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT
+        )
+    # Elasticsearch is told a home folder, which a link such as /usr/bin/java doesn't have.
+    return path.resolve()
+
+
+def java_major(path: Path) -> int:
+    """Ask a java for its major version; 0 when it gives none."""
+    try:
+        run = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
+    return int(found.group(1)) if found else 0
+
+
+def require_disk(folder: Path, what: str) -> None:
+    """Refuse to fill a filesystem that has less than 3 GiB left."""
+    present = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(present).free
+    if free < DISK_MIN_BYTES:
+        raise StackError(
+            f"{what} at {folder} has {free / GIB:.1f} GiB free, {DISK_MIN_BYTES / GIB:.0f} GiB are needed",
+            hint="free some space, or choose another place with CDC_CACHE (downloads) and CDC_STATE (data)",
+            path=str(folder),
+        )
+
+
+@dataclass(frozen=True)
+class User:
+    """The account that a server runs as."""
+
+    uid: int
+    gid: int
+
+
+def unprivileged() -> User | None:
+    """Return the account for servers that refuse to run as root; None when the caller isn't root."""
+    if os.geteuid() != 0:
+        return None
+    nobody = pwd.getpwnam("nobody")
+    return User(nobody.pw_uid, nobody.pw_gid)
+
+
+def own(folder: Path, user: User | None) -> None:
+    """Hand a folder and what it holds to a user."""
+    if user:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, user.uid, user.gid, follow_symlinks=False)
+
+
+def share(folder: Path) -> None:
+    """Let every user read a tree, whatever the umask was; what the owner may execute, all may."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | 0o444 | (0o111 if mode & stat.S_IXUSR else 0))
+
+
+def require_searchable(path: Path, hint: str) -> None:
+    """Refuse a path that root's unprivileged servers can't reach, naming the folder that shuts them out."""
+    if os.geteuid() != 0:
+        return
+    for folder in reversed((path, *path.parents)):
+        if folder.is_dir() and not folder.stat().st_mode & stat.S_IXOTH:
+            raise StackError(
+                f"{folder} is closed to other users, and root must run Postgres and Elasticsearch as one",
+                hint=hint,
+                path=str(path),
+            )

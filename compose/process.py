@@ -1,0 +1,150 @@
+"""Processes that outlive the command that starts them: known by pid and start time, so a reused pid is never touched."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from compose.machine import User
+
+# psutil derives the start time from the clock, which may be set a little meanwhile.
+CLOCK_SLACK_S = 5.0
+KILL_DEADLINE_S = 10.0
+
+# Children of this very process have to be reaped by it, or they stay as zombies.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class Process:
+    """A server's leading process, as remembered on disk."""
+
+    pid: int
+    started: float
+
+    def find(self) -> psutil.Process | None:
+        """Return the living process, or None when it ended (even if its pid lives on as another's)."""
+        self.exit_status()
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < CLOCK_SLACK_S
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+    def exit_status(self) -> int | None:
+        """Return the exit status (negative: the signal), known only to the process that started it."""
+        child = _children.get(self.pid)
+        return child.poll() if child else None
+
+    def tree(self) -> list[psutil.Process]:
+        """Return the process and all that it started; empty when it ended."""
+        process = self.find()
+        try:
+            return [process, *process.children(recursive=True)] if process else []
+        except psutil.NoSuchProcess:
+            return []
+
+    def rss_bytes(self) -> int:
+        """Sum the tree's memory, counting what its processes share once."""
+        private, shared = 0, 0
+        for process in self.tree():
+            try:
+                memory = process.memory_info()
+            except psutil.NoSuchProcess:
+                continue
+            common = getattr(memory, "shared", 0)
+            private += memory.rss - common
+            shared = max(shared, common)
+        return private + shared
+
+
+def spawn(
+    command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[str, str], user: User | None
+) -> Process:
+    """Start a server in a session of its own, writing to `log`."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=home,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **as_user(user),
+        )
+    _children[child.pid] = child
+    return Process(child.pid, psutil.Process(child.pid).create_time())
+
+
+def run(
+    command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[str, str], user: User | None
+) -> int:
+    """Run a preparing command to its end, writing to `log`; return its exit status."""
+    with log.open("ab") as output:
+        return subprocess.run(
+            command,
+            cwd=home,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            timeout=120,
+            check=False,
+            **as_user(user),
+        ).returncode
+
+
+def as_user(user: User | None) -> dict[str, object]:
+    """Name the account for subprocess, without any of root's groups."""
+    return {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
+
+
+def ask(process: Process, how: signal.Signals) -> list[psutil.Process]:
+    """Ask a server to end; return its tree, to be awaited."""
+    tree = process.tree()
+    if tree:
+        _signal_group(process.pid, how)
+    return tree
+
+
+def await_end(tree: list[psutil.Process], deadline_s: float) -> None:
+    """Wait until a tree is gone; kill what is left after the deadline."""
+    _, alive = psutil.wait_procs(tree, timeout=deadline_s)
+    if alive:
+        _kill(tree)
+    for process in tree:
+        if child := _children.pop(process.pid, None):
+            child.wait(KILL_DEADLINE_S)
+
+
+def kill(process: Process) -> None:
+    """End a server and all that it started at once, as a power cut would."""
+    tree = process.tree()
+    _kill(tree)
+    await_end(tree, KILL_DEADLINE_S)
+
+
+def _kill(tree: list[psutil.Process]) -> None:
+    if tree:
+        _signal_group(tree[0].pid, signal.SIGKILL)
+    # Postgres' backends are sessions of their own, so the group isn't all.
+    for process in tree:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(tree, timeout=KILL_DEADLINE_S)
+
+
+def _signal_group(pid: int, how: signal.Signals) -> None:
+    try:
+        os.killpg(pid, how)
+    except (ProcessLookupError, PermissionError):
+        # macOS answers "not permitted" for a group that holds only zombies.
+        return

@@ -1,0 +1,249 @@
+"""The five servers of the embedded stack: settings, command line, environment and what "ready" means for each.
+
+A server lives in `<state>/<name>/{data,conf,log,tmp}` and knows its ports; starting and stopping is stack.py's work.
+"""
+
+import base64
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from cdc.errors import StackError
+from compose import health
+from compose.artifacts import Servers
+from compose.machine import User, own, require_searchable, unprivileged
+from compose.process import run
+
+TEMPLATES = Path(__file__).parent / "conf"
+FOLDERS = ("data", "conf", "log", "tmp")
+STATE_HINT = "choose a folder that every user may search: cdc up --state /var/lib/cdc/NAME"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server runs: its folder, every port of the stack, the fetched parts and the Java to use."""
+
+    home: Path
+    ports: Mapping[str, int]
+    parts: Servers
+    java: Path
+
+    @property
+    def log(self) -> Path:
+        return self.home / "log" / f"{self.home.name}.log"
+
+    @property
+    def data(self) -> Path:
+        return self.home / "data"
+
+    @property
+    def conf(self) -> Path:
+        return self.home / "conf"
+
+
+class Server:
+    """A server of the stack; a subclass says what is its own."""
+
+    name: str
+    extra_ports: tuple[str, ...] = ()
+    after: str | None = None
+    templates: tuple[str, ...] = ()
+    stop_signal = signal.SIGTERM
+    stop_deadline_s = 30.0
+    refuses_root = False
+
+    @property
+    def port_names(self) -> tuple[str, ...]:
+        """Return the names of its ports, the one that clients use first."""
+        return (self.name, *self.extra_ports)
+
+    def user(self) -> User | None:
+        """Return the account to run as; None means the caller's own."""
+        return unprivileged() if self.refuses_root else None
+
+    def prepare(self, place: Place) -> None:
+        """Lay folders and settings; first start: create the data."""
+        for folder in FOLDERS:
+            (place.home / folder).mkdir(parents=True, exist_ok=True)
+        for folder in (place.home.parent, place.home):
+            folder.chmod(0o755)
+        for template in self.templates:
+            text = Template((TEMPLATES / template).read_text()).substitute(self.settings(place))
+            (place.conf / template.removeprefix(f"{self.name}.")).write_text(text)
+        if self.refuses_root:
+            require_searchable(place.home, STATE_HINT)
+            own(place.home, self.user())
+        self.create(place)
+
+    def create(self, place: Place) -> None:
+        """Create the data, when this is the first start."""
+
+    def settings(self, place: Place) -> dict[str, object]:
+        """Return what the templates may use."""
+        ports = {name.replace("-", "_"): port for name, port in place.ports.items()}
+        return {**ports, "home": place.home, "plugins": place.parts.plugins}
+
+    def command(self, place: Place) -> list[str | Path]:
+        """Return the command line."""
+        raise NotImplementedError
+
+    def environment(self, place: Place) -> dict[str, str]:
+        """Return the whole environment: the caller's could change what a server does (PGDATA, ES_JAVA_OPTS, CLASSPATH)."""
+        tmp = str(place.home / "tmp")
+        return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
+
+    def ready(self, ports: Mapping[str, int]) -> bool:
+        """Tell whether the server answers a real request."""
+        raise NotImplementedError
+
+    def run(self, place: Place, *command: str | Path) -> None:
+        """Run a preparing command as the server's user."""
+        status = run(command, home=place.home, log=place.log, env=self.environment(place), user=self.user())
+        if status != 0:
+            raise StackError(
+                f"{self.name}: {Path(command[0]).name} ended with status {status}\n{health.last_lines(place.log)}",
+                hint=f"the whole log: {place.log}",
+                service=self.name,
+            )
+
+
+class Postgres(Server):
+    name = "postgres"
+    templates = ("postgres.postgresql.conf",)
+    stop_signal = signal.SIGINT  # "fast": SIGTERM would wait for every client to leave
+    refuses_root = True
+
+    def create(self, place: Place) -> None:
+        if place.data.joinpath("PG_VERSION").exists():
+            return
+        fresh = place.home / "tmp" / "initdb"
+        shutil.rmtree(fresh, ignore_errors=True)
+        self.run(
+            place,
+            place.parts.postgres_bin / "initdb",
+            *("-D", fresh, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-instructions"),
+            *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+        )
+        # An interrupted initdb leaves half a cluster, which a rename never shows.
+        place.data.rmdir()
+        fresh.rename(place.data)
+
+    def command(self, place: Place) -> list[str | Path]:
+        config = place.conf / "postgresql.conf"
+        return [place.parts.postgres_bin / "postgres", "-D", place.data, "-c", f"config_file={config}"]
+
+    def ready(self, ports: Mapping[str, int]) -> bool:
+        return health.postgres(ports[self.name])
+
+
+class JavaServer(Server):
+    """What Kafka and Connect share: a class path, a main class and a quiet log."""
+
+    main: str
+    heap: str
+    stop_deadline_s = 60.0
+
+    def jars(self, parts: Servers) -> Path:
+        """Return the folder of its class path."""
+        raise NotImplementedError
+
+    def jvm(self, place: Place) -> list[str | Path]:
+        """Return java with the options of a small server that leaves nothing outside its folder."""
+        return [
+            place.java,
+            *("-Xms128m", f"-Xmx{self.heap}", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData"),
+            *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
+            f"-Djava.io.tmpdir={place.home / 'tmp'}",
+            f"-Dlog4j2.configurationFile={place.conf / 'log4j2.properties'}",
+            *("-cp", f"{self.jars(place.parts)}/*"),
+        ]
+
+    def command(self, place: Place) -> list[str | Path]:
+        return [*self.jvm(place), self.main, place.conf / "server.properties"]
+
+
+class Kafka(JavaServer):
+    name = "kafka"
+    extra_ports = ("kafka-controller",)
+    templates = ("kafka.server.properties", "kafka.log4j2.properties")
+    main = "kafka.Kafka"
+    heap = "512m"
+
+    def jars(self, parts: Servers) -> Path:
+        return parts.kafka_jars
+
+    def create(self, place: Place) -> None:
+        if place.data.joinpath("meta.properties").exists():
+            return
+        shutil.rmtree(place.data)
+        place.data.mkdir()
+        cluster = "c" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
+        self.run(
+            place,
+            *(*self.jvm(place), "kafka.tools.StorageTool", "format", "--standalone"),
+            *("-t", cluster, "-c", place.conf / "server.properties"),
+        )
+
+    def ready(self, ports: Mapping[str, int]) -> bool:
+        return health.kafka(ports[self.name])
+
+
+class Connect(JavaServer):
+    name = "connect"
+    after = "kafka"
+    templates = ("connect.server.properties", "connect.log4j2.properties")
+    main = "org.apache.kafka.connect.cli.ConnectDistributed"
+    heap = "768m"
+
+    def jars(self, parts: Servers) -> Path:
+        return parts.connect_jars
+
+    def ready(self, ports: Mapping[str, int]) -> bool:
+        return health.connect(ports[self.name])
+
+
+class Elasticsearch(Server):
+    name = "elasticsearch"
+    extra_ports = ("elasticsearch-transport",)
+    templates = (
+        "elasticsearch.elasticsearch.yml",
+        "elasticsearch.jvm.options",
+        "elasticsearch.log4j2.properties",
+    )
+    refuses_root = True
+    stop_deadline_s = 60.0
+
+    def command(self, place: Place) -> list[str | Path]:
+        return [place.parts.elasticsearch / "bin" / "elasticsearch"]
+
+    def environment(self, place: Place) -> dict[str, str]:
+        return {
+            **super().environment(place),
+            "ES_JAVA_HOME": str(place.java.parent.parent),
+            "ES_PATH_CONF": str(place.conf),
+            "ES_TMPDIR": str(place.home / "tmp"),
+        }
+
+    def ready(self, ports: Mapping[str, int]) -> bool:
+        return health.elasticsearch(ports[self.name])
+
+
+class Redis(Server):
+    name = "redis"
+    templates = ("redis.redis.conf",)
+
+    def command(self, place: Place) -> list[str | Path]:
+        return [place.parts.redis_server, place.conf / "redis.conf"]
+
+    def ready(self, ports: Mapping[str, int]) -> bool:
+        return health.redis(ports[self.name])
+
+
+# In the order of starting; stopped in reverse.
+ALL: tuple[Server, ...] = (Postgres(), Kafka(), Elasticsearch(), Redis(), Connect())
+BY_NAME: Mapping[str, Server] = {server.name: server for server in ALL}
