@@ -56,14 +56,20 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Applied]:
     require_idle(conn)
     files = migrations(folder)
     require_logical(conn)
-    with one_at_a_time(conn):
-        _create_record(conn)
-        recorded = _recorded(conn, kind(folder))
-        _refuse_rewritten(files, recorded)
-        return [
-            Applied(file.name, file.checksum, now=False) if file.name in recorded else _apply(conn, file)
-            for file in files
-        ]
+    try:
+        with one_at_a_time(conn):
+            _create_record(conn)
+            recorded = _recorded(conn, kind(folder))
+            _refuse_rewritten(files, recorded)
+            return [
+                Applied(file.name, file.checksum, now=False) if file.name in recorded else _apply(conn, file)
+                for file in files
+            ]
+    except psycopg.Error as error:
+        raise SourceError(
+            f"migrations can't be recorded: {error.diag.message_primary or 'the connection was lost'}",
+            hint="repair the cause and run cdc migrate again",
+        ) from error
 
 
 def kind(folder: Path) -> str:

@@ -49,12 +49,12 @@ def flights(start: date, end: date) -> pd.DataFrame:
     raw = _within(_read("flights.csv.zip"), start, end)
     times = pd.to_datetime(raw["time_hour"]).dt.as_unit("s")
     zones = raw["dest"].map(_zones())
-    frame = raw.assign(sched_dep=times + pd.to_timedelta(raw["minute"], unit="min"))
-    frame["dep_time"] = frame["sched_dep"] + pd.to_timedelta(raw["dep_delay"], unit="min")
+    frame = raw.assign(sched_dep=times + minutes(raw["minute"]))
+    frame["dep_time"] = frame["sched_dep"] + minutes(raw["dep_delay"])
     frame["sched_arr"] = first_at(raw["sched_arr_time"], frame["sched_dep"], zones)
     # A diverted flight has an arrival by the clock, but neither a delay nor a time in the air.
     diverted = first_at(raw["arr_time"], frame["dep_time"], zones)
-    expected = frame["sched_arr"] + pd.to_timedelta(raw["arr_delay"], unit="min")
+    expected = frame["sched_arr"] + minutes(raw["arr_delay"])
     frame["arr_time"] = expected.where(raw["arr_delay"].notna(), diverted)
     arrived = frame["arr_time"].notna()
     frame["status"] = np.where(arrived, "arrived", "cancelled")
@@ -94,16 +94,24 @@ def planes() -> pd.DataFrame:
 def first_at(clock: pd.Series, after: pd.Series, zones: pd.Series) -> pd.Series:
     """The first instant after `after` at which clocks in the zone show HHMM (0 to 2400); gaps stay gaps."""
     found = pd.Series(pd.NaT, index=clock.index, dtype="datetime64[s, UTC]")
-    minutes = pd.to_timedelta(clock // 100 * 60 + clock % 100, unit="min")
+    since_midnight = minutes(clock // 100 * 60 + clock % 100)
     for zone, rows in clock.groupby(zones).groups.items():
         local = after[rows].dt.tz_convert(str(zone)).dt.tz_localize(None)
         day = local.dt.normalize()
-        shown = day + minutes[rows]
+        shown = day + since_midnight[rows]
         shown = shown.where((shown > local) | shown.isna(), shown + pd.Timedelta(days=1))
         summer = np.ones(len(shown), dtype=bool)
         instants = shown.dt.tz_localize(str(zone), ambiguous=summer, nonexistent="shift_forward")
         found[rows] = instants.dt.tz_convert("UTC").dt.as_unit("s")
     return found
+
+
+def minutes(counts: pd.Series) -> pd.Series:
+    """Whole minutes as durations; gaps stay gaps.
+
+    From floats, pandas 3.1 rounds leftover memory in the place of each gap, and at times warns of it.
+    """
+    return pd.to_timedelta(counts.astype("Int64"), unit="min")
 
 
 def _within(raw: pd.DataFrame, start: date, end: date) -> pd.DataFrame:

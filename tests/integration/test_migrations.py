@@ -226,6 +226,13 @@ def test_a_missing_privilege_is_named(
     assert caught.value.hint.startswith(f"run GRANT CREATE ON DATABASE {conn.info.dbname} TO {nobody}")
 
 
+def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str) -> None:
+    """As a standby would answer."""
+    dsn = make_conninfo(postgres_dsn, options="-c default_transaction_read_only=on")
+    with psycopg.connect(dsn) as standby, pytest.raises(SourceError, match="read-only transaction"):
+        migrate(standby)
+
+
 def test_without_a_superuser_only_the_ddl_journal_is_missing(
     conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
 ) -> None:
@@ -277,6 +284,9 @@ def test_the_role_can_do_its_work_and_no_more(prepare: Prepare, postgres_dsn: st
     with psycopg.connect(make_conninfo(postgres_dsn, user=role), autocommit=True) as connector:
         assert rows(connector, "SELECT * FROM shop.orders") == []
         assert connector.execute(heartbeat_query("shop").encode()).rowcount == 1
+        slot = f"work_{uuid.uuid4().hex[:12]}"
+        assert rows(connector, "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+        assert rows(connector, "SELECT pg_drop_replication_slot(%s)", slot)
         execute(connector, "INSERT INTO cdc.signal VALUES ('1', 'log', NULL)")
         for forbidden in (
             "INSERT INTO shop.orders VALUES (1)",

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -107,6 +108,15 @@ def test_the_first_instant_that_a_clock_shows(clock: int, after: str, zone: str,
 def test_a_gap_in_the_clock_stays_a_gap() -> None:
     after = pd.Series([pd.Timestamp("2013-01-01T10:00", tz="UTC")])
     assert nyc2013.first_at(pd.Series([float("nan")]), after, pd.Series(["America/New_York"])).isna().all()
+
+
+def test_gaps_are_not_computed_from_leftover_memory() -> None:
+    counts = pd.Series([1.0, float("nan"), 3.0] * 300)
+    for _ in range(20):
+        leftovers = [np.full(len(counts), 1.7e308) for _ in range(8)]
+        del leftovers
+        found = nyc2013.minutes(counts)
+    assert found[:3].tolist() == [pd.Timedelta(minutes=1), pd.NaT, pd.Timedelta(minutes=3)]
 
 
 def test_a_range_counts_new_york_days() -> None:

@@ -1,0 +1,243 @@
+"""The whole pipeline from an empty machine: `make demo`. KEEP=1 leaves it running.
+
+Each step is a verb of the command line, so that what is shown here is what a user does.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+import redis
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+
+import sinks
+from cdc import fence, settings, source
+from cdc.change import Table
+from cdc.cli import print_error
+from cdc.errors import CdcError, DivergenceError, SinkError
+from cdc.sink import Sink
+from cdc.verify import Comparison, compare
+from compose import artifacts, stack
+from sample.load import load
+from sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
+from sample.replay import Replayed, replay
+
+PIPELINE = Path(__file__).parent / "airport.yaml"
+LOADED = (date(2013, 1, 1), date(2013, 1, 31))
+REPLAYED = (date(2013, 2, 1), date(2013, 2, 3))
+RATE = 300.0
+CAUGHT_UP_S = 120.0
+console = Console(highlight=False)
+
+
+class Demo:
+    def __init__(self, state: Path) -> None:
+        self.state, self.began = state, time.monotonic()
+        self.run: subprocess.Popen[bytes] | None = None
+
+    def step(self, text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - self.began:5.0f} s[/]  [bold]{text}[/]")
+
+    def play(self) -> int:
+        """All of it; 0 when every view equals the source."""
+        self.step("starting Postgres, Kafka, Connect, Elasticsearch and Valkey")
+        endpoints = stack.up(self.state, progress=lambda line: console.print(f"         [dim]{line}[/]"))
+        self.pipeline = settings.load(PIPELINE, endpoints.environment())
+        self.dsn = self.pipeline.source.dsn
+        self.step("migrating: control schema, connector role, publication, the sample's tables")
+        self.verb("migrate", "--sample")
+        self.step("loading January 2013 as rows that were there before")
+        loaded = load(self.dsn, *LOADED)
+        console.print("         " + ", ".join(f"{rows:,} {table}" for table, rows in loaded.items()))
+        self.step("registering the connector; it takes a snapshot")
+        self.verb("register")
+        with source.connect(self.dsn) as connection:
+            self.tables = source.describe(connection, self.pipeline)
+        self.sinks = [sinks.build(self.pipeline, name) for name in self.pipeline.sinks]
+        self.step("applying to three views: cdc run")
+        self.start_run()
+        self.snapshot(loaded)
+        self.step(f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s")
+        done, probe = self.live()
+        self.step("waiting until the views hold everything")
+        late = fence.settle(self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, still=self.running)
+        console.print(f"         after {late:.1f} s")
+        self.stop_run()
+        self.step("verifying: every row and column of every view against Postgres")
+        found, busiest = self.verify()
+        show_views(found)
+        show_latency(done, probe)
+        show_reads(self, busiest)
+        wrong = [one for one in found if not one.equal]
+        if wrong:
+            raise DivergenceError(f"{len(wrong)} views differ from Postgres.", hint="see the table above")
+        return 0
+
+    def verb(self, *words: str) -> None:
+        """Run a verb of the command line as a user would; its error is the demo's."""
+        command = [sys.executable, "-m", "cdc.cli", "-p", str(PIPELINE), "--state", str(self.state), *words]
+        done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        if done.returncode:
+            sys.exit(done.returncode)
+
+    def start_run(self) -> None:
+        command = [sys.executable, "-m", "cdc.cli", "-p", str(PIPELINE), "--state", str(self.state), "run"]
+        with (self.state / "run.log").open("ab") as log:
+            self.run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def running(self) -> None:
+        if self.run is not None and self.run.poll() is not None:
+            lines = (self.state / "run.log").read_text(errors="replace").splitlines()[-12:]
+            raise SinkError("cdc run has ended: " + " / ".join(lines), hint=f"see {self.state / 'run.log'}")
+
+    def stop_run(self) -> None:
+        if self.run is not None:
+            self.run.send_signal(signal.SIGTERM)
+            self.run.wait(60)
+            self.run = None
+
+    def snapshot(self, loaded: dict[str, int]) -> None:
+        """Show how the snapshot reaches each view."""
+        total = sum(loaded.values())
+        columns = (TextColumn("         {task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as bars:
+            tasks = {sink.name: bars.add_task(sink.name, total=total) for sink in self.sinks}
+            while not bars.finished:
+                self.running()
+                for sink in self.sinks:
+                    bars.update(tasks[sink.name], completed=min(total, self.applied(sink)))
+                time.sleep(0.5)
+
+    def applied(self, sink: Sink) -> int:
+        stored = [sink.position(table) for table in self.tables]
+        return sum(one.rows for one in stored if one)
+
+    def live(self) -> tuple[Replayed, Probe]:
+        by_type: dict[str, Callable[[Any], Any]] = {
+            "redis": lambda s: redis_watch(s.url, s.prefix),
+            "elasticsearch": lambda s: elasticsearch_watch(s.url, self.pipeline.pipeline),
+            "delta": lambda s: delta_watch(s.path),
+        }
+        watches = {name: by_type[sink.type](sink) for name, sink in self.pipeline.sinks.items()}
+        with Probe(self.dsn, watches) as probe:
+            done = replay(self.dsn, *REPLAYED, rate=RATE, on_commit=probe.on_commit)
+            end = time.monotonic() + 15
+            while any(watch.pending for watch in watches.values()) and time.monotonic() < end:
+                time.sleep(0.1)
+        return done, probe
+
+    def verify(self) -> tuple[list[Comparison], list[Any]]:
+        from cdc.session import session
+
+        spark = session("local[*]", artifacts.spark_jars())
+        found = [one for table in self.tables for one in compare(spark, table, self.dsn, self.sinks)]
+        flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[union-attr]
+        query = f"SELECT carrier, count(*), round(avg(arr_delay), 1) FROM {flights} GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
+        busiest = [tuple(row) for row in spark.sql(query).collect()]
+        spark.stop()
+        return found, busiest
+
+
+def show_views(found: Sequence[Comparison]) -> None:
+    grid = Grid(title="\nEvery view against Postgres", box=None, title_justify="left", title_style="bold")
+    for heading, side in (("table", "left"), ("view", "left"), ("source rows", "right"), ("view rows", "right"),
+                          ("differences", "right")):  # fmt: skip
+        grid.add_column(heading, justify=side)  # type: ignore[arg-type]
+    for one in found:
+        wrong = one.missing + one.extra + one.different
+        colour = "red" if wrong else "green"
+        grid.add_row(one.table, one.sink, f"{one.source_rows:,}", f"{one.view_rows:,}", f"[{colour}]{wrong}[/]")
+    console.print(grid)
+
+
+def show_latency(done: Replayed, probe: Probe) -> None:
+    console.print(
+        f"\n[bold]Commit to visible[/], during {done.transactions:,} transactions at {done.rate:.0f}/s"
+        f" ({', '.join(f'{count:,} {kind}' for kind, count in sorted(done.by_kind.items()))})"
+    )
+    grid = Grid(box=None)
+    for heading in ("view", "p50", "p95", "p99", "rows watched"):
+        grid.add_column(heading, justify="left" if heading == "view" else "right")
+    for name, watch in probe.watches.items():
+        if watch.latencies:
+            shown = [f"{watch.percentile(share):.2f} s" for share in (0.5, 0.95, 0.99)]
+            grid.add_row(name, *shown, str(len(watch.latencies)))
+    console.print(grid)
+
+
+def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
+    """One read per view, as an application would make it."""
+    search, cache = demo.pipeline.sinks["search"], demo.pipeline.sinks["cache"]
+    url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[union-attr]
+    hits = httpx.post(url, json={"query": {"match": {"name": "kennedy"}}, "size": 3}).json()["hits"]["hits"]
+    key = f"{demo.pipeline.pipeline}:public.planes:N14228"
+    plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[union-attr]
+    console.print("\n[bold]One read of each[/]")
+    console.print(f"search     airports named kennedy: {', '.join(hit['_source']['name'] for hit in hits)}")
+    console.print(f"cache      GET {key}\n           {str(plane)[:68]}...")
+    console.print("warehouse  " + ", ".join(f"{c}: {n:,} flights, {d} min late" for c, n, d in busiest))
+
+
+def show_next(demo: Demo) -> None:
+    endpoints = stack.running(demo.state)
+    assert endpoints
+    console.print("\n[bold]It goes on running.[/] Look around:")
+    console.print(f"  .venv/bin/cdc -p sample/airport.yaml --state {demo.state} status")
+    console.print(f"  psql {endpoints.postgres} -c \"UPDATE airlines SET name = 'Hello' WHERE carrier = 'UA'\"")
+    console.print(f"  curl {endpoints.elasticsearch}/airport-public.airlines/_doc/UA")
+    console.print(f"  kill {demo.run.pid if demo.run else ''}; .venv/bin/cdc -p sample/airport.yaml --state {demo.state} down")
+
+
+def end_former(state: Path) -> None:
+    """Make room: an earlier demo that was kept, or that died."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "cdc.cli" in words and str(state) in words and "run" in words:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+                process.wait(60)
+    stack.down(state, progress=lambda _: None)
+    shutil.rmtree(state, ignore_errors=True)
+
+
+def main() -> int:
+    state = stack.state_dir("airport").with_name("demo")
+    end_former(state)
+    demo = Demo(state)
+    keep = os.environ.get("KEEP") == "1"
+    try:
+        code = demo.play()
+        if keep:
+            demo.start_run()
+            show_next(demo)
+        else:
+            console.print("\nWhere to look next: KEEP=1 make demo leaves it running; README.md, \"Your own tables\".")
+        return code
+    except CdcError as error:
+        print_error(error)
+        return error.exit_code
+    except psycopg.Error as error:
+        print_error(SinkError(f"Postgres: {error}", hint="see the log of postgres in the state folder"))
+        return 4
+    finally:
+        if not keep or sys.exc_info()[0]:
+            demo.stop_run()
+            stack.down(state, progress=lambda _: None)
+            console.print(f"[dim]stopped everything after {time.monotonic() - demo.began:.0f} s[/]")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Commit-to-visible latency as a client sees it: watch rows of the replay until each view shows them.
+
+The commit's time is Postgres' own (`pg_xact_commit_timestamp`); visible means that a plain client of the view reads a
+row that is at least as new: GET in Redis, a document by its id in Elasticsearch, a committed version in Delta.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import deltalake
+import httpx
+import psycopg
+import redis
+
+from cdc.change import row_id
+
+EVERY_S = 0.25
+GIVE_UP_S = 60.0
+COMMITTED = (
+    "SELECT updated_at, pg_xact_commit_timestamp(xmin) FROM public.flights"
+    " WHERE (carrier, flight, origin, sched_dep) = (%s, %s, %s, %s)"
+)
+Find = Callable[[list[str]], Mapping[str, datetime]]
+"""Row ids to the `updated_at` that the view holds for those it has."""
+
+
+@dataclass
+class Watch:
+    """One view: rows that it doesn't show yet, and how long it took for the others, in seconds."""
+
+    find: Find
+    poll_s: float
+    pending: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
+    latencies: list[float] = field(default_factory=list)
+    unseen: int = 0
+
+    def look(self) -> None:
+        waiting = dict(self.pending)
+        found = self.find(list(waiting)) if waiting else {}
+        now = datetime.now(UTC)
+        for key, (updated, committed) in waiting.items():
+            if key in found and found[key] >= updated:
+                self.latencies.append((now - committed).total_seconds())
+            elif (now - committed).total_seconds() > GIVE_UP_S:
+                self.unseen += 1
+            else:
+                continue
+            if self.pending.get(key) == (updated, committed):
+                del self.pending[key]
+
+    def percentile(self, share: float) -> float:
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Probe:
+    """Use as a context manager; pass `on_commit` to the replay."""
+
+    def __init__(self, dsn: str, watches: Mapping[str, Watch]) -> None:
+        self.watches = dict(watches)
+        self._dsn, self._lock, self._next = dsn, threading.Lock(), 0.0
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._watch, args=(w,), daemon=True) for w in self.watches.values()]
+
+    def __enter__(self) -> "Probe":
+        self._connection = psycopg.connect(self._dsn, autocommit=True)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+        self._connection.close()
+
+    def on_commit(self, table: str, key: tuple[Any, ...], _: datetime) -> None:
+        """Take a row now and then. The replay's next change of this key comes after this call, on its thread."""
+        if table != "flights":
+            return
+        with self._lock:
+            if time.monotonic() < self._next:
+                return
+            self._next = time.monotonic() + EVERY_S
+            found = self._connection.execute(COMMITTED, key).fetchone()
+        if found:
+            carrier, flight, origin, departure = key
+            stamp = departure.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            identity = row_id([carrier, flight, origin, stamp])
+            for watch in self.watches.values():
+                watch.pending[identity] = found
+
+    def _watch(self, watch: Watch) -> None:
+        while not self._done.wait(watch.poll_s):
+            watch.look()
+
+
+def redis_watch(url: str, prefix: str) -> Watch:
+    client = redis.Redis.from_url(url, decode_responses=True)
+
+    def find(ids: list[str]) -> Mapping[str, datetime]:
+        rows = client.mget([f"{prefix}:public.flights:{key}" for key in ids])
+        return {key: _updated(json.loads(row)) for key, row in zip(ids, rows, strict=True) if row}
+
+    return Watch(find, 0.01)
+
+
+def elasticsearch_watch(url: str, pipeline: str) -> Watch:
+    client = httpx.Client(base_url=url)
+
+    def find(ids: list[str]) -> Mapping[str, datetime]:
+        answer = client.post(f"/{pipeline}-public.flights/_mget", json={"ids": ids}).raise_for_status().json()
+        return {doc["_id"]: _updated(doc["_source"]) for doc in answer["docs"] if doc.get("found")}
+
+    return Watch(find, 0.02)
+
+
+def delta_watch(path: str) -> Watch:
+    folder = f"{path}/public.flights/mirror"
+    version = -1
+
+    def find(ids: list[str]) -> Mapping[str, datetime]:
+        nonlocal version
+        table = deltalake.DeltaTable(folder)
+        if table.version() == version:
+            return {}
+        version = table.version()
+        listed = ", ".join("'" + key.replace("'", "''") + "'" for key in ids)
+        query = f"SELECT _cdc_id, updated_at FROM flights WHERE _cdc_id IN ({listed})"
+        rows = deltalake.QueryBuilder().register("flights", table).execute(query).read_all()
+        return dict(zip(*(rows.column(name).to_pylist() for name in ("_cdc_id", "updated_at")), strict=True))
+
+    return Watch(find, 0.2)
+
+
+def _updated(row: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(row["updated_at"])

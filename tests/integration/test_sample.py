@@ -1,0 +1,287 @@
+"""Loading and replaying the sample on a real Postgres."""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import typer
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from typer.testing import CliRunner
+
+from cdc.errors import SettingsError, SourceError
+from migrations import SAMPLE, migrate
+from sample import load, replay
+from sample.plan import KEYS, plan
+
+DAY = date(2013, 2, 9)  # after a snow storm: a third of the flights are cancelled
+WEEK = date(2013, 1, 1), date(2013, 1, 7)
+COLUMNS = {
+    "flights": "carrier, flight, origin, sched_dep, dest, tailnum, dep_time, dep_delay, sched_arr, arr_time,"
+    " arr_delay, air_time, distance, status, remark, on_time",
+    "weather": "origin, time_hour, temp, dewp, humid, wind_dir, wind_speed, wind_gust, precip, pressure,"
+    " visib",
+    "planes": "tailnum, seats, engine",
+    "airlines": "carrier, name",
+}
+Contents = dict[str, list[tuple[Any, ...]]]
+
+
+@contextmanager
+def sibling(dsn: str) -> Iterator[str]:
+    """Another empty database with the sample schema, on the same server."""
+    name = f"sibling_{uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+        other = make_conninfo(dsn, dbname=name)
+        try:
+            with psycopg.connect(other) as conn:
+                migrate(conn, SAMPLE)
+            yield other
+        finally:
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def airport(postgres_dsn: str) -> str:
+    """The DSN of a database with the sample schema, empty."""
+    with psycopg.connect(postgres_dsn) as conn:
+        migrate(conn, SAMPLE)
+    return postgres_dsn
+
+
+def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("SET TIME ZONE 'UTC'")
+        return conn.execute(query.encode()).fetchall()
+
+
+def contents(dsn: str) -> Contents:
+    """All that a replay decides: everything but updated_at."""
+    return {
+        table: rows(dsn, f"SELECT {columns} FROM {table} ORDER BY {', '.join(KEYS[table])}")
+        for table, columns in COLUMNS.items()
+    }
+
+
+# Loading
+
+
+def test_january_is_loaded_whole_and_once(airport: str) -> None:
+    told: list[tuple[str, int]] = []
+    added = load.load(airport, date(2013, 1, 1), date(2013, 1, 31), progress=lambda *done: told.append(done))
+    assert added == {"airlines": 16, "airports": 1_458, "planes": 3_322, "weather": 2_226, "flights": 27_004}
+    assert dict(told) == added
+    assert rows(airport, "SELECT status, count(*) FROM flights GROUP BY 1 ORDER BY 1") == [
+        ("arrived", 26_468),
+        ("cancelled", 536),
+    ]
+    again = load.load(airport, date(2013, 1, 31), date(2013, 2, 1))
+    assert again["flights"] == 926
+    assert (again["airlines"], again["planes"]) == (0, 0)
+
+
+def test_loaded_rows_say_what_the_data_says(airport: str) -> None:
+    load.load(airport, *WEEK)
+    (first,) = rows(airport, "SELECT * FROM flights WHERE (carrier, flight) = ('UA', 1545) LIMIT 1")
+    *known, updated_at = first
+    assert known == [
+        "UA", 1545, "EWR", datetime(2013, 1, 1, 10, 15, tzinfo=UTC), "IAH", "N14228",
+        datetime(2013, 1, 1, 10, 17, tzinfo=UTC), 2, datetime(2013, 1, 1, 14, 19, tzinfo=UTC),
+        datetime(2013, 1, 1, 14, 30, tzinfo=UTC), 11, 227, 1400, "arrived", None, True,
+    ]  # fmt: skip
+    assert updated_at is not None
+    (hour,) = rows(
+        airport,
+        "SELECT temp, wind_speed, wind_gust, pressure FROM weather ORDER BY time_hour, origin LIMIT 1",
+    )
+    assert [str(value) for value in hour] == ["39.02", "10.35702", "None", "1012.0"]
+    assert rows(airport, "SELECT count(*) FROM airports WHERE tzone IS NULL") == [(3,)]
+
+
+def test_gaps_and_missing_planes_are_kept(airport: str) -> None:
+    load.load(airport, *WEEK)
+    ((without_departure, without_plane),) = rows(
+        airport,
+        "SELECT count(*) FILTER (WHERE dep_time IS NULL), count(*) FILTER (WHERE p.tailnum IS NULL)"
+        " FROM flights f LEFT JOIN planes p USING (tailnum)",
+    )
+    assert without_departure > 20
+    assert without_plane > 500
+
+
+def test_a_database_without_the_schema_is_named(postgres_dsn: str) -> None:
+    with pytest.raises(SourceError, match="lacks the sample schema") as caught:
+        load.load(postgres_dsn, DAY, DAY)
+    assert "migrate --sample" in caught.value.hint
+    with pytest.raises(SourceError, match="lacks the sample schema"):
+        replay.replay(postgres_dsn, DAY, DAY)
+
+
+def test_a_failed_load_adds_nothing(airport: str) -> None:
+    with psycopg.connect(airport) as conn:
+        conn.execute("ALTER TABLE flights ADD CHECK (distance < 1000)")
+    with pytest.raises(SourceError, match="violates check constraint"):
+        load.load(airport, DAY, DAY)
+    assert rows(airport, "SELECT count(*) FROM airlines") == [(0,)]
+
+
+# Replaying
+
+
+def test_the_seed_alone_decides_the_outcome(airport: str) -> None:
+    """Three times the same day, as fast as it goes: connections run in parallel, rows end the same."""
+    outcomes = []
+    with sibling(airport) as second, sibling(airport) as third:
+        for dsn, connections, seed in ((airport, 1, 7), (second, 5, 7), (third, 5, 8)):
+            load.load(dsn, date(2013, 2, 8), date(2013, 2, 8))
+            replay.replay(dsn, DAY, DAY, rate=math.inf, seed=seed, connections=connections)
+            outcomes.append(contents(dsn))
+    assert outcomes[0]["flights"]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] != outcomes[2]
+
+
+def test_every_transaction_of_the_plan_is_committed(airport: str) -> None:
+    """The oracle is the plan itself, run on a dict."""
+    done = replay.replay(airport, DAY, DAY, rate=math.inf)
+    steps = plan(DAY, DAY, seed=1)
+    assert done.by_kind == Counter(step.kind for step in steps)
+    model: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for change in (change for step in steps for change in step.changes if change.table == "flights"):
+        row = model.pop(change.key, {})
+        if change.op != "delete":
+            model[change.key_after] = row | change.values
+    names = COLUMNS["flights"].replace(",", "").split()
+    expected = [tuple(model[key][name] for name in names) for key in sorted(model)]
+    assert sorted(contents(airport)["flights"], key=lambda row: row[:4]) == expected
+
+
+def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: str) -> None:
+    load.load(airport, date(2013, 2, 8), date(2013, 2, 8))
+    began = rows(airport, "SELECT clock_timestamp()")[0][0]
+    told: dict[tuple[Any, ...], datetime] = {}
+    replay.replay(
+        airport, DAY, DAY, rate=math.inf, on_commit=lambda table, key, at: told.update({(table, *key): at})
+    )
+    touched = {
+        (table, *key): updated_at
+        for table in KEYS
+        for *key, updated_at in rows(
+            airport, f"SELECT {', '.join(KEYS[table])}, updated_at FROM {table} WHERE updated_at > '{began}'"
+        )
+    }
+    assert {table for table, *_ in touched} >= {"flights", "weather", "planes"}
+    assert touched.keys() <= told.keys()
+    assert all(updated_at <= told[key] for key, updated_at in touched.items())
+
+
+def test_a_change_that_meets_no_row_is_not_told(airport: str) -> None:
+    """No planes are loaded here, so refitting one changes nothing."""
+    told: set[str] = set()
+    done = replay.replay(airport, DAY, DAY, rate=math.inf, on_commit=lambda table, _key, _at: told.add(table))
+    assert done.by_kind["refit"] > 0
+    assert told == {"flights", "weather"}
+
+
+def test_the_rate_is_kept_when_it_can_be(airport: str) -> None:
+    done = replay.replay(airport, DAY, DAY, rate=200, limit=200)
+    assert done.transactions == 200
+    assert done.seconds >= 199 / 200
+    assert done.rate <= 201
+
+
+def test_falling_behind_is_reported(airport: str) -> None:
+    """The server takes 10 ms for each insert, so 1,000 a second can't be had from one connection."""
+    with psycopg.connect(airport) as conn:
+        conn.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$"
+        )
+        conn.execute("CREATE TRIGGER slow BEFORE INSERT ON flights FOR EACH ROW EXECUTE FUNCTION slow()")
+    done = replay.replay(airport, DAY, DAY, rate=1_000, connections=1, limit=60)
+    assert done.transactions == 60
+    assert done.rate < 200
+    assert done.behind_s > 0.2
+
+
+def test_a_replay_can_be_stopped(airport: str) -> None:
+    stop = threading.Event()
+    committed = Counter[str]()
+
+    def count(table: str, _key: tuple[Any, ...], _at: datetime) -> None:
+        committed[table] += 1
+        if committed.total() >= 20:
+            stop.set()
+
+    done = replay.replay(airport, DAY, DAY, rate=100, stop=stop, on_commit=count)
+    assert 20 <= done.transactions < 40
+
+
+def test_days_that_are_there_are_not_replayed_again(airport: str) -> None:
+    load.load(airport, DAY, DAY)
+    before = contents(airport)
+    with pytest.raises(SourceError, match="in the database already") as caught:
+        replay.replay(airport, date(2013, 2, 8), DAY)
+    assert caught.value.hint == "replay days that come after them"
+    assert contents(airport) == before
+
+
+def test_a_failing_statement_ends_the_replay(airport: str) -> None:
+    with psycopg.connect(airport) as conn:
+        conn.execute("ALTER TABLE flights ADD CHECK (status <> 'departed')")
+    with pytest.raises(SourceError, match="violates check constraint"):
+        replay.replay(airport, DAY, DAY, rate=math.inf)
+    assert rows(airport, "SELECT count(*) FROM flights WHERE status = 'arrived'") == [(0,)]
+
+
+@pytest.mark.parametrize(("rate", "connections"), [(0, 4), (-1, 4), (math.nan, 4), (300, 0)])
+def test_an_impossible_rate_is_refused(rate: float, connections: int) -> None:
+    with pytest.raises(SettingsError, match="can't replay"):
+        replay.replay("", DAY, DAY, rate=rate, connections=connections)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(SourceError, match="no connection to Postgres"):
+        load.load("postgresql://127.0.0.1:1/none", DAY, DAY)
+    with pytest.raises(SourceError, match="no connection to Postgres"):
+        replay.replay("postgresql://127.0.0.1:1/none", DAY, DAY)
+
+
+# The commands
+
+
+def command(function: Any, *arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(function)
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.output
+
+
+def test_the_commands_tell_what_they_did(airport: str) -> None:
+    code, output = command(load.main, airport, "--from", "2013-02-08", "--to", "2013-02-08")
+    assert code == 0
+    assert "flights        930 rows added" in output
+    code, output = command(
+        replay.main, airport, "--from", "2013-02-09", "--to", "2013-02-09", "--rate", "500", "--limit", "50"
+    )
+    assert code == 0
+    assert "Done: 50 transactions in" in output
+
+
+def test_the_commands_name_an_error_and_its_remedy(postgres_dsn: str) -> None:
+    days = ("--from", "2013-02-08", "--to", "2013-02-08")
+    for function in (load.main, replay.main):
+        code, output = command(function, postgres_dsn, *days)
+        assert code == SourceError.exit_code
+        assert "error: the database lacks the sample schema" in output
+        assert "hint: run cdc -p sample/airport.yaml migrate --sample" in output
+    code, output = command(load.main, postgres_dsn, "--from", "2014-02-08", "--to", "2014-02-08")
+    assert code == SettingsError.exit_code
