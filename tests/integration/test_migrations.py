@@ -656,6 +656,15 @@ def test_every_truncated_table_is_recorded(prepare: Prepare, conn: psycopg.Conne
     assert truncations(conn) == {"shop.counters": 2, "shop.orders": 1, "shop.lines": 2}
 
 
+def test_a_second_truncation_raises_the_floor(prepare: Prepare, conn: psycopg.Connection) -> None:
+    prepare()
+    execute(conn, "TRUNCATE shop.counters")
+    first = rows(conn, "SELECT lsn::text, at FROM cdc.truncation")[0]
+    execute(conn, "TRUNCATE shop.counters")
+    query = "SELECT lsn > %s::pg_lsn, at > %s FROM cdc.truncation"
+    assert rows(conn, query, *first) == [(True, True)]
+
+
 def test_a_truncation_that_is_rolled_back_never_was(prepare: Prepare, conn: psycopg.Connection) -> None:
     prepare()
     with conn.transaction(force_rollback=True):
