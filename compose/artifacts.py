@@ -1,8 +1,8 @@
-"""The files of the stack: fetched once by the Ivy that pyspark ships, checked against pinned sha256, cached per user.
+"""The files of the stack: fetched once by pyspark's own Ivy, checked against pinned sha256, cached per user.
 
-A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file has passed, so what
-lies in the cache is whole and a second use needs no network. New checksums after a change of versions:
-`python -m compose.artifacts --pin`. The same command without `--pin` fetches both groups ahead of use.
+A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file has
+passed, so what lies in the cache is whole and a second use needs no network. `python -m compose.artifacts`
+fetches both groups ahead of use; with `--pin` it writes new checksums, after a change of versions.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from compose.machine import java, require_disk, share
 
 HERE = Path(__file__).parent
 PINS = HERE / "artifacts.sha256"
-# A stalled connection would otherwise hold the fetch for ever; the whole set takes two minutes on a slow line.
+# A stalled connection would otherwise hold the fetch for ever; the whole set takes about two minutes.
 FETCH_TIMEOUT_S = 900
 
 
@@ -46,7 +46,7 @@ class Servers:
 
 
 def cache_dir() -> Path:
-    """Return the folder that outlives pipelines: `CDC_CACHE`, else a system folder for root and the user's cache otherwise."""
+    """Return the folder that pipelines share: `CDC_CACHE`, else root's system folder or the user's cache."""
     if path := os.environ.get("CDC_CACHE"):
         return Path(path).absolute()
     if os.geteuid() == 0:
@@ -77,7 +77,7 @@ def servers() -> Servers:
 
 
 def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
-    """Return the folder of one group; its name carries its checksums, so a new version never meets old files."""
+    """Return the folder of one group; its name carries its checksums: new versions never meet old files."""
     pins = pinned(name)
     key = hashlib.sha256(repr(sorted(pins.items())).encode()).hexdigest()[:12]
     home = cache_dir() / f"{name}-{key}"
@@ -104,7 +104,7 @@ def _fetch(name: str, home: Path, pins: dict[str, str], finish: Callable[[Path],
 
 @retry(retry=retry_if_exception_type(StackError), stop=stop_after_attempt(3), reraise=True)
 def retrieve(name: str, work: Path) -> None:
-    """Let Ivy lay the files of a group under `work/lib`; what a failed try has fetched is kept for the next."""
+    """Let Ivy lay the files of a group under `work/lib`; what a failed try has fetched serves the next."""
     command: list[str | Path] = [
         java(),
         # Ivy would keep its own settings and a local repository in the home folder.
@@ -126,7 +126,7 @@ def retrieve(name: str, work: Path) -> None:
 def _fetch_failed(name: str, why: str) -> StackError:
     return StackError(
         f"the files of group {name} could not be fetched: {why}",
-        hint="check that this machine reaches Maven Central (a proxy: JAVA_TOOL_OPTIONS), then run the command again",
+        hint="check that this machine reaches Maven Central (a proxy: JAVA_TOOL_OPTIONS), then try again",
         group=name,
     )
 
@@ -175,14 +175,14 @@ def _unpack(lib: Path) -> None:
     for archive in [*lib.glob("debezium/*.tar.gz"), *lib.glob("elasticsearch/*.zip")]:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as bundle:
-                bundle.extractall(archive.parent)
+                bundle.extractall(archive.parent)  # noqa: S202
                 for entry in bundle.infolist():
                     # zipfile drops the permissions, and with them what makes the start script executable.
                     if mode := entry.external_attr >> 16:
                         (archive.parent / entry.filename).chmod(mode)
         else:
             with tarfile.open(archive) as tar:
-                # Python before 3.11.4 has no filters; the archive is pinned, so both ways write the same files.
+                # Python before 3.11.4 has no filters; the archive is pinned, so both ways write the same.
                 tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
                 tar.extractall(archive.parent)  # noqa: S202
         archive.unlink()
@@ -191,8 +191,16 @@ def _unpack(lib: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder's lock; the kernel lets go of it when the process ends, however it ends."""
-    make_shared(folder)
-    with (folder / ".lock").open("w") as lock:
+    try:
+        make_shared(folder)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise StackError(
+            f"the cache {folder} can't be written: {error.strerror}",
+            hint="choose another one with CDC_CACHE",
+            path=str(folder),
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,4 @@
-"""What a state folder remembers of its stack: ports for its whole life, processes while they run (`stack.json`)."""
+"""What a state folder remembers of its stack (`stack.json`): ports for good, processes while they run."""
 
 import json
 import os

@@ -24,7 +24,7 @@ def postgres(port: int) -> bool:
 def kafka(port: int) -> bool:
     """Ask for metadata (version 1, all topics): ready when the broker lists itself.
 
-    By hand, because the answer needs eight bytes and a client library takes longer to load than the broker to answer.
+    By hand, because eight bytes of the answer are enough, and a client library takes longer to load.
     """
     client = b"cdc"
     request = struct.pack(f">hhih{len(client)}si", 3, 1, 7, len(client), client, 0)
@@ -38,7 +38,7 @@ def kafka(port: int) -> bool:
 
 
 def connect(port: int) -> bool:
-    """Ask the worker for its plugins, and for its connectors: the latter it knows once it has joined its group."""
+    """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its group."""
     plugins = _get(f"http://127.0.0.1:{port}/connector-plugins")
     if not any(plugin.get("class") == DEBEZIUM for plugin in plugins or []):
         return False

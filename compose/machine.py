@@ -1,4 +1,4 @@
-"""What the machine must offer: a Java, disk space, and for root a user that may read what its servers need."""
+"""What the machine must offer: a Java, disk space, and for root a user that can read what servers need."""
 
 import os
 import pwd

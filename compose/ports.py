@@ -8,8 +8,8 @@ import psutil
 
 from cdc.errors import StackError
 
-# Below the range that the kernel hands to outgoing connections: a client that keeps knocking at a stopped server
-# could otherwise be given that very port, connect to itself, and keep the server from coming back.
+# Below the range that the kernel hands to outgoing connections: a client that keeps knocking at a stopped
+# server could otherwise be given that very port, connect to itself, and keep the server from coming back.
 RANGE = range(15_000, 32_000)
 
 

@@ -1,4 +1,4 @@
-"""Processes that outlive the command that starts them: known by pid and start time, so a reused pid is never touched."""
+"""Processes that outlive the command that starts them; known by pid and start time, as pids are reused."""
 
 import os
 import signal
@@ -76,7 +76,9 @@ def spawn(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            **as_user(user),
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
         )
     _children[child.pid] = child
     return Process(child.pid, psutil.Process(child.pid).create_time())
@@ -96,13 +98,10 @@ def run(
             stderr=output,
             timeout=120,
             check=False,
-            **as_user(user),
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
         ).returncode
-
-
-def as_user(user: User | None) -> dict[str, object]:
-    """Name the account for subprocess, without any of root's groups."""
-    return {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
 
 
 def ask(process: Process, how: signal.Signals) -> list[psutil.Process]:

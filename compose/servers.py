@@ -1,6 +1,7 @@
-"""The five servers of the embedded stack: settings, command line, environment and what "ready" means for each.
+"""The five servers of the embedded stack: each one's settings, command line, environment and readiness.
 
-A server lives in `<state>/<name>/{data,conf,log,tmp}` and knows its ports; starting and stopping is stack.py's work.
+A server lives in `<state>/<name>/{data,conf,log,tmp}`; its settings are the templates in `conf/`.
+Starting and stopping it is stack.py's work.
 """
 
 import base64
@@ -68,8 +69,8 @@ class Server:
 
     def prepare(self, place: Place) -> None:
         """Lay folders and settings; first start: create the data."""
-        for folder in FOLDERS:
-            (place.home / folder).mkdir(parents=True, exist_ok=True)
+        for name in FOLDERS:
+            (place.home / name).mkdir(parents=True, exist_ok=True)
         for folder in (place.home.parent, place.home):
             folder.chmod(0o755)
         for template in self.templates:
@@ -93,7 +94,7 @@ class Server:
         raise NotImplementedError
 
     def environment(self, place: Place) -> dict[str, str]:
-        """Return the whole environment: the caller's could change what a server does (PGDATA, ES_JAVA_OPTS, CLASSPATH)."""
+        """Return the whole environment; the caller's could change what a server does (PGDATA, CLASSPATH)."""
         tmp = str(place.home / "tmp")
         return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
 
@@ -106,7 +107,8 @@ class Server:
         status = run(command, home=place.home, log=place.log, env=self.environment(place), user=self.user())
         if status != 0:
             raise StackError(
-                f"{self.name}: {Path(command[0]).name} ended with status {status}\n{health.last_lines(place.log)}",
+                f"{self.name}: {Path(command[0]).name} ended with status {status}\n"
+                + health.last_lines(place.log),
                 hint=f"the whole log: {place.log}",
                 service=self.name,
             )

