@@ -201,14 +201,10 @@ def run(
     """Apply changes to the views until stopped; the batch at hand is finished first."""
     from cdc.stream import Stream
     from cdc.supervise import publish, supervise
-    from cdc.topics import Topics
 
     pipeline, tables, sinks = context.obj.pipeline, context.obj.tables, context.obj.sinks(sink)
-    with Topics(pipeline.kafka) as kafka, _spark(master) as spark:
-        streams = [
-            Stream(spark, one, tables, pipeline.kafka, kafka.ends, kafka.starts, pipeline.sinks[one.name].trigger_s)
-            for one in sinks
-        ]
+    with _spark(master) as spark:
+        streams = [Stream(spark, one, tables, pipeline.kafka, pipeline.sinks[one.name].trigger_s) for one in sinks]
         with _live(as_json) as show:
 
             def tick(progress: "list[Progress]") -> None:
@@ -222,7 +218,7 @@ def run(
         _print_json({"sinks": [vars(stream.progress) for stream in streams]})
     if errors:
         for error in errors[1:]:
-            _explain(error)
+            print_error(error)
         raise errors[0]
 
 
@@ -281,7 +277,7 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=False)
     except CdcError as error:
-        _explain(error)
+        print_error(error)
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(130)
@@ -294,7 +290,7 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _explain(error: CdcError) -> None:
+def print_error(error: CdcError) -> None:
     err.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=False)
     err.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False)
 
@@ -356,3 +352,6 @@ def _live(quiet: bool) -> "Iterator[Callable[[Sequence[Progress]], None]]":
             yield lambda progress: live.update(render.progress(progress))
     else:
         yield render.occasionally(lambda progress: err.print(render.progress(progress)))
+
+if __name__ == "__main__":
+    main()

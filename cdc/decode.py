@@ -69,11 +69,11 @@ def row_id(table: Table, key: Column) -> Column:
     parsed = F.from_json(key, ", ".join(f"{quoted(name)} {wire}" for name, wire in names))
     if len(names) == 1:
         return parsed.getField(names[0][0]).cast("string")
-    literals = [literal(parsed.getField(name)) for name, _ in names]
+    literals = [_literal(parsed.getField(name)) for name, _ in names]
     return F.concat(F.lit("["), F.concat_ws(",", *literals), F.lit("]"))
 
 
-def literal(value: Column) -> Column:
+def _literal(value: Column) -> Column:
     """The JSON of one value: [value] without its brackets, since `to_json` takes no scalar."""
     listed = F.to_json(F.array(value))
     return F.substring(listed, F.lit(2), F.length(listed) - 2)
@@ -114,7 +114,7 @@ def as_json(table: Table, values: dict[str, Column]) -> Column:
     pieces = []
     for name in raw:
         value = F.coalesce(F.regexp_replace(values[name], "[\r\n]", " "), F.lit("null"))
-        pieces.append(F.concat(literal(F.lit(name)), F.lit(":"), value))
+        pieces.append(F.concat(_literal(F.lit(name)), F.lit(":"), value))
     head = F.substring(text, F.lit(1), F.length(text) - 1)
     return F.concat(head, F.lit(","), F.concat_ws(",", *pieces), F.lit("}"))
 

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,9 +25,7 @@ from cdc import decode, order
 from cdc.change import Advance, Position, Progress, Table
 from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink
-
-Ends = Callable[[Sequence[str]], Mapping[str, Position]]
-"""Topic names to positions: where their logs end, or start."""
+from cdc.topics import Topics
 
 BATCH_OFFSETS = 100_000
 BACKOFF = wait_exponential(multiplier=0.25, max=10)
@@ -43,13 +41,10 @@ class Stream:
         sink: Sink,
         tables: Sequence[Table],
         kafka: str,
-        log_ends: Ends,
-        log_starts: Ends,
         trigger_s: float = 0.0,
     ) -> None:
         self.sink, self.progress = sink, Progress(sink.name)
         self._spark, self._tables, self._kafka, self._trigger_s = spark, tuple(tables), kafka, trigger_s
-        self._log_ends, self._log_starts = log_ends, log_starts
         self._writer = uuid4().hex
         self._at: dict[str, Position | None] = {}
         self._turn = threading.Lock()
@@ -132,7 +127,8 @@ class Stream:
         for table in self._tables:
             self.sink.prepare(table)
         topics = [table.topic for table in self._tables]
-        starts, ends = self._log_starts(topics), self._log_ends(topics)
+        with Topics(self._kafka) as kafka:
+            starts, ends = kafka.starts(topics), kafka.ends(topics)
         for table in self._tables:
             stored = self.sink.position(table)
             at = stored.position if stored else None

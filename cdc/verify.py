@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 
 from cdc import types
 from cdc.change import Table
-from cdc.decode import quoted
 from cdc.sink import Sink
 
 if TYPE_CHECKING:
@@ -118,21 +117,27 @@ def _compare(table: Table, sink: str, expected: DataFrame, view: DataFrame) -> C
         .agg(F.first("found").alias("found"), F.count("*").alias("copies"))
     )
     joined = expected.join(found, "id", "full_outer").select(
-        "id", "copies", F.col("expected").isNull().alias("extra"), F.col("found").isNull().alias("missing"),
-        _first_difference(table).alias("column"),
-    )  # fmt: skip
+        "id",
+        "copies",
+        "expected",
+        "found",
+        F.col("expected").isNull().alias("extra"),
+        F.col("found").isNull().alias("missing"),
+    )
     here = F.coalesce("copies", F.lit(0))
-    both = ~F.col("extra") & ~F.col("missing")
+    differs = ~F.col("extra") & ~F.col("missing") & (F.col("expected") != F.col("found"))
     counts = joined.agg(
         F.count_if(~F.col("extra")),
         F.sum(here),
         F.count_if("missing"),
         F.sum(F.when(F.col("extra"), here).otherwise(F.greatest(here - 1, F.lit(0)))),
-        F.count_if(both & F.col("column").isNotNull()),
+        F.count_if(differs),
     ).first()
     result = Comparison(sink, table.qualified, *(int(value or 0) for value in counts or ()))
     if not result.equal:
-        wrong = joined.where(F.col("extra") | F.col("missing") | F.col("column").isNotNull() | (here > 1))
+        wrong = joined.where(F.col("extra") | F.col("missing") | differs | (here > 1)).select(
+            "id", "copies", "extra", "missing", _first_difference(F.col("expected"), F.col("found")).alias("column")
+        )
         result.sample = [_difference(row.asDict()) for row in wrong.orderBy("id").take(SAMPLE)]
     return result
 
@@ -142,28 +147,23 @@ def _difference(row: dict[str, Any]) -> Difference:
     return Difference(row["id"], kind, row["column"] if kind == "different" else None)
 
 
-def _first_difference(table: Table) -> Column:
-    expected, found = F.col("expected"), F.col("found")
-    unequal = [
-        F.when(~expected.getField(column.name).eqNullSafe(found.getField(column.name)), column.name)
-        for column in table.columns
-    ]
-    return F.when(expected.isNotNull() & found.isNotNull(), F.coalesce(*unequal, F.lit(None)))
-
-
 def _canonical(table: Table, document: str) -> Column:
-    """A document as a struct of one comparable value a column; a field that is absent differs from a null one."""
-    fields = ", ".join(f"{quoted(column.name)} string" for column in table.columns)
-    row = F.from_json(F.col(document), fields)
-    names = F.json_object_keys(document)
-    values = []
-    for column in table.columns:
-        kind = types.kind(column.type)
-        value = row.getField(column.name)
-        if kind.wire == "double":
-            value = value.cast("double").cast("string")
-        elif kind.name in ("json", "array"):
-            value = F.to_json(F.parse_json(value))
-        present = F.array_contains(names, column.name)
-        values.append(F.when(present, F.coalesce(F.concat(F.lit("="), value), F.lit("null"))).alias(column.name))
-    return F.struct(*values)
+    """A document as (column, comparable text) pairs in the order of their names; an absent field is no null."""
+    doubles = [c.name for c in table.columns if types.kind(c.type).wire == "double"]
+    nested = [c.name for c in table.columns if types.kind(c.type).name in ("json", "array")]
+
+    def comparable(name: Column, value: Column) -> Column:
+        number = F.when(name.isin(doubles), value.cast("double").cast("string"))
+        return number.when(name.isin(nested), F.to_json(F.parse_json(value))).otherwise(value)
+
+    members = F.from_json(F.col(document), "map<string, string>")
+    if doubles or nested:
+        members = F.transform_values(members, comparable)
+    return F.array_sort(F.map_entries(members))
+
+
+def _first_difference(expected: Column, found: Column) -> Column:
+    """The name of a column whose text differs or that only one side has."""
+    changed = F.array_except(expected, found)
+    added = F.array_except(found, expected)
+    return F.coalesce(F.try_element_at(changed, F.lit(1)), F.try_element_at(added, F.lit(1))).getField("key")

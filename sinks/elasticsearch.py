@@ -19,7 +19,7 @@ from cdc.sink import Batch, Report, check, mismatch, report, send, stored_after
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 POSITIONS = "cdc-position"
 BULK_BYTES = 5_000_000
@@ -106,16 +106,16 @@ class Elasticsearch:
         """One bulk item a row, as the text that is sent: action line and, but for a delete, source line."""
         from pyspark.sql import functions as F
 
-        from cdc import decode
-
-        def action(table: Table) -> "Column":
-            return F.lit(f'{{"_index":{json.dumps(self.index(table))},"version_type":"external_gte","_id":')
-
-        head, gone = decode.by_topic(batch.tables, action), F.col("document").isNull()
-        rest = F.concat(head, decode.literal(F.col("id")), F.lit(',"version":'), F.col("offset").cast("string"))
-        delete = F.concat(F.lit('{"delete":'), rest, F.lit("}}\n"))
-        index = F.concat(F.lit('{"index":'), rest, F.lit("}}\n"), F.col("document"), F.lit("\n"))
-        line = F.when(gone, delete).otherwise(index)
+        indices = F.create_map(*(F.lit(text) for t in batch.tables for text in (t.topic, self.index(t))))
+        head = F.struct(
+            indices[F.col("topic")].alias("_index"),
+            F.col("id").alias("_id"),
+            F.col("offset").alias("version"),
+            F.lit("external_gte").alias("version_type"),
+        )
+        delete = F.concat(F.to_json(F.struct(head.alias("delete"))), F.lit("\n"))
+        index = F.concat(F.to_json(F.struct(head.alias("index"))), F.lit("\n"), F.col("document"), F.lit("\n"))
+        line = F.when(F.col("document").isNull(), delete).otherwise(index)
         return batch.documents.select("topic", "partition", "id", line.alias("line"))
 
     def _stored(self, tables: list[Table]) -> dict[str, tuple[Stored | None, dict[str, int]]]:

@@ -1,0 +1,69 @@
+"""Wait until views hold everything that was committed before now, while nothing else writes."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from cdc.change import Table
+from cdc.errors import ConnectorError
+from cdc.settings import Pipeline
+from cdc.sink import Sink
+from cdc.topics import Record, Topics
+
+POLL_S = 0.25
+
+
+def settle(
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    sinks: Sequence[Sink],
+    *,
+    timeout_s: float,
+    still: Callable[[], object] = lambda: None,
+) -> float:
+    """Wait for the views; the seconds it took. `still` is called again and again and may raise to end the waiting.
+
+    The connector sends changes in commit order, so a heartbeat made after this call proves that all before it is in
+    the topics; what the topics end at then is what the views must reach.
+    Raises:
+        ConnectorError: not within timeout_s; names the hop that is behind.
+    """
+    began, now = time.monotonic(), datetime.now(UTC)
+    topics = [table.topic for table in tables]
+    with Topics(pipeline.kafka) as kafka:
+
+        def beaten() -> list[str]:
+            fresh = kafka.last(pipeline.heartbeat_topic, lambda record: _beat(record) > now)
+            return [] if fresh else [f"no heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
+
+        _until(beaten, began + timeout_s, still)
+        ends = kafka.ends(topics)
+
+    def behind() -> list[str]:
+        late = []
+        for sink in sinks:
+            for table in tables:
+                stored, end = sink.position(table), ends[table.topic]
+                left = stored.position.lag(end) if stored else sum(end.offsets)
+                if left:
+                    late.append(f"{table.qualified} in {sink.name} is {left} offsets behind")
+        return late
+
+    _until(behind, began + timeout_s, still)
+    return time.monotonic() - began
+
+
+def _until(problems: Callable[[], list[str]], deadline: float, still: Callable[[], object]) -> None:
+    while found := problems():
+        still()
+        if time.monotonic() > deadline:
+            raise ConnectorError(f"Waited in vain: {found[0]}.", hint="cdc status names the slow hop", more=len(found) - 1)
+        time.sleep(POLL_S)
+
+
+def _beat(record: Record) -> datetime:
+    """When the heartbeat row was written, by the clock of Postgres."""
+    if record.value is None:
+        return datetime.fromtimestamp(0, UTC)
+    return datetime.fromisoformat(json.loads(record.value)["after"]["at"])

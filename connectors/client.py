@@ -1,0 +1,175 @@
+"""The REST interface of Kafka Connect: check, put, watch, restart and delete one connector.
+
+In:  the worker's address. Out: plain values; ConnectorError with the next command.
+Invariant: what a password field of a configuration holds never appears in a message.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from cdc.errors import ConnectorError
+
+TIMEOUT_S = 10.0
+"""Checking a configuration opens a connection to Postgres, which may take its time to fail."""
+REBALANCE_S = 30.0
+TRACE_CHARACTERS = 300
+SECRET = re.compile(r"password|secret|token|credential|jaas", re.IGNORECASE)
+IN_TEXT = re.compile(r"(?i)(password\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s,;&]+)|(://[^/\s:@]*:)[^@\s]+(?=@)")
+
+
+@dataclass(frozen=True)
+class ConnectorState:
+    """`connector` and each of `tasks` is Connect's word: RUNNING, FAILED; MISSING when there is none."""
+
+    connector: str
+    tasks: tuple[str, ...] = ()
+    trace: str | None = None
+    """Of what has failed: the first line and, where it says more, the last cause."""
+
+    @property
+    def running(self) -> bool:
+        return self.connector == "RUNNING" and bool(self.tasks) and set(self.tasks) == {"RUNNING"}
+
+    @property
+    def failed(self) -> bool:
+        return "FAILED" in (self.connector, *self.tasks)
+
+
+class _RebalancingError(Exception):
+    """409: the workers are dividing the work anew; the same request succeeds in a moment."""
+
+
+class Connect:
+    """One Connect cluster, through one of its workers. Every method raises ConnectorError."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+            self.server = f"{self._client.base_url.host}:{self._client.base_url.port or 80}"
+        except httpx.InvalidURL:
+            raise ConnectorError(
+                "`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file"
+            ) from None
+
+    def __enter__(self) -> "Connect":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def validate(self, config: Mapping[str, str]) -> None:
+        """Have the plugin check the configuration, which includes a login to Postgres; nothing is created."""
+        plugin = config["connector.class"].rsplit(".", 1)[-1]
+        body = self._call("PUT", f"/connector-plugins/{plugin}/config/validate", config)
+        faults = {
+            entry["value"]["name"]: [redacted(text, config) for text in entry["value"]["errors"]]
+            for entry in body["configs"]
+            if entry["value"]["errors"]
+        }
+        if faults:
+            raise _invalid(config["name"], faults)
+
+    def config(self, name: str) -> dict[str, str] | None:
+        """The configuration as it was put, passwords included; None when there is no such connector."""
+        return self._call("GET", f"/connectors/{name}/config", missing=None)  # type: ignore[no-any-return]
+
+    def put(self, name: str, config: Mapping[str, str]) -> None:
+        """Create the connector or give it this configuration; tasks restart only when it differs."""
+        self._call("PUT", f"/connectors/{name}/config", config)
+
+    def state(self, name: str) -> ConnectorState:
+        body = self._call("GET", f"/connectors/{name}/status", missing=None)
+        if body is None:
+            return ConnectorState("MISSING")
+        parts = [body["connector"], *body["tasks"]]
+        trace = next((part.get("trace") for part in parts if part["state"] == "FAILED"), None)
+        tasks = tuple(task["state"] for task in body["tasks"])
+        return ConnectorState(body["connector"]["state"], tasks, _told(trace) if trace else None)
+
+    def restart_failed(self, name: str) -> None:
+        self._call("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=true")
+
+    def delete(self, name: str) -> None:
+        """Delete the connector, not its offsets: put again, it goes on where it was. Absent is fine."""
+        self._call("DELETE", f"/connectors/{name}", missing=None)
+
+    def _call(
+        self, method: str, path: str, config: Mapping[str, str] | None = None, missing: Any = ...
+    ) -> Any:
+        retrying = Retrying(
+            retry=retry_if_exception_type(_RebalancingError),
+            stop=stop_after_delay(REBALANCE_S),
+            wait=wait_random_exponential(multiplier=0.2, max=2),
+            reraise=True,
+        )
+        try:
+            response: httpx.Response = retrying(self._send, method, path, config)
+        except _RebalancingError:
+            raise ConnectorError(
+                f"Kafka Connect at {self.server} has been rebalancing for {REBALANCE_S:.0f} s.",
+                hint="look at the workers' logs, then run the command again",
+            ) from None
+        if response.status_code == 404 and missing is not ...:
+            return missing
+        if response.is_error:
+            raise self._refused(response, config or {})
+        return response.json() if response.content else {}
+
+    def _send(self, method: str, path: str, config: Mapping[str, str] | None) -> httpx.Response:
+        try:
+            response = self._client.request(method, path, json=dict(config) if config is not None else None)
+        except httpx.HTTPError as error:
+            raise ConnectorError(
+                f"Kafka Connect at {self.server} can't be reached: {type(error).__name__}.",
+                hint="check `connect` in the pipeline file; the local stack is started by: cdc -p FILE up",
+                server=self.server,
+            ) from None
+        if response.status_code == 409:
+            raise _RebalancingError
+        return response
+
+    def _refused(self, response: httpx.Response, config: Mapping[str, str]) -> ConnectorError:
+        try:
+            text = str(response.json()["message"])
+        except (ValueError, KeyError, TypeError):
+            text = response.reason_phrase
+        missing = "the worker lacks the plugin or the connector; cdc -p FILE doctor tells which"
+        return ConnectorError(
+            f"Kafka Connect at {self.server} answers {response.status_code}: {redacted(text, config)}",
+            hint=missing if response.status_code == 404 else "the worker's log says more",
+            server=self.server,
+        )
+
+
+def redacted(text: str, config: Mapping[str, str] | None = None) -> str:
+    """The text without the configuration's secrets, and without what looks like one."""
+    for name, value in (config or {}).items():
+        if len(value) > 3 and SECRET.search(name):
+            text = text.replace(value, "***")
+    return IN_TEXT.sub(lambda found: f"{found.group(1) or found.group(3)}***", text)
+
+
+def _told(trace: str) -> str:
+    first, *rest = trace.strip().splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in rest if line.startswith("Caused by: ")]
+    told = f"{first} (caused by {causes[-1]})" if causes and causes[-1] not in first else first
+    return redacted(told)[:TRACE_CHARACTERS]
+
+
+def _invalid(name: str, faults: Mapping[str, list[str]]) -> ConnectorError:
+    texts = [f"{field}: {' '.join(errors)}" for field, errors in faults.items()]
+    everything = " ".join(texts)
+    hint = "correct the pipeline file, then run: cdc -p FILE register"
+    if "password authentication failed" in everything or "does not exist" in everything:
+        hint = "check source.replication_user and source.replication_password, then: cdc -p FILE migrate"
+    return ConnectorError(
+        f"The connector {name} would not start. {'; '.join(texts)}.", hint=hint, connector=name
+    )

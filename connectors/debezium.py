@@ -1,0 +1,133 @@
+"""The Debezium connector's configuration: what a pipeline file means to Connect.
+
+In:  the pipeline file, its tables, the id of the Kafka cluster.
+Out: the JSON object that `PUT /connectors/NAME/config` takes.
+Invariant: the same input gives the same text, so registering twice restarts nothing.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from cdc.change import Table
+from cdc.errors import SettingsError
+from cdc.settings import Pipeline
+from cdc.source import CONTROL_TABLES, parsed
+from cdc.topics import MAX_MESSAGE_BYTES
+from migrations import heartbeat_query
+
+PLUGIN = "io.debezium.connector.postgresql.PostgresConnector"
+
+TEMPLATE = {
+    "connector.class": PLUGIN,
+    "tasks.max": "1",
+    "plugin.name": "pgoutput",
+    # The owner makes the publication: a connector that may do so has to own every table.
+    "publication.autocreate.mode": "disabled",
+    "slot.drop.on.stop": "false",
+    "snapshot.mode": "initial",
+    # A slot that isn't where the offsets say is an error; the default goes on from wherever the slot stands.
+    "offset.mismatch.strategy": "trust_offset",
+    "exactly.once.support": "required",
+    "transaction.boundary": "poll",
+    "tombstones.on.delete": "true",
+    # A truncate event has no key, which a compacted topic rejects; a row of cdc.truncation stands for it.
+    "skipped.operations": "t",
+    "decimal.handling.mode": "string",
+    "time.precision.mode": "isostring",
+    "interval.handling.mode": "string",
+    "binary.handling.mode": "base64",
+    # Columns of types that Debezium doesn't know come as Postgres' own text, instead of not at all.
+    "include.unknown.datatypes": "true",
+    "signal.data.collection": "cdc.signal",
+    "signal.enabled.channels": "source",
+    "errors.tolerance": "none",
+    "poll.interval.ms": "10",
+    "max.batch.size": "8192",
+    "max.queue.size": "32768",
+    "key.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "key.converter.schemas.enable": "false",
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter.schemas.enable": "false",
+    "producer.override.compression.type": "lz4",
+    "producer.override.linger.ms": "5",
+    "producer.override.batch.size": "262144",
+    "producer.override.max.request.size": str(MAX_MESSAGE_BYTES),
+}
+OVERRIDES = tuple(
+    name.removeprefix("producer.override.") for name in TEMPLATE if name.startswith("producer.override.")
+)
+"""Client settings that the worker's override policy has to allow."""
+
+
+def configuration(
+    pipeline: Pipeline,
+    *,
+    tables: Sequence[Table],
+    cluster_id: str = "",
+    unpublished: Mapping[str, Iterable[str]] | None = None,
+) -> dict[str, str]:
+    """The whole configuration, passwords included: never print it.
+
+    `unpublished` names, by table, generated columns that the log doesn't carry (`source.unpublished`).
+
+    Raises:
+        SettingsError: for a DSN that only libpq can use.
+    """
+    name = pipeline.pipeline
+    captured = [table.qualified for table in tables] + list(CONTROL_TABLES)
+    excluded = [f"{entry.table}.{column}" for entry in pipeline.source.tables for column in entry.exclude]
+    excluded += [f"{table}.{column}" for table, columns in (unpublished or {}).items() for column in columns]
+    config = {
+        **TEMPLATE,
+        "name": name,
+        "topic.prefix": name,
+        "slot.name": name,
+        "publication.name": name,
+        "table.include.list": _patterns(captured),
+        "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
+        "heartbeat.action.query": heartbeat_query(name),
+        "unavailable.value.placeholder": placeholder(name, cluster_id),
+        **_database(pipeline),
+    }
+    if excluded:
+        config["column.exclude.list"] = _patterns(excluded)
+    return config
+
+
+def placeholder(pipeline: str, cluster_id: str) -> str:
+    """What stands in a record for a TOASTed value that the log doesn't carry.
+
+    It lives exactly as long as the topics, so it is derived from the cluster that holds them: the same after
+    a connector was deleted, and unknown to someone who may only write rows and would like to forge it.
+    """
+    return f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
+
+
+def _patterns(names: Iterable[str]) -> str:
+    """Debezium's lists hold regular expressions, and a comma within one is written with a backslash."""
+    return ",".join(re.escape(name).replace(",", r"\,") for name in names)
+
+
+def _database(pipeline: Pipeline) -> dict[str, str]:
+    known = parsed(pipeline.source.dsn)
+    host = known.get("host") or known.get("hostaddr") or "localhost"
+    if "," in host or host.startswith(("/", "@")):
+        raise SettingsError(
+            "source.dsn names several hosts or a socket's folder; the connector takes one host over TCP.",
+            hint="write postgresql://user:password@host:port/database",
+        )
+    user = pipeline.replication_user
+    config = {
+        "database.hostname": host,
+        "database.port": str(known.get("port") or 5432),
+        "database.dbname": known.get("dbname") or known.get("user") or "postgres",
+        "database.user": user,
+    }
+    # As given: "${file:...}" and the like are resolved by a config provider of the worker, not here.
+    if pipeline.source.replication_password:
+        config["database.password"] = pipeline.source.replication_password.get_secret_value()
+    for name in ("sslmode", "sslrootcert"):
+        if known.get(name):
+            config[f"database.{name}"] = known[name]
+    return config

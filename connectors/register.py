@@ -1,0 +1,222 @@
+"""Put the connector and wait until a change has come through it.
+
+In:  the pipeline file and its tables. Out: `Registered`, or the first error with what repairs it.
+Invariant: everything that can be checked is checked before the first topic is created.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from psycopg import sql
+
+from cdc import source
+from cdc.change import Table
+from cdc.errors import ConnectorError
+from cdc.heartbeat import Beat, last_beat
+from cdc.settings import Pipeline
+from cdc.topics import Created, Topics
+from connectors.client import Connect, ConnectorState
+from connectors.debezium import configuration
+from connectors.readiness import require_ready
+
+DEADLINE_S = 60.0
+"""Without any progress; a snapshot that moves may take as long as it takes."""
+STALE_S = 10.0
+"""How long Connect may still report the failure of a task that it was just told to restart."""
+POLL_S = 0.25
+
+HINTS = (
+    ("password authentication failed", "check source.replication_password, then: cdc -p FILE migrate"),
+    ("publication", "cdc -p FILE migrate"),
+    ("permission denied", "cdc -p FILE migrate"),
+    ("RecordTooLarge", "a row exceeds the largest message: cdc -p FILE doctor"),
+)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """`changed` is false when the connector had this configuration already."""
+
+    connector: str
+    changed: bool
+    created: list[str]
+    """Topics that were created."""
+    waited_s: float
+    beat: Beat
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """`records` counts offsets in the topic, an upper bound of rows; `rows` is Postgres' estimate."""
+
+    table: str
+    records: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class SnapshotProgress:
+    tables: tuple[TableSnapshot, ...]
+    done: bool
+    """A heartbeat has come from the log, which the connector reads only after the snapshot."""
+
+    @property
+    def records(self) -> int:
+        return sum(table.records for table in self.tables)
+
+
+def register(
+    pipeline: Pipeline, tables: Sequence[Table], *, progress: Callable[[str], None] = lambda _: None
+) -> Registered:
+    """Create or update the connector.
+
+    Raises:
+        SourceError, ConnectorError: with what repairs it. Topics are made only for a good configuration.
+    """
+    name, started = pipeline.pipeline, time.monotonic()
+    with (
+        source.connect(pipeline.source.dsn) as conn,
+        Topics(pipeline.kafka) as topics,
+        Connect(pipeline.connect) as connect,
+    ):
+        source.preflight(conn, pipeline)
+        before = connect.config(name)
+        found = require_ready(conn, pipeline, tables, ours=before is not None)
+        config = configuration(
+            pipeline,
+            tables=tables,
+            cluster_id=topics.cluster_id(),
+            unpublished=source.unpublished(conn, pipeline),
+        )
+        connect.validate(config)
+        created = [one.topic for one in topics.ensure(pipeline) if isinstance(one, Created)]
+        progress(f"{len(created)} topics created")
+        waiting = _Waiting(pipeline, tables, conn, connect, topics, progress)
+        changed = config != before
+        waiting.put(config if changed else None, found)
+        beat = waiting.until_beating()
+    return Registered(name, changed, created, round(time.monotonic() - started, 3), beat)
+
+
+def snapshot_progress(
+    pipeline: Pipeline, tables: Sequence[Table], *, since_offset: int = 0
+) -> SnapshotProgress:
+    """How far the connector's first copy is; beats below `since_offset` of their topic don't count."""
+    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+        beat = last_beat(topics, pipeline)
+        starts = topics.starts([table.topic for table in tables])
+        ends = topics.ends([table.topic for table in tables])
+        counted = tuple(
+            TableSnapshot(table.qualified, starts[table.topic].lag(ends[table.topic]), _rows(conn, table))
+            for table in tables
+        )
+    return SnapshotProgress(counted, beat is not None and beat.offset >= since_offset)
+
+
+def _rows(conn: source.Connection, table: Table) -> int:
+    """The planner's estimate; a count where the table has never been analyzed."""
+    names = sql.Identifier(table.schema, table.name)
+    estimate = conn.execute(
+        "SELECT reltuples::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s",
+        [table.schema, table.name],
+    ).fetchone()
+    if estimate and estimate[0] >= 0:
+        return int(estimate[0])
+    counted = conn.execute(sql.SQL("SELECT count(*) FROM {}").format(names)).fetchone()
+    return int(counted[0]) if counted else 0
+
+
+@dataclass
+class _Waiting:
+    """One registration on its way: what has to be seen, and what has been seen so far."""
+
+    pipeline: Pipeline
+    tables: Sequence[Table]
+    conn: source.Connection
+    connect: Connect
+    topics: Topics
+    progress: Callable[[str], None]
+    offset: int = 0
+    """A beat at or after it is newer than the registration."""
+    old_pid: int | None = None
+    """The slot's user when its task is to restart: the last beats of the old task don't count."""
+    stale_until: float = 0.0
+    state: ConnectorState | None = None
+
+    def put(self, config: dict[str, str] | None, found: source.Slot | None) -> None:
+        """Put the configuration, None when it is the one that runs; restart what had failed."""
+        name = self.pipeline.pipeline
+        failed = self.connect.state(name).failed
+        self.offset = self._end(self.pipeline.heartbeat_topic)
+        if config is not None:
+            self.connect.put(name, config)
+            self.old_pid = found.active_pid if found else None
+        if failed:
+            self.connect.restart_failed(name)
+            self.stale_until = time.monotonic() + STALE_S
+
+    def until_beating(self) -> Beat:
+        deadline, before = time.monotonic() + DEADLINE_S, self._records()
+        while True:
+            beat = self._look()
+            if beat is not None:
+                return beat
+            records = self._records()
+            if records != before:
+                self.progress(f"{records} records in the topics")
+                before, deadline = records, time.monotonic() + DEADLINE_S
+            if time.monotonic() > deadline:
+                raise _late(self.pipeline, self.state or ConnectorState("MISSING"))
+            time.sleep(POLL_S)
+
+    def _look(self) -> Beat | None:
+        state = self.connect.state(self.pipeline.pipeline)
+        if state != self.state:
+            self.progress(f"connector {state.connector}, task {', '.join(state.tasks) or 'not started'}")
+            self.state = state
+        if state.failed and time.monotonic() > self.stale_until:
+            raise _failed(self.pipeline, state)
+        end = self._end(self.pipeline.heartbeat_topic)
+        if not state.running or end <= self.offset:
+            return None
+        if self.old_pid is not None:
+            now = source.slot(self.conn, self.pipeline.pipeline)
+            if now and now.active and now.active_pid != self.old_pid:
+                self.old_pid, self.offset = None, end
+            return None
+        beat = last_beat(self.topics, self.pipeline)
+        return beat if beat and beat.offset >= self.offset else None
+
+    def _end(self, topic: str) -> int:
+        return self.topics.ends([topic])[topic].offsets[0]
+
+    def _records(self) -> int:
+        ends = self.topics.ends([table.topic for table in self.tables])
+        return sum(sum(end.offsets) for end in ends.values())
+
+
+def _failed(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
+    trace = state.trace or "it gives no reason"
+    hint = next(
+        (hint for word, hint in HINTS if word in trace), "cdc -p FILE doctor; the worker's log says more"
+    )
+    return ConnectorError(
+        f"The connector {pipeline.pipeline} has failed: {trace}.", hint=hint, connector=pipeline.pipeline
+    )
+
+
+def _late(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
+    missing = f"no heartbeat has arrived in {pipeline.heartbeat_topic}"
+    if not state.running:
+        missing = f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"
+    return ConnectorError(
+        f"The connector {pipeline.pipeline} was put, but nothing moved for {DEADLINE_S:.0f} s: {missing}.",
+        hint="cdc -p FILE doctor; the worker's log says more",
+        connector=pipeline.pipeline,
+    )

@@ -1,0 +1,217 @@
+"""The embedded servers for real: started, repaired, refused, stopped. On a stack of its own, since it is broken here."""
+
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import psycopg
+import pytest
+import redis
+
+from cdc.errors import StackError
+from compose import ports, stack
+from compose.endpoints import Endpoints
+from tests.support.wait import wait_until
+
+NAMES = ["postgres", "kafka", "elasticsearch", "redis", "connect"]
+
+
+@pytest.fixture(scope="module")
+def state() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="cdc-stack-"))
+    folder.chmod(0o755)
+    yield folder
+    stack.down(folder, progress=print)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def at(state: Path) -> Endpoints:
+    return stack.up(state, progress=print)
+
+
+def pids(state: Path) -> dict[str, int]:
+    return {name: entry["pid"] for name, entry in stack.status(state).items()}
+
+
+def processes(state: Path) -> list[psutil.Process]:
+    """Return everything that works in a state folder, whoever remembers it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(state):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_up_again_changes_nothing(state: Path, at: Endpoints) -> None:
+    before = pids(state)
+    said: list[str] = []
+    assert stack.up(state, progress=said.append) == at == stack.running(state)
+    assert pids(state) == before
+    assert said == []
+
+
+def test_listens_on_loopback_only(state: Path, at: Endpoints) -> None:
+    ours = {
+        child.pid for pid in pids(state).values() for child in psutil.Process(pid).children(recursive=True)
+    }
+    ours |= set(pids(state).values())
+    listening = [
+        c for c in psutil.net_connections("inet") if c.pid in ours and c.status == psutil.CONN_LISTEN
+    ]
+    assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
+    assert {entry["port"] for entry in stack.status(state).values()} <= {c.laddr.port for c in listening}
+
+
+def test_all_fit_beside_spark(state: Path, at: Endpoints) -> None:
+    assert sum(entry["rss_bytes"] for entry in stack.status(state).values()) < 3.5 * (1 << 30)
+
+
+def test_postgres_is_ready_for_logical_decoding(at: Endpoints) -> None:
+    wanted = {
+        "wal_level": "logical",
+        "track_commit_timestamp": "on",
+        "TimeZone": "UTC",
+        "fsync": "on",
+        "server_encoding": "UTF8",
+    }
+    with psycopg.connect(at.postgres) as connection:
+        for setting, value in wanted.items():
+            assert connection.execute(f"SHOW {setting}").fetchone() == (value,)
+        assert connection.execute("SELECT lower('ÄÖ')").fetchone() == ("äö",)
+
+
+def test_connect_lets_only_listed_overrides_pass(at: Endpoints) -> None:
+    config = {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "name": "overrides",
+        "topic.prefix": "overrides",
+        "database.hostname": "127.0.0.1",
+        "producer.override.linger.ms": "5",
+        "producer.override.compression.type": "lz4",
+        "producer.override.batch.size": "262144",
+        "producer.override.acks": "0",
+    }
+    answer = httpx.post(f"{at.connect}/connectors", json={"name": "overrides", "config": config}, timeout=60)
+    assert answer.status_code == 400
+    refused = answer.json()["message"]
+    assert "acks" in refused
+    assert not any(name in refused for name in ("linger", "compression", "batch.size"))
+
+
+def topics(bootstrap: str, create: str | None = None) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by the client's own imports
+        from kafka import KafkaAdminClient
+
+        admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        if create:
+            admin.create_topics({create: {"num_partitions": 1, "replication_factor": 1}})
+        return list(admin.list_topics())
+    finally:
+        admin.close()
+
+
+def put(at: Endpoints, name: str) -> None:
+    """Leave a trace in one server."""
+    if name == "postgres":
+        with psycopg.connect(at.postgres) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 1 AS id")
+    elif name == "kafka":
+        topics(at.kafka, create="kept")
+    elif name == "elasticsearch":
+        answer = httpx.put(f"{at.elasticsearch}/kept/_doc/1?refresh=true", json={"id": 1}, timeout=60)
+        assert answer.status_code == 201
+    elif name == "redis":
+        with redis.Redis.from_url(at.redis) as client:
+            client.set("kept", "1")
+            # The file is synced once a second, so a power cut may take that; a killed process may not.
+            client.waitaof(1, 0, 5000)
+
+
+def kept(at: Endpoints, name: str) -> bool:
+    """Tell whether the trace is still there; Connect keeps nothing of its own."""
+    if name == "postgres":
+        with psycopg.connect(at.postgres) as connection:
+            return connection.execute("SELECT id FROM kept").fetchone() == (1,)
+    if name == "kafka":
+        return "kept" in topics(at.kafka)
+    if name == "elasticsearch":
+        return httpx.get(f"{at.elasticsearch}/kept/_doc/1", timeout=60).status_code == 200
+    if name == "redis":
+        with redis.Redis.from_url(at.redis) as client:
+            return bool(client.get("kept") == b"1")
+    return httpx.get(f"{at.connect}/connectors", timeout=60).json() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_server_comes_back_where_it_was(state: Path, at: Endpoints, name: str) -> None:
+    put(at, name)
+    before = pids(state)
+    os.kill(before[name], signal.SIGKILL)
+    wait_until(lambda: stack.running(state) is None, 10, f"{name} to die")
+    assert stack.up(state, progress=print) == at
+    assert kept(at, name)
+    after = pids(state)
+    assert {other for other in NAMES if after[other] != before[other]} == {name}
+
+
+@pytest.mark.parametrize("end", [stack.stop_one, stack.kill_one])
+def test_one_server_stops_and_starts(state: Path, at: Endpoints, end: Callable[[Path, str], None]) -> None:
+    end(state, "redis")
+    assert not stack.status(state)["redis"]["alive"]
+    assert stack.running(state) is None
+    stack.start_one(state, "redis")
+    assert stack.running(state) == at
+    again = pids(state)
+    stack.start_one(state, "redis")
+    assert pids(state) == again
+
+
+def test_down_leaves_no_process_and_frees_the_ports(state: Path, at: Endpoints) -> None:
+    assert processes(state)
+    assert stack.down(state, progress=print) == ["connect", "redis", "elasticsearch", "kafka", "postgres"]
+    assert processes(state) == []
+    assert all(ports.is_free(entry["port"]) for entry in stack.status(state).values())
+    assert stack.running(state) is None
+    assert stack.down(state, progress=print) == []
+
+
+def test_server_that_dies_at_start_is_named_and_takes_the_others_down(state: Path, at: Endpoints) -> None:
+    stack.down(state, progress=print)
+    setting = state / "postgres" / "data" / "postgresql.auto.conf"
+    good = setting.read_text()
+    try:
+        setting.write_text("no_such_setting = 1\n")
+        with pytest.raises(StackError, match="postgres ended with status 1 while starting") as caught:
+            stack.up(state, progress=print)
+    finally:
+        setting.write_text(good)
+    assert caught.value.where["service"] == "postgres"
+    assert "no_such_setting" in caught.value.message
+    assert processes(state) == []
+    assert stack.up(state, progress=print) == at
+
+
+def test_kept_port_that_someone_took_is_refused(state: Path, at: Endpoints) -> None:
+    import socket
+
+    port = stack.status(state)["redis"]["port"]
+    stack.kill_one(state, "redis")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(StackError, match=f"port {port} of redis is taken by process {os.getpid()}"):
+            stack.up(state, progress=print)
+    assert stack.up(state, progress=print) == at
