@@ -42,12 +42,26 @@ class Process:
         return child.poll() if child else None
 
     def tree(self) -> list[psutil.Process]:
-        """Return the process and all that it started; empty when it ended."""
+        """Return the process and all that it started; when it died alone, what it left of its session."""
         process = self.find()
         try:
-            return [process, *process.children(recursive=True)] if process else []
+            return [process, *process.children(recursive=True)] if process else self._orphans()
         except psutil.NoSuchProcess:
-            return []
+            return self._orphans()
+
+    def _orphans(self) -> list[psutil.Process]:
+        # The kernel gives no new process a pid that is still the name of a session; older ones can't be ours.
+        orphans = []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    os.getsid(process.pid) == self.pid != process.pid
+                    and process.create_time() >= self.started
+                ):
+                    orphans.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return orphans
 
     def rss_bytes(self) -> int:
         """Sum the tree's memory, counting what its processes share once."""
@@ -107,8 +121,10 @@ def run(
 def ask(process: Process, how: signal.Signals) -> list[psutil.Process]:
     """Ask a server to end; return its tree, to be awaited."""
     tree = process.tree()
-    if tree:
+    if process.find():
         _signal_group(process.pid, how)
+    elif tree:
+        _kill(tree)
     return tree
 
 
@@ -129,10 +145,21 @@ def kill(process: Process) -> None:
     await_end(tree, KILL_DEADLINE_S)
 
 
+def end_left(folder: Path, program: Path) -> None:
+    """End what a dead leader left in a folder: Postgres' backends, each a session of its own."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.exe() == str(program.resolve()):
+                left.append(process)
+        except psutil.Error:
+            continue
+    if left:
+        await_end(left, KILL_DEADLINE_S)
+
+
 def _kill(tree: list[psutil.Process]) -> None:
-    if tree:
-        _signal_group(tree[0].pid, signal.SIGKILL)
-    # Postgres' backends are sessions of their own, so the group isn't all.
+    # One by one: Postgres' backends are sessions of their own, so a group isn't all.
     for process in tree:
         try:
             process.kill()

@@ -18,7 +18,7 @@ from cdc.errors import StackError
 from compose import health
 from compose.artifacts import Servers
 from compose.machine import User, own, require_searchable, unprivileged
-from compose.process import run
+from compose.process import end_left, run
 
 TEMPLATES = Path(__file__).parent / "conf"
 FOLDERS = ("data", "conf", "log", "tmp")
@@ -121,6 +121,7 @@ class Postgres(Server):
     refuses_root = True
 
     def create(self, place: Place) -> None:
+        end_left(place.data, place.parts.postgres_bin / "postgres")
         if place.data.joinpath("PG_VERSION").exists():
             return
         fresh = place.home / "tmp" / "initdb"

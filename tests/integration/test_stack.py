@@ -1,8 +1,9 @@
-"""The embedded servers for real: started, repaired, refused, stopped. On a stack of its own, since it is broken here."""
+"""The embedded servers for real: started, repaired, refused, stopped; on a stack of its own to break."""
 
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -68,8 +69,8 @@ def test_listens_on_loopback_only(state: Path, at: Endpoints) -> None:
     listening = [
         c for c in psutil.net_connections("inet") if c.pid in ours and c.status == psutil.CONN_LISTEN
     ]
-    assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
-    assert {entry["port"] for entry in stack.status(state).values()} <= {c.laddr.port for c in listening}
+    assert {c.laddr[0] for c in listening} == {"127.0.0.1"}
+    assert {entry["port"] for entry in stack.status(state).values()} <= {c.laddr[1] for c in listening}
 
 
 def test_all_fit_beside_spark(state: Path, at: Endpoints) -> None:
@@ -150,7 +151,7 @@ def kept(at: Endpoints, name: str) -> bool:
         return httpx.get(f"{at.elasticsearch}/kept/_doc/1", timeout=60).status_code == 200
     if name == "redis":
         with redis.Redis.from_url(at.redis) as client:
-            return bool(client.get("kept") == b"1")
+            return client.exists("kept") == 1
     return httpx.get(f"{at.connect}/connectors", timeout=60).json() == []
 
 
@@ -204,8 +205,6 @@ def test_server_that_dies_at_start_is_named_and_takes_the_others_down(state: Pat
 
 
 def test_kept_port_that_someone_took_is_refused(state: Path, at: Endpoints) -> None:
-    import socket
-
     port = stack.status(state)["redis"]["port"]
     stack.kill_one(state, "redis")
     with socket.socket() as other:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,9 +37,7 @@ def compose_file() -> dict[str, Any]:
 
 
 def test_compose_file_has_the_versions_of_the_table() -> None:
-    images = {
-        name: service["image"].rsplit(":", 1)[1] for name, service in compose_file()["services"].items()
-    }
+    images = {name: service["image"].rsplit(":", 1)[1] for name, service in compose_file()["services"].items()}
     assert images == {
         "postgres": versions.POSTGRES,
         "kafka": versions.KAFKA,
@@ -89,9 +88,7 @@ def test_module_files_have_the_versions_of_the_table() -> None:
 
 
 def test_spark_gets_exactly_the_jars_of_the_table() -> None:
-    assert set(artifacts.pinned("spark")) == {
-        f"spark/{n}-{rev}.jar" for n, rev in versions.SPARK_JARS.items()
-    }
+    assert set(artifacts.pinned("spark")) == {f"spark/{n}-{rev}.jar" for n, rev in versions.SPARK_JARS.items()}
 
 
 def test_pins_cover_every_group_of_the_servers() -> None:
@@ -336,9 +333,7 @@ def test_failed_fetch_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 # health
 
 
-@pytest.mark.parametrize(
-    "ask", [health.postgres, health.kafka, health.connect, health.elasticsearch, health.redis]
-)
+@pytest.mark.parametrize("ask", [health.postgres, health.kafka, health.connect, health.elasticsearch, health.redis])
 def test_server_that_does_not_listen_is_not_ready(ask: Callable[[int], bool]) -> None:
     (port,) = ports.choose(["nobody"]).values()
     assert ask(port) is False
@@ -354,6 +349,17 @@ def test_last_lines_are_the_last(tmp_path: Path) -> None:
 def test_starting_the_stack_does_not_load_spark() -> None:
     loaded = "import sys, compose.stack, compose.docker; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
+
+
+def test_child_of_a_dead_leader_is_found_and_ended(tmp_path: Path) -> None:
+    command = ["sh", "-c", "sleep 600 & wait"]
+    started = process.spawn(command, home=tmp_path, log=tmp_path / "log", env={"PATH": os.defpath}, user=None)
+    wait_until(lambda: len(started.tree()) == 2, 10, "the child to start")
+    os.kill(started.pid, signal.SIGKILL)
+    (orphan,) = wait_until(lambda: [] if started.find() else started.tree(), 10, "the leader to die")
+    process.await_end(process.ask(started, signal.SIGTERM), 10)
+    assert not orphan.is_running()
+    assert started.tree() == []
 
 
 def test_process_ends_with_its_children(tmp_path: Path) -> None:
