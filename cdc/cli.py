@@ -1,19 +1,16 @@
 """The command line: the only place that wires the parts together, prints and exits."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from cdc import settings
+from cdc.context import Context
 from cdc.errors import CdcError, DivergenceError, SettingsError
 
 if TYPE_CHECKING:
@@ -21,8 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from cdc.change import Progress, Table
-    from cdc.sink import Sink
+    from cdc.change import Progress
 
 app = typer.Typer(
     help="Postgres changes, applied in order to a search index, a cache and a warehouse.",
@@ -35,47 +31,6 @@ out, err = Console(), Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
 Master = Annotated[str, typer.Option(help="Any Spark master.", envvar="CDC_MASTER")]
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the options before the verb say."""
-
-    path: Path
-    state_option: Path | None
-
-    @cached_property
-    def state(self) -> Path:
-        from compose import stack
-
-        return self.state_option or stack.state_dir(settings.name_of(self.path))
-
-    @cached_property
-    def pipeline(self) -> settings.Pipeline:
-        from compose import stack
-
-        endpoints = stack.running(self.state)
-        own = endpoints.environment() if endpoints else {}
-        return settings.load(self.path, {**own, **os.environ})
-
-    @property
-    def runs(self) -> Path:
-        return self.state / "runs"
-
-    @cached_property
-    def tables(self) -> "tuple[Table, ...]":
-        from cdc import source
-
-        with source.connect(self.pipeline.source.dsn) as connection:
-            return source.describe(connection, self.pipeline)
-
-    def sinks(self, names: list[str] | None) -> "list[Sink]":
-        import sinks
-
-        known = list(self.pipeline.sinks)
-        if unknown := [name for name in names or () if name not in known]:
-            raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
-        return [sinks.build(self.pipeline, name) for name in names or known]
 
 
 @app.callback()
@@ -256,7 +211,8 @@ def verify(
     tables = [one for one in context.obj.tables if table in (None, one.qualified)]
     if not tables:
         raise SettingsError(
-            f"The pipeline doesn't capture {table}.", hint=f"one of: {', '.join(t.qualified for t in context.obj.tables)}"
+            f"The pipeline doesn't capture {table}.",
+            hint=f"one of: {', '.join(t.qualified for t in context.obj.tables)}",
         )
     with _spark(master) as spark:
         found = [one for each in tables for one in compare(spark, each, pipeline.source.dsn, sinks)]
@@ -352,6 +308,7 @@ def _live(quiet: bool) -> "Iterator[Callable[[Sequence[Progress]], None]]":
             yield lambda progress: live.update(render.progress(progress))
     else:
         yield render.occasionally(lambda progress: err.print(render.progress(progress)))
+
 
 if __name__ == "__main__":
     main()

@@ -26,6 +26,7 @@ def settle(
 
     The connector sends changes in commit order, so a heartbeat made after this call proves that all before it is in
     the topics; what the topics end at then is what the views must reach.
+
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
     """
@@ -58,7 +59,9 @@ def _until(problems: Callable[[], list[str]], deadline: float, still: Callable[[
     while found := problems():
         still()
         if time.monotonic() > deadline:
-            raise ConnectorError(f"Waited in vain: {found[0]}.", hint="cdc status names the slow hop", more=len(found) - 1)
+            raise ConnectorError(
+                f"Waited in vain: {found[0]}.", hint="cdc status names the slow hop", more=len(found) - 1
+            )
         time.sleep(POLL_S)
 
 

@@ -17,5 +17,7 @@ def fold(events: DataFrame, records: int, tasks: int) -> DataFrame:
     """
     # Both ways satisfy the grouping below, so Spark adds no further exchange.
     placed = events.coalesce(1) if records <= SMALL else events.repartition(tasks, "topic", "partition")
-    newest = placed.groupBy("topic", "partition", "id").agg(F.max_by(F.struct("offset", "after"), F.col("offset")).alias("newest"))
+    newest = placed.groupBy("topic", "partition", "id").agg(
+        F.max_by(F.struct("offset", "after"), F.col("offset")).alias("newest")
+    )
     return newest.select("topic", "partition", "id", "newest.*").sortWithinPartitions("topic", "partition", "offset")

@@ -31,7 +31,10 @@ def topics(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
     grid = _grid("topic", ">partitions", ">end offsets", "")
     for one in listed:
         grid.add_row(
-            one["topic"], str(one["partitions"]), f"{sum(one['end_offsets']):,}", "created" if one["created"] else ""
+            one["topic"],
+            str(one["partitions"]),
+            f"{sum(one['end_offsets']):,}",
+            "created" if one["created"] else "",
         )
     return grid
 

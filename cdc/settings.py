@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 
 from cdc.errors import SettingsError
 
@@ -120,7 +128,8 @@ def name_of(path: Path) -> str:
     name = tree.get("pipeline")
     if not isinstance(name, str) or not re.match(r"^[a-z][a-z0-9_]{0,47}$", name):
         raise SettingsError(
-            f"{path}: `pipeline` must be a name of lower case letters, digits and _.", hint="for example: pipeline: shop"
+            f"{path}: `pipeline` must be a name of lower case letters, digits and _.",
+            hint="for example: pipeline: shop",
         )
     return name
 
@@ -130,7 +139,8 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SettingsError(
-            f"The pipeline file {path} can't be read: {error.strerror}.", hint="name it with: cdc -p FILE.yaml ..."
+            f"The pipeline file {path} can't be read: {error.strerror}.",
+            hint="name it with: cdc -p FILE.yaml ...",
         ) from None
     try:
         tree = yaml.safe_load(text)

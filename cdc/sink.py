@@ -98,9 +98,7 @@ def check(advance: Advance, stored: Stored | None, writer: str) -> bool:
 
 def mismatch(table: Table, expected: Position | None, found: Position | None, *, ours: bool) -> CdcError:
     """The error for a position that isn't where this writer left it."""
-    behind = found is None or (
-        expected is not None and found.topic_id == expected.topic_id and found.lag(expected) > 0
-    )
+    behind = found is None or (expected is not None and found.topic_id == expected.topic_id and found.lag(expected) > 0)
     if ours and behind:
         return Rewound(
             f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",
@@ -117,9 +115,7 @@ def mismatch(table: Table, expected: Position | None, found: Position | None, *,
 def stored_after(advance: Advance, before: Stored | None, applied: Applied, writer: str) -> Stored:
     """What to store once `advance` is applied."""
     base = before or Stored(advance.until)
-    return replace(
-        base, position=advance.until, writer=writer, rows=base.rows + applied.rows, at=round(time.time(), 3)
-    )
+    return replace(base, position=advance.until, writer=writer, rows=base.rows + applied.rows, at=round(time.time(), 3))
 
 
 REPORT = "topic string, partition int, written long, deleted long, stale long, failure string, message string"

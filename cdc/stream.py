@@ -4,7 +4,6 @@ The sink's own position is the only one that counts. Spark's checkpoint is made 
 """
 
 import json
-import re
 import shutil
 import tempfile
 import threading
@@ -23,7 +22,9 @@ from tenacity.wait import wait_exponential
 
 from cdc import decode, order
 from cdc.change import Advance, Position, Progress, Table
-from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable
+from cdc.continuity import refuse_gap
+from cdc.errors import CdcError, SinkUnavailable
+from cdc.explain import explain
 from cdc.sink import Batch, Rewound, Sink
 from cdc.topics import Topics
 
@@ -210,7 +211,11 @@ class Stream:
     def _wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, CdcError):
-            self.progress.state, self.progress.error, self.progress.hint = "waiting", error.message, error.hint
+            self.progress.state, self.progress.error, self.progress.hint = (
+                "waiting",
+                error.message,
+                error.hint,
+            )
             log.warning("sink waits", sink=self.sink.name, error=error.message, attempt=state.attempt_number)
 
 
@@ -223,36 +228,6 @@ def make_batch(writer: str, advances: Sequence[Advance], records: DataFrame, tas
     return Batch(writer, tuple(advances), events, folded)
 
 
-def refuse_gap(sink: str, table: Table, at: Position | None, start: Position, end: Position) -> None:
-    """Stop where the log can't continue the view: DESIGN guarantee G5.
-
-    Raises:
-        ConnectorError: the topic is another one, has other partitions, or no longer holds the next record.
-    """
-    name = table.topic
-    repair = f"rebuild the view of {table.qualified} in {sink} from the topic's start"
-    if at is None:
-        if any(start.offsets):
-            raise ConnectorError(
-                f"{name} no longer holds its first records (it starts at {list(start.offsets)}); a view made from it"
-                " would lack rows.",
-                hint="delete the topic and the connector's offsets, then register again: a new snapshot fills it",
-                topic=name,
-            )
-        return
-    if at.topic_id != end.topic_id:
-        what = "is not the topic that the view was made from: it has been created anew"
-    elif at.partition_count != end.partition_count:
-        what = f"has {end.partition_count} partitions, the view was made from {at.partition_count}: keys have moved"
-    elif any(have < first for have, first in zip(at.offsets, start.offsets, strict=True)):
-        what = f"has lost records that the view still needs (it starts at {list(start.offsets)})"
-    elif any(have > last for have, last in zip(at.offsets, end.offsets, strict=True)):
-        what = f"ends at {list(end.offsets)}, before the view's position {list(at.offsets)}: its log was cut"
-    else:
-        return
-    raise ConnectorError(f"{name} {what}.", hint=repair, topic=name, sink=sink)
-
-
 def planned_ends(folder: str, batch_id: int) -> dict[str, dict[int, int]]:
     """Where a micro-batch ends, per topic and partition: the offsets that Spark planned it with.
 
@@ -261,44 +236,6 @@ def planned_ends(folder: str, batch_id: int) -> dict[str, dict[int, int]]:
     """
     *_, last = Path(folder, "offsets", str(batch_id)).read_text(encoding="utf-8").splitlines()
     return {topic: {int(p): offset for p, offset in offsets.items()} for topic, offsets in json.loads(last).items()}
-
-
-def explain(error: Exception, sink: str) -> CdcError:
-    """Name a failure inside Spark by what a person can do about it."""
-    text = str(error)
-    if place := _after(text, decode.UNDECODABLE):
-        return DecodeError(
-            f"A record is not what the connector writes: {place}.",
-            hint="look at the record; who else writes to this topic?",
-            sink=sink,
-        )
-    if "MALFORMED_RECORD_IN_PARSING" in text:
-        return SinkRejected(
-            "A row doesn't fit the columns that its table has now.",
-            hint="has a column's type changed? start `cdc run` again, so that it reads the table's columns anew",
-            sink=sink,
-        )
-    if column := _after(text, decode.UNHOLDABLE):
-        return SinkRejected(
-            f"The warehouse has no way to hold a value of {column}.",
-            hint="change the row, or leave the column out with `exclude`",
-            sink=sink,
-        )
-    if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
-        return ConnectorError(
-            "Kafka no longer holds records that the view still needs.",
-            hint=f"rebuild the views of {sink} from their topics' start",
-            sink=sink,
-        )
-    if "org.apache.kafka.common.errors" in text:
-        return SinkUnavailable("Kafka doesn't answer.", hint="nothing to do: it is tried again", sink=sink)
-    return SinkError(f"Spark failed: {text.splitlines()[0][:300]}", hint="see the log for the whole trace", sink=sink)
-
-
-def _after(text: str, words: str) -> str | None:
-    """What follows the words of a `raise_error` up to the end of its sentence."""
-    found = re.search(rf"{words} ([^'\n]+?)(?:\.? SQLSTATE|'|\n|$)", text)
-    return found[1] if found else None
 
 
 def _passing(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ def supervise(
     """Run until every stream has ended, the time is over, or SIGINT or SIGTERM says so; the batch at hand is finished.
 
     Returns the errors that ended streams, in the order of the streams.
+
     Raises:
         Exception: a stream's failure that is no CdcError, so a bug.
     """

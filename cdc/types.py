@@ -155,7 +155,10 @@ def kind(type_: str) -> Kind:
         if digits <= precision <= 38:
             exact = f"decimal({precision},{digits})"
             return replace(
-                NUMERIC, column=exact, to_column=lambda v: v.try_cast(exact), from_column=lambda v: v.cast("string")
+                NUMERIC,
+                column=exact,
+                to_column=lambda v: v.try_cast(exact),
+                from_column=lambda v: v.cast("string"),
             )
     if found is TIMESTAMPTZ and type_.startswith("timestamp("):
         return replace(TIMESTAMPTZ, document=_stamp_utc)

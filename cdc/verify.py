@@ -57,7 +57,9 @@ class Comparison:
 
 def compare(spark: SparkSession, table: Table, dsn: str, sinks: list[Sink]) -> Iterator[Comparison]:
     """One comparison per sink; the source is read once."""
-    expected = source(spark, table, dsn).withColumn("expected", _canonical(table, "document")).drop("document").persist()
+    expected = (
+        source(spark, table, dsn).withColumn("expected", _canonical(table, "document")).drop("document").persist()
+    )
     try:
         for sink in sinks:
             yield _compare(table, sink.name, expected, sink.scan(table, spark))
@@ -136,7 +138,11 @@ def _compare(table: Table, sink: str, expected: DataFrame, view: DataFrame) -> C
     result = Comparison(sink, table.qualified, *(int(value or 0) for value in counts or ()))
     if not result.equal:
         wrong = joined.where(F.col("extra") | F.col("missing") | differs | (here > 1)).select(
-            "id", "copies", "extra", "missing", _first_difference(F.col("expected"), F.col("found")).alias("column")
+            "id",
+            "copies",
+            "extra",
+            "missing",
+            _first_difference(F.col("expected"), F.col("found")).alias("column"),
         )
         result.sample = [_difference(row.asDict()) for row in wrong.orderBy("id").take(SAMPLE)]
     return result

@@ -124,9 +124,7 @@ def _unknown(conn: psycopg.Connection, table: tuple[str, str]) -> SourceError:
 def _refuse_kind(relation: Relation) -> None:
     table = relation.label
     if relation.schema in RESERVED:
-        raise SourceError(
-            f"{table} isn't an application's table", hint="take it out of source.tables", table=table
-        )
+        raise SourceError(f"{table} isn't an application's table", hint="take it out of source.tables", table=table)
     if relation.relkind not in ("r", "p"):
         raise SourceError(
             f"{table} is {NOT_TABLES.get(relation.relkind, 'no table')}; the log has rows of tables only",

@@ -46,9 +46,7 @@ WHERE a.grantee = to_regrole(quote_ident(%(role)s)) AND c.relkind IN ('r', 'p', 
 
 def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> Iterator[str]:
     columns = sql.SQL(", ").join(sql.Identifier(column) for column, _ in ATTRIBUTES.values())
-    found = conn.execute(
-        sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]
-    ).fetchone()
+    found = conn.execute(sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]).fetchone()
     name = sql.Identifier(role)
     if found is None:
         conn.execute(sql.SQL("CREATE ROLE {} WITH {}").format(name, _words(list(ATTRIBUTES))))

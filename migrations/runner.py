@@ -82,9 +82,7 @@ def migrations(folder: Path) -> list[Migration]:
     for expected, name in enumerate(names, start=1):
         match = NUMBERED.fullmatch(name)
         if match is None:
-            raise SourceError(
-                f"{name} isn't a migration's name", hint="name it NNNN_what.sql, lower case", file=name
-            )
+            raise SourceError(f"{name} isn't a migration's name", hint="name it NNNN_what.sql, lower case", file=name)
         number = int(match[1])
         if number != expected:
             problem = "has another file's number" if number < expected else f"leaves {expected:04} out"
@@ -155,9 +153,7 @@ def no_privilege(conn: psycopg.Connection, error: psycopg.Error, grant: str) -> 
 def _recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
     try:
         with conn.transaction():
-            rows = conn.execute(
-                "SELECT name, checksum FROM cdc.migration WHERE starts_with(name, %s)", [f"{folder}/"]
-            )
+            rows = conn.execute("SELECT name, checksum FROM cdc.migration WHERE starts_with(name, %s)", [f"{folder}/"])
             return dict(rows.fetchall())
     except psycopg.errors.InsufficientPrivilege as error:
         grant = "GRANT USAGE ON SCHEMA cdc, and SELECT and INSERT ON cdc.migration,"
@@ -192,9 +188,7 @@ def _apply(conn: psycopg.Connection, file: Migration) -> Applied:
     try:
         with conn.transaction():
             conn.execute(file.sql)
-            conn.execute(
-                "INSERT INTO cdc.migration (name, checksum) VALUES (%s, %s)", [file.name, file.checksum]
-            )
+            conn.execute("INSERT INTO cdc.migration (name, checksum) VALUES (%s, %s)", [file.name, file.checksum])
     except psycopg.Error as error:
         raise SourceError(
             f"{file.name}{_line(file, error)}: {error.diag.message_primary or 'the connection was lost'}",

@@ -74,9 +74,7 @@ def heartbeat_query(pipeline: str) -> str:
     )
 
 
-def _checked(
-    conn: psycopg.Connection, pipeline: str, tables: Sequence[tuple[str, str]], role: str
-) -> list[Relation]:
+def _checked(conn: psycopg.Connection, pipeline: str, tables: Sequence[tuple[str, str]], role: str) -> list[Relation]:
     require_control(conn)
     captured = relations(conn, tables, role)
     require_publication(conn, pipeline)
@@ -120,9 +118,7 @@ def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[s
         yield f"set REPLICA IDENTITY {identity} on {schema}.{name}"
 
 
-def _ensure_publication(
-    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
-) -> Iterator[str]:
+def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[str]:
     name = sql.Identifier(pipeline)
     wanted = {(relation.schema, relation.name) for relation in captured}
     wanted |= {("cdc", table) for table in CONTROL_TABLES}

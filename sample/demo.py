@@ -25,7 +25,6 @@ from rich.table import Table as Grid
 
 import sinks
 from cdc import fence, settings, source
-from cdc.change import Table
 from cdc.cli import print_error
 from cdc.errors import CdcError, DivergenceError, SinkError
 from cdc.sink import Sink
@@ -112,7 +111,12 @@ class Demo:
     def snapshot(self, loaded: dict[str, int]) -> None:
         """Show how the snapshot reaches each view."""
         total = sum(loaded.values())
-        columns = (TextColumn("         {task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("         {task.description:<10}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=console) as bars:
             tasks = {sink.name: bars.add_task(sink.name, total=total) for sink in self.sinks}
             while not bars.finished:
@@ -198,7 +202,9 @@ def show_next(demo: Demo) -> None:
     console.print(f"  .venv/bin/cdc -p sample/airport.yaml --state {demo.state} status")
     console.print(f"  psql {endpoints.postgres} -c \"UPDATE airlines SET name = 'Hello' WHERE carrier = 'UA'\"")
     console.print(f"  curl {endpoints.elasticsearch}/airport-public.airlines/_doc/UA")
-    console.print(f"  kill {demo.run.pid if demo.run else ''}; .venv/bin/cdc -p sample/airport.yaml --state {demo.state} down")
+    console.print(
+        f"  kill {demo.run.pid if demo.run else ''}; .venv/bin/cdc -p sample/airport.yaml --state {demo.state} down"
+    )
 
 
 def end_former(state: Path) -> None:
@@ -224,7 +230,7 @@ def main() -> int:
             demo.start_run()
             show_next(demo)
         else:
-            console.print("\nWhere to look next: KEEP=1 make demo leaves it running; README.md, \"Your own tables\".")
+            console.print('\nWhere to look next: KEEP=1 make demo leaves it running; README.md, "Your own tables".')
         return code
     except CdcError as error:
         print_error(error)

@@ -25,9 +25,7 @@ LastDay = Annotated[datetime, typer.Option("--to", formats=["%Y-%m-%d"], help="l
 CHUNK_ROWS = 50_000
 
 
-def load(
-    dsn: str, start: date, end: date, *, progress: Callable[[str, int], None] | None = None
-) -> dict[str, int]:
+def load(dsn: str, start: date, end: date, *, progress: Callable[[str, int], None] | None = None) -> dict[str, int]:
     """Load the reference tables, and flights and weather of the days; returns the rows added per table.
 
     `progress` is told of each table as it is done. Raises SourceError: no such schema, no such privilege.

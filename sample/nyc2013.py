@@ -74,9 +74,7 @@ def weather(start: date, end: date) -> pd.DataFrame:
     days = instants.dt.tz_convert(ZONE).dt.date
     _require_days(start, end)
     frame = raw.assign(time_hour=instants).round(DECIMALS)[(days >= start) & (days <= end)]
-    return frame.astype({"wind_dir": "Int64"})[WEATHER].sort_values(
-        ["time_hour", "origin"], ignore_index=True
-    )
+    return frame.astype({"wind_dir": "Int64"})[WEATHER].sort_values(["time_hour", "origin"], ignore_index=True)
 
 
 def airlines() -> pd.DataFrame:

@@ -68,9 +68,7 @@ class _Run:
             self.stop.wait(min(left, NOTICE_S))
         return None
 
-    def work(
-        self, conn: psycopg.Connection, share: list[tuple[int, Transaction]]
-    ) -> tuple[Counter[str], float]:
+    def work(self, conn: psycopg.Connection, share: list[tuple[int, Transaction]]) -> tuple[Counter[str], float]:
         """Commit one connection's share; returns how many of each kind, and the greatest lateness."""
         kinds: Counter[str] = Counter()
         latest = 0.0
@@ -188,9 +186,7 @@ def _text(table: str, op: str, columns: tuple[str, ...]) -> sql.Composed:
     if op == "delete":
         return sql.SQL("DELETE FROM {} WHERE {}").format(target, where)
     assigned = sql.SQL(", ").join(sql.SQL("{} = %s").format(name) for name in names)
-    return sql.SQL("UPDATE {} SET {}, updated_at = clock_timestamp() WHERE {}").format(
-        target, assigned, where
-    )
+    return sql.SQL("UPDATE {} SET {}, updated_at = clock_timestamp() WHERE {}").format(target, assigned, where)
 
 
 def main(
@@ -206,9 +202,7 @@ def main(
     """Replay days of New York's flights of 2013 as live transactions."""
     with explained():
         typer.echo(f"Replaying {start:%Y-%m-%d} to {end:%Y-%m-%d} at {rate:g} transactions/s")
-        done = replay(
-            dsn, start.date(), end.date(), rate=rate, seed=seed, connections=connections, limit=limit
-        )
+        done = replay(dsn, start.date(), end.date(), rate=rate, seed=seed, connections=connections, limit=limit)
         for kind, count in sorted(done.by_kind.items(), key=lambda entry: -entry[1]):
             typer.echo(f"  {kind:<10} {count:>8,}")
         typer.echo(f"Done: {done.transactions:,} transactions in {done.seconds:.1f} s, {done.rate:.0f}/s")

@@ -51,7 +51,8 @@ class Delta:
             Path(self.path, table.qualified).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SinkRejected(
-                f"The warehouse folder {self.path} can't be written: {error.strerror}.", hint="see the sink's path"
+                f"The warehouse folder {self.path} can't be written: {error.strerror}.",
+                hint="see the sink's path",
             ) from None
 
     def position(self, table: Table) -> Stored | None:
@@ -241,7 +242,8 @@ def _numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[No
         yield
     except DeltaConcurrentModificationException:
         raise SinkUnavailable(
-            "Somebody else committed to the Delta table at the same time.", hint="nothing to do: it is tried again"
+            "Somebody else committed to the Delta table at the same time.",
+            hint="nothing to do: it is tried again",
         ) from None
     finally:
         for name in settings:

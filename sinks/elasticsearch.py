@@ -55,7 +55,10 @@ class Elasticsearch:
         self._create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
         body = {
             "settings": INDEX_SETTINGS,
-            "mappings": {"dynamic": "strict", "properties": {c.name: _mapping(c.type) for c in table.columns}},
+            "mappings": {
+                "dynamic": "strict",
+                "properties": {c.name: _mapping(c.type) for c in table.columns},
+            },
             "aliases": {self.alias(table): {}},
         }
         self._create(index, body)
@@ -68,7 +71,11 @@ class Elasticsearch:
         pending = [a for a in batch.advances if check(a, before[a.table.qualified][0], batch.writer)]
         if not pending:
             return {}
-        sent = send(self._lines(batch), _sender(self.url, {self.index(a.table): a.table.topic for a in pending}), HINTS)
+        sent = send(
+            self._lines(batch),
+            _sender(self.url, {self.index(a.table): a.table.topic for a in pending}),
+            HINTS,
+        )
         result = {a.table.qualified: sent.get(a.table.topic, Applied()) for a in pending}
         self._commit(pending, before, result, batch.writer)
         return result
@@ -186,7 +193,9 @@ class Elasticsearch:
         status = response.status_code
         if status in BUSY:
             return SinkUnavailable(
-                f"The index at {self.url} is busy (status {status}).", hint=HINTS["unavailable"], sink=self.name
+                f"The index at {self.url} is busy (status {status}).",
+                hint=HINTS["unavailable"],
+                sink=self.name,
             )
         if status in (401, 403):
             return SinkRejected(f"The index at {self.url} refuses the user.", hint="see the sink's url", sink=self.name)
@@ -240,9 +249,7 @@ def _pages(url: str, index: str) -> Iterator[str]:
         server.request("DELETE", "/_pit", json={"id": pit})
 
 
-def _sender(
-    url: str, topics: Mapping[str, str]
-) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
+def _sender(url: str, topics: Mapping[str, str]) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
     wanted = set(topics.values())
 
     def apply(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -280,7 +287,10 @@ def _bulk(url: str, rows: list[tuple[str, str, str]], reports: dict[str, Report]
             return
         if pause is None:
             found = reports.setdefault(again[0][0], Report(again[0][0], 0))
-            found.failure, found.message = "unavailable", f"The index at {url} has no room for {len(again)} writes."
+            found.failure, found.message = (
+                "unavailable",
+                f"The index at {url} has no room for {len(again)} writes.",
+            )
             return
         rows = again
         time.sleep(pause)

@@ -151,9 +151,15 @@ class Redis:
             return question(client(self.url))
         except redis.exceptions.AuthenticationError:
             raise SinkRejected("The cache refuses the user or password.", hint="see the sink's url") from None
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError):
+        except (
+            redis.exceptions.ConnectionError,
+            redis.exceptions.TimeoutError,
+            redis.exceptions.BusyLoadingError,
+        ):
             raise SinkUnavailable(
-                f"The cache at {_address(self.url)} can't be reached.", hint=HINTS["unavailable"], sink=self.name
+                f"The cache at {_address(self.url)} can't be reached.",
+                hint=HINTS["unavailable"],
+                sink=self.name,
             ) from None
 
 
@@ -190,7 +196,13 @@ def _sender(
 
 
 def _apply_partition(
-    url: str, prefix: str, writer: str, advance: Advance, partition: int, start: int, rows: Iterator["pa.RecordBatch"]
+    url: str,
+    prefix: str,
+    writer: str,
+    advance: Advance,
+    partition: int,
+    start: int,
+    rows: Iterator["pa.RecordBatch"],
 ) -> Report:
     """Send one partition's rows chunk by chunk; those below `start` are there from an earlier try."""
     done = Report(advance.table.topic, partition)
@@ -215,7 +227,11 @@ def _apply_partition(
             deleted = values.count("")
             done.deleted += deleted
             done.written += len(values) - deleted
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError):
+    except (
+        redis.exceptions.ConnectionError,
+        redis.exceptions.TimeoutError,
+        redis.exceptions.BusyLoadingError,
+    ):
         done.failure, done.message = "unavailable", f"The cache at {_address(url)} can't be reached."
     except redis.exceptions.OutOfMemoryError:
         done.failure, done.message = "unavailable", f"The cache at {_address(url)} is out of memory."

@@ -9,8 +9,9 @@ import pytest
 
 from cdc.change import Advance, Applied, Position, Table
 from cdc.errors import CdcError, Fenced, SinkRejected
+from cdc.explain import explain
 from cdc.sink import Batch, Sink
-from cdc.stream import explain, make_batch
+from cdc.stream import make_batch
 from tests.support.envelopes import Row, Topic, frame
 
 if TYPE_CHECKING:
@@ -168,7 +169,10 @@ def replay_from_zero_equals_the_model(harness: Harness, seed: int = 1, changes: 
     rng = random.Random(seed)
     alive: set[tuple[str, int]] = set()
     for _ in range(changes):
-        key = (rng.choice(["a", 'quote"', "sep,", "ü", "", "a]"]), rng.choice([0, 1, -7, 2**53 + 1, 2**63 - 1]))
+        key = (
+            rng.choice(["a", 'quote"', "sep,", "ü", "", "a]"]),
+            rng.choice([0, 1, -7, 2**53 + 1, 2**63 - 1]),
+        )
         op = "d" if key in alive and rng.random() < 0.3 else "u" if key in alive else "c"
         (alive.discard if op == "d" else alive.add)(key)
         harness.topic.add(op, row(*key, rng.choice(["x", "", None, 'a "b" \\ \n ü', "😀"]), rng.randint(-5, 5)))

@@ -24,9 +24,7 @@ SINKS = ["memory", "redis", "elasticsearch", "delta"]
 
 
 @pytest.fixture(params=SINKS)
-def harness(
-    request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
-) -> laws.Harness:
+def harness(request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path) -> laws.Harness:
     return laws.Harness(spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items"))
 
 

@@ -16,7 +16,12 @@ Row = dict[str, Any]
 
 def table(topic: str, name: str = "items") -> Table:
     """A table of two key columns, so that ids are JSON arrays."""
-    columns = (Column("a", "text", False), Column("b", "bigint", False), Column("v", "text"), Column("n", "integer"))
+    columns = (
+        Column("a", "text", False),
+        Column("b", "bigint", False),
+        Column("v", "text"),
+        Column("n", "integer"),
+    )
     return Table("public", name, columns, ("a", "b"), topic)
 
 

@@ -99,9 +99,7 @@ def test_times_are_instants(year: pd.DataFrame) -> None:
     ],
 )
 def test_the_first_instant_that_a_clock_shows(clock: int, after: str, zone: str, expected: str) -> None:
-    found = nyc2013.first_at(
-        pd.Series([clock]), pd.Series([pd.Timestamp(after, tz="UTC")]), pd.Series([zone])
-    )
+    found = nyc2013.first_at(pd.Series([clock]), pd.Series([pd.Timestamp(after, tz="UTC")]), pd.Series([zone]))
     assert found[0] == pd.Timestamp(expected, tz="UTC")
 
 
@@ -180,9 +178,7 @@ def test_a_plan_could_have_happened(steps: list[Transaction]) -> None:
     flights = {key: row for (table, key), row in rows.items() if table == "flights"}
     kinds = Counter(step.kind for step in steps)
     assert len(flights) == kinds["schedule"] - kinds["remove"]
-    facts = {
-        tuple(row[name] for name in KEYS["flights"]): row for row in records(nyc2013.flights(*THREE_DAYS))
-    }
+    facts = {tuple(row[name] for name in KEYS["flights"]): row for row in records(nyc2013.flights(*THREE_DAYS))}
     for (carrier, number, origin, sched_dep), row in flights.items():
         fact = facts[carrier, number if number < 9000 else number - 9000, origin, sched_dep]
         assert row["status"] == fact["status"]
@@ -217,11 +213,7 @@ def test_a_flight_keeps_its_order_within_a_minute(steps: list[Transaction]) -> N
     for step in steps:
         for key in {change.key for change in step.changes if change.table == "flights"}:
             times.setdefault(key, []).append(step.at)
-    assert all(
-        later - earlier >= timedelta(seconds=1)
-        for seen in times.values()
-        for earlier, later in pairwise(seen)
-    )
+    assert all(later - earlier >= timedelta(seconds=1) for seen in times.values() for earlier, later in pairwise(seen))
 
 
 def test_the_awkward_cases_are_in_every_plan(steps: list[Transaction]) -> None:

@@ -1,0 +1,49 @@
+"""What the options before a verb stand for: settings, tables, sinks, the local stack; each made when first asked for."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sinks
+from cdc import settings, source
+from cdc.change import Table
+from cdc.errors import SettingsError
+from compose import stack
+
+if TYPE_CHECKING:
+    from cdc.sink import Sink
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the options before the verb say."""
+
+    path: Path
+    state_option: Path | None
+
+    @cached_property
+    def state(self) -> Path:
+        return self.state_option or stack.state_dir(settings.name_of(self.path))
+
+    @cached_property
+    def pipeline(self) -> settings.Pipeline:
+        endpoints = stack.running(self.state)
+        own = endpoints.environment() if endpoints else {}
+        return settings.load(self.path, {**own, **os.environ})
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        with source.connect(self.pipeline.source.dsn) as connection:
+            return source.describe(connection, self.pipeline)
+
+    def sinks(self, names: list[str] | None) -> "list[Sink]":
+        known = list(self.pipeline.sinks)
+        if unknown := [name for name in names or () if name not in known]:
+            raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
+        return [sinks.build(self.pipeline, name) for name in names or known]

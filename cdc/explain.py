@@ -1,0 +1,44 @@
+"""Failures inside Spark come as text: give them back their class, and never let a row's value through."""
+
+import re
+
+from cdc import decode
+from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable
+
+
+def explain(error: Exception, sink: str) -> CdcError:
+    """Name a failure inside Spark by what a person can do about it."""
+    text = str(error)
+    if place := _after(text, decode.UNDECODABLE):
+        return DecodeError(
+            f"A record is not what the connector writes: {place}.",
+            hint="look at the record; who else writes to this topic?",
+            sink=sink,
+        )
+    if "MALFORMED_RECORD_IN_PARSING" in text:
+        return SinkRejected(
+            "A row doesn't fit the columns that its table has now.",
+            hint="has a column's type changed? start `cdc run` again, so that it reads the table's columns anew",
+            sink=sink,
+        )
+    if column := _after(text, decode.UNHOLDABLE):
+        return SinkRejected(
+            f"The warehouse has no way to hold a value of {column}.",
+            hint="change the row, or leave the column out with `exclude`",
+            sink=sink,
+        )
+    if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
+        return ConnectorError(
+            "Kafka no longer holds records that the view still needs.",
+            hint=f"rebuild the views of {sink} from their topics' start",
+            sink=sink,
+        )
+    if "org.apache.kafka.common.errors" in text:
+        return SinkUnavailable("Kafka doesn't answer.", hint="nothing to do: it is tried again", sink=sink)
+    return SinkError(f"Spark failed: {text.splitlines()[0][:300]}", hint="see the log for the whole trace", sink=sink)
+
+
+def _after(text: str, words: str) -> str | None:
+    """What follows the words of a `raise_error` up to the end of its sentence."""
+    found = re.search(rf"{words} ([^'\n]+?)(?:\.? SQLSTATE|'|\n|$)", text)
+    return found[1] if found else None

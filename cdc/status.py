@@ -1,0 +1,277 @@
+"""Where each hop stands: Postgres -> connector -> topics -> each view. Plain data; others print it.
+
+In:  the pipeline file, a function per sink that reads its positions, what `cdc run` last published.
+Out: `Status`; a part that can't be reached is named in `problems` and the rest is still told.
+Invariant: reads only, and no number that the servers themselves don't hold.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cdc import source
+from cdc.change import Position, Progress, Stored, Table
+from cdc.errors import CdcError
+from cdc.heartbeat import last_beat
+from cdc.settings import Pipeline
+from cdc.topics import Topics
+
+Positions = Mapping[str, Callable[[Table], Stored | None]]
+SLOW_S = 5.0
+"""A hop below this isn't called slow."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A part that couldn't be read: postgres, connect, kafka or a sink's name."""
+
+    part: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Connector:
+    """Connect's own words, RUNNING or FAILED; MISSING when there is no such connector."""
+
+    state: str
+    tasks: tuple[str, ...]
+    trace: str | None
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """`age_s` since the last beat arrived in Kafka; `delay_s` from its commit to its arrival."""
+
+    age_s: float
+    delay_s: float
+    interval_s: float
+
+    @property
+    def late(self) -> bool:
+        return self.age_s > 3 * self.interval_s + 1
+
+
+@dataclass(frozen=True)
+class View:
+    """One table in one sink. `lag_seconds` is at least so much: the age of the oldest record not applied."""
+
+    table: str
+    lag_records: int | None = None
+    lag_seconds: float | None = None
+    rows: int = 0
+    at: float | None = None
+    """Unix seconds of the last change to the view; None when nothing was ever applied."""
+    problem: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Sink:
+    """`state` and `error` are from `cdc run`; "not running" when it has published nothing."""
+
+    name: str
+    state: str = "not running"
+    error: str | None = None
+    hint: str | None = None
+    rows_per_s: float = 0.0
+    views: tuple[View, ...] = ()
+
+    @property
+    def lag_seconds(self) -> float:
+        return max((view.lag_seconds or 0.0 for view in self.views), default=0.0)
+
+
+@dataclass(frozen=True)
+class Status:
+    pipeline: str
+    connector: Connector | None = None
+    slot: source.Slot | None = None
+    heartbeat: Heartbeat | None = None
+    sinks: tuple[Sink, ...] = ()
+    problems: tuple[Problem, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, Progress]) -> Status:
+    """Ask every server at the same time; raises nothing that a server causes."""
+    tables = source.undescribed(pipeline)
+    asked: dict[str, Callable[[], Any]] = {
+        "postgres": lambda: _slot(pipeline),
+        "connect": lambda: _connector(pipeline),
+        **{name: _stored(position, tables) for name, position in positions.items()},
+    }
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = {part: pool.submit(_ask, part, ask) for part, ask in asked.items()}
+        told = {part: answer.result() for part, answer in answers.items()}
+    stored = {name: told[name][0] for name in positions}
+    (heartbeat, views), unread = _ask("kafka", lambda: _log(pipeline, tables, stored), (None, {}))
+    return Status(
+        pipeline.pipeline,
+        told["connect"][0],
+        told["postgres"][0],
+        heartbeat,
+        tuple(
+            _sink(name, progress.get(name), views.get(name) or _unread(tables, stored[name]))
+            for name in positions
+        ),
+        tuple(problem for problem in (*(problem for _, problem in told.values()), unread) if problem),
+    )
+
+
+def _ask(part: str, ask: Callable[[], Any], without: Any = None) -> tuple[Any, Problem | None]:
+    try:
+        return ask(), None
+    except CdcError as error:
+        return without, Problem(part, error.message, error.hint)
+
+
+def _slot(pipeline: Pipeline) -> source.Slot | None:
+    with source.connect(pipeline.source.dsn) as conn:
+        return source.slot(conn, pipeline.pipeline)
+
+
+def _connector(pipeline: Pipeline) -> Connector:
+    from connectors.client import Connect
+
+    with Connect(pipeline.connect) as connect:
+        state = connect.state(pipeline.pipeline)
+    return Connector(state.connector, state.tasks, state.trace)
+
+
+def _stored(
+    position: Callable[[Table], Stored | None], tables: Sequence[Table]
+) -> Callable[[], dict[str, Stored | None]]:
+    return lambda: {table.topic: position(table) for table in tables}
+
+
+def _log(
+    pipeline: Pipeline, tables: Sequence[Table], stored: Mapping[str, Mapping[str, Stored | None] | None]
+) -> tuple[Heartbeat | None, dict[str, tuple[View, ...]]]:
+    """The heartbeat, and each sink's views measured against the topics. Raises ConnectorError."""
+    with Topics(pipeline.kafka) as topics:
+        ends = topics.ends([table.topic for table in tables])
+        beat = last_beat(topics, pipeline)
+        known = {name: found for name, found in stored.items() if found is not None}
+        oldest = topics.times(
+            place
+            for found in known.values()
+            for table in tables
+            for place in waiting(table.topic, found[table.topic], ends[table.topic])
+        )
+    now = time.time()
+    heartbeat = None
+    if beat:
+        age = max(0.0, now - beat.arrived_ms / 1000)
+        heartbeat = Heartbeat(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
+    return heartbeat, {
+        name: tuple(measure(table, found[table.topic], ends[table.topic], oldest, now) for table in tables)
+        for name, found in known.items()
+    }
+
+
+def waiting(topic: str, stored: Stored | None, end: Position) -> list[tuple[str, int, int]]:
+    """The (topic, partition, offset) where each partition that isn't applied to its end goes on."""
+    at = _at(stored, end)
+    if at is None:
+        return []
+    pairs = enumerate(zip(at.offsets, end.offsets, strict=True))
+    return [(topic, partition, offset) for partition, (offset, last) in pairs if offset < last]
+
+
+def measure(
+    table: Table, stored: Stored | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
+) -> View:
+    """One view against the end of its topic; `oldest` holds Unix milliseconds of the places of `waiting`."""
+    at = _at(stored, end)
+    rows, last = (stored.rows, stored.at) if stored else (0, None)
+    if at is None:
+        assert stored is not None
+        what = "recreated" if stored.position.topic_id != end.topic_id else "given another partition count"
+        return View(
+            table.qualified,
+            rows=rows,
+            at=last,
+            problem=f"topic {what} since the view was made",
+            hint="cdc -p FILE rebuild",
+        )
+    places = waiting(table.topic, stored, end)
+    times = [oldest[place] for place in places if place in oldest]
+    lag = max(0.0, now - min(times) / 1000) if times else 0.0
+    # What is left may be transaction markers alone: then there are offsets to go, but nothing to apply.
+    return View(table.qualified, at.lag(end), round(lag, 3), rows, last)
+
+
+def _at(stored: Stored | None, end: Position) -> Position | None:
+    """Where the view stands; None when its position means nothing in this topic."""
+    if stored is None:
+        return Position(end.topic_id, (0,) * end.partition_count)
+    position = stored.position
+    same = position.topic_id == end.topic_id and position.partition_count == end.partition_count
+    return position if same else None
+
+
+def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink:
+    if progress is None:
+        return Sink(name, views=views)
+    return Sink(name, progress.state, progress.error, progress.hint, progress.rows_per_s, views)
+
+
+def _unread(tables: Sequence[Table], stored: Mapping[str, Stored | None] | None) -> tuple[View, ...]:
+    """Views that couldn't be measured: what the sink itself told is shown, lag isn't."""
+    told = stored or {}
+    return tuple(
+        View(table.qualified, rows=found.rows, at=found.at)
+        if (found := told.get(table.topic))
+        else View(table.qualified)
+        for table in tables
+    )
+
+
+def slow_hop(status: Status) -> str:
+    """One sentence: the hop that holds changes back most, and the command to run next."""
+    return _stopped(status) or _slowest(status)
+
+
+def _stopped(status: Status) -> str | None:
+    """A hop that doesn't move at all, the first one on the way."""
+    connector, slot = status.connector, status.slot
+    for problem in status.problems:
+        if problem.part in ("postgres", "connect", "kafka"):
+            return f"Postgres -> Kafka can't be judged: {problem.message} Next: {problem.hint}."
+    if connector and (connector.state != "RUNNING" or set(connector.tasks) != {"RUNNING"}):
+        states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
+        why = f": {connector.trace}" if connector.trace else ""
+        return f"Postgres -> Kafka has stopped ({states}){why}. Next: cdc -p FILE register."
+    if slot is None or slot.wal_status == "lost":
+        return f"Postgres -> Kafka has stopped: the slot is {'lost' if slot else 'missing'}. Next: cdc -p FILE doctor."
+    for sink in status.sinks:
+        for view in sink.views:
+            if view.problem:
+                return f"Kafka -> {sink.name} has stopped: {view.table}: {view.problem}. Next: {view.hint} {sink.name}."
+    for problem in status.problems:
+        return f"Kafka -> {problem.part} can't be judged: {problem.message} Next: {problem.hint}."
+    return None
+
+
+def _slowest(status: Status) -> str:
+    beat = status.heartbeat
+    if beat is None:
+        return "Postgres -> Kafka is slowest: no heartbeat has arrived yet. Next: cdc -p FILE register."
+    hops = {"Kafka": beat.age_s if beat.late else beat.delay_s}
+    hops |= {sink.name: sink.lag_seconds for sink in status.sinks}
+    name = max(hops, key=lambda hop: hops[hop])
+    way = "Postgres -> Kafka" if name == "Kafka" else f"Kafka -> {name}"
+    if hops[name] < SLOW_S:
+        return f"No hop is slow; the slowest is {way} with {hops[name]:.1f} s. Next: nothing to do."
+    if name == "Kafka":
+        behind = f", {status.slot.lag_bytes} bytes of log behind" if status.slot else ""
+        return f"{way} is slowest: at least {hops[name]:.0f} s{behind}. Next: cdc -p FILE doctor."
+    sink = next(sink for sink in status.sinks if sink.name == name)
+    running = sink.state not in ("not running", "stopped", "failed")
+    following = "cdc -p FILE doctor" if running else f"cdc -p FILE run --sink {name}"
+    return f"{way} is slowest: at least {hops[name]:.0f} s behind, {sink.state}. Next: {following}."
