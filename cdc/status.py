@@ -115,10 +115,7 @@ def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, 
         told["connect"][0],
         told["postgres"][0],
         heartbeat,
-        tuple(
-            _sink(name, progress.get(name), views.get(name) or _unread(tables, stored[name]))
-            for name in positions
-        ),
+        tuple(_sink(name, progress.get(name), views.get(name) or _unread(tables, stored[name])) for name in positions),
         tuple(problem for problem in (*(problem for _, problem in told.values()), unread) if problem),
     )
 
@@ -249,10 +246,17 @@ def _stopped(status: Status) -> str | None:
         return f"Postgres -> Kafka has stopped ({states}){why}. Next: cdc -p FILE register."
     if slot is None or slot.wal_status == "lost":
         return f"Postgres -> Kafka has stopped: the slot is {'lost' if slot else 'missing'}. Next: cdc -p FILE doctor."
+    return _stopped_sink(status)
+
+
+def _stopped_sink(status: Status) -> str | None:
     for sink in status.sinks:
         for view in sink.views:
             if view.problem:
                 return f"Kafka -> {sink.name} has stopped: {view.table}: {view.problem}. Next: {view.hint} {sink.name}."
+        if sink.error:
+            following = sink.hint or f"cdc -p FILE run --sink {sink.name}"
+            return f"Kafka -> {sink.name} has stopped: {sink.error} Next: {following}."
     for problem in status.problems:
         return f"Kafka -> {problem.part} can't be judged: {problem.message} Next: {problem.hint}."
     return None

@@ -84,9 +84,7 @@ class Topics:
     def __enter__(self) -> "Topics":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
         self._admin.close()

@@ -60,9 +60,7 @@ class Connect:
     def __enter__(self) -> "Connect":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._client.close()
 
     def validate(self, config: Mapping[str, str]) -> None:
@@ -101,9 +99,7 @@ class Connect:
         """Delete the connector, not its offsets: put again, it goes on where it was. Absent is fine."""
         self._call("DELETE", f"/connectors/{name}", missing=None)
 
-    def _call(
-        self, method: str, path: str, config: Mapping[str, str] | None = None, missing: Any = ...
-    ) -> Any:
+    def _call(self, method: str, path: str, config: Mapping[str, str] | None = None, missing: Any = ...) -> Any:
         retrying = Retrying(
             retry=retry_if_exception_type(_RebalancingError),
             stop=stop_after_delay(REBALANCE_S),
@@ -170,6 +166,4 @@ def _invalid(name: str, faults: Mapping[str, list[str]]) -> ConnectorError:
     hint = "correct the pipeline file, then run: cdc -p FILE register"
     if "password authentication failed" in everything or "does not exist" in everything:
         hint = "check source.replication_user and source.replication_password, then: cdc -p FILE migrate"
-    return ConnectorError(
-        f"The connector {name} would not start. {'; '.join(texts)}.", hint=hint, connector=name
-    )
+    return ConnectorError(f"The connector {name} would not start. {'; '.join(texts)}.", hint=hint, connector=name)

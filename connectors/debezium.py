@@ -54,9 +54,7 @@ TEMPLATE = {
     "producer.override.batch.size": "262144",
     "producer.override.max.request.size": str(MAX_MESSAGE_BYTES),
 }
-OVERRIDES = tuple(
-    name.removeprefix("producer.override.") for name in TEMPLATE if name.startswith("producer.override.")
-)
+OVERRIDES = tuple(name.removeprefix("producer.override.") for name in TEMPLATE if name.startswith("producer.override."))
 """Client settings that the worker's override policy has to allow."""
 
 

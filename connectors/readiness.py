@@ -34,9 +34,7 @@ ORDER BY at
 MIGRATE = "cdc -p FILE migrate"
 
 
-def require_ready(
-    conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool
-) -> Slot | None:
+def require_ready(conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool) -> Slot | None:
     """The slot, if there is one already; `ours`: Connect has a connector of the pipeline's name."""
     found = _require_slot(conn, pipeline.pipeline, ours)
     _require_publication(conn, pipeline.pipeline, [table.qualified for table in tables])
@@ -81,9 +79,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
 def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> None:
     found = conn.execute(PUBLICATION, [name]).fetchone()
     if found is None:
-        raise SourceError(
-            f"There is no publication {name} in {conn.info.dbname}.", hint=MIGRATE, publication=name
-        )
+        raise SourceError(f"There is no publication {name} in {conn.info.dbname}.", hint=MIGRATE, publication=name)
     owner, owned, whole, published, partial = found
     if not owned:
         raise SourceError(
@@ -94,11 +90,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
     if missing := [table for table in (*tables, *CONTROL_TABLES) if table not in published]:
         raise SourceError(f"Publication {name} lacks {', '.join(missing)}.", hint=MIGRATE, publication=name)
     if not whole or partial:
-        what = (
-            f"leaves out rows or columns of {', '.join(partial)}"
-            if partial
-            else "leaves out operations or roots"
-        )
+        what = f"leaves out rows or columns of {', '.join(partial)}" if partial else "leaves out operations or roots"
         raise SourceError(f"Publication {name} {what}.", hint=MIGRATE, publication=name)
 
 

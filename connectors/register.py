@@ -103,9 +103,7 @@ def register(
     return Registered(name, changed, created, round(time.monotonic() - started, 3), beat)
 
 
-def snapshot_progress(
-    pipeline: Pipeline, tables: Sequence[Table], *, since_offset: int = 0
-) -> SnapshotProgress:
+def snapshot_progress(pipeline: Pipeline, tables: Sequence[Table], *, since_offset: int = 0) -> SnapshotProgress:
     """How far the connector's first copy is; beats below `since_offset` of their topic don't count."""
     with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
         beat = last_beat(topics, pipeline)
@@ -203,9 +201,7 @@ class _Waiting:
 
 def _failed(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     trace = state.trace or "it gives no reason"
-    hint = next(
-        (hint for word, hint in HINTS if word in trace), "cdc -p FILE doctor; the worker's log says more"
-    )
+    hint = next((hint for word, hint in HINTS if word in trace), "cdc -p FILE doctor; the worker's log says more")
     return ConnectorError(
         f"The connector {pipeline.pipeline} has failed: {trace}.", hint=hint, connector=pipeline.pipeline
     )
