@@ -16,6 +16,7 @@ import httpx
 from cdc.change import Advance, Applied, Stored, Table
 from cdc.errors import SinkError, SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Report, check, mismatch, report, send, stored_after
+from sinks.elasticsearch_fields import field
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +58,7 @@ class Elasticsearch:
             "settings": INDEX_SETTINGS,
             "mappings": {
                 "dynamic": "strict",
-                "properties": {c.name: _mapping(c.type) for c in table.columns},
+                "properties": {c.name: field(c.type) for c in table.columns},
             },
             "aliases": {self.alias(table): {}},
         }
@@ -190,38 +191,14 @@ class Elasticsearch:
         raise self._refused(response, path)
 
     def _refused(self, response: httpx.Response, path: str) -> SinkError:
-        status = response.status_code
+        status, where = response.status_code, f"The index at {self.url}"
         if status in BUSY:
-            return SinkUnavailable(
-                f"The index at {self.url} is busy (status {status}).",
-                hint=HINTS["unavailable"],
-                sink=self.name,
-            )
+            return SinkUnavailable(f"{where} is busy (status {status}).", hint=HINTS["unavailable"], sink=self.name)
         if status in (401, 403):
-            return SinkRejected(f"The index at {self.url} refuses the user.", hint="see the sink's url", sink=self.name)
+            return SinkRejected(f"{where} refuses the user.", hint="see the sink's url", sink=self.name)
         error = response.json().get("error", {})
         kind = error.get("type", "?") if isinstance(error, dict) else str(error)
-        return SinkRejected(f"The index refuses {path} (status {status}): {kind}.", hint=HINTS["rejected"])
-
-
-def _mapping(type_: str) -> dict[str, Any]:
-    """The index field of a Postgres type. Exact decimals are keywords: a float would round them."""
-    base = re.sub(r"\(.*?\)", "", type_).removesuffix("[]").strip()
-    numbers = {"smallint": "short", "integer": "integer", "bigint": "long", "oid": "long"}
-    floats = {"real": "float", "double precision": "double"}
-    if base in numbers | floats:
-        return {"type": (numbers | floats)[base]}
-    if base == "boolean":
-        return {"type": "boolean"}
-    if base in ("json", "jsonb"):
-        return {"type": "object", "enabled": False}
-    if base == "bytea":
-        return {"type": "binary"}
-    if base in ("date", "timestamp without time zone", "timestamp with time zone"):
-        return {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
-    if base in ("text", "character varying", "character", "name", "citext"):
-        return {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 8191}}}
-    return {"type": "keyword", "ignore_above": 8191}
+        return SinkRejected(f"{where} refuses {path} (status {status}): {kind}.", hint=HINTS["rejected"])
 
 
 def _pages(url: str, index: str) -> Iterator[str]:
@@ -276,39 +253,33 @@ def _bulk(url: str, rows: list[tuple[str, str, str]], reports: dict[str, Report]
     if any(found.failure for found in reports.values()):
         return
     for pause in (*RETRY_S, None):
-        items = _post(url, rows)
-        if isinstance(items, Report):
-            first = rows[0][0]
-            reports.setdefault(first, Report(first, 0)).failure = items.failure
-            reports[first].message = items.message
+        first = reports.setdefault(rows[0][0], Report(rows[0][0], 0))
+        items = _post(url, rows, first)
+        if first.failure:
             return
-        again = [row for row, item in zip(rows, items, strict=True) if _count(row, item, reports)]
-        if not again:
+        rows = [row for row, item in zip(rows, items, strict=True) if _count(row, item, reports)]
+        if not rows:
             return
         if pause is None:
-            found = reports.setdefault(again[0][0], Report(again[0][0], 0))
-            found.failure, found.message = (
-                "unavailable",
-                f"The index at {url} has no room for {len(again)} writes.",
-            )
-            return
-        rows = again
-        time.sleep(pause)
+            first.failure, first.message = "unavailable", f"The index at {url} has no room for {len(rows)} writes."
+        else:
+            time.sleep(pause)
 
 
-def _post(url: str, rows: list[tuple[str, str, str]]) -> list[dict[str, Any]] | Report:
-    """The items of one bulk answer, or why there is none."""
+def _post(url: str, rows: list[tuple[str, str, str]], said: Report) -> list[dict[str, Any]]:
+    """The items of one bulk answer; `said` is told why there are none."""
     body = "".join(line for _, _, line in rows).encode()
     headers = {"content-type": "application/x-ndjson"}
     try:
         response = client(url).post("/_bulk", params={"filter_path": FIELDS}, content=body, headers=headers)
     except httpx.TransportError:
-        return Report("", 0, failure="unavailable", message=f"The index at {url} can't be reached.")
+        said.failure, said.message = "unavailable", f"The index at {url} can't be reached."
+        return []
     if response.status_code in BUSY:
-        return [{"index": {"status": 429}} for _ in rows]
+        return [{"index": {"status": response.status_code}} for _ in rows]
     if not response.is_success:
-        message = f"The index at {url} refuses a bulk request (status {response.status_code})."
-        return Report("", 0, failure="rejected", message=message)
+        said.failure, said.message = "rejected", f"The index at {url} refuses a bulk (status {response.status_code})."
+        return []
     items: list[dict[str, Any]] = response.json()["items"]
     return items
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psycopg
@@ -14,6 +14,7 @@ import pytest
 
 from compose import artifacts, versions
 from compose import stack as servers
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +59,19 @@ def postgres_dsn(stack: Stack, unique: str) -> Iterator[str]:
     with psycopg.connect(stack.endpoints.postgres, autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         yield stack.dsn(name)
+        wait_until(lambda: _without_slots(admin, name), 30, f"the slots of {name} to end")
         admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _without_slots(admin: "psycopg.Connection[tuple[Any, ...]]", database: str) -> bool:
+    """Drop the slots that a test's connector left; one that is still read is dropped at the next try."""
+    left = admin.execute(
+        "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", [database]
+    ).fetchall()
+    for name, pid in left:
+        if pid is None:
+            admin.execute("SELECT pg_drop_replication_slot(%s)", [name])
+    return not left
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,145 @@
+"""A pipeline of a test's own on the shared servers, driven through the command line as a user would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import sinks
+from cdc import fence, settings, source
+from cdc.change import Table
+from cdc.sink import Sink
+from cdc.verify import Comparison, compare
+from connectors.client import Connect
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Stack
+
+FILE = """\
+pipeline: {name}
+source:
+  dsn: {dsn}
+  tables: [{tables}]
+sinks:
+  search: {{type: elasticsearch, url: "${{CDC_ELASTICSEARCH}}"}}
+  cache: {{type: redis, url: "${{CDC_REDIS}}", prefix: {name}}}
+  warehouse: {{type: delta, path: {warehouse}, trigger_s: 1}}
+"""
+
+
+@dataclass
+class World:
+    """One pipeline: its database, its file, its verbs."""
+
+    stack: "Stack"
+    name: str
+    dsn: str
+    folder: Path
+    spark: "SparkSession"
+    tables: list[str] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.stack.endpoints.environment()
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "pipeline.yaml"
+
+    @property
+    def warehouse(self) -> Path:
+        return self.folder / "warehouse"
+
+    @property
+    def pipeline(self) -> settings.Pipeline:
+        return settings.load(self.file, self.environment)
+
+    @property
+    def described(self) -> tuple[Table, ...]:
+        with source.connect(self.dsn) as connection:
+            return source.describe(connection, self.pipeline)
+
+    @property
+    def sinks(self) -> list[Sink]:
+        return [sinks.build(self.pipeline, name) for name in self.pipeline.sinks]
+
+    def write_file(self, *tables: str) -> None:
+        listed = ", ".join(tables)
+        text = FILE.format(name=self.name, dsn=self.dsn, tables=listed, warehouse=self.warehouse)
+        self.file.write_text(text)
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "cdc.cli", "-p", str(self.file), "--state", str(self.folder), *words]
+
+    def cdc(self, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+        """Run a verb; its exit code must be the one expected."""
+        done = subprocess.run(
+            self.command(*words), check=False, capture_output=True, text=True, env={**os.environ, **self.environment}
+        )
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        return json.loads(self.cdc(*words, "--json", code=code).stdout)
+
+    def sql(self, *statements: str) -> None:
+        """Run statements as one transaction."""
+        with psycopg.connect(self.dsn) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+        """`cdc run` in the background; ended by SIGTERM, which must be clean, unless the test has ended it."""
+        log = self.folder / "run.log"
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                self.command("run", *words), stdout=out, stderr=out, env={**os.environ, **self.environment}
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(90)
+                assert process.returncode == 0, log.read_text()[-3000:]
+
+    def settle(self, timeout_s: float = 120) -> None:
+        fence.settle(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
+
+    def compare(self) -> list[Comparison]:
+        found = [one for table in self.described for one in compare(self.spark, table, self.dsn, self.sinks)]
+        assert len(found) == len(self.described) * 3
+        return found
+
+    def assert_equal(self) -> None:
+        assert [one.to_dict() for one in self.compare() if not one.equal] == []
+
+    def offsets(self, sink: str) -> int:
+        """How far a sink has got, over all tables."""
+        built = sinks.build(self.pipeline, sink)
+        stored = [built.position(table) for table in self.described]
+        return sum(sum(one.position.offsets) for one in stored if one)
+
+    def wait_for(self, sink: str, offset: int, timeout_s: float = 120) -> None:
+        wait_until(lambda: self.offsets(sink) >= offset, timeout_s, f"{sink} to reach offset {offset}")
+
+
+@pytest.fixture
+def world(stack: "Stack", postgres_dsn: str, unique: str, tmp_path: Path, spark: "SparkSession") -> Iterator[World]:
+    made = World(stack, unique, postgres_dsn, tmp_path, spark)
+    yield made
+    with Connect(stack.endpoints.connect) as connect:
+        connect.delete(unique)

@@ -1,0 +1,243 @@
+"""The whole path on real servers: what was committed is what every view shows, whatever happens on the way."""
+
+import json
+import signal
+import threading
+from datetime import date
+from typing import TYPE_CHECKING
+
+import deltalake
+import httpx
+import psycopg
+import pytest
+import redis
+from kafka import KafkaConsumer, TopicPartition
+
+from compose import stack as servers
+from sample.load import load
+from sample.replay import replay
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+SAMPLE = ("public.flights", "public.airlines", "public.airports", "public.planes", "public.weather")
+DAY = date(2013, 1, 1)
+NEXT = date(2013, 1, 2)
+ITEMS = "CREATE TABLE items (a text, b bigint, v text, n numeric(10,2), PRIMARY KEY (a, b))"
+
+
+def airport(world: "World") -> None:
+    """The sample with one day of flights, its connector running."""
+    world.write_file(*SAMPLE)
+    world.cdc("migrate", "--sample")
+    load(world.dsn, DAY, DAY)
+    world.cdc("register")
+
+
+def items(world: "World") -> None:
+    world.write_file("public.items")
+    world.sql(ITEMS)
+    world.cdc("migrate")
+    world.cdc("register")
+
+
+def delta_rows(world: "World", table: str, kind: str, query: str) -> list[dict[str, object]]:
+    opened = deltalake.DeltaTable(str(world.warehouse / table / kind))
+    result = deltalake.QueryBuilder().register("t", opened).execute(query).read_all()
+    names = result.schema.names
+    return [dict(zip(names, row, strict=True)) for row in zip(*(result.column(n).to_pylist() for n in names), strict=True)]
+
+
+def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
+    airport(world)
+    with world.running():
+        replay(world.dsn, NEXT, NEXT, rate=300, limit=1200)
+        world.settle()
+        status = world.json("status")
+        assert status["connector"]["connector"] == "RUNNING"
+        assert all(view["lag_records"] == 0 for sink in status["sinks"] for view in sink["views"])
+    found = world.json("verify")
+    assert found["equal"] is True
+    assert len(found["views"]) == 15
+    assert sum(view["source_rows"] for view in found["views"]) > 3 * 5000
+    read_by_other_clients(world)
+
+
+def read_by_other_clients(world: "World") -> None:
+    """By the names of DESIGN section 7, with clients that know nothing of this project."""
+    with psycopg.connect(world.dsn) as connection:
+        names = dict(connection.execute("SELECT carrier, name FROM airlines").fetchall())
+        flights = connection.execute("SELECT count(*) FROM flights").fetchone()
+    rows = delta_rows(world, "public.airlines", "mirror", "SELECT carrier, name FROM t")
+    assert {row["carrier"]: row["name"] for row in rows} == names
+    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    assert json.loads(str(cache.get(f"{world.name}:public.airlines:UA")))["name"] == names["UA"]
+    url = f"{world.stack.endpoints.elasticsearch}/{world.name}-public"
+    assert httpx.get(f"{url}.airlines/_doc/UA").json()["_source"]["name"] == names["UA"]
+    httpx.post(f"{url}.flights/_refresh")
+    assert (httpx.get(f"{url}.flights/_count").json()["count"],) == flights
+
+
+def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
+    airport(world)
+    done = threading.Event()
+
+    def write() -> None:
+        replay(world.dsn, NEXT, NEXT, rate=150)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    with world.running() as first:
+        world.wait_for("warehouse", 1)
+        writer.start()
+        before = world.offsets("cache")
+        world.wait_for("cache", before + 300)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert not done.is_set(), "the replay was over before the kill"
+    with world.running():
+        writer.join()
+        world.settle()
+    world.assert_equal()
+    for table in world.described:
+        query = 'SELECT count(*) AS n, count(DISTINCT _cdc_partition || \':\' || _cdc_offset) AS distinct_n FROM t'
+        (counted,) = delta_rows(world, table.qualified, "changes", query)
+        assert counted["n"] == counted["distinct_n"] == records(world, table.topic)
+
+
+def records(world: "World", topic: str) -> int:
+    """Changes in a topic: every record but the tombstones."""
+    consumer = KafkaConsumer(bootstrap_servers=world.stack.endpoints.kafka, isolation_level="read_committed")
+    try:
+        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+        consumer.assign(partitions)
+        consumer.seek_to_beginning()
+        ends, count = consumer.end_offsets(partitions), 0
+        while any(consumer.position(partition) < ends[partition] for partition in partitions):
+            batch = consumer.poll(timeout_ms=500)
+            count += sum(record.value is not None for records in batch.values() for record in records)
+        return count
+    finally:
+        consumer.close()
+
+
+def test_a_stopped_index_catches_up_alone(world: "World") -> None:
+    airport(world)
+    with world.running() as run:
+        world.settle()
+        writer = threading.Thread(target=lambda: replay(world.dsn, NEXT, NEXT, rate=80, limit=3200))
+        servers.stop_one(world.stack.state, "elasticsearch")
+        try:
+            stopped_at = {name: world.offsets(name) for name in ("cache", "warehouse")}
+            writer.start()
+            writer.join(20)
+            assert writer.is_alive(), "the replay was over before the index came back"
+            for name, offset in stopped_at.items():
+                world.wait_for(name, offset + 200, 30)
+            status = world.json("status")
+            assert {sink["sink"]: sink["state"] for sink in status["sinks"]}["search"] == "waiting"
+        finally:
+            servers.start_one(world.stack.state, "elasticsearch")
+        writer.join()
+        world.settle()
+        assert run.poll() is None
+    world.assert_equal()
+
+
+def test_all_changes_of_a_key_in_one_transaction_and_in_one_batch(world: "World") -> None:
+    items(world)
+    world.sql(
+        "INSERT INTO items VALUES ('gone', 1, 'x', 1)",
+        "UPDATE items SET v = 'y' WHERE a = 'gone'",
+        "DELETE FROM items WHERE a = 'gone'",
+        "INSERT INTO items VALUES ('back', 1, 'one', 1.50)",
+        "DELETE FROM items WHERE a = 'back'",
+        "INSERT INTO items VALUES ('back', 1, 'two', 2.25)",
+    )
+    for statement in (
+        "INSERT INTO items VALUES ('a\"b', 9223372036854775807, 'é', NULL)",
+        "UPDATE items SET v = '' WHERE a = 'a\"b'",
+        "INSERT INTO items VALUES ('moved', 1, 'x', 1)",
+        "UPDATE items SET a = 'there' WHERE a = 'moved'",
+        "INSERT INTO items VALUES ('brief', 1, 'x', 1)",
+        "DELETE FROM items WHERE a = 'brief'",
+    ):
+        world.sql(statement)
+    wait_until(lambda: records(world, f"{world.name}.public.items") >= 13, 30, "the changes to be in the topic")
+    world.cdc("run", "--until-caught-up")
+    world.assert_equal()
+    rows = delta_rows(world, "public.items", "mirror", "SELECT a, b, v FROM t ORDER BY a")
+    assert [(row["a"], row["b"], row["v"]) for row in rows] == [
+        ('a"b', 2**63 - 1, ""),
+        ("back", 1, "two"),
+        ("there", 1, "x"),
+    ]
+    query = "SELECT _cdc_op, count(*) AS n FROM t GROUP BY 1"
+    ops = {row["_cdc_op"]: row["n"] for row in delta_rows(world, "public.items", "changes", query)}
+    assert ops == {"c": 7, "u": 2, "d": 4}
+
+
+def test_a_cluster_of_separate_workers_is_given_what_it_needs(world: "World") -> None:
+    items(world)
+    world.sql("INSERT INTO items SELECT 'k' || n, n, 'v', n FROM generate_series(1, 500) n")
+    master = ("--master", "local-cluster[2,1,1024]")
+    with world.running(*master):
+        world.settle()
+        world.sql("UPDATE items SET v = 'w' WHERE b % 3 = 0", "DELETE FROM items WHERE b % 5 = 0")
+        world.settle()
+    world.assert_equal()
+
+
+def test_verify_finds_every_planted_fault(world: "World") -> None:
+    """The twin of `assert_equal`: one fault of each class in each view, and no other."""
+    items(world)
+    world.sql("INSERT INTO items SELECT 'k', n, 'v', n FROM generate_series(1, 20) n")
+    with world.running():
+        world.settle()
+    world.assert_equal()
+    index = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.items"
+    document = {"a": "k", "b": 2, "v": "wrong", "n": "2.00"}
+    httpx.put(f"{index}/_doc/%5B%22k%22,2%5D", json=document).raise_for_status()
+    httpx.put(f"{index}/_doc/extra", json={**document, "b": 99}).raise_for_status()
+    httpx.delete(f"{index}/_doc/%5B%22k%22,3%5D").raise_for_status()
+    cache, prefix = redis.Redis.from_url(world.stack.endpoints.redis), f"{world.name}:public.items:"
+    cache.set(f'{prefix}["k",2]', json.dumps({**document, "v": "v", "n": "2.0"}))
+    cache.set(f"{prefix}extra", json.dumps(document))
+    cache.delete(f'{prefix}["k",3]')
+    mirror = f"delta.`{world.warehouse}/public.items/mirror`"
+    world.spark.sql(f"UPDATE {mirror} SET n = 2.01 WHERE b = 2")
+    world.spark.sql(f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE b = 4")
+    world.spark.sql(f"DELETE FROM {mirror} WHERE b = 3")
+    found = world.json("verify", code=8)["views"]
+    assert {one["sink"]: (one["missing"], one["extra"], one["different"]) for one in found} == {
+        "search": (1, 1, 1),
+        "cache": (1, 1, 1),
+        "warehouse": (1, 1, 1),
+    }
+    named = {(d["id"], d["kind"], d["column"]) for one in found for d in one["sample"]}
+    assert {('["k",3]', "missing", None), ('["k",2]', "different", "v"), ('["k",2]', "different", "n")} <= named
+
+
+def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
+    items(world)
+    with world.running("--sink", "cache"):
+        world.sql("INSERT INTO items VALUES ('one', 1, 'x', 1)")
+        world.wait_for("cache", 1)
+        with world.running("--sink", "cache") as second:
+            wait_until(lambda: (world.sql("UPDATE items SET n = n + 1"), second.poll())[1] is not None, 60, "a run to end")
+            assert second.returncode == 7
+            assert "Another writer" in (world.folder / "run.log").read_text()
+
+
+@pytest.mark.parametrize("verb", ["status", "topics"])
+def test_an_unreachable_broker_is_one_paragraph(world: "World", verb: str) -> None:
+    items(world)
+    text = world.file.read_text() + "kafka: 127.0.0.1:1\n"
+    world.file.write_text(text)
+    if verb == "status":
+        assert "127.0.0.1:1" in world.cdc(verb).stdout
+    else:
+        failed = world.cdc(verb, code=5)
+        assert "Traceback" not in failed.stderr
+        assert "hint:" in failed.stderr
