@@ -1,4 +1,4 @@
-"""What the options before a verb stand for: settings, tables, sinks, the local stack; each made when first asked for."""
+"""What the options before a verb stand for: settings, tables, sinks, the local stack; made when first asked for."""
 
 import os
 from dataclasses import dataclass

@@ -11,8 +11,8 @@ def fold(events: DataFrame, records: int, tasks: int) -> DataFrame:
     """Keep the newest change of each row in one batch.
 
     In:  `decode.events`; `records` bounds their number, `tasks` is how many a large batch is folded by
-    Out: topic, partition, id, offset, after; at most one row per (topic, id); all rows of a Kafka partition are in one task,
-         where they are sorted by topic, partition, offset.
+    Out: topic, partition, id, offset, after; at most one row per (topic, id). All rows of a Kafka partition are in
+         one task, sorted by topic, partition, offset.
     Newest is the greatest offset: a key lives in one partition, and the offset is its only order.
     """
     # Both ways satisfy the grouping below, so Spark adds no further exchange.

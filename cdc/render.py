@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -82,6 +83,54 @@ def comparisons(found: Sequence[Comparison]) -> RenderableType:
     return Group(grid, *samples)
 
 
+def status(found: Status, slow: str) -> RenderableType:
+    """The SRE's one screen: what is slow and what to do, then each hop from Postgres to the views."""
+    views = _grid("table", "sink", ">lag, records", ">lag, s", ">rows", ">last change")
+    for sink in found.sinks:
+        for view in sink.views:
+            views.add_row(
+                view.table,
+                sink.name,
+                "?" if view.lag_records is None else f"{view.lag_records:,}",
+                "?" if view.lag_seconds is None else f"{view.lag_seconds:.1f}",
+                f"{view.rows:,}",
+                _ago(view.at),
+            )
+    problems = [Text(f"{one.part}: {one.message} hint: {one.hint}", "red") for one in found.problems]
+    return Group(Text(slow, "bold"), Text(), _hops(found), Text(), views, *problems)
+
+
+def _hops(found: Status) -> RenderableType:
+    grid = _grid("hop", "state", "")
+    if slot := found.slot:
+        bytes_ = f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
+        grid.add_row("slot", "active" if slot.active else Text("not read", "red"), f"{bytes_}, {slot.wal_status}")
+    else:
+        grid.add_row("slot", Text("?", "yellow"), "not known")
+    if connector := found.connector:
+        colour = COLOURS["running" if connector.state == "RUNNING" else "failed"]
+        tasks = ", ".join(connector.tasks) or "none"
+        grid.add_row(
+            "connector", Text(connector.state.lower(), colour), f"task {tasks.lower()} {connector.trace or ''}"
+        )
+    if beat := found.heartbeat:
+        grid.add_row(
+            "heartbeat", "late" if beat.late else "beats", f"{beat.age_s:.1f} s ago, {beat.delay_s:.3f} s under way"
+        )
+    for sink in found.sinks:
+        told = Text(sink.state, COLOURS.get(sink.state, "yellow"))
+        grid.add_row(sink.name, told, sink.error or f"{sink.rows_per_s:,.0f} rows/s")
+    return grid
+
+
+def _size(count: int | None) -> str:
+    return "?" if count is None else decimal(count)
+
+
+def _ago(at: float | None) -> str:
+    return "never" if at is None else f"{max(0.0, time.time() - at):,.0f} s ago"
+
+
 def _grid(*headings: str) -> Grid:
     """A table without lines; a heading that begins with > is set to the right."""
     grid = Grid(box=None, pad_edge=False, show_header=any(headings), header_style="bold")
@@ -89,8 +138,3 @@ def _grid(*headings: str) -> Grid:
         right = heading.startswith(">")
         grid.add_column(heading.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
     return grid
-
-
-def status(found: Status, slow: str) -> RenderableType:
-    """The SRE's one screen."""
-    raise NotImplementedError

@@ -28,6 +28,7 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g"}
+QUIET = Path(__file__).with_name("log4j2.properties")
 PACKAGES = ("cdc", "sinks")
 """What an executor needs of this project; the client libraries are the worker's own Python's."""
 
@@ -36,15 +37,17 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     """Start Spark on any master: `local[*]`, `spark://...`, `yarn`."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-Dlog4j2.level=ERROR")
     builder = SparkSession.builder.master(master).appName("cdc")
     tasks = str(os.cpu_count() or 2)
-    own = {"spark.sql.shuffle.partitions": tasks, "spark.jars": ",".join(map(str, jars))}
+    own = {
+        "spark.sql.shuffle.partitions": tasks,
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
+    }
     local = LOCAL if master.startswith("local") else {}
     for name, value in {**SETTINGS, **own, **local, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("FATAL")
     if not master.startswith("local["):
         spark.sparkContext.addPyFile(str(_archive()))
     return spark

@@ -106,6 +106,7 @@ class PositionFirst(Memory):
 def test_a_broken_sink_is_caught(
     broken: type[Memory], law: Callable[[laws.Harness], None], spark: "SparkSession", unique: str
 ) -> None:
-    harness = laws.Harness(spark, lambda store=broken("memory"): store, table(f"{unique}.public.items"))
+    sink = broken("memory")
+    harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         law(harness)

@@ -46,7 +46,9 @@ def delta_rows(world: "World", table: str, kind: str, query: str) -> list[dict[s
     opened = deltalake.DeltaTable(str(world.warehouse / table / kind))
     result = deltalake.QueryBuilder().register("t", opened).execute(query).read_all()
     names = result.schema.names
-    return [dict(zip(names, row, strict=True)) for row in zip(*(result.column(n).to_pylist() for n in names), strict=True)]
+    return [
+        dict(zip(names, row, strict=True)) for row in zip(*(result.column(n).to_pylist() for n in names), strict=True)
+    ]
 
 
 def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
@@ -55,7 +57,7 @@ def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
         replay(world.dsn, NEXT, NEXT, rate=300, limit=1200)
         world.settle()
         status = world.json("status")
-        assert status["connector"]["connector"] == "RUNNING"
+        assert status["connector"]["state"] == "RUNNING"
         assert all(view["lag_records"] == 0 for sink in status["sinks"] for view in sink["views"])
     found = world.json("verify")
     assert found["equal"] is True
@@ -101,7 +103,7 @@ def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
         world.settle()
     world.assert_equal()
     for table in world.described:
-        query = 'SELECT count(*) AS n, count(DISTINCT _cdc_partition || \':\' || _cdc_offset) AS distinct_n FROM t'
+        query = "SELECT count(*) AS n, count(DISTINCT _cdc_partition || ':' || _cdc_offset) AS distinct_n FROM t"
         (counted,) = delta_rows(world, table.qualified, "changes", query)
         assert counted["n"] == counted["distinct_n"] == records(world, table.topic)
 
@@ -136,7 +138,7 @@ def test_a_stopped_index_catches_up_alone(world: "World") -> None:
             for name, offset in stopped_at.items():
                 world.wait_for(name, offset + 200, 30)
             status = world.json("status")
-            assert {sink["sink"]: sink["state"] for sink in status["sinks"]}["search"] == "waiting"
+            assert {sink["name"]: sink["state"] for sink in status["sinks"]}["search"] == "waiting"
         finally:
             servers.start_one(world.stack.state, "elasticsearch")
         writer.join()
@@ -225,7 +227,9 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
         world.sql("INSERT INTO items VALUES ('one', 1, 'x', 1)")
         world.wait_for("cache", 1)
         with world.running("--sink", "cache") as second:
-            wait_until(lambda: (world.sql("UPDATE items SET n = n + 1"), second.poll())[1] is not None, 60, "a run to end")
+            wait_until(
+                lambda: (world.sql("UPDATE items SET n = n + 1"), second.poll())[1] is not None, 60, "a run to end"
+            )
             assert second.returncode == 7
             assert "Another writer" in (world.folder / "run.log").read_text()
 
