@@ -6,8 +6,9 @@ It proves the whole way: a connector can be RUNNING while nothing gets through i
 import json
 from dataclasses import dataclass
 
+from cdc.records import Record
 from cdc.settings import Pipeline
-from cdc.topics import Record, Topics
+from cdc.topics import Topics
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,9 @@ def connect(dsn: str) -> Connection:
         SettingsError: for a DSN that can't be read. SourceError: for a server that is down or refuses.
     """
     known = parsed(dsn)
-    settings = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc", **known}
+    # Of a database in SQL_ASCII psycopg would otherwise give texts as bytes.
+    defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc", "client_encoding": "UTF8"}
+    settings = {**defaults, **known}
     try:
         return psycopg.connect(make_conninfo("", **settings), autocommit=True)
     except psycopg.OperationalError as error:
@@ -122,8 +124,9 @@ def parsed(dsn: str) -> dict[str, Any]:
 
 def _refused(text: str, known: dict[str, Any]) -> SourceError:
     server = f"{known.get('host') or known.get('hostaddr') or 'localhost'}:{known.get('port') or 5432}"
-    _, fatal, reason = text.partition("FATAL:")
-    if not fatal:
+    # libpq itself gives up, without a word from the server, when it has no password to send.
+    _, refusal, reason = text.partition("FATAL:" if "FATAL:" in text else "fe_sendauth:")
+    if not refusal:
         return SourceError(
             f"Postgres at {server} can't be reached.",
             hint="check host and port of source.dsn; the local stack is started by: cdc -p FILE up",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
@@ -49,13 +50,11 @@ class Connect:
     """One Connect cluster, through one of its workers. Every method raises ConnectorError."""
 
     def __init__(self, url: str) -> None:
-        try:
-            self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
-            self.server = f"{self._client.base_url.host}:{self._client.base_url.port or 80}"
-        except httpx.InvalidURL:
-            raise ConnectorError(
-                "`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file"
-            ) from None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConnectorError("`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file")
+        self.server = f"{parts.hostname}:{parts.port or parts.scheme}"
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
 
     def __enter__(self) -> "Connect":
         return self

@@ -1,0 +1,164 @@
+"""Single records of a topic, for what they tell about time: heartbeats, and the age of what waits.
+
+In:  the broker's address; positions from `cdc.topics`. Out: `Record`s and times, as read_committed sees them.
+Invariant: no consumer group, nothing is committed; a tail at most is read.
+"""
+
+import contextlib
+import logging
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.change import Position
+from cdc.errors import ConnectorError
+
+# kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings back.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka as kafka  # noqa: PLC0414  # the one import of it in the project
+    import kafka.admin
+    import kafka.errors
+
+# It also logs every failed connection attempt as an error of its own; ours says it once.
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+
+TIMEOUT_MS = 5000
+TIMES_S = 2.0
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record; `timestamp_ms` is when the connector handed it to Kafka."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Records:
+    """Reads single records. Connects at the first call; every method raises ConnectorError."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._consumer: Any = None
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False)
+
+    def last(self, topic: str, start: int, end: int, accept: Callable[[Record], bool]) -> Record | None:
+        """The newest record of partition 0 in [start, end) that `accept` takes.
+
+        Reads ever longer tails: the last offsets of a topic are transaction markers, not records.
+        """
+        tail = 16
+        while end > start:
+            since = max(start, end - tail)
+            records = [record for record in self._read(topic, since, end) if accept(record)]
+            if records or since == start:
+                return records[-1] if records else None
+            tail *= 16
+        return None
+
+    def times(self, places: list[Place], ends: Mapping[str, Position]) -> dict[Place, int]:
+        """When the first record at or after each place was written, in Unix milliseconds.
+
+        Left out: places after which no record is committed, and those not answered within 2 s.
+        """
+        rounds: list[dict[Any, int]] = []
+        for topic, partition, offset in sorted(set(places)):
+            # A seek beyond the end would start again at the first record.
+            if offset >= ends[topic].offsets[partition]:
+                continue
+            at = kafka.TopicPartition(topic, partition)
+            free = next((batch for batch in rounds if at not in batch), None)
+            if free is None:
+                rounds.append(free := {})
+            free[at] = offset
+        found: dict[Place, int] = {}
+        deadline = time.monotonic() + TIMES_S
+        with reaching(self._bootstrap):
+            for batch in rounds:
+                found.update(self._first(batch, ends, deadline))
+        return found
+
+    def _reader(self, places: Mapping[Any, int]) -> Any:
+        if self._consumer is None:
+            knock(self._bootstrap)
+            self._consumer = kafka.KafkaConsumer(
+                bootstrap_servers=self._bootstrap,
+                bootstrap_timeout_ms=TIMEOUT_MS,
+                request_timeout_ms=TIMEOUT_MS,
+                isolation_level="read_committed",
+                enable_auto_commit=False,
+                group_id=None,
+                fetch_max_wait_ms=50,
+                auto_offset_reset="earliest",
+            )
+        self._consumer.assign(list(places))
+        for place, offset in places.items():
+            self._consumer.seek(place, offset)
+        return self._consumer
+
+    def _read(self, topic: str, since: int, end: int) -> Iterator[Record]:
+        at = kafka.TopicPartition(topic, 0)
+        with reaching(self._bootstrap):
+            consumer = self._reader({at: since})
+            deadline = time.monotonic() + TIMEOUT_MS / 1000
+            while consumer.position(at) < end:
+                if time.monotonic() > deadline:
+                    raise kafka.errors.KafkaTimeoutError
+                for record in consumer.poll(timeout_ms=100).get(at, []):
+                    if record.offset < end:
+                        yield Record(record.offset, record.timestamp, record.key, record.value)
+
+    def _first(self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float) -> dict[Place, int]:
+        found: dict[Place, int] = {}
+        waiting = dict(batch)
+        while waiting and time.monotonic() < deadline:
+            # Assigned anew without those that are answered: kafka-python doesn't fetch again for a partition
+            # that was paused once.
+            consumer = self._reader(waiting)
+            answered: dict[Any, Any] = {}
+            while not answered and time.monotonic() < deadline:
+                polled = consumer.poll(timeout_ms=100)
+                past = [at for at in waiting if consumer.position(at) >= ends[at.topic].offsets[at.partition]]
+                answered = {**dict.fromkeys(past), **{at: first for at, (first, *_) in polled.items()}}
+            for at, record in answered.items():
+                offset = waiting.pop(at)
+                if record is not None:
+                    found[at.topic, at.partition, offset] = int(record.timestamp)
+        return found
+
+
+@contextlib.contextmanager
+def reaching(bootstrap: str) -> Iterator[None]:
+    """Turn what the client raises into a ConnectorError."""
+    try:
+        yield
+    except (kafka.errors.KafkaError, OSError, ValueError) as error:
+        raise ConnectorError(
+            f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
+            hint="check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
+            server=bootstrap,
+        ) from error
+
+
+def knock(bootstrap: str) -> None:
+    """Raise OSError when no server listens: a client that can't start leaves sockets and a thread behind."""
+    refused: OSError = ConnectionRefusedError(bootstrap)
+    for server in bootstrap.split(","):
+        host, _, port = server.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_MS / 1000):
+                return
+        except OSError as error:
+            refused = error
+    raise refused

@@ -1,0 +1,174 @@
+"""Postgres as the pipeline sees it: tables, slot, refusals."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc import source
+from cdc.change import Column
+from cdc.errors import SettingsError, SourceError
+from tests.support.pipelines import NOWHERE, pipeline
+from tests.support.postgres import PASSWORD, strict_postgres
+from tests.support.wait import wait_until
+
+TABLES = """
+CREATE SCHEMA shop;
+CREATE TYPE shop.mood AS ENUM ('good', 'bad');
+CREATE TABLE shop.orders (
+    note text, region text, dropped int, id int, price numeric(10,2) NOT NULL, mood shop.mood,
+    at timestamptz(3)[], twice int GENERATED ALWAYS AS (id * 2) VIRTUAL, total int GENERATED ALWAYS AS (id + 1) STORED,
+    PRIMARY KEY (id, region) INCLUDE (note)
+);
+ALTER TABLE shop.orders DROP COLUMN dropped;
+CREATE TABLE shop."Lines" (id bigint PRIMARY KEY);
+CREATE TABLE shop.keyless (id int);
+CREATE TABLE shop.swappable (id int PRIMARY KEY DEFERRABLE);
+CREATE VIEW shop.summary AS SELECT 1 AS id;
+CREATE TABLE shop.parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
+"""
+
+
+@pytest.fixture
+def conn(postgres_dsn: str) -> Iterator[source.Connection]:
+    with source.connect(postgres_dsn) as connection:
+        connection.execute(TABLES)
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """A server that asks for passwords and doesn't decode its log."""
+    with strict_postgres(wal_level="replica") as dsn:
+        yield dsn
+
+
+def describe(conn: source.Connection, unique: str, *tables: Any) -> Any:
+    return source.describe(conn, pipeline(unique, "", *tables))
+
+
+def test_columns_types_and_key(conn: source.Connection, unique: str) -> None:
+    # A search path that reaches the type must not shorten its name.
+    conn.execute("SET search_path = shop, public")
+    table, other, parts = describe(conn, unique, "shop.orders", "shop.Lines", "shop.parts")
+    assert table.columns == (
+        Column("note", "text", True),
+        Column("region", "text", False),
+        Column("id", "integer", False),
+        Column("price", "numeric(10,2)", False),
+        Column("mood", "shop.mood", True),
+        Column("at", "timestamp(3) with time zone[]", True),
+        Column("total", "integer", True),
+    )
+    assert table.key == ("id", "region")
+    assert table.topic == f"{unique}.shop.orders"
+    assert (other.qualified, parts.key) == ("shop.Lines", ("id",))
+    assert conn.execute("SHOW search_path").fetchone() == ("shop, public",)
+
+
+def test_generated_columns_are_there_only_when_the_log_has_them(conn: source.Connection, unique: str) -> None:
+    orders = pipeline(unique, "", "shop.orders")
+    assert source.unpublished(conn, orders) == {"shop.orders": ("twice",)}
+    conn.execute(f"CREATE PUBLICATION {unique} FOR TABLE shop.orders WITH (publish_generated_columns = none)")
+    (table,) = source.describe(conn, orders)
+    assert "total" not in [column.name for column in table.columns]
+    assert source.unpublished(conn, orders) == {"shop.orders": ("twice", "total")}
+
+
+def test_excluded_columns_are_left_out(conn: source.Connection, unique: str) -> None:
+    (table,) = describe(conn, unique, {"table": "shop.orders", "exclude": ["note", "mood"]})
+    assert [column.name for column in table.columns] == ["region", "id", "price", "at", "total"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("shop.order", ["no table shop.order", "did you mean shop.orders?"]),
+        ("shop.lines", ["no table shop.lines", "did you mean shop.Lines?"]),
+        ("elsewhere.xyzzy", ["no table elsewhere.xyzzy", "create it"]),
+        ("shop.keyless", ["no primary key", "ALTER TABLE shop.keyless ADD PRIMARY KEY"]),
+        ("shop.swappable", ["deferrable", "DROP CONSTRAINT swappable_pkey"]),
+        ("shop.summary", ["isn't a table"]),
+        ({"table": "shop.orders", "exclude": ["nots"]}, ["no such column", "did you mean note?"]),
+        ({"table": "shop.orders", "exclude": ["region"]}, ["primary key", "take region out"]),
+    ],
+)
+def test_a_table_that_cannot_be_captured(conn: source.Connection, unique: str, table: Any, words: list[str]) -> None:
+    with pytest.raises(SourceError) as caught:
+        describe(conn, unique, "shop.parts", table)
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in said for word in words), said
+
+
+def test_a_slot_as_the_server_has_it(conn: source.Connection, postgres_dsn: str, unique: str) -> None:
+    assert source.slot(conn, unique) is None
+    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
+    before = source.slot(conn, unique)
+    assert before is not None
+    assert (before.active, before.active_pid, before.plugin) == (False, None, "pgoutput")
+    assert before.wal_status == "reserved"
+    conn.execute("CREATE TABLE shop.grow AS SELECT 1")
+    after = source.slot(conn, unique)
+    assert after is not None
+    assert before.lag_bytes is not None
+    assert (after.lag_bytes or 0) > before.lag_bytes
+    assert (after.retained_bytes or 0) >= (after.lag_bytes or 0)
+    assert after.confirmed_flush_lsn == before.confirmed_flush_lsn
+    assert source.end_of_wal(conn) > str(after.confirmed_flush_lsn)
+
+
+def test_a_transaction_that_holds_the_slot_back(conn: source.Connection, postgres_dsn: str, unique: str) -> None:
+    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
+    with psycopg.connect(postgres_dsn) as writer:
+        writer.execute("INSERT INTO shop.keyless VALUES (1)")
+
+        def old_enough() -> bool:
+            found = source.slot(conn, unique)
+            return found is not None and (found.oldest_transaction_s or 0) > 0.2
+
+        wait_until(old_enough, 5, "the open transaction's age")
+
+
+def test_a_server_that_is_fit(conn: source.Connection, unique: str) -> None:
+    source.preflight(conn, pipeline(unique, "", "shop.parts"))
+
+
+def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
+    with source.connect(guarded) as conn, pytest.raises(SourceError, match="wal_level = replica") as caught:
+        source.preflight(conn, pipeline(unique, guarded, "shop.parts"))
+    assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
+    assert "restart" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        ({"password": "wrong-8472"}, "password authentication failed", "the password of source.dsn"),
+        ({"password": ""}, "no password supplied", "names no password"),
+        ({"dbname": "nothing_here"}, 'database "nothing_here" does not exist', "names a database"),
+        ({"user": "nobody_here", "password": "x"}, "password authentication failed", "the user"),
+        ({"port": NOWHERE.rsplit(":", maxsplit=1)[-1]}, "can't be reached", "cdc -p FILE up"),
+        ({"host": "no-such-host.invalid"}, "can't be reached", "check host and port"),
+    ],
+)
+def test_a_login_that_fails(guarded: str, change: dict[str, str], message: str, hint: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        source.connect(make_conninfo(guarded, **change))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert PASSWORD not in f"{caught.value.message}{caught.value.hint}{caught.value.where}"
+    assert "wrong-8472" not in f"{caught.value.message}{caught.value.hint}{caught.value.where}"
+
+
+def test_a_role_that_the_server_lacks(postgres_dsn: str) -> None:
+    with pytest.raises(SourceError, match="does not exist") as caught:
+        source.connect(make_conninfo(postgres_dsn, user="nobody_here"))
+    assert "names a user" in caught.value.hint
+
+
+def test_a_dsn_that_is_none() -> None:
+    with pytest.raises(SettingsError) as caught:
+        source.connect("postgresql://owner:s3cret@@ half/x")
+    assert "s3cret" not in caught.value.message

@@ -1,0 +1,223 @@
+"""Topics on a real broker: made once, checked before, measured as a read_committed reader sees them."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cdc.errors import ConnectorError
+from cdc.records import Record, kafka
+from cdc.settings import Pipeline
+from cdc.topics import Created, Kept, Topics, wanted
+from tests.support.pipelines import NOWHERE, pipeline
+from tests.support.wait import wait_until
+
+Send = Callable[[str, list[dict[str, Any]], bool], None]
+
+
+@pytest.fixture
+def shop(stack: Any, unique: str) -> Pipeline:
+    tables = ({"table": "public.orders", "partitions": 3}, {"table": "public.lines", "partitions": 1})
+    return pipeline(unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka)
+
+
+@pytest.fixture
+def admin(stack: Any, unique: str) -> Iterator[kafka.KafkaAdminClient]:
+    with kafka.KafkaAdminClient(bootstrap_servers=stack.endpoints.kafka) as client:
+        yield client
+        if left := [topic for topic in client.list_topics() if unique in topic]:
+            client.delete_topics(left)
+
+
+@pytest.fixture
+def topics(shop: Pipeline, admin: kafka.KafkaAdminClient) -> Iterator[Topics]:
+    with Topics(shop.kafka) as connected:
+        yield connected
+
+
+@pytest.fixture
+def send(shop: Pipeline, unique: str) -> Iterator[Send]:
+    """Write records to partition 0 in one transaction, which is committed or aborted."""
+    producer = kafka.KafkaProducer(bootstrap_servers=shop.kafka, transactional_id=unique)
+    producer.init_transactions()
+
+    def write(topic: str, records: list[dict[str, Any]], commit: bool = True) -> None:
+        producer.begin_transaction()
+        for number, record in enumerate(records):
+            sent = producer.send(topic, json.dumps(record).encode(), key=str(number).encode(), partition=0)
+            sent.get(timeout=10)
+        end = kafka.KafkaProducer.commit_transaction if commit else kafka.KafkaProducer.abort_transaction
+        end(producer)
+
+    yield write
+    producer.close()
+
+
+def test_what_is_missing_is_created(topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str) -> None:
+    made = topics.ensure(shop)
+    assert made == [Created(topic, count) for topic, count in wanted(shop).items()]
+    assert {one.topic: one.partitions for one in made} == {
+        f"{unique}.public.orders": 3,
+        f"{unique}.public.lines": 1,
+        f"{unique}.cdc.heartbeat": 1,
+        f"{unique}.cdc.truncation": 1,
+        f"{unique}.cdc.ddl": 1,
+        f"{unique}.cdc.signal": 1,
+        f"__debezium-heartbeat.{unique}": 1,
+    }
+    settings = described(admin, f"{unique}.public.orders")
+    assert settings["cleanup.policy"] == "compact"
+    assert settings["delete.retention.ms"] == str(7 * 24 * 3_600_000)
+    assert settings["max.message.bytes"] == str(16 * 1024 * 1024)
+    assert "min.cleanable.dirty.ratio" not in settings
+
+
+def described(admin: kafka.KafkaAdminClient, topic: str) -> dict[str, str]:
+    found = admin.describe_configs([kafka.admin.ConfigResource("topic", topic)])["topic"][topic]
+    return {name: entry["value"] for name, entry in found.items()}
+
+
+def test_a_second_call_keeps_everything(topics: Topics, shop: Pipeline) -> None:
+    topics.ensure(shop)
+    assert topics.ensure(shop) == [Kept(topic, count) for topic, count in wanted(shop).items()]
+
+
+def test_another_retention_is_brought_up_to_the_file(
+    topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
+) -> None:
+    topics.ensure(shop)
+    kept = topics.ensure(shop.model_copy(update={"delete_retention_hours": 1.0}))
+    assert all(isinstance(one, Kept) and one.changed == ("delete.retention.ms",) for one in kept)
+    orders = f"{unique}.public.orders"
+    wait_until(lambda: described(admin, orders)["delete.retention.ms"] == "3600000", 10, "the new retention")
+    assert described(admin, orders)["cleanup.policy"] == "compact"
+
+
+@pytest.mark.parametrize(
+    ("partitions", "policy", "words"),
+    [
+        (5, "compact", ["5 partitions", "says 1", "partitions: 5", "rebuild"]),
+        (1, "delete", ["cleanup.policy delete", "takes compact", "rebuild"]),
+        (1, "compact,delete", ["cleanup.policy compact,delete"]),
+    ],
+)
+def test_a_topic_of_another_shape_stops_everything(
+    topics: Topics,
+    shop: Pipeline,
+    admin: kafka.KafkaAdminClient,
+    unique: str,
+    partitions: int,
+    policy: str,
+    words: list[str],
+) -> None:
+    # The last table of the file: had anything been created before the check, it would be there.
+    other = f"{unique}.public.lines"
+    admin.create_topics({other: {"num_partitions": partitions, "configs": {"cleanup.policy": policy}}})
+    with pytest.raises(ConnectorError) as caught:
+        topics.ensure(shop)
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in said for word in [other, *words]), said
+    assert [topic for topic in admin.list_topics() if unique in topic] == [other]
+
+
+def test_positions_of_an_empty_and_of_a_missing_topic(topics: Topics, shop: Pipeline, unique: str) -> None:
+    topics.ensure(shop)
+    orders = f"{unique}.public.orders"
+    start, end = topics.starts([orders])[orders], topics.ends([orders])[orders]
+    assert start == end
+    assert end.offsets == (0, 0, 0)
+    with pytest.raises(ConnectorError, match="no topic") as caught:
+        topics.ends([orders, f"{unique}.public.nothing"])
+    assert "register" in caught.value.hint
+
+
+def test_a_recreated_topic_has_another_id(
+    topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
+) -> None:
+    topics.ensure(shop)
+    orders = f"{unique}.public.orders"
+    before = topics.ends([orders])[orders].topic_id
+    admin.delete_topics([orders])
+    topics.ensure(shop)
+    assert topics.ends([orders])[orders].topic_id != before
+
+
+def test_the_end_is_that_of_decided_transactions(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+    topics.ensure(shop)
+    orders = f"{unique}.public.orders"
+    send(orders, [{"n": 1}, {"n": 2}], True)
+    until_end(topics, orders, 3)
+    send(orders, [{"n": 3}], False)
+    until_end(topics, orders, 5)
+    assert topics.times([(orders, 0, 2)]) == {}
+    send(orders, [{"n": 4}], True)
+    until_end(topics, orders, 7)
+    assert list(topics.times([(orders, 0, 2)])) == [(orders, 0, 2)]
+
+
+def test_an_open_transaction_is_not_counted(topics: Topics, shop: Pipeline, unique: str) -> None:
+    topics.ensure(shop)
+    orders = f"{unique}.public.orders"
+    with kafka.KafkaProducer(bootstrap_servers=shop.kafka, transactional_id=unique) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(orders, b"{}", key=b"1", partition=0).get(timeout=10)
+        assert topics.ends([orders])[orders].offsets == (0, 0, 0)
+        producer.commit_transaction()
+    until_end(topics, orders, 2)
+
+
+def until_end(topics: Topics, topic: str, offset: int) -> None:
+    """The broker writes a transaction's marker after it has answered the producer."""
+    wait_until(lambda: topics.ends([topic])[topic].offsets[0] == offset, 10, f"end offset {offset} of {topic}")
+
+
+def test_times_are_those_of_the_records(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+    topics.ensure(shop)
+    orders, lines = f"{unique}.public.orders", f"{unique}.public.lines"
+    before = time.time() * 1000
+    send(orders, [{"n": 1}], True)
+    send(orders, [{"n": 2}], True)
+    send(lines, [{"n": 3}], True)
+    until_end(topics, orders, 4)
+    until_end(topics, lines, 2)
+    places = [(orders, 0, 0), (orders, 0, 1), (orders, 0, 2), (lines, 0, 0), (orders, 1, 0), (orders, 0, 99)]
+    found = topics.times(places)
+    assert set(found) == set(places[:4])
+    # Offset 1 is the first transaction's marker: the next record is the one at 2.
+    assert found[orders, 0, 1] == found[orders, 0, 2]
+    assert before <= found[orders, 0, 0] <= found[orders, 0, 2] <= found[lines, 0, 0] <= time.time() * 1000
+
+
+def test_the_last_record_is_found_behind_markers(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+    topics.ensure(shop)
+    beats = shop.heartbeat_topic
+    assert topics.last(beats) is None
+    send(beats, [{"pipeline": "ours"}], True)
+    for number in range(15):
+        send(beats, [{"pipeline": "theirs", "n": number}], number % 2 == 0)
+    send(beats, [{"pipeline": "theirs", "n": 99}], False)
+
+    def ours(record: Record) -> bool:
+        return bool(json.loads(record.value or b"{}")["pipeline"] == "ours")
+
+    until_end(topics, beats, 2 + 15 * 2 + 2)
+    newest, own = topics.last(beats), topics.last(beats, ours)
+    assert newest is not None
+    assert own is not None
+    assert json.loads(newest.value or b"")["n"] == 14
+    assert own.offset == 0
+    assert abs(own.timestamp_ms / 1000 - time.time()) < 60
+    assert topics.last(beats, lambda _: False) is None
+
+
+@pytest.mark.parametrize("address", [NOWHERE, "nonsense", f"{NOWHERE},127.0.0.1:2"])
+def test_a_broker_that_is_down(address: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(ConnectorError) as caught:
+        Topics(address)
+    assert time.monotonic() - started < 10
+    assert "can't be reached" in caught.value.message
+    assert "cdc -p FILE up" in caught.value.hint

@@ -1,0 +1,210 @@
+"""The connector's configuration, and what its client says, without a server."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from cdc.change import Table
+from cdc.errors import ConnectorError, SettingsError
+from cdc.settings import Pipeline
+from connectors.client import Connect, redacted
+from connectors.debezium import configuration, placeholder
+from tests.support.pipelines import pipeline
+
+DSN = "postgresql://owner:owner-secret@db.example:6432/shop"
+ORDERS = Table("public", "orders", (), ("id",), "shop.public.orders")
+
+
+def shop(dsn: str = DSN, **settings: object) -> Pipeline:
+    return pipeline("shop", dsn, {"table": "public.orders", "exclude": ["note", "a,b"]}, **settings)
+
+
+def config(dsn: str = DSN, **settings: object) -> dict[str, str]:
+    return configuration(shop(dsn, **settings), tables=[ORDERS], cluster_id="cluster")
+
+
+def test_the_promises_are_in_the_template() -> None:
+    wanted = {
+        "plugin.name": "pgoutput",
+        "publication.autocreate.mode": "disabled",
+        "snapshot.mode": "initial",
+        "offset.mismatch.strategy": "trust_offset",
+        "exactly.once.support": "required",
+        "transaction.boundary": "poll",
+        "tombstones.on.delete": "true",
+        "skipped.operations": "t",
+        "decimal.handling.mode": "string",
+        "time.precision.mode": "isostring",
+        "interval.handling.mode": "string",
+        "binary.handling.mode": "base64",
+        "errors.tolerance": "none",
+        "poll.interval.ms": "10",
+        "producer.override.compression.type": "lz4",
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+    }
+    assert wanted.items() <= config().items()
+
+
+def test_one_name_for_slot_publication_topics_and_connector() -> None:
+    names = ("name", "slot.name", "publication.name", "topic.prefix")
+    assert {config()[name] for name in names} == {"shop"}
+
+
+def test_the_address_is_the_dsns_and_the_login_is_the_replication_roles() -> None:
+    found = config(source_replication_password="p%s${file:x}")
+    address = {name: found[f"database.{name}"] for name in ("hostname", "port", "dbname", "user", "password")}
+    assert address == {
+        "hostname": "db.example",
+        "port": "6432",
+        "dbname": "shop",
+        "user": "shop_replication",
+        "password": "p%s${file:x}",
+    }
+    assert "owner-secret" not in json.dumps(found)
+
+
+def test_without_a_password_none_is_sent() -> None:
+    assert "database.password" not in config()
+
+
+@pytest.mark.parametrize("mode", ["require", "verify-full"])
+def test_tls_settings_are_passed_on(mode: str) -> None:
+    assert (
+        config(f"{DSN}?sslmode={mode}&sslrootcert=/etc/ca.pem").items()
+        >= {
+            "database.sslmode": mode,
+            "database.sslrootcert": "/etc/ca.pem",
+        }.items()
+    )
+    assert "database.sslmode" not in config()
+
+
+def test_defaults_of_a_short_dsn() -> None:
+    found = config("host=localhost dbname=shop")
+    assert (found["database.hostname"], found["database.port"]) == ("localhost", "5432")
+
+
+@pytest.mark.parametrize("host", ["/var/run/postgresql", "a,b"])
+def test_a_dsn_that_only_libpq_can_use_is_refused(host: str) -> None:
+    with pytest.raises(SettingsError, match="one host over TCP"):
+        config(f"host={host} dbname=shop")
+
+
+def test_an_unreadable_dsn_is_refused_without_quoting_it() -> None:
+    with pytest.raises(SettingsError) as caught:
+        config("postgresql://owner:s3cr3t@@ x/shop")
+    assert "s3cr3t" not in caught.value.message + caught.value.hint
+
+
+def test_names_are_patterns_that_match_themselves_only() -> None:
+    included = config()["table.include.list"].split(",")
+    assert [p for p in included if re.fullmatch(p, "public.orders")] == [included[0]]
+    assert not any(re.fullmatch(p, name) for p in included for name in ("publicxorders", "public.orders2"))
+    control = ("heartbeat", "truncation", "ddl", "signal")
+    assert all(any(re.fullmatch(p, f"cdc.{table}") for p in included) for table in control)
+
+
+def test_excluded_and_unpublished_columns_are_left_out() -> None:
+    found = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
+    # Debezium splits at a comma unless a backslash stands before it.
+    patterns = [p.replace(r"\,", ",") for p in re.split(r"(?<!\\),", found["column.exclude.list"])]
+    names = [f"public.orders.{column}" for column in ("note", "a,b", "total")]
+    assert [next(n for n in names if re.fullmatch(p, n)) for p in patterns] == names
+
+
+def test_nothing_excluded_is_no_setting() -> None:
+    plain = pipeline("shop", DSN, "public.orders")
+    assert "column.exclude.list" not in configuration(plain, tables=[ORDERS])
+
+
+def test_the_heartbeat_beats_the_pipelines_own_row() -> None:
+    found = config(source_heartbeat_s=0.5)
+    assert found["heartbeat.interval.ms"] == "500"
+    assert found["heartbeat.action.query"].endswith("WHERE pipeline = 'shop'")
+
+
+def test_the_same_input_gives_the_same_configuration() -> None:
+    assert config() == config()
+
+
+def test_the_placeholder_belongs_to_the_cluster_and_the_pipeline() -> None:
+    assert placeholder("shop", "a") == placeholder("shop", "a")
+    assert len({placeholder("shop", "a"), placeholder("shop", "b"), placeholder("other", "a")}) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'bad value "s3cret pw" here',
+        "login with password=hidden5 failed",
+        '{"database.password":"hidden5"}',
+        "postgresql://owner:hidden5@host/db is down",
+    ],
+)
+def test_what_is_said_holds_no_password(text: str) -> None:
+    said = redacted(text, {"database.password": "s3cret pw"})
+    assert "***" in said
+    assert "s3cret" not in said
+    assert "hidden5" not in said
+
+
+class Rebalancing(BaseHTTPRequestHandler):
+    """Answers 409 as often as `refusals` says, then 200; a worker does so while the group changes."""
+
+    refusals = 0
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        type(self).refusals -= 1
+        body = b'{"name":"shop"}'
+        self.send_response(409 if self.refusals >= 0 else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def worker() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Rebalancing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_rebalance_is_waited_out(worker: str) -> None:
+    Rebalancing.refusals = 2
+    with Connect(worker) as connect:
+        assert connect.config("shop") == {"name": "shop"}
+
+
+def test_an_endless_rebalance_ends(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Rebalancing.refusals = 1_000_000
+    monkeypatch.setattr("connectors.client.REBALANCE_S", 0.5)
+    with Connect(worker) as connect, pytest.raises(ConnectorError, match="rebalancing"):
+        connect.config("shop")
+
+
+def test_a_worker_that_is_down() -> None:
+    with Connect("http://user:s3cret@127.0.0.1:1") as connect, pytest.raises(ConnectorError) as caught:
+        connect.state("shop")
+    assert "127.0.0.1:1" in caught.value.message
+    assert "cdc -p FILE up" in caught.value.hint
+    assert "s3cret" not in caught.value.message
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8083", "nonsense", "http://"])
+def test_an_address_that_is_no_url(address: str) -> None:
+    with pytest.raises(ConnectorError, match="isn't a URL"):
+        Connect(address)

@@ -1,0 +1,139 @@
+"""Lag, freshness and the slow hop from plain numbers; the rules that admit a server."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cdc.change import Position, Stored, Table
+from cdc.errors import SourceError
+from cdc.source import Slot, check_server
+from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure, slow_hop, waiting
+from tests.support.pipelines import pipeline
+
+TABLE = Table("public", "orders", (), (), "shop.public.orders")
+END = Position("id-1", (10, 20))
+SLOT = Slot(True, 1, "0/1", "0/2", "reserved", 500, 900, None, "pgoutput", "shop", None, None)
+GOOD = Status(
+    "shop",
+    Connector("RUNNING", ("RUNNING",), None),
+    SLOT,
+    Heartbeat(1.0, 0.02, 2.0),
+    (Sink("cache", "running", views=(View("public.orders", 0, 0.0),)),),
+)
+
+
+def stored(*offsets: int, topic_id: str = "id-1") -> Stored:
+    return Stored(Position(topic_id, offsets), "writer", rows=7, at=5.0)
+
+
+def test_a_view_at_the_end_has_no_lag() -> None:
+    found = measure(TABLE, stored(10, 20), END, {}, now=100)
+    assert (found.lag_records, found.lag_seconds, found.rows, found.at) == (0, 0.0, 7, 5.0)
+    assert waiting(TABLE.topic, stored(10, 20), END) == []
+
+
+def test_lag_is_the_age_of_the_oldest_record_that_waits() -> None:
+    at = stored(4, 17)
+    places = waiting(TABLE.topic, at, END)
+    assert places == [(TABLE.topic, 0, 4), (TABLE.topic, 1, 17)]
+    found = measure(TABLE, at, END, dict(zip(places, (97_000, 93_500), strict=True)), now=100)
+    assert (found.lag_records, found.lag_seconds) == (9, 6.5)
+
+
+def test_what_is_left_may_be_markers_only() -> None:
+    assert measure(TABLE, stored(9, 20), END, {}, now=100).lag_seconds == 0.0
+
+
+def test_a_view_without_a_position_waits_for_everything() -> None:
+    found = measure(TABLE, None, END, {(TABLE.topic, 0, 0): 40_000, (TABLE.topic, 1, 0): 60_000}, now=100)
+    assert (found.lag_records, found.lag_seconds, found.at) == (30, 60.0, None)
+
+
+@pytest.mark.parametrize(
+    ("at", "what"),
+    [
+        (stored(10, 20, topic_id="id-0"), "topic recreated"),
+        (stored(10), "another partition count"),
+    ],
+)
+def test_a_position_in_another_topic_is_flagged(at: Stored, what: str) -> None:
+    found = measure(TABLE, at, END, {}, now=100)
+    assert what in (found.problem or "")
+    assert found.hint == "cdc -p FILE rebuild"
+    assert found.lag_records is None
+    assert waiting(TABLE.topic, at, END) == []
+
+
+def test_clocks_that_disagree_give_no_negative_lag() -> None:
+    assert measure(TABLE, stored(9, 20), END, {(TABLE.topic, 0, 9): 101_000}, now=100).lag_seconds == 0.0
+
+
+def with_lag(name: str, seconds: float, state: str = "running") -> Sink:
+    return Sink(name, state, views=(View("public.orders", 5, seconds),))
+
+
+def problem(part: str) -> Problem:
+    return Problem(part, f"{part} is away.", "repair it")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (GOOD, ["No hop is slow", "Postgres -> Kafka"]),
+        (replace(GOOD, sinks=(with_lag("cache", 1),)), ["No hop is slow", "Kafka -> cache", "1.0 s"]),
+        (replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 30))), ["Kafka -> search", "30 s", "doctor"]),
+        (replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)), ["Kafka -> cache", "run --sink cache"]),
+        (replace(GOOD, heartbeat=Heartbeat(60, 0.1, 2)), ["Postgres -> Kafka", "60 s", "500 bytes", "doctor"]),
+        (replace(GOOD, heartbeat=Heartbeat(1, 40, 2)), ["Postgres -> Kafka", "40 s"]),
+        (replace(GOOD, heartbeat=None), ["no heartbeat", "register"]),
+        (replace(GOOD, connector=Connector("RUNNING", ("FAILED",), "Boom")), ["stopped", "Boom", "register"]),
+        (replace(GOOD, connector=Connector("MISSING", (), None)), ["stopped", "MISSING", "register"]),
+        (replace(GOOD, slot=None), ["slot is missing", "doctor"]),
+        (replace(GOOD, slot=replace(SLOT, wal_status="lost")), ["slot is lost", "doctor"]),
+        (replace(GOOD, problems=(problem("kafka"),)), ["kafka is away", "repair it"]),
+        (replace(GOOD, problems=(problem("cache"),)), ["Kafka -> cache", "cache is away"]),
+        (replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)), ["cache has stopped", "Full."]),
+        (
+            replace(GOOD, sinks=(Sink("cache", views=(View("t", problem="topic recreated", hint="cdc rebuild"),)),)),
+            ["cache has stopped", "topic recreated", "cdc rebuild cache"],
+        ),
+    ],
+)
+def test_the_sentence_names_the_hop_and_the_command(status: Status, words: list[str]) -> None:
+    said = slow_hop(status)
+    assert all(word in said for word in words), said
+    assert "Next: " in said
+
+
+def test_a_heartbeat_within_its_interval_is_not_late() -> None:
+    assert not Heartbeat(6.9, 0.0, 2.0).late
+    assert Heartbeat(7.1, 0.0, 2.0).late
+
+
+def test_a_status_is_one_json_document() -> None:
+    assert json.loads(json.dumps(GOOD.to_dict()))["sinks"][0]["views"][0]["lag_records"] == 0
+
+
+def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
+    at = stored(3, 4)
+    shop = pipeline("shop", "postgresql://owner:s3cret@127.0.0.1:1/shop", "public.orders")
+    found = collect(shop, positions={"cache": lambda _: at}, progress={})
+    assert {one.part for one in found.problems} == {"postgres", "connect", "kafka"}
+    assert all(one.hint for one in found.problems)
+    assert found.sinks[0].views == (View("public.orders", rows=7, at=5.0),)
+    assert "s3cret" not in json.dumps(found.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("level", "version", "word"),
+    [("replica", 180006, "wal_level"), ("minimal", 150000, "wal_level"), ("logical", 130010, "14")],
+)
+def test_a_server_that_cannot_be_captured_from(level: str, version: int, word: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        check_server(level, version, "shop")
+    assert word in caught.value.message + caught.value.hint
+
+
+def test_a_server_that_can() -> None:
+    check_server("logical", 140000, "shop")
