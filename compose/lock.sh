@@ -1,11 +1,16 @@
 #!/bin/sh
 # Write requirements.lock anew from pyproject.toml: exact versions, hashes, nothing about where they came from.
+# Versions that still fit are kept; `sh compose/lock.sh --upgrade` takes the newest. Run it with an early Python 3.11
+# (PYTHON=/usr/bin/python3.11): some packages ask for more on the oldest patch releases, and a lock with hashes must
+# name all of it.
 set -eu
 cd "$(dirname "$0")/.."
 tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
-.venv/bin/python -m venv "$tools/venv"
+"${PYTHON:-python3.11}" -m venv "$tools/venv"
 "$tools/venv/bin/pip" install --quiet pip-tools
+cp requirements.lock "$tools/requirements.lock"
 "$tools/venv/bin/pip-compile" --quiet --generate-hashes --extra dev --strip-extras --allow-unsafe --all-build-deps \
-    --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file "$tools/requirements.lock" "$@" pyproject.toml
+    --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+    --output-file "$tools/requirements.lock" "$@" pyproject.toml
 cp "$tools/requirements.lock" requirements.lock
