@@ -5,6 +5,7 @@ Invariant: what a password field of a configuration holds never appears in a mes
 """
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -98,6 +99,21 @@ class Connect:
         """Delete the connector, not its offsets: put again, it goes on where it was. Absent is fine."""
         self._call("DELETE", f"/connectors/{name}", missing=None)
 
+    def reset(self, name: str) -> None:
+        """Delete the connector and its offsets: put again, it takes a new snapshot."""
+        self._call("PUT", f"/connectors/{name}/stop")
+        deadline = time.monotonic() + REBALANCE_S
+        while (state := self.state(name)).connector != "STOPPED" or state.tasks:
+            if time.monotonic() > deadline:
+                raise ConnectorError(
+                    f"The connector {name} didn't stop within {REBALANCE_S:.0f} s.",
+                    hint="look at the workers' logs, then run the command again",
+                    connector=name,
+                )
+            time.sleep(0.1)
+        self._call("DELETE", f"/connectors/{name}/offsets")
+        self.delete(name)
+
     def _call(self, method: str, path: str, config: Mapping[str, str] | None = None, missing: Any = ...) -> Any:
         retrying = Retrying(
             retry=retry_if_exception_type(_RebalancingError),
@@ -156,7 +172,8 @@ def _told(trace: str) -> str:
     first, *rest = trace.strip().splitlines()
     causes = [line.removeprefix("Caused by: ") for line in rest if line.startswith("Caused by: ")]
     told = f"{first} (caused by {causes[-1]})" if causes and causes[-1] not in first else first
-    return redacted(told)[:TRACE_CHARACTERS]
+    # Debezium prints its whole offset, so that the end of the sentence, which says what is wrong, would be cut.
+    return redacted(re.sub(r"\w+OffsetContext \[.*\]", "its offset", told))[:TRACE_CHARACTERS]
 
 
 def _invalid(name: str, faults: Mapping[str, list[str]]) -> ConnectorError:

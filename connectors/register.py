@@ -28,6 +28,11 @@ STALE_S = 10.0
 POLL_S = 0.25
 
 HINTS = (
+    (
+        "no longer available on the server",
+        "the slot has lost changes: stop the connector, delete its offsets and itself through Connect's REST"
+        " interface, then run cdc -p FILE register and cdc -p FILE rebuild",
+    ),
     ("password authentication failed", "check source.replication_password, then: cdc -p FILE migrate"),
     ("publication", "cdc -p FILE migrate"),
     ("permission denied", "cdc -p FILE migrate"),

@@ -1,0 +1,412 @@
+"""From a prepared source to a connector whose changes arrive; and every way in which that is refused."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+import migrations
+from cdc import source
+from cdc.change import Position, Stored, Table
+from cdc.errors import CdcError, ConnectorError, SourceError
+from cdc.records import kafka
+from cdc.settings import Pipeline
+from cdc.status import collect, slow_hop
+from cdc.topics import Topics
+from connectors.client import Connect
+from connectors.register import register, snapshot_progress
+from tests.support.pipelines import NOWHERE, pipeline
+from tests.support.postgres import strict_postgres
+from tests.support.wait import wait_until
+
+PASSWORD = "replication-secret-0815"
+TABLES = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.orders (id int PRIMARY KEY, note text, hidden text, total int GENERATED ALWAYS AS (id + 1) STORED);
+CREATE TABLE shop.counters (id int PRIMARY KEY, n bigint, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL);
+INSERT INTO shop.orders SELECT n, 'a', 'secret' FROM generate_series(1, 100) n;
+INSERT INTO shop.counters SELECT n, n FROM generate_series(1, 10) n;
+"""
+
+
+@dataclass
+class Shop:
+    pipeline: Pipeline
+    conn: source.Connection
+    kafka: str
+    connect: str
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return source.describe(self.conn, self.pipeline)
+
+    def migrate(self, password: str = PASSWORD) -> None:
+        migrations.migrate(self.conn)
+        migrations.prepare_source(
+            self.conn,
+            pipeline=self.pipeline.pipeline,
+            tables=[("shop", "orders"), ("shop", "counters")],
+            role=self.pipeline.replication_user,
+            password=password,
+        )
+
+    def register(self, **settings: Any) -> Any:
+        return register(self.pipeline.model_copy(update=settings), self.tables)
+
+    def refused(self, kind: type[CdcError] = SourceError, **settings: Any) -> str:
+        """What a refused registration says; nothing may have been made."""
+        with pytest.raises(kind) as caught:
+            self.register(**settings)
+        assert self.topics() == []
+        assert self.state() == "MISSING"
+        said = f"{caught.value.message} {caught.value.hint}"
+        assert PASSWORD not in said
+        return said
+
+    def topics(self) -> list[str]:
+        with kafka.KafkaAdminClient(bootstrap_servers=self.kafka) as admin:
+            return sorted(topic for topic in admin.list_topics() if self.pipeline.pipeline in topic)
+
+    def state(self) -> str:
+        with Connect(self.connect) as client:
+            return client.state(self.pipeline.pipeline).connector
+
+
+def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
+    made = pipeline(
+        name,
+        dsn,
+        {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
+        {"table": "shop.counters", "partitions": 1},
+        kafka=stack.endpoints.kafka,
+        connect=stack.endpoints.connect,
+        source_replication_password=PASSWORD,
+        source_heartbeat_s=0.5,
+    )
+    with source.connect(dsn) as conn:
+        conn.execute(TABLES)
+        shop = Shop(made, conn, stack.endpoints.kafka, stack.endpoints.connect)
+        yield shop
+        with Connect(shop.connect) as client:
+            client.delete(name)
+        wait_until(lambda: not (slot := source.slot(conn, name)) or not slot.active, 15, f"slot {name} is let go")
+        conn.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
+        )
+        if conn.execute("SELECT FROM pg_roles WHERE rolname = %s", [made.replication_user]).fetchone():
+            role = sql.Identifier(made.replication_user)
+            conn.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role))
+        if left := shop.topics():
+            with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
+                admin.delete_topics(left)
+
+
+@pytest.fixture
+def shop(stack: Any, postgres_dsn: str, unique: str) -> Iterator[Shop]:
+    yield from shop_on(postgres_dsn, unique, stack)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """A server that asks for passwords."""
+    with strict_postgres(wal_level="logical") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def guarded_shop(stack: Any, guarded: str, unique: str) -> Iterator[Shop]:
+    with psycopg.connect(guarded, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE db_{unique}")
+    yield from shop_on(make_conninfo(guarded, dbname=f"db_{unique}"), unique, stack)
+
+
+def rows(shop: Shop, topic: str) -> dict[Any, Any]:
+    """What a topic says: the row, or its deletion, by key."""
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=shop.kafka, isolation_level="read_committed", group_id=None, enable_auto_commit=False
+    )
+    with Topics(shop.kafka) as topics:
+        end = topics.ends([topic])[topic]
+    places = [kafka.TopicPartition(topic, at) for at in range(end.partition_count)]
+    consumer.assign(places)
+    consumer.seek_to_beginning(*places)
+    found: dict[Any, Any] = {}
+    while any(consumer.position(place) < end.offsets[place.partition] for place in places):
+        for records in consumer.poll(timeout_ms=100).values():
+            for record in records:
+                value = json.loads(record.value) if record.value else {}
+                found[json.loads(record.key)["id"]] = value.get("after")
+    consumer.close()
+    return found
+
+
+def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, unique: str) -> None:
+    shop.migrate()
+    heard: list[str] = []
+    done = register(shop.pipeline, shop.tables, progress=heard.append)
+    assert done.changed
+    assert len(done.created) == 7
+    assert done.beat.delay_s < 30
+    assert json.loads(json.dumps(done.to_dict()))["connector"] == unique
+    assert "connector RUNNING, task RUNNING" in heard
+    assert rows(shop, f"{unique}.shop.orders") == {n: {"id": n, "note": "a", "total": n + 1} for n in range(1, 101)}
+    assert rows(shop, f"{unique}.shop.counters") == {n: {"id": n, "n": n} for n in range(1, 11)}
+
+    shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2")
+    shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11)")
+
+    def arrived() -> bool:
+        orders = rows(shop, f"{unique}.shop.orders")
+        return orders[1] == {"id": 1, "note": "b", "total": 2} and orders[2] is None
+
+    wait_until(arrived, 20, "the update and the deletion")
+    wait_until(lambda: rows(shop, f"{unique}.shop.counters").get(11) == {"id": 11, "n": 11}, 20, "the insert")
+    assert PASSWORD not in " ".join(heard) + json.dumps(done.to_dict())
+
+
+def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
+    shop.migrate()
+    first = shop.register()
+    before = source.slot(shop.conn, unique)
+    again = shop.register()
+    after = source.slot(shop.conn, unique)
+    assert (again.changed, again.created) == (False, [])
+    assert again.beat.offset > first.beat.offset
+    assert before is not None
+    assert after is not None
+    assert after.active_pid == before.active_pid
+
+
+def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: str) -> None:
+    shop.migrate()
+    shop.register()
+    before = source.slot(shop.conn, unique)
+    slower = shop.pipeline.source.model_copy(update={"heartbeat_s": 0.4})
+    again = shop.register(source=slower)
+    after = source.slot(shop.conn, unique)
+    assert again.changed
+    assert before is not None
+    assert after is not None
+    assert after.active_pid != before.active_pid
+
+
+def test_the_snapshot_is_told(shop: Shop) -> None:
+    shop.migrate()
+    with Topics(shop.kafka) as topics:
+        topics.ensure(shop.pipeline)
+    before = snapshot_progress(shop.pipeline, shop.tables)
+    assert (before.records, before.done) == (0, False)
+    assert [(table.table, table.rows) for table in before.tables] == [("shop.orders", 100), ("shop.counters", 10)]
+    shop.register()
+    after = snapshot_progress(shop.pipeline, shop.tables)
+    assert after.done
+    assert after.records >= 110
+
+
+def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
+    shop.migrate()
+    shop.register()
+    topics = [table.topic for table in shop.tables]
+    with Topics(shop.kafka) as connected:
+        ends = connected.ends(topics)
+    behind = {topic: Stored(Position(end.topic_id, (0,) * end.partition_count)) for topic, end in ends.items()}
+    started = time.monotonic()
+    found = collect(
+        shop.pipeline,
+        positions={
+            "ahead": lambda table: Stored(ends[table.topic]),
+            "behind": lambda table: behind[table.topic],
+            "empty": lambda _: None,
+            "elsewhere": lambda table: Stored(Position("another", ends[table.topic].offsets)),
+        },
+        progress={},
+    )
+    assert time.monotonic() - started < 2
+    assert found.problems == ()
+    assert found.connector is not None
+    assert (found.connector.state, found.connector.tasks) == ("RUNNING", ("RUNNING",))
+    assert found.slot is not None
+    assert found.slot.active
+    assert found.heartbeat is not None
+    assert not found.heartbeat.late
+    views = {sink.name: sink.views for sink in found.sinks}
+    assert [(view.lag_records, view.lag_seconds) for view in views["ahead"]] == [(0, 0.0), (0, 0.0)]
+    assert all((view.lag_seconds or 0) > 0 and (view.lag_records or 0) >= 10 for view in views["behind"])
+    assert [view.lag_records for view in views["empty"]] == [view.lag_records for view in views["behind"]]
+    assert [view.problem for view in views["elsewhere"]] == ["topic recreated since the view was made"] * 2
+    assert "rebuild elsewhere" in slow_hop(found)
+
+
+def test_no_publication(shop: Shop, unique: str) -> None:
+    said = shop.refused()
+    assert f"no publication {unique}" in said
+    assert "cdc -p FILE migrate" in said
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("ALTER PUBLICATION {name} DROP TABLE shop.orders", ["lacks shop.orders", "migrate"]),
+        ("ALTER PUBLICATION {name} DROP TABLE cdc.heartbeat", ["lacks cdc.heartbeat", "migrate"]),
+        ("ALTER PUBLICATION {name} SET (publish = 'insert')", ["leaves out operations", "migrate"]),
+        (
+            "ALTER PUBLICATION {name} DROP TABLE shop.counters;"
+            " ALTER PUBLICATION {name} ADD TABLE shop.counters WHERE (id > 5)",
+            ["leaves out rows or columns of shop.counters", "migrate"],
+        ),
+        ("REVOKE SELECT ON shop.orders FROM {name}_replication", ["may not read", "shop.orders", "migrate"]),
+        ("REVOKE UPDATE ON cdc.heartbeat FROM {name}_replication", ["cdc.heartbeat", "migrate"]),
+        ("ALTER ROLE {name}_replication NOREPLICATION", ["lacks LOGIN or REPLICATION", "migrate"]),
+        ("DELETE FROM cdc.heartbeat", ["no row", "migrate"]),
+    ],
+)
+def test_a_source_that_was_damaged(shop: Shop, unique: str, damage: str, words: list[str]) -> None:
+    shop.migrate()
+    shop.conn.execute(damage.format(name=unique))
+    said = shop.refused()
+    assert all(word in said for word in words), said
+
+
+def test_no_role(shop: Shop) -> None:
+    shop.migrate()
+    other = shop.pipeline.source.model_copy(update={"replication_user": "nobody_here"})
+    assert "no role nobody_here" in shop.refused(source=other)
+
+
+@pytest.fixture
+def stranger(shop: Shop, unique: str) -> Iterator[str]:
+    """A role that may look around in the shop, and owns nothing there."""
+    role = f"{unique}_stranger"
+    shop.conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA shop TO {role}")
+    yield role
+    shop.conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_publication_of_someone_else(shop: Shop, stranger: str, unique: str) -> None:
+    shop.migrate()
+    dsn = make_conninfo(shop.pipeline.source.dsn, user=stranger)
+    said = shop.refused(source=shop.pipeline.source.model_copy(update={"dsn": dsn}))
+    assert f"Publication {unique} belongs to" in said
+    assert stranger in said
+
+
+@pytest.fixture
+def hold(shop: Shop, unique: str) -> Iterator[Callable[[], int]]:
+    """Stream from the pipeline's slot, as another pipeline of that name would."""
+    other = make_conninfo(shop.pipeline.source.dsn, replication="database")
+    # Not as its own context manager: that would want to commit, which a streaming connection can't.
+    with closing(psycopg.connect(other, autocommit=True)) as walsender:
+
+        def start() -> int:
+            shop.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
+            statement = f"START_REPLICATION SLOT {unique} LOGICAL 0/0 (proto_version '1', publication_names '{unique}')"
+            result = walsender.pgconn.exec_(statement.encode())
+            assert result.status == psycopg.pq.ExecStatus.COPY_BOTH, walsender.pgconn.error_message
+            return walsender.info.backend_pid
+
+        yield start
+
+
+def test_a_second_pipeline_on_the_slot(
+    shop: Shop, hold: Callable[[], int], unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.migrate()
+    pid = hold()
+    monkeypatch.setattr("connectors.readiness.RELEASE_S", 0.5)
+    said = shop.refused()
+    assert f"Slot {unique} is in use by process {pid}" in said
+    assert "second pipeline" in said
+
+
+def test_a_slot_that_was_just_let_go_is_taken_over(shop: Shop) -> None:
+    shop.migrate()
+    shop.register()
+    with Connect(shop.connect) as client:
+        client.delete(shop.pipeline.pipeline)
+    assert shop.register().changed
+
+
+def test_a_slot_in_another_database(shop: Shop, stack: Any, unique: str) -> None:
+    shop.migrate()
+    with psycopg.connect(stack.endpoints.postgres, autocommit=True) as elsewhere:
+        elsewhere.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
+        said = shop.refused()
+        elsewhere.execute("SELECT pg_drop_replication_slot(%s)", [unique])
+        assert f"belongs to something else: plugin pgoutput, database {elsewhere.info.dbname}" in said
+    assert "another name" in said
+
+
+def test_a_topic_of_another_shape(shop: Shop, unique: str) -> None:
+    shop.migrate()
+    counters = f"{unique}.shop.counters"
+    with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
+        admin.create_topics(
+            {counters: {"num_partitions": 3, "configs": {"cleanup.policy": "compact"}}}, wait_for_metadata=True
+        )
+    with pytest.raises(ConnectorError, match="has 3 partitions"):
+        shop.register()
+    assert shop.topics() == [counters]
+    assert shop.state() == "MISSING"
+
+
+def test_a_wrong_replication_password(guarded_shop: Shop) -> None:
+    guarded_shop.migrate(password="another-password-2342")
+    said = guarded_shop.refused(ConnectorError)
+    assert "password authentication failed" in said
+    assert "source.replication_password" in said
+
+
+def test_a_right_replication_password(guarded_shop: Shop) -> None:
+    guarded_shop.migrate()
+    assert guarded_shop.register().changed
+
+
+def test_a_server_without_logical_decoding(stack: Any, unique: str) -> None:
+    with strict_postgres(wal_level="replica") as dsn:
+        here = pipeline(unique, dsn, "shop.orders", kafka=stack.endpoints.kafka, connect=stack.endpoints.connect)
+        with pytest.raises(SourceError, match="wal_level"):
+            register(here, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kafka": NOWHERE}, "Kafka at 127.0.0.1:1"),
+        ({"connect": f"http://{NOWHERE}"}, "Kafka Connect at 127.0.0.1:1"),
+    ],
+)
+def test_a_server_that_is_down(shop: Shop, settings: dict[str, str], words: str) -> None:
+    shop.migrate()
+    said = shop.refused(ConnectorError, **settings)
+    assert words in said
+    assert "cdc -p FILE up" in said
+
+
+def test_a_lost_slot_fails_loudly(shop: Shop, unique: str) -> None:
+    """A slot that vanished took changes with it: the connector must not go on from where a new one starts."""
+    shop.migrate()
+    shop.register()
+    with Connect(shop.connect) as client:
+        client.delete(unique)
+    wait_until(lambda: not (slot := source.slot(shop.conn, unique)) or not slot.active, 15, "the slot is let go")
+    shop.conn.execute("SELECT pg_drop_replication_slot(%s)", [unique])
+    shop.conn.execute("UPDATE shop.orders SET note = 'unseen'")
+    with pytest.raises(ConnectorError) as caught:
+        shop.register()
+    assert "has failed" in caught.value.message
+    assert "no longer available" in caught.value.message
+    assert "register" in caught.value.hint
+    assert "rebuild" in caught.value.hint
+    assert source.slot(shop.conn, unique) is None
+
+    with Connect(shop.connect) as client:
+        client.reset(unique)
+    shop.register()
+    assert {row["note"] for row in rows(shop, f"{unique}.shop.orders").values()} == {"unseen"}
