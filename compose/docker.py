@@ -61,9 +61,7 @@ def require_engine() -> None:
 
 
 def _compose(*arguments: str) -> str:
-    run = subprocess.run(
-        ["docker", "compose", "-f", FILE, *arguments], capture_output=True, text=True, check=False
-    )
+    run = subprocess.run(["docker", "compose", "-f", FILE, *arguments], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         lines = "\n".join(f"    {line}" for line in run.stderr.splitlines()[-15:])
         raise StackError(

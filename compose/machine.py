@@ -27,9 +27,7 @@ def java() -> Path:
     path = Path(found)
     major = java_major(path)
     if major < versions.JAVA_MIN:
-        raise StackError(
-            f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT
-        )
+        raise StackError(f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT)
     # Elasticsearch is told a home folder, which a link such as /usr/bin/java doesn't have.
     return path.resolve()
 

@@ -52,7 +52,5 @@ def owner(port: int) -> int | None:
         connections = psutil.net_connections(kind="tcp")
     except psutil.AccessDenied:
         return None
-    listening = (
-        c.pid for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
-    )
+    listening = (c.pid for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port)
     return next(listening, None)

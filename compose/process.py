@@ -54,10 +54,7 @@ class Process:
         orphans = []
         for process in psutil.process_iter():
             try:
-                if (
-                    os.getsid(process.pid) == self.pid != process.pid
-                    and process.create_time() >= self.started
-                ):
+                if os.getsid(process.pid) == self.pid != process.pid and process.create_time() >= self.started:
                     orphans.append(process)
             except (OSError, psutil.Error):
                 continue
@@ -98,9 +95,7 @@ def spawn(
     return Process(child.pid, psutil.Process(child.pid).create_time())
 
 
-def run(
-    command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[str, str], user: User | None
-) -> int:
+def run(command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[str, str], user: User | None) -> int:
     """Run a preparing command to its end, writing to `log`; return its exit status."""
     with log.open("ab") as output:
         return subprocess.run(

@@ -107,8 +107,7 @@ class Server:
         status = run(command, home=place.home, log=place.log, env=self.environment(place), user=self.user())
         if status != 0:
             raise StackError(
-                f"{self.name}: {Path(command[0]).name} ended with status {status}\n"
-                + health.last_lines(place.log),
+                f"{self.name}: {Path(command[0]).name} ended with status {status}\n" + health.last_lines(place.log),
                 hint=f"the whole log: {place.log}",
                 service=self.name,
             )
@@ -225,11 +224,14 @@ class Elasticsearch(Server):
         return [place.parts.elasticsearch / "bin" / "elasticsearch"]
 
     def environment(self, place: Place) -> dict[str, str]:
+        tmp = place.home / "tmp"
         return {
             **super().environment(place),
+            # The start script's own Java would leave files in the system's folder and in the user's home.
+            "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
             "ES_JAVA_HOME": str(place.java.parent.parent),
             "ES_PATH_CONF": str(place.conf),
-            "ES_TMPDIR": str(place.home / "tmp"),
+            "ES_TMPDIR": str(tmp),
         }
 
     def ready(self, ports: Mapping[str, int]) -> bool:

@@ -109,9 +109,7 @@ def _locked(state: Path, progress: Progress) -> Iterator[Book]:
         artifacts.make_shared(state)
         lock = (state / "stack.lock").open("w")
     except OSError as error:
-        raise StackError(
-            f"{state} can't be written: {error.strerror}", hint=STATE_HINT, path=str(state)
-        ) from error
+        raise StackError(f"{state} can't be written: {error.strerror}", hint=STATE_HINT, path=str(state)) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,9 +212,7 @@ class _Launch:
         with ThreadPoolExecutor(len(places)) as pool:
             try:
                 for server, place in places.items():
-                    futures[server.name] = pool.submit(
-                        self._one, server, place, futures.get(server.after or "")
-                    )
+                    futures[server.name] = pool.submit(self._one, server, place, futures.get(server.after or ""))
                 for future in futures.values():
                     future.result()
             except BaseException as error:
@@ -249,9 +245,7 @@ class _Launch:
         deadline = time.monotonic() + START_DEADLINE_S
         while not server.ready(place.ports):
             if started.find() is None:
-                raise _start_failed(
-                    server, place, f"ended with status {started.exit_status()} while starting"
-                )
+                raise _start_failed(server, place, f"ended with status {started.exit_status()} while starting")
             if time.monotonic() > deadline:
                 raise _start_failed(server, place, f"isn't ready after {START_DEADLINE_S:.0f} s")
             if self.given_up.wait(POLL_S):
