@@ -100,7 +100,7 @@ def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
         conn.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
         )
-        if conn.execute("SELECT FROM pg_roles WHERE rolname = %s", [made.replication_user]).fetchone():
+        if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [made.replication_user]).fetchone():
             role = sql.Identifier(made.replication_user)
             conn.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role))
         if left := shop.topics():
