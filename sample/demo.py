@@ -220,6 +220,8 @@ def end_former(state: Path) -> None:
 
 
 def main() -> int:
+    # Ended from outside, it stops its servers as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     state = stack.state_dir("airport").with_name("demo")
     end_former(state)
     demo = Demo(state)

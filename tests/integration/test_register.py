@@ -185,10 +185,11 @@ def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
 
 
 def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: str) -> None:
+    """Beats so fast that the old task still beats after the new configuration was accepted."""
     shop.migrate()
-    shop.register()
+    quick, slower = (shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06))
+    shop.register(source=quick)
     before = source.slot(shop.conn, unique)
-    slower = shop.pipeline.source.model_copy(update={"heartbeat_s": 0.4})
     again = shop.register(source=slower)
     after = source.slot(shop.conn, unique)
     assert again.changed
@@ -389,7 +390,8 @@ def test_a_server_that_is_down(shop: Shop, settings: dict[str, str], words: str)
     assert "cdc -p FILE up" in said
 
 
-def test_a_lost_slot_fails_loudly(shop: Shop, unique: str) -> None:
+@pytest.mark.parametrize("recreated", [False, True])
+def test_a_lost_slot_fails_loudly(shop: Shop, unique: str, recreated: bool) -> None:
     """A slot that vanished took changes with it: the connector must not go on from where a new one starts."""
     shop.migrate()
     shop.register()
@@ -398,8 +400,11 @@ def test_a_lost_slot_fails_loudly(shop: Shop, unique: str) -> None:
     wait_until(lambda: not (slot := source.slot(shop.conn, unique)) or not slot.active, 15, "the slot is let go")
     shop.conn.execute("SELECT pg_drop_replication_slot(%s)", [unique])
     shop.conn.execute("UPDATE shop.orders SET note = 'unseen'")
+    if recreated:
+        shop.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
     with pytest.raises(ConnectorError) as caught:
         shop.register()
+    print(caught.value, caught.value.hint)
     assert "has failed" in caught.value.message
     assert "no longer available" in caught.value.message
     assert "register" in caught.value.hint

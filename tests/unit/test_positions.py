@@ -1,0 +1,84 @@
+"""Positions, ids and reports as plain data."""
+
+import json
+
+import pytest
+
+from cdc.change import Advance, Applied, Column, Position, Stored, Table, row_id
+from cdc.errors import Fenced
+from cdc.explain import explain
+from cdc.sink import Rewound, check, mismatch, stored_after
+
+TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
+START, UNTIL = Position("id", (1, 2)), Position("id", (3, 2))
+STEP = Advance(TABLE, START, UNTIL)
+
+
+def test_what_is_stored_comes_back() -> None:
+    stored = Stored(UNTIL, "me", 7, 12.5)
+    assert Stored.from_json(stored.to_json()) == stored
+    assert stored.to_json().startswith(Stored.MARK)
+
+
+def test_a_step_counts_its_offsets() -> None:
+    assert STEP.offsets == 2
+    assert Advance(TABLE, None, UNTIL).offsets == 5
+    assert START.lag(UNTIL) == 2
+
+
+def test_the_position_decides_who_may_write() -> None:
+    assert check(STEP, Stored(START, "anybody"), "me")
+    assert check(Advance(TABLE, None, UNTIL), None, "me")
+    assert not check(STEP, Stored(UNTIL, "me"), "me")
+    with pytest.raises(Fenced):
+        check(STEP, Stored(UNTIL, "other"), "me")
+    with pytest.raises(Rewound):
+        check(STEP, Stored(Position("id", (0, 2)), "me"), "me")
+    with pytest.raises(Rewound):
+        check(STEP, None, "me")
+
+
+def test_only_the_own_lost_writes_are_a_rewind() -> None:
+    assert isinstance(mismatch(TABLE, START, Position("id", (0, 0)), ours=False), Fenced)
+    assert isinstance(mismatch(TABLE, START, Position("other", (0, 0)), ours=True), Fenced)
+
+
+def test_rows_add_up() -> None:
+    first = stored_after(STEP, None, Applied(written=2, deleted=1), "me")
+    second = stored_after(STEP, first, Applied(written=4, stale=9), "me")
+    assert (first.rows, second.rows, second.position) == (3, 7, UNTIL)
+
+
+@pytest.mark.parametrize(
+    ("key", "identity"),
+    [
+        (["UA"], "UA"),
+        ([2**63 - 1], "9223372036854775807"),
+        ([""], ""),
+        (["a", 1], '["a",1]'),
+        (['a"b', "ü,"], '["a\\"b","ü,"]'),
+    ],
+)
+def test_the_id_of_a_row(key: list[object], identity: str) -> None:
+    assert row_id(key) == identity
+    if len(key) > 1:
+        assert json.loads(identity) == key
+
+
+def test_no_two_keys_share_an_id() -> None:
+    keys = [["a_b", "c"], ["a", "b_c"], ["a,b", "c"], ["a", "b,c"], ["", ""], ["", '"'], ["1", "1"], [1, 1]]
+    assert len({row_id(key) for key in keys}) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[USER_RAISED_EXCEPTION] cdc cannot decode t partition 1 offset 7 SQLSTATE: P0001", "t partition 1 offset 7"),
+        ("x 'cdc cannot hold a value of public.t.d (date)' y", "public.t.d (date)"),
+        ("[MALFORMED_RECORD_IN_PARSING.x] secret", "doesn't fit the columns"),
+    ],
+)
+def test_failures_inside_spark_get_their_class_back(text: str, words: str) -> None:
+    error = explain(RuntimeError(text), "warehouse")
+    assert words in error.message
+    assert "secret" not in error.message
