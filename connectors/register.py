@@ -205,7 +205,7 @@ class _Waiting:
 
 
 def _failed(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
-    trace = state.trace or "it gives no reason"
+    trace = (state.trace or "it gives no reason").rstrip(".")
     hint = next((hint for word, hint in HINTS if word in trace), "cdc -p FILE doctor; the worker's log says more")
     return ConnectorError(
         f"The connector {pipeline.pipeline} has failed: {trace}.", hint=hint, connector=pipeline.pipeline
