@@ -185,7 +185,7 @@ def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
 
 
 def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: str) -> None:
-    """Beats so fast that the old task still beats after the new configuration was accepted."""
+    """With beats so fast that the old task may still beat after the new configuration was accepted."""
     shop.migrate()
     quick, slower = (shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06))
     shop.register(source=quick)
