@@ -8,7 +8,7 @@
 A record that isn't what the connector writes stops the batch with its topic, partition and offset.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -56,7 +56,7 @@ def _refuse() -> Column:
     return F.raise_error(F.concat(F.lit(f"{UNDECODABLE} "), place)).cast("string")
 
 
-def by_topic(tables: Sequence[Table], expression: "types.Callable[[Table], Column]") -> Column:
+def by_topic(tables: Sequence[Table], expression: Callable[[Table], Column]) -> Column:
     """An expression per table, chosen by the record's topic; null for any other topic."""
     first, *rest = tables
     chosen = F.when(F.col("topic") == first.topic, expression(first))

@@ -1,15 +1,15 @@
 """Wait until views hold everything that was committed before now, while nothing else writes."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
+from cdc import source
 from cdc.change import Table
 from cdc.errors import ConnectorError
+from cdc.heartbeat import last_beat
 from cdc.settings import Pipeline
 from cdc.sink import Sink
-from cdc.topics import Record, Topics
+from cdc.topics import Topics
 
 POLL_S = 0.25
 
@@ -30,13 +30,18 @@ def settle(
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
     """
-    began, now = time.monotonic(), datetime.now(UTC)
+    began = time.monotonic()
     topics = [table.topic for table in tables]
+    with source.connect(pipeline.source.dsn) as connection:
+        # By the clock of Postgres, as the heartbeat's own time is.
+        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp()) * 1000").fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
 
         def beaten() -> list[str]:
-            fresh = kafka.last(pipeline.heartbeat_topic, lambda record: _beat(record) > now)
-            return [] if fresh else [f"no heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
+            beat = last_beat(kafka, pipeline)
+            if beat and beat.committed_ms > now_ms:
+                return []
+            return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
 
         _until(beaten, began + timeout_s, still)
         ends = kafka.ends(topics)
@@ -63,10 +68,3 @@ def _until(problems: Callable[[], list[str]], deadline: float, still: Callable[[
                 f"Waited in vain: {found[0]}.", hint="cdc status names the slow hop", more=len(found) - 1
             )
         time.sleep(POLL_S)
-
-
-def _beat(record: Record) -> datetime:
-    """When the heartbeat row was written, by the clock of Postgres."""
-    if record.value is None:
-        return datetime.fromtimestamp(0, UTC)
-    return datetime.fromisoformat(json.loads(record.value)["after"]["at"])

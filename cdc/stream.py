@@ -16,7 +16,7 @@ import structlog
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, stop_when_event_set
 from tenacity.wait import wait_exponential
 

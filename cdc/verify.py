@@ -77,7 +77,7 @@ def source(spark: SparkSession, table: Table, dsn: str) -> DataFrame:
         with psycopg.connect(dsn, options="-c timezone=UTC -c extra_float_digits=1") as connection:
             cursor = connection.cursor("cdc_verify")
             cursor.itersize = FETCH_ROWS
-            cursor.execute(query)  # type: ignore[arg-type]
+            cursor.execute(query)
             while rows := cursor.fetchmany(FETCH_ROWS):
                 ids, documents = zip(*rows, strict=True)
                 yield pa.RecordBatch.from_pydict({"id": ids, "document": documents})
@@ -135,7 +135,8 @@ def _compare(table: Table, sink: str, expected: DataFrame, view: DataFrame) -> C
         F.sum(F.when(F.col("extra"), here).otherwise(F.greatest(here - 1, F.lit(0)))),
         F.count_if(differs),
     ).first()
-    result = Comparison(sink, table.qualified, *(int(value or 0) for value in counts or ()))
+    source_rows, view_rows, missing, extra, different = (int(value or 0) for value in counts or (0,) * 5)
+    result = Comparison(sink, table.qualified, source_rows, view_rows, missing, extra, different)
     if not result.equal:
         wrong = joined.where(F.col("extra") | F.col("missing") | differs | (here > 1)).select(
             "id",

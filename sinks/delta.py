@@ -99,8 +99,8 @@ class Delta:
         if self.folder(table, "mirror") not in self._left:
             self.position(table)
         expected = _older(*(self._left[self.folder(table, kind)] for kind in KINDS))
-        if (expected and expected.position) != advance.start:
-            raise mismatch(table, advance.start, expected and expected.position, ours=False)
+        if _position(expected) != advance.start:
+            raise mismatch(table, advance.start, _position(expected), ours=False)
         for kind in due:
             folder, before = self.folder(table, kind), found[kind]
             self._unmoved(folder, advance, before.stored, batch.writer)
@@ -110,7 +110,7 @@ class Delta:
                 write(folder, batch, advance, before.stored)
             after = self._found(folder).stored
             if after is None or not _left_by(batch.writer, after, advance.until):
-                raise mismatch(table, advance.until, after and after.position, ours=False)
+                raise mismatch(table, advance.until, _position(after), ours=False)
             self._left[folder] = after
         return counted
 
@@ -118,7 +118,7 @@ class Delta:
         left = self._left[folder]
         if stored != left:
             ours = stored is None or stored.writer == writer
-            raise mismatch(advance.table, left and left.position, stored and stored.position, ours=ours)
+            raise mismatch(advance.table, _position(left), _position(stored), ours=ours)
 
     def _append(self, folder: str, batch: Batch, advance: Advance, stored: Stored | None) -> None:
         from pyspark.sql import functions as F
@@ -188,6 +188,10 @@ class Delta:
             self._open.pop(folder, None)
             return None
         return self._open[folder]
+
+
+def _position(stored: Stored | None) -> Position | None:
+    return stored.position if stored else None
 
 
 def _left_by(writer: str, stored: Stored | None, position: Position) -> bool:

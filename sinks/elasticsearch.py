@@ -159,7 +159,7 @@ class Elasticsearch:
                 now = self.position(advance.table)
                 ours = now is not None and now.writer == writer
                 if not (now and ours and now.position == advance.until):
-                    raise mismatch(advance.table, advance.start, now and now.position, ours=ours)
+                    raise mismatch(advance.table, advance.start, now.position if now else None, ours=ours)
             elif status >= 400:
                 raise SinkUnavailable(
                     f"The position of {advance.table.qualified} could not be stored (status {status}).",

@@ -9,6 +9,7 @@ Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partition
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -140,11 +141,13 @@ class Redis:
         offsets = stored.position.offsets if stored else (0,) * advance.until.partition_count
         script = client(self.url).register_script(APPLY)
         for partition, (at, until) in enumerate(zip(offsets, advance.until.offsets, strict=True)):
-            if at != until:
-                arguments = _arguments(advance, partition, at, until, writer)
-                answer = self._ask(lambda _, a=arguments: script(keys=[self.position_key(advance.table)], args=a))
-                if answer[0] != "ok":
-                    raise mismatch(advance.table, advance.start, stored and stored.position, ours=answer[2] == writer)
+            if at == until:
+                continue
+            arguments = _arguments(advance, partition, at, until, writer)
+            answer = self._ask(partial(_run, script, self.position_key(advance.table), arguments))
+            if answer[0] != "ok":
+                found = stored.position if stored else None
+                raise mismatch(advance.table, advance.start, found, ours=answer[2] == writer)
 
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:
         try:
@@ -161,6 +164,10 @@ class Redis:
                 hint=HINTS["unavailable"],
                 sink=self.name,
             ) from None
+
+
+def _run(script: Any, key: str, arguments: list[str | int], _: redis.Redis) -> Any:
+    return script(keys=[key], args=arguments)
 
 
 def _address(url: str) -> str:

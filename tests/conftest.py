@@ -14,6 +14,7 @@ import pytest
 
 from compose import artifacts, versions
 from compose import stack as servers
+from compose.endpoints import Endpoints
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stack:
-    endpoints: servers.Endpoints
+    endpoints: Endpoints
     state: Path
 
     def dsn(self, database: str) -> str:

@@ -214,9 +214,7 @@ def test_a_server_without_logical_decoding_is_refused(conn: psycopg.Connection, 
     assert rows(conn, "SELECT to_regnamespace('cdc')") == [(None,)]
 
 
-def test_a_missing_privilege_is_named(
-    conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
-) -> None:
+def test_a_missing_privilege_is_named(conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole) -> None:
     nobody = make_role("LOGIN")
     with (
         psycopg.connect(make_conninfo(postgres_dsn, user=nobody)) as theirs,
@@ -316,9 +314,7 @@ def test_a_role_beats_its_own_heart_only(prepare: Prepare, postgres_dsn: str, ma
         ]
 
 
-def test_the_password_is_set_and_told_to_nobody(
-    prepare: Prepare, conn: psycopg.Connection, role: str
-) -> None:
+def test_the_password_is_set_and_told_to_nobody(prepare: Prepare, conn: psycopg.Connection, role: str) -> None:
     lines = prepare(password="it's a secret")
     assert f"set the password of role {role}" in lines
     assert "secret" not in " ".join(lines)
@@ -326,9 +322,7 @@ def test_the_password_is_set_and_told_to_nobody(
     assert stored.startswith("SCRAM-SHA-256$")
 
 
-def test_a_role_with_too_much_is_cut_down(
-    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
-) -> None:
+def test_a_role_with_too_much_is_cut_down(prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole) -> None:
     grand = make_role("SUPERUSER BYPASSRLS NOLOGIN")
     execute(conn, f"GRANT ALL ON shop.orders TO {grand}")
     lines = prepare(role=grand)
@@ -343,9 +337,7 @@ def test_the_preparing_role_is_not_demoted(prepare: Prepare, conn: psycopg.Conne
         prepare(role=conn.info.user)
 
 
-def test_an_owner_of_tables_is_no_connector(
-    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
-) -> None:
+def test_an_owner_of_tables_is_no_connector(prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole) -> None:
     owner = make_role("LOGIN")
     execute(conn, f"ALTER TABLE shop.lines OWNER TO {owner}")
     with pytest.raises(SourceError, match=r"owns shop\.lines"):
@@ -363,9 +355,7 @@ def published(conn: psycopg.Connection, pipeline: str = "shop") -> set[str]:
 CONTROLS = {"cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal"}
 
 
-def test_the_publication_holds_captured_and_control_tables(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
+def test_the_publication_holds_captured_and_control_tables(prepare: Prepare, conn: psycopg.Connection) -> None:
     prepare()
     assert published(conn) == {"shop.orders", "shop.counters", "shop.lines"} | CONTROLS
     assert rows(
@@ -436,9 +426,7 @@ def identities(conn: psycopg.Connection, schema: str = "shop") -> dict[str, str]
     return dict(rows(conn, query, schema))
 
 
-def test_only_tables_that_can_be_toasted_get_a_full_identity(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
+def test_only_tables_that_can_be_toasted_get_a_full_identity(prepare: Prepare, conn: psycopg.Connection) -> None:
     prepare()
     assert identities(conn) == {"orders": "f", "counters": "d", "lines": "d"}
 
@@ -533,14 +521,10 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_made(
     assert fingerprint(conn) == before
 
 
-def test_a_virtual_column_is_refused_where_it_would_stop_updates(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
+def test_a_virtual_column_is_refused_where_it_would_stop_updates(prepare: Prepare, conn: psycopg.Connection) -> None:
     if conn.info.server_version < 180000:
         pytest.skip("virtual generated columns came with Postgres 18")
-    execute(
-        conn, "CREATE TABLE shop.g (id int PRIMARY KEY, t text, n int GENERATED ALWAYS AS (id + 1) VIRTUAL)"
-    )
+    execute(conn, "CREATE TABLE shop.g (id int PRIMARY KEY, t text, n int GENERATED ALWAYS AS (id + 1) VIRTUAL)")
     with pytest.raises(SourceError, match=r"virtual generated columns \(n\)"):
         prepare([("shop", "g")])
 
@@ -557,9 +541,7 @@ def test_row_security_that_shows_the_connector_everything_is_fine(
         prepare(role=reader)
 
 
-def test_no_tables_and_no_control_schema_are_refused(
-    conn: psycopg.Connection, prepare: Prepare, role: str
-) -> None:
+def test_no_tables_and_no_control_schema_are_refused(conn: psycopg.Connection, prepare: Prepare, role: str) -> None:
     with pytest.raises(SourceError, match="no tables to capture"):
         prepare([])
     execute(conn, "DELETE FROM cdc.migration WHERE name = 'control/0003_ddl.sql'")
@@ -690,9 +672,7 @@ def test_in_replica_mode_a_truncation_counts_too(prepare: Prepare, conn: psycopg
     assert truncations(conn) == {"shop.counters": 1}
 
 
-def test_the_floor_divides_earlier_changes_from_later_ones(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
+def test_the_floor_divides_earlier_changes_from_later_ones(prepare: Prepare, conn: psycopg.Connection) -> None:
     """Seen as the connector sees it: the rows of one transaction, around a TRUNCATE, in the log."""
     prepare()
     slot = f"floor_{uuid.uuid4().hex[:12]}"
@@ -765,9 +745,7 @@ def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -
     assert journal(conn) == []
 
 
-def test_whoever_may_create_a_table_needs_no_other_right(
-    conn: psycopg.Connection, make_role: MakeRole
-) -> None:
+def test_whoever_may_create_a_table_needs_no_other_right(conn: psycopg.Connection, make_role: MakeRole) -> None:
     migrate(conn)
     author = make_role("LOGIN")
     execute(conn, f"CREATE SCHEMA theirs AUTHORIZATION {author}")

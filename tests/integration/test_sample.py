@@ -26,8 +26,7 @@ WEEK = date(2013, 1, 1), date(2013, 1, 7)
 COLUMNS = {
     "flights": "carrier, flight, origin, sched_dep, dest, tailnum, dep_time, dep_delay, sched_arr, arr_time,"
     " arr_delay, air_time, distance, status, remark, on_time",
-    "weather": "origin, time_hour, temp, dewp, humid, wind_dir, wind_speed, wind_gust, precip, pressure,"
-    " visib",
+    "weather": "origin, time_hour, temp, dewp, humid, wind_dir, wind_speed, wind_gust, precip, pressure, visib",
     "planes": "tailnum, seats, engine",
     "airlines": "carrier, name",
 }
@@ -168,9 +167,7 @@ def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: st
     load.load(airport, date(2013, 2, 8), date(2013, 2, 8))
     began = rows(airport, "SELECT clock_timestamp()")[0][0]
     told: dict[tuple[Any, ...], datetime] = {}
-    replay.replay(
-        airport, DAY, DAY, rate=math.inf, on_commit=lambda table, key, at: told.update({(table, *key): at})
-    )
+    replay.replay(airport, DAY, DAY, rate=math.inf, on_commit=lambda table, key, at: told.update({(table, *key): at}))
     touched = {
         (table, *key): updated_at
         for table in KEYS

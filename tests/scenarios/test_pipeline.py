@@ -69,7 +69,7 @@ def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
 def read_by_other_clients(world: "World") -> None:
     """By the names of DESIGN section 7, with clients that know nothing of this project."""
     with psycopg.connect(world.dsn) as connection:
-        names = dict(connection.execute("SELECT carrier, name FROM airlines").fetchall())
+        names: dict[str, str] = dict(connection.execute("SELECT carrier, name FROM airlines").fetchall())
         flights = connection.execute("SELECT count(*) FROM flights").fetchone()
     rows = delta_rows(world, "public.airlines", "mirror", "SELECT carrier, name FROM t")
     assert {row["carrier"]: row["name"] for row in rows} == names
@@ -227,9 +227,12 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
         world.sql("INSERT INTO items VALUES ('one', 1, 'x', 1)")
         world.wait_for("cache", 1)
         with world.running("--sink", "cache") as second:
-            wait_until(
-                lambda: (world.sql("UPDATE items SET n = n + 1"), second.poll())[1] is not None, 60, "a run to end"
-            )
+
+            def ended() -> bool:
+                world.sql("UPDATE items SET n = n + 1")
+                return second.poll() is not None
+
+            wait_until(ended, 60, "a run to end")
             assert second.returncode == 7
             assert "Another writer" in (world.folder / "run.log").read_text()
 

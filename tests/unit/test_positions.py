@@ -1,6 +1,7 @@
 """Positions, ids and reports as plain data."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -59,14 +60,23 @@ def test_rows_add_up() -> None:
         (['a"b', "ü,"], '["a\\"b","ü,"]'),
     ],
 )
-def test_the_id_of_a_row(key: list[object], identity: str) -> None:
+def test_the_id_of_a_row(key: list[Any], identity: str) -> None:
     assert row_id(key) == identity
     if len(key) > 1:
         assert json.loads(identity) == key
 
 
 def test_no_two_keys_share_an_id() -> None:
-    keys = [["a_b", "c"], ["a", "b_c"], ["a,b", "c"], ["a", "b,c"], ["", ""], ["", '"'], ["1", "1"], [1, 1]]
+    keys: list[list[Any]] = [
+        ["a_b", "c"],
+        ["a", "b_c"],
+        ["a,b", "c"],
+        ["a", "b,c"],
+        ["", ""],
+        ["", '"'],
+        ["1", "1"],
+        [1, 1],
+    ]
     assert len({row_id(key) for key in keys}) == len(keys)
 
 
