@@ -7,7 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+Form = Literal["events", "documents"]
+"""What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -14,8 +14,6 @@ from cdc.context import Context
 from cdc.errors import CdcError, DivergenceError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import SparkSession
 
     from cdc.change import Progress
@@ -154,13 +152,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
+    from cdc import render
     from cdc.stream import Stream
     from cdc.supervise import publish, supervise
 
     pipeline, tables, sinks = context.obj.pipeline, context.obj.tables, context.obj.sinks(sink)
     with _spark(master) as spark:
         streams = [Stream(spark, one, tables, pipeline.kafka, pipeline.sinks[one.name].trigger_s) for one in sinks]
-        with _live(as_json) as show:
+        with render.live(err, quiet=as_json) as show:
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.obj.runs, progress)
@@ -292,22 +291,6 @@ def _spark(master: str) -> "Iterator[SparkSession]":
         yield spark
     finally:
         spark.stop()
-
-
-@contextmanager
-def _live(quiet: bool) -> "Iterator[Callable[[Sequence[Progress]], None]]":
-    """One line per sink: kept up to date on a terminal, every few seconds elsewhere."""
-    from rich.live import Live
-
-    from cdc import render
-
-    if quiet:
-        yield lambda _: None
-    elif err.is_terminal:
-        with Live(console=err, refresh_per_second=4) as live:
-            yield lambda progress: live.update(render.progress(progress))
-    else:
-        yield render.occasionally(lambda progress: err.print(render.progress(progress)))
 
 
 if __name__ == "__main__":

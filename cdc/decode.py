@@ -4,18 +4,19 @@
     events   topic string, partition int, offset long, key string, id string, op string, after string, lsn long,
              commit_us long
              one row per record; op is null for a tombstone, after is null for both kinds of delete
+    documents  topic, partition, offset, id as above, document string: the row as a view's JSON, null for a delete
 
 A record that isn't what the connector writes stops the batch with its topic, partition and offset.
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc import types
-from cdc.change import Table
+from cdc.change import Form, Table
 
 ENVELOPE = "op string, after string, source struct<lsn bigint, ts_us bigint>"
 UNDECODABLE = "cdc cannot decode"
@@ -23,16 +24,24 @@ UNHOLDABLE = "cdc cannot hold a value of"
 """First words of two failures that Spark reports as text; `stream.explain` gives them their class back."""
 
 
+def decoded(records: DataFrame, tables: Sequence[Table], form: Form) -> DataFrame:
+    """Decode every record into the form that a sink takes: `events` or `documents`."""
+    opened = events(records, tables)
+    if form == "events":
+        return opened
+    made = by_topic(tables, lambda table: document(table, F.col("after")))
+    return opened.select("topic", "partition", "offset", "id", made.alias("document"))
+
+
 def events(records: DataFrame, tables: Sequence[Table]) -> DataFrame:
-    """Decode every record: its row's id, the operation and the row after it as the connector's JSON text."""
-    value = F.col("value").cast("string")
+    """Every record: its row's id, the operation and the row after it as the connector's JSON text."""
     opened = records.select(
         "topic",
         "partition",
         "offset",
         F.col("key").cast("string").alias("key"),
         F.col("value").isNull().alias("tombstone"),
-        F.from_json(value, ENVELOPE).alias("envelope"),
+        F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
     )
     op, after = F.col("envelope.op"), F.col("envelope.after")
     written = op.isin("r", "c", "u") & after.isNotNull()
@@ -128,12 +137,13 @@ def wire(table: Table, after: Column) -> Column:
     return F.from_json(after, fields, {"mode": "FAILFAST"})
 
 
-def columns(table: Table, after: Column) -> list[Column]:
-    """The row as warehouse columns, named like the table's own.
+@cache
+def columns(table: Table, source: str) -> list[Column]:
+    """The JSON text in column `source` as warehouse columns, named like the table's own.
 
     A value that its column can't hold (an infinite date) stops the batch and names the column.
     """
-    row = wire(table, after)
+    row = wire(table, F.col(source))
     made = []
     for column in table.columns:
         kind = types.kind(column.type)

@@ -31,33 +31,35 @@ def settle(
         ConnectorError: not within timeout_s; names the hop that is behind.
     """
     began = time.monotonic()
-    topics = [table.topic for table in tables]
-    with source.connect(pipeline.source.dsn) as connection:
-        # By the clock of Postgres, as the heartbeat's own time is.
-        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp()) * 1000").fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
-
-        def beaten() -> list[str]:
-            beat = last_beat(kafka, pipeline)
-            if beat and beat.committed_ms > now_ms:
-                return []
-            return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
-
-        _until(beaten, began + timeout_s, still)
-        ends = kafka.ends(topics)
+        _until(_beaten(pipeline, kafka), began + timeout_s, still)
+        ends = kafka.ends([table.topic for table in tables])
 
     def behind() -> list[str]:
         late = []
         for sink in sinks:
             for table in tables:
                 stored, end = sink.position(table), ends[table.topic]
-                left = stored.position.lag(end) if stored else sum(end.offsets)
-                if left:
+                if left := stored.position.lag(end) if stored else sum(end.offsets):
                     late.append(f"{table.qualified} in {sink.name} is {left} offsets behind")
         return late
 
     _until(behind, began + timeout_s, still)
     return time.monotonic() - began
+
+
+def _beaten(pipeline: Pipeline, kafka: Topics) -> Callable[[], list[str]]:
+    """Whether a heartbeat has arrived that was made after now: by the clock of Postgres, as its own time is."""
+    with source.connect(pipeline.source.dsn) as connection:
+        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp()) * 1000").fetchone() or (0,)
+
+    def missing() -> list[str]:
+        beat = last_beat(kafka, pipeline)
+        if beat and beat.committed_ms > now_ms:
+            return []
+        return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
+
+    return missing
 
 
 def _until(problems: Callable[[], list[str]], deadline: float, still: Callable[[], object]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
+from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cdc.change import Progress
     from cdc.status import Status
@@ -56,8 +58,19 @@ def progress(sinks: Sequence[Progress]) -> RenderableType:
     return Group(grid, *troubles)
 
 
-def occasionally(show: Callable[[Sequence[Progress]], None]) -> Callable[[Sequence[Progress]], None]:
-    """For logs: show at most every few seconds, and every change of state."""
+@contextmanager
+def live(console: Console, *, quiet: bool) -> Iterator[Callable[[Sequence[Progress]], None]]:
+    """One line per sink: kept up to date on a terminal, every few seconds and at each change of state elsewhere."""
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as screen:
+            yield lambda sinks: screen.update(progress(sinks))
+    else:
+        yield _occasionally(lambda sinks: console.print(progress(sinks)))
+
+
+def _occasionally(show: Callable[[Sequence[Progress]], None]) -> Callable[[Sequence[Progress]], None]:
     last: list[Any] = [0.0, None]
 
     def maybe(sinks: Sequence[Progress]) -> None:

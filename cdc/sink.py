@@ -11,10 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cdc.change import Advance, Applied, Position, Stored, Table
+from cdc.change import Advance, Applied, Form, Position, Stored, Table
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ class Sink(Protocol):
     """One destination. Every method may raise SinkUnavailable (try again) or SinkRejected (don't)."""
 
     name: str
+    form: Form
 
     def prepare(self, table: Table) -> None:
         """Create what holds the view of a table; does nothing when it is there."""
@@ -56,7 +56,7 @@ class Rewound(SinkUnavailable):
 class Batch:
     """The changes between two positions, for all tables at once.
 
-    events: as `decode.events` gives them, every record; changes: folded, one row per key (`order.fold`).
+    events: every record, in the sink's form (`decode.decoded`); changes: folded, one row per key (`order.fold`).
     Both are lazy; a sink reads what it needs. writer names this run, for the fence.
     """
 
@@ -64,22 +64,6 @@ class Batch:
     advances: tuple[Advance, ...]
     events: DataFrame
     changes: DataFrame
-
-    @cached_property
-    def documents(self) -> DataFrame:
-        """The changes as topic, partition, offset, id, document: JSON text, null for a delete."""
-        from cdc import decode
-
-        document = decode.by_topic(self.tables, lambda table: decode.document(table, self.changes["after"]))
-        return self.changes.select("topic", "partition", "offset", "id", document.alias("document"))
-
-    @property
-    def tables(self) -> list[Table]:
-        return [advance.table for advance in self.advances]
-
-    @property
-    def by_topic(self) -> dict[str, Advance]:
-        return {advance.table.topic: advance for advance in self.advances}
 
 
 def check(advance: Advance, stored: Stored | None, writer: str) -> bool:

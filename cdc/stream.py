@@ -4,6 +4,7 @@ The sink's own position is the only one that counts. Spark's checkpoint is made 
 """
 
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -21,7 +22,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_e
 from tenacity.wait import wait_exponential
 
 from cdc import decode, order
-from cdc.change import Advance, Position, Progress, Table
+from cdc.change import Advance, Form, Position, Progress, Table
 from cdc.continuity import refuse_gap
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.explain import explain
@@ -29,6 +30,17 @@ from cdc.sink import Batch, Rewound, Sink
 from cdc.topics import Topics
 
 BATCH_OFFSETS = 100_000
+FETCH_WAIT_MS = 10
+"""How long the broker may hold an empty answer: paid for each partition whose last offsets are markers."""
+RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
+"""Where a run's checkpoint goes if there is one: it need not outlive the run, and is written twice a batch."""
+LIGHT = {
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+"""Session settings for sinks that keep nothing in files: checkpoints without checksum files, 60 ms less a batch."""
 BACKOFF = wait_exponential(multiplier=0.25, max=10)
 log = structlog.get_logger()
 
@@ -45,6 +57,10 @@ class Stream:
         trigger_s: float = 0.0,
     ) -> None:
         self.sink, self.progress = sink, Progress(sink.name)
+        if sink.form == "documents":
+            spark = spark.newSession()
+            for name, value in LIGHT.items():
+                spark.conf.set(name, value)
         self._spark, self._tables, self._kafka, self._trigger_s = spark, tuple(tables), kafka, trigger_s
         self._writer = uuid4().hex
         self._at: dict[str, Position | None] = {}
@@ -106,7 +122,8 @@ class Stream:
     def _run_query(self, until_caught_up: bool) -> None:
         self._failure = None
         self._resume()
-        folder = tempfile.mkdtemp(prefix=f"cdc-{self.sink.name}-")
+        memory = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
+        folder = tempfile.mkdtemp(prefix=f"cdc-{self.sink.name}-", dir=memory)
         try:
             with self._turn:
                 if self._stopping.is_set():
@@ -149,26 +166,28 @@ class Stream:
             .option("assign", json.dumps({topic: list(range(n)) for topic, n in self._counts.items()}))
             .option("startingOffsets", json.dumps(offsets))
             .option("kafka.isolation.level", "read_committed")
-            .option("kafka.fetch.max.wait.ms", "50")
+            .option("kafka.fetch.max.wait.ms", FETCH_WAIT_MS)
             .option("failOnDataLoss", "true")
             .option("maxOffsetsPerTrigger", BATCH_OFFSETS)
             .load()
         )
         # A pool each, so that a long warehouse job doesn't hold up the cache.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
-        writer = records.writeStream.queryName(self.sink.name).option("checkpointLocation", folder)
+        # Decoded in the stream's own plan, which Spark analyses once; a batch then adds only its fold.
+        decoded = decode.decoded(records, self._tables, self.sink.form)
+        writer = decoded.writeStream.queryName(self.sink.name).option("checkpointLocation", folder)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{int(self._trigger_s * 1000)} milliseconds")
         return writer.foreachBatch(lambda frame, number: self._apply(frame, planned_ends(folder, number))).start()
 
-    def _apply(self, records: DataFrame, ends: Mapping[str, Mapping[int, int]]) -> None:
+    def _apply(self, decoded: DataFrame, ends: Mapping[str, Mapping[int, int]]) -> None:
         with self._turn:
             if self._stopping.is_set() or self._failure:
                 return
             try:
-                self._apply_batch(self._batch(records, ends))
+                self._apply_batch(self._batch(decoded, ends))
             except (PySparkException, Py4JJavaError) as error:
                 self._failure = explain(error, self.sink.name)
                 raise
@@ -195,7 +214,7 @@ class Stream:
         self.progress.batches += 1
         self.progress.state, self.progress.error, self.progress.hint = "running", None, None
 
-    def _batch(self, records: DataFrame, ends: Mapping[str, Mapping[int, int]]) -> Batch:
+    def _batch(self, decoded: DataFrame, ends: Mapping[str, Mapping[int, int]]) -> Batch:
         advances = []
         for table in self._tables:
             at, end = self._at[table.topic], ends.get(table.topic)
@@ -206,7 +225,7 @@ class Stream:
             if until.offsets != (at.offsets if at else (0,) * until.partition_count):
                 advances.append(Advance(table, at, until))
         tasks = self._spark.sparkContext.defaultParallelism
-        return make_batch(self._writer, advances, records, tasks)
+        return make_batch(self._writer, self.sink.form, advances, decoded, tasks)
 
     def _wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -219,13 +238,10 @@ class Stream:
             log.warning("sink waits", sink=self.sink.name, error=error.message, attempt=state.attempt_number)
 
 
-def make_batch(writer: str, advances: Sequence[Advance], records: DataFrame, tasks: int) -> Batch:
-    """Decode and fold the records of a step; lazy."""
-    if not advances:
-        return Batch(writer, (), records, records)
-    events = decode.events(records, [advance.table for advance in advances])
-    folded = order.fold(events, sum(advance.offsets for advance in advances), tasks)
-    return Batch(writer, tuple(advances), events, folded)
+def make_batch(writer: str, form: Form, advances: Sequence[Advance], decoded: DataFrame, tasks: int) -> Batch:
+    """The records of a step, decoded in a sink's form, with their fold; lazy."""
+    folded = order.fold(decoded, form, sum(advance.offsets for advance in advances), tasks)
+    return Batch(writer, tuple(advances), decoded, folded)
 
 
 def planned_ends(folder: str, batch_id: int) -> dict[str, dict[int, int]]:

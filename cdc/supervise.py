@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,15 +34,13 @@ def supervise(
     Raises:
         Exception: a stream's failure that is no CdcError, so a bug.
     """
-    stopping = threading.Event()
-    restore = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     failures: dict[int, BaseException] = {}
     threads = [
         threading.Thread(target=_run, args=(at, stream, until_caught_up, failures), name=stream.sink.name, daemon=True)
         for at, stream in enumerate(streams)
     ]
     end = time.monotonic() + for_s if for_s is not None else None
-    try:
+    with _told_to_stop() as stopping:
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -53,14 +52,23 @@ def supervise(
         for thread in threads:
             thread.join()
         on_tick([stream.measure() for stream in streams])
-    finally:
-        for number, handler in restore.items():
-            signal.signal(number, handler)
     errors = [failures[at] for at in sorted(failures)]
     for error in errors:
         if not isinstance(error, CdcError):
             raise error
     return [error for error in errors if isinstance(error, CdcError)]
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set."""
+    stopping = threading.Event()
+    restore = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in restore.items():
+            signal.signal(number, handler)
 
 
 def _run(at: int, stream: Stream, until_caught_up: bool, failures: dict[int, BaseException]) -> None:

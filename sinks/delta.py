@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import deltalake
 
-from cdc.change import Advance, Applied, Position, Stored, Table
+from cdc.change import Advance, Applied, Form, Position, Stored, Table
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sink import Batch, mismatch, stored_after
 
@@ -38,6 +38,8 @@ class Found:
 
 
 class Delta:
+    form: Form = "events"
+
     def __init__(self, name: str, path: str, pipeline: str) -> None:
         self.name, self.path, self.pipeline = name, path.rstrip("/"), pipeline
         self._open: dict[str, deltalake.DeltaTable] = {}
@@ -125,11 +127,13 @@ class Delta:
 
         from cdc import decode
 
-        row = decode.columns(advance.table, F.coalesce("after", "key"))
+        row = decode.columns(advance.table, "row")
         commit = F.timestamp_micros("commit_us").alias("_cdc_commit")
         own = ("id", "op", "partition", "offset", "lsn")
         named = [F.col(name).alias(f"_cdc_{name}") for name in own]
         events = _unseen(batch.events, advance, stored).where(F.col("op").isNotNull())
+        # Of a deleted row only the key is known for sure.
+        events = events.withColumn("row", F.coalesce("after", "key"))
         _write(events.select(*named, commit, *row), folder)
 
     def _merge(self, folder: str, batch: Batch, advance: Advance, stored: Stored | None) -> None:
@@ -140,7 +144,7 @@ class Delta:
         from cdc import decode
 
         named = [F.col(name).alias(f"_cdc_{name}") for name in ("id", "partition", "offset")]
-        row = decode.columns(advance.table, F.col("after"))
+        row = decode.columns(advance.table, "after")
         gone = F.col("after").isNull().alias("_cdc_gone")
         source = _unseen(batch.changes, advance, stored).select(*named, *row, gone)
         if stored is None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from cdc.change import Advance, Applied, Stored, Table
+from cdc.change import Advance, Applied, Form, Stored, Table
 from cdc.errors import SinkError, SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Report, check, mismatch, report, send, stored_after
-from sinks.elasticsearch_fields import field
+from sinks.elasticsearch_fields import bulk_item, field
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +48,8 @@ def client(url: str) -> httpx.Client:
 
 
 class Elasticsearch:
+    form: Form = "documents"
+
     def __init__(self, name: str, url: str, pipeline: str) -> None:
         self.name, self.url, self.pipeline = name, url.rstrip("/"), pipeline
 
@@ -68,7 +70,7 @@ class Elasticsearch:
         return self._stored([table])[table.qualified][0]
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        before = self._stored(batch.tables)
+        before = self._stored([advance.table for advance in batch.advances])
         pending = [a for a in batch.advances if check(a, before[a.table.qualified][0], batch.writer)]
         if not pending:
             return {}
@@ -112,19 +114,8 @@ class Elasticsearch:
 
     def _lines(self, batch: Batch) -> "DataFrame":
         """One bulk item a row, as the text that is sent: action line and, but for a delete, source line."""
-        from pyspark.sql import functions as F
-
-        indices = F.create_map(*(F.lit(text) for t in batch.tables for text in (t.topic, self.index(t))))
-        head = F.struct(
-            indices[F.col("topic")].alias("_index"),
-            F.col("id").alias("_id"),
-            F.col("offset").alias("version"),
-            F.lit("external_gte").alias("version_type"),
-        )
-        delete = F.concat(F.to_json(F.struct(head.alias("delete"))), F.lit("\n"))
-        index = F.concat(F.to_json(F.struct(head.alias("index"))), F.lit("\n"), F.col("document"), F.lit("\n"))
-        line = F.when(F.col("document").isNull(), delete).otherwise(index)
-        return batch.documents.select("topic", "partition", "id", line.alias("line"))
+        indices = tuple((table.topic, self.index(table)) for table in (advance.table for advance in batch.advances))
+        return batch.changes.select("topic", "partition", "id", bulk_item(indices))
 
     def _stored(self, tables: list[Table]) -> dict[str, tuple[Stored | None, dict[str, int]]]:
         """Per table what is stored, with the conditions under which it may be replaced."""

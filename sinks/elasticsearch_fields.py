@@ -1,7 +1,14 @@
-"""How Elasticsearch indexes each Postgres type; the mapping is explicit and strict, nothing is guessed."""
+"""What a row looks like to Elasticsearch: the field of each Postgres type, and the bulk item of a change.
+
+The mapping is explicit and strict, nothing is guessed.
+"""
 
 import re
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
 TEXT = {"type": "text", "fields": {"keyword": KEYWORD}}
@@ -34,3 +41,20 @@ def field(type_: str) -> dict[str, Any]:
     """The index field of a Postgres type. Exact decimals are keywords: a float would round them."""
     base = re.sub(r"\(.*?\)", "", type_).removesuffix("[]").strip()
     return FIELDS_OF_TYPES.get(base, KEYWORD)
+
+
+@cache
+def bulk_item(indices: tuple[tuple[str, str], ...]) -> "Column":
+    """A bulk item from topic, id, offset and document."""
+    from pyspark.sql import functions as F
+
+    by_topic = F.create_map(*(F.lit(text) for pair in indices for text in pair))
+    head = F.struct(
+        by_topic[F.col("topic")].alias("_index"),
+        F.col("id").alias("_id"),
+        F.col("offset").alias("version"),
+        F.lit("external_gte").alias("version_type"),
+    )
+    delete = F.concat(F.to_json(F.struct(head.alias("delete"))), F.lit("\n"))
+    index = F.concat(F.to_json(F.struct(head.alias("index"))), F.lit("\n"), F.col("document"), F.lit("\n"))
+    return F.when(F.col("document").isNull(), delete).otherwise(index).alias("line")

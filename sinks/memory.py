@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cdc.change import Applied, Stored, Table
+from cdc.change import Applied, Form, Stored, Table
 from cdc.sink import Batch, check, stored_after
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 class Memory:
     """Views as {table: {id: document text}}."""
+
+    form: Form = "documents"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -27,7 +29,7 @@ class Memory:
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         pending = [a for a in batch.advances if check(a, self.position(a.table), batch.writer)]
-        rows = batch.documents.collect() if pending else []
+        rows = batch.changes.collect() if pending else []
         result = {}
         for advance in pending:
             applied = Applied()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from cdc.change import Advance, Applied, Position, Stored, Table
+from cdc.change import Advance, Applied, Form, Position, Stored, Table
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Report, check, mismatch, partitions, report, send
 
@@ -54,6 +54,8 @@ redis.call('HINCRBY', KEYS[1], 'rows', n)
 return {'ok'}
 """
 
+UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
+
 _clients: dict[str, redis.Redis] = {}
 
 
@@ -65,6 +67,8 @@ def client(url: str) -> redis.Redis:
 
 
 class Redis:
+    form: Form = "documents"
+
     def __init__(self, name: str, url: str, prefix: str) -> None:
         self.name, self.url, self.prefix = name, url, prefix
 
@@ -93,7 +97,7 @@ class Redis:
         if not pending:
             return {}
         sender = _sender(self.url, self.prefix, batch.writer, [(a, partly[a.table.topic] or ()) for a in pending])
-        applied = send(batch.documents, sender, HINTS)
+        applied = send(batch.changes, sender, HINTS)
         for advance in pending:
             self._finish(advance, batch.writer)
         return {a.table.qualified: applied.get(a.table.topic, Applied()) for a in pending}
@@ -203,50 +207,47 @@ def _sender(
 
 
 def _apply_partition(
-    url: str,
-    prefix: str,
-    writer: str,
-    advance: Advance,
-    partition: int,
-    start: int,
-    rows: Iterator["pa.RecordBatch"],
+    url: str, prefix: str, writer: str, advance: Advance, partition: int, start: int, rows: Iterator["pa.RecordBatch"]
 ) -> Report:
     """Send one partition's rows chunk by chunk; those below `start` are there from an earlier try."""
     done = Report(advance.table.topic, partition)
     script = client(url).register_script(APPLY)
-    name = advance.table.qualified
-    until = advance.until.offsets[partition]
-    at = start
+    name, at = advance.table.qualified, start
     try:
         for chunk, last in _chunks(rows, start):
-            to = until if last else chunk[-1][0] + 1
+            to = advance.until.offsets[partition] if last else chunk[-1][0] + 1
             keys = [f"{prefix}:_cdc:{name}", *(f"{prefix}:{name}:{key}" for _, key, _ in chunk)]
             values = [document or "" for _, _, document in chunk]
             answer = script(keys=keys, args=[*_arguments(advance, partition, at, to, writer), *values])
             if answer[0] == "moved":
-                ours = answer[2] in (writer, "")
-                found = Position(answer[1], (int(answer[3]),))
-                error = mismatch(advance.table, Position(advance.until.topic_id, (at,)), found, ours=ours)
-                done.failure = "rewound" if isinstance(error, SinkUnavailable) else "fenced"
-                done.message = error.message
+                _moved(done, advance, at, answer, writer)
                 break
             at = to
-            deleted = values.count("")
-            done.deleted += deleted
-            done.written += len(values) - deleted
-    except (
-        redis.exceptions.ConnectionError,
-        redis.exceptions.TimeoutError,
-        redis.exceptions.BusyLoadingError,
-    ):
-        done.failure, done.message = "unavailable", f"The cache at {_address(url)} can't be reached."
-    except redis.exceptions.OutOfMemoryError:
-        done.failure, done.message = "unavailable", f"The cache at {_address(url)} is out of memory."
-    except redis.exceptions.ResponseError as error:
-        done.failure, done.message = "rejected", f"The cache refuses rows of {name}: {str(error)[:200]}"
+            done.deleted += values.count("")
+            done.written += len(values) - values.count("")
+    except redis.exceptions.RedisError as error:
+        done.failure, done.message = _failed(error, url, name)
     for _ in rows:
         pass
     return done
+
+
+def _moved(done: Report, advance: Advance, at: int, answer: list[str], writer: str) -> None:
+    _, topic_id, other, offset = answer
+    found = Position(topic_id, (int(offset),))
+    expected = Position(advance.until.topic_id, (at,))
+    error = mismatch(advance.table, expected, found, ours=other in (writer, ""))
+    done.failure = "rewound" if isinstance(error, SinkUnavailable) else "fenced"
+    done.message = error.message
+
+
+def _failed(error: redis.exceptions.RedisError, url: str, table: str) -> tuple[str, str]:
+    if isinstance(error, UNREACHABLE):
+        return "unavailable", f"The cache at {_address(url)} can't be reached."
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return "unavailable", f"The cache at {_address(url)} is out of memory."
+    # The first word of an answer is its kind; what follows may quote what was sent.
+    return "rejected", f"The cache refuses rows of {table}: {str(error).split(' ', 1)[0]}."
 
 
 def _chunks(rows: Iterator["pa.RecordBatch"], start: int) -> Iterator[tuple[list[tuple[int, str, str | None]], bool]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc import decode
 from cdc.change import Advance, Applied, Position, Table
 from cdc.errors import CdcError, Fenced, SinkRejected
 from cdc.explain import explain
@@ -40,7 +41,9 @@ class Harness:
     def batch(self, start: Position | None, until: Sequence[int], writer: str) -> Batch:
         advance = Advance(self.table, start, Position(TOPIC_ID, tuple(until)))
         records = self.topic.between(advance.start_offsets, until)
-        return make_batch(writer, [advance], frame(self.spark, [(self.table, r) for r in records]), tasks=2)
+        form = self.sink.form
+        decoded = decode.decoded(frame(self.spark, [(self.table, r) for r in records]), [self.table], form)
+        return make_batch(writer, form, [advance], decoded, tasks=2)
 
     def apply(self, until: Sequence[int] | None = None, writer: str = "one", sink: Sink | None = None) -> Applied:
         used = sink or self.sink

@@ -1,6 +1,7 @@
 """Every sink keeps the laws; a sink that breaks one is caught by it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,12 @@ SINKS = ["memory", "redis", "elasticsearch", "delta"]
 
 
 @pytest.fixture(params=SINKS)
-def harness(request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path) -> laws.Harness:
-    return laws.Harness(spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items"))
+def harness(
+    request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
+) -> Iterator[laws.Harness]:
+    made = laws.Harness(spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items"))
+    yield made
+    made.sink.close()
 
 
 def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) -> Callable[[], Sink]:
@@ -70,15 +75,15 @@ class Unfolded(Memory):
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         first = batch.events.orderBy("offset").dropDuplicates(["topic", "id"]).select(*batch.changes.columns)
-        return super().apply(Batch(batch.writer, batch.advances, batch.events, first))
+        return super().apply(replace(batch, changes=first))
 
 
 class KeepsDeleted(Memory):
     """Ignores deletes."""
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        kept = batch.changes.where("after IS NOT NULL")
-        return super().apply(Batch(batch.writer, batch.advances, batch.events, kept))
+        kept = batch.changes.where("document IS NOT NULL")
+        return super().apply(replace(batch, changes=kept))
 
 
 class PositionFirst(Memory):

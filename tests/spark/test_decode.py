@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc import decode, order
-from cdc.change import Advance, Column, Position, Table, row_id
+from cdc.change import Advance, Column, Form, Position, Table, row_id
 from cdc.errors import DecodeError
 from cdc.explain import explain
 from cdc.stream import make_batch
@@ -60,7 +60,7 @@ def test_forms_of_a_value(spark: "SparkSession", type_: str, wire: Any, document
     held = spark.createDataFrame([(after,)], "after string")
     text = held.select(decode.document(made, F.col("after"))).collect()[0][0]
     assert json.loads(text) == {"id": 1, "v": None if null else document}
-    columns = held.select(*decode.columns(made, F.col("after")))
+    columns = held.select(*decode.columns(made, "after"))
     assert columns.select(F.col("v").cast("string")).collect()[0][0] == (None if null else column)
     back = columns.select(decode.document_of_columns(made)).collect()[0][0]
     assert json.loads(back) == json.loads(text)
@@ -69,7 +69,7 @@ def test_forms_of_a_value(spark: "SparkSession", type_: str, wire: Any, document
 def test_a_value_that_no_column_holds_is_refused_by_name_alone(spark: "SparkSession") -> None:
     held = spark.createDataFrame([('{"id": 1, "v": "+292278994-08-16Z"}',)], "after string")
     with pytest.raises(PySparkException) as caught:
-        held.select(*decode.columns(one_column("date"), F.col("after"))).collect()
+        held.select(*decode.columns(one_column("date"), "after")).collect()
     error = explain(caught.value, "warehouse")
     assert "public.x.v (date)" in error.message
     assert "292278994" not in error.message
@@ -102,7 +102,8 @@ def test_many_tables_in_one_batch(spark: "SparkSession") -> None:
         (OTHERS, Record(0, 0, {"a": "k", "b": 1}, envelope("c", None, {"a": "k", "b": 1, "v": "y", "n": 1}))),
     ]
     steps = [Advance(one, None, Position("id", (1, 0))) for one in (ITEMS, OTHERS)]
-    rows = make_batch("w", steps, frame(spark, records), tasks=2).documents.collect()
+    decoded = decode.decoded(frame(spark, records), [ITEMS, OTHERS], "documents")
+    rows = make_batch("w", "documents", steps, decoded, tasks=2).changes.collect()
     assert {(row["topic"], row["id"], json.loads(row["document"])["v"]) for row in rows} == {
         (ITEMS.topic, '["k",1]', "x"),
         (OTHERS.topic, '["k",1]', "y"),
@@ -134,7 +135,7 @@ def assert_fold(spark: "SparkSession", topic: Topic, records: int, fold: Callabl
         after = record.value["after"] if record.value else None
         expected[row_id([record.key["a"], record.key["b"]])] = (record.offset, after)
     events = decode.events(frame(spark, [(ITEMS, record) for record in topic.records]), [ITEMS])
-    rows = fold(events, records, tasks=2).select("*", F.spark_partition_id().alias("task")).collect()
+    rows = fold(events, "events", records, tasks=2).select("*", F.spark_partition_id().alias("task")).collect()
     assert {row["id"]: (row["offset"], row["after"] and json.loads(row["after"])) for row in rows} == expected
     assert len(rows) == len(expected)
     by_task: dict[int, list[tuple[int, int]]] = {}
@@ -145,7 +146,7 @@ def assert_fold(spark: "SparkSession", topic: Topic, records: int, fold: Callabl
     assert sum(map(len, partitions)) == len(set().union(*partitions)), "a Kafka partition in two tasks"
 
 
-def oldest(events: DataFrame, _: int, tasks: int) -> DataFrame:
+def oldest(events: DataFrame, _: str, __: int, tasks: int) -> DataFrame:
     return (
         events.groupBy("topic", "partition", "id")
         .agg(F.min_by(F.struct("offset", "after"), "offset").alias("x"))
@@ -153,9 +154,9 @@ def oldest(events: DataFrame, _: int, tasks: int) -> DataFrame:
     )
 
 
-def unplaced(events: DataFrame, _: int, tasks: int) -> DataFrame:
+def unplaced(events: DataFrame, form: Form, _: int, tasks: int) -> DataFrame:
     """Right rows, but a Kafka partition's rows are spread over the tasks by key."""
-    return order.fold(events, 1, tasks).repartition(16, "id")
+    return order.fold(events, form, 1, tasks).repartition(16, "id")
 
 
 @pytest.mark.parametrize("broken", [oldest, unplaced])
