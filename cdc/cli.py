@@ -1,6 +1,7 @@
 """The command line: the only place that wires the parts together, prints and exits."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ app = typer.Typer(
 out, err = Console(), Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
+LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
+"""More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
 Master = Annotated[str, typer.Option(help="Any Spark master.", envvar="CDC_MASTER")]
 
 
@@ -148,7 +151,7 @@ def run(
     sink: SinkNames = None,
     until_caught_up: Annotated[bool, typer.Option(help="Stop when all that is there is applied.")] = False,
     for_s: Annotated[float | None, typer.Option("--for", help="Stop after so many seconds.")] = None,
-    master: Master = "local[*]",
+    master: Master = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""

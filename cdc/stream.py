@@ -224,7 +224,7 @@ class Stream:
             until = Position(self._ids[table.topic], offsets)
             if until.offsets != (at.offsets if at else (0,) * until.partition_count):
                 advances.append(Advance(table, at, until))
-        tasks = self._spark.sparkContext.defaultParallelism
+        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         return make_batch(self._writer, self.sink.form, advances, decoded, tasks)
 
     def _wait(self, state: RetryCallState) -> None:

@@ -27,7 +27,7 @@ SINKS = ["memory", "redis", "elasticsearch", "delta"]
 @pytest.fixture(params=SINKS)
 def harness(
     request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
-) -> Iterator[laws.Harness]:
+) -> "Iterator[laws.Harness]":
     made = laws.Harness(spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items"))
     yield made
     made.sink.close()
