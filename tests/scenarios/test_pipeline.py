@@ -27,9 +27,9 @@ NEXT = date(2013, 1, 2)
 ITEMS = "CREATE TABLE items (a text, b bigint, v text, n numeric(10,2), PRIMARY KEY (a, b))"
 
 
-def airport(world: "World") -> None:
+def airport(world: "World", *tables: str) -> None:
     """The sample with one day of flights, its connector running."""
-    world.write_file(*SAMPLE)
+    world.write_file(*tables)
     world.cdc("migrate", "--sample")
     load(world.dsn, DAY, DAY)
     world.cdc("register")
@@ -52,7 +52,7 @@ def delta_rows(world: "World", table: str, kind: str, query: str) -> list[dict[s
 
 
 def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
-    airport(world)
+    airport(world, *SAMPLE)
     with world.running():
         replay(world.dsn, NEXT, NEXT, rate=300, limit=1200)
         world.settle()
@@ -82,11 +82,11 @@ def read_by_other_clients(world: "World") -> None:
 
 
 def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
-    airport(world)
+    airport(world, "public.flights", "public.weather")
     done = threading.Event()
 
     def write() -> None:
-        replay(world.dsn, NEXT, NEXT, rate=150)
+        replay(world.dsn, NEXT, NEXT, rate=150, limit=2000)
         done.set()
 
     writer = threading.Thread(target=write)
@@ -125,10 +125,10 @@ def records(world: "World", topic: str) -> int:
 
 
 def test_a_stopped_index_catches_up_alone(world: "World") -> None:
-    airport(world)
+    airport(world, "public.flights")
     with world.running() as run:
         world.settle()
-        writer = threading.Thread(target=lambda: replay(world.dsn, NEXT, NEXT, rate=80, limit=3200))
+        writer = threading.Thread(target=lambda: replay(world.dsn, NEXT, NEXT, rate=80, limit=2400))
         servers.stop_one(world.stack.state, "elasticsearch")
         try:
             stopped_at = {name: world.offsets(name) for name in ("cache", "warehouse")}
