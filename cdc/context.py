@@ -29,7 +29,8 @@ class Context:
 
     @cached_property
     def pipeline(self) -> settings.Pipeline:
-        endpoints = stack.running(self.state)
+        # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
+        endpoints = stack.known(self.state)
         own = endpoints.environment() if endpoints else {}
         return settings.load(self.path, {**own, **os.environ})
 

@@ -21,6 +21,7 @@ from cdc.topics import Topics
 Positions = Mapping[str, Callable[[Table], Stored | None]]
 SLOW_S = 5.0
 """A hop below this isn't called slow."""
+LOOK_AT_SOURCE = "look for a long transaction in pg_stat_activity, then at the worker's log"
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,9 @@ def _stopped(status: Status) -> str | None:
         why = f": {connector.trace}" if connector.trace else ""
         return f"Postgres -> Kafka has stopped ({states}){why}. Next: cdc -p FILE register."
     if slot is None or slot.wal_status == "lost":
-        return f"Postgres -> Kafka has stopped: the slot is {'lost' if slot else 'missing'}. Next: cdc -p FILE doctor."
+        return (
+            f"Postgres -> Kafka has stopped: the slot is {'lost' if slot else 'missing'}. Next: cdc -p FILE register."
+        )
     return _stopped_sink(status)
 
 
@@ -274,8 +277,8 @@ def _slowest(status: Status) -> str:
         return f"No hop is slow; the slowest is {way} with {hops[name]:.1f} s. Next: nothing to do."
     if name == "Kafka":
         behind = f", {status.slot.lag_bytes} bytes of log behind" if status.slot else ""
-        return f"{way} is slowest: at least {hops[name]:.0f} s{behind}. Next: cdc -p FILE doctor."
+        return f"{way} is slowest: at least {hops[name]:.0f} s{behind}. Next: {LOOK_AT_SOURCE}."
     sink = next(sink for sink in status.sinks if sink.name == name)
     running = sink.state not in ("not running", "stopped", "failed")
-    following = "cdc -p FILE doctor" if running else f"cdc -p FILE run --sink {name}"
+    following = "give cdc run more cores (--master)" if running else f"cdc -p FILE run --sink {name}"
     return f"{way} is slowest: at least {hops[name]:.0f} s behind, {sink.state}. Next: {following}."

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -78,21 +78,16 @@ class Stream:
             CdcError: what can't be mended by trying again.
         """
         try:
-            for attempt in Retrying(
-                retry=retry_if_exception(_passing),
-                wait=BACKOFF,
-                sleep=sleep_using_event(self._stopping),
-                stop=stop_when_event_set(self._stopping),
-                before_sleep=self._wait,
-                reraise=True,
-            ):
+            for attempt in self._patiently(_passing):
                 with attempt:
                     self._run_query(until_caught_up)
             self.progress.state = "stopped" if self._stopping.is_set() else "caught up"
         except CdcError as error:
+            if self._stopping.is_set() and _passing(error):
+                self.progress.state = "stopped"
+                return
             self.progress.state, self.progress.error, self.progress.hint = "failed", error.message, error.hint
-            if not (self._stopping.is_set() and _passing(error)):
-                raise
+            raise
 
     def stop(self) -> None:
         """Finish the batch at hand, begin no other."""
@@ -198,14 +193,7 @@ class Stream:
     def _apply_batch(self, batch: Batch) -> None:
         if not batch.advances:
             return
-        for attempt in Retrying(
-            retry=retry_if_exception(lambda error: _passing(error) and not isinstance(error, Rewound)),
-            wait=BACKOFF,
-            sleep=sleep_using_event(self._stopping),
-            stop=stop_when_event_set(self._stopping),
-            before_sleep=self._wait,
-            reraise=True,
-        ):
+        for attempt in self._patiently(lambda error: _passing(error) and not isinstance(error, Rewound)):
             with attempt:
                 applied = self.sink.apply(batch)
         for advance in batch.advances:
@@ -226,6 +214,17 @@ class Stream:
                 advances.append(Advance(table, at, until))
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         return make_batch(self._writer, self.sink.form, advances, decoded, tasks)
+
+    def _patiently(self, passing: Callable[[BaseException], bool]) -> Retrying:
+        """Try again after a pause what may pass by itself, until told to stop."""
+        return Retrying(
+            retry=retry_if_exception(passing),
+            wait=BACKOFF,
+            sleep=sleep_using_event(self._stopping),
+            stop=stop_when_event_set(self._stopping),
+            before_sleep=self._wait,
+            reraise=True,
+        )
 
     def _wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

@@ -71,6 +71,12 @@ def running(state: Path) -> Endpoints | None:
     return _endpoints(book) if all(book.alive(server.name) for server in ALL) else None
 
 
+def known(state: Path) -> Endpoints | None:
+    """Return the endpoints of a stack that was ever started, whether or not its servers live."""
+    book = Book.load(state.absolute())
+    return _endpoints(book) if book.ports else None
+
+
 def status(state: Path) -> dict[str, dict[str, Any]]:
     """Return pid, port, alive and rss_bytes (child processes included) of each server of the stack."""
     book = Book.load(state.absolute())

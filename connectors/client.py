@@ -152,7 +152,7 @@ class Connect:
             text = str(response.json()["message"])
         except (ValueError, KeyError, TypeError):
             text = response.reason_phrase
-        missing = "the worker lacks the plugin or the connector; cdc -p FILE doctor tells which"
+        missing = "the worker lacks the plugin or the connector: GET /connector-plugins and /connectors tell which"
         return ConnectorError(
             f"Kafka Connect at {self.server} answers {response.status_code}: {redacted(text, config)}",
             hint=missing if response.status_code == 404 else "the worker's log says more",

@@ -36,7 +36,10 @@ HINTS = (
     ("password authentication failed", "check source.replication_password, then: cdc -p FILE migrate"),
     ("publication", "cdc -p FILE migrate"),
     ("permission denied", "cdc -p FILE migrate"),
-    ("RecordTooLarge", "a row exceeds the largest message: cdc -p FILE doctor"),
+    (
+        "RecordTooLarge",
+        "a row exceeds the largest message (16 MiB): shorten it, or leave its column out with `exclude`",
+    ),
 )
 
 
@@ -206,7 +209,9 @@ class _Waiting:
 
 def _failed(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     trace = (state.trace or "it gives no reason").rstrip(".")
-    hint = next((hint for word, hint in HINTS if word in trace), "cdc -p FILE doctor; the worker's log says more")
+    hint = next(
+        (hint for word, hint in HINTS if word in trace), "the worker's log says more; then: cdc -p FILE register"
+    )
     return ConnectorError(
         f"The connector {pipeline.pipeline} has failed: {trace}.", hint=hint, connector=pipeline.pipeline
     )
@@ -218,6 +223,6 @@ def _late(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
         missing = f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"
     return ConnectorError(
         f"The connector {pipeline.pipeline} was put, but nothing moved for {DEADLINE_S:.0f} s: {missing}.",
-        hint="cdc -p FILE doctor; the worker's log says more",
+        hint="cdc -p FILE status, and the worker's log, say more",
         connector=pipeline.pipeline,
     )
