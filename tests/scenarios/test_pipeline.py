@@ -21,6 +21,8 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
+# A whole pipeline a test: on a busy machine of two cores that is minutes.
+pytestmark = pytest.mark.timeout(900)
 SAMPLE = ("public.flights", "public.airlines", "public.airports", "public.planes", "public.weather")
 DAY = date(2013, 1, 1)
 NEXT = date(2013, 1, 2)
@@ -86,7 +88,7 @@ def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
     done = threading.Event()
 
     def write() -> None:
-        replay(world.dsn, NEXT, NEXT, rate=150, limit=2000)
+        replay(world.dsn, NEXT, NEXT, rate=100, limit=3000)
         done.set()
 
     writer = threading.Thread(target=write)
