@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
 STAMP := .venv/.installed
-.PHONY: help setup demo test check bench up down status clean fmt lint type unit spark contract integration scenarios lock
+.PHONY: help setup demo test check up down status clean fmt lint type unit spark contract integration scenarios lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,9 +21,6 @@ test: setup ## every test that this machine can run
 
 check: lint type ## before every commit: lint, types and the tests that need no server
 	@.venv/bin/pytest tests/unit tests/spark
-
-bench: setup ## measure speed and latency
-	@$(PY) -m bench
 
 up: setup ## start the servers of the sample pipeline
 	@$(CDC) up
