@@ -2,7 +2,7 @@
 
 import re
 
-from cdc import decode
+from cdc import decode, rows
 from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable
 
 
@@ -21,7 +21,7 @@ def explain(error: Exception, sink: str) -> CdcError:
             hint="has a column's type changed? start `cdc run` again, so that it reads the table's columns anew",
             sink=sink,
         )
-    if column := _after(text, decode.UNHOLDABLE):
+    if column := _after(text, rows.UNHOLDABLE):
         return SinkRejected(
             f"The warehouse has no way to hold a value of {column}.",
             hint="change the row, or leave the column out with `exclude`",

@@ -77,13 +77,13 @@ class Delta:
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as F
 
-        from cdc import decode
+        from cdc import rows
 
         folder = self.folder(table, "mirror")
         if self._found(folder).stored is None:
             return spark.createDataFrame([], "id string, document string")
         mirror = spark.read.format("delta").load(folder)
-        return mirror.select(F.col("_cdc_id").alias("id"), decode.document_of_columns(table).alias("document"))
+        return mirror.select(F.col("_cdc_id").alias("id"), rows.document_of_columns(table).alias("document"))
 
     def close(self) -> None:
         self._open.clear()
@@ -125,9 +125,9 @@ class Delta:
     def _append(self, folder: str, batch: Batch, advance: Advance, stored: Stored | None) -> None:
         from pyspark.sql import functions as F
 
-        from cdc import decode
+        from cdc import rows
 
-        row = decode.columns(advance.table, "row")
+        row = rows.columns(advance.table, "row")
         commit = F.timestamp_micros("commit_us").alias("_cdc_commit")
         own = ("id", "op", "partition", "offset", "lsn")
         named = [F.col(name).alias(f"_cdc_{name}") for name in own]
@@ -141,17 +141,17 @@ class Delta:
         from delta.tables import DeltaTable
         from pyspark.sql import functions as F
 
-        from cdc import decode
+        from cdc import rows
 
         named = [F.col(name).alias(f"_cdc_{name}") for name in ("id", "partition", "offset")]
-        row = decode.columns(advance.table, "after")
+        row = rows.columns(advance.table, "after")
         gone = F.col("after").isNull().alias("_cdc_gone")
         source = _unseen(batch.changes, advance, stored).select(*named, *row, gone)
         if stored is None:
             _write(source.where(~F.col("_cdc_gone")).drop("_cdc_gone"), folder)
             return
         values: dict[str, str | Column] = {
-            decode.quoted(name): f"s.{decode.quoted(name)}" for name in source.columns if name != "_cdc_gone"
+            rows.quoted(name): f"s.{rows.quoted(name)}" for name in source.columns if name != "_cdc_gone"
         }
         target = DeltaTable.forPath(source.sparkSession, folder)
         (

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cdc import decode, order
+from cdc import decode, order, rows
 from cdc.change import Advance, Column, Form, Position, Table, row_id
 from cdc.errors import DecodeError
 from cdc.explain import explain
@@ -58,18 +58,18 @@ def test_forms_of_a_value(spark: "SparkSession", type_: str, wire: Any, document
     made, value = one_column(type_), None if null else wire
     after = json.dumps({"id": 1, "v": value})
     held = spark.createDataFrame([(after,)], "after string")
-    text = held.select(decode.document(made, F.col("after"))).collect()[0][0]
+    text = held.select(rows.document(made, F.col("after"))).collect()[0][0]
     assert json.loads(text) == {"id": 1, "v": None if null else document}
-    columns = held.select(*decode.columns(made, "after"))
+    columns = held.select(*rows.columns(made, "after"))
     assert columns.select(F.col("v").cast("string")).collect()[0][0] == (None if null else column)
-    back = columns.select(decode.document_of_columns(made)).collect()[0][0]
+    back = columns.select(rows.document_of_columns(made)).collect()[0][0]
     assert json.loads(back) == json.loads(text)
 
 
 def test_a_value_that_no_column_holds_is_refused_by_name_alone(spark: "SparkSession") -> None:
     held = spark.createDataFrame([('{"id": 1, "v": "+292278994-08-16Z"}',)], "after string")
     with pytest.raises(PySparkException) as caught:
-        held.select(*decode.columns(one_column("date"), "after")).collect()
+        held.select(*rows.columns(one_column("date"), "after")).collect()
     error = explain(caught.value, "warehouse")
     assert "public.x.v (date)" in error.message
     assert "292278994" not in error.message

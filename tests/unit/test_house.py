@@ -35,7 +35,7 @@ def forbidden(module: str, name: str) -> bool:
         return top not in sys.stdlib_module_names
     package = module.split(".", maxsplit=1)[0]
     if package == "sinks" and module != "sinks":
-        allowed = ("cdc.change", "cdc.errors", "cdc.sink", "cdc.decode", f"{module}_fields")
+        allowed = ("cdc.change", "cdc.errors", "cdc.sink", "cdc.rows", f"{module}_fields")
         return ours and not any(name == one or name.startswith(f"{one}.") for one in allowed)
     if package == "cdc" and module not in ("cdc.cli", "cdc.context"):
         return top in ("sinks", "sample", "tests", "compose")
