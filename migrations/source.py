@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import SourceError
+from migrations.journal import ensure_journal, published
 from migrations.preflight import (
     CONTROL_TABLES,
     Relation,
@@ -21,10 +22,10 @@ from migrations.preflight import (
     require_publication,
     require_role,
 )
-from migrations.role import OF_OTHER_PIPELINES, ensure_heartbeat, ensure_privileges, ensure_role
+from migrations.role import ensure_heartbeat, ensure_privileges, ensure_role
 from migrations.runner import no_privilege, one_at_a_time, require_idle, require_logical
+from migrations.truncation import ensure_triggers, reset_floors
 
-TRIGGER = "cdc_truncation"
 PUBLISH = "insert, update, delete, truncate"
 # A trigger needs a lock that waits for open transactions, and meanwhile everybody waits behind it.
 LOCK_TIMEOUT = "10s"
@@ -91,9 +92,11 @@ def _prepare(
     yield from ensure_heartbeat(conn, role, pipeline)
     for relation in captured:
         yield from _ensure_identity(conn, relation)
+    before = published(conn, pipeline)
     yield from _ensure_publication(conn, pipeline, captured)
-    yield from _ensure_triggers(conn, pipeline, captured)
-    yield from _ensure_journal(conn)
+    yield from ensure_triggers(conn, pipeline, captured)
+    yield from reset_floors(conn)
+    yield from ensure_journal(conn, captured, before)
 
 
 def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[str]:
@@ -131,12 +134,12 @@ def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Seque
         conn.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, options))
         yield f"created publication {pipeline} of {len(wanted)} tables"
         return
-    published = set(rows)
-    if published != wanted or _is_partial(conn, pipeline):
+    listed = set(rows)
+    if listed != wanted or _is_partial(conn, pipeline):
         conn.execute(sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables))
-        yield from (f"publishing {'.'.join(table)}" for table in sorted(wanted - published))
-        yield from (f"no longer publishing {'.'.join(table)}" for table in sorted(published - wanted))
-        if published == wanted:
+        yield from (f"publishing {'.'.join(table)}" for table in sorted(wanted - listed))
+        yield from (f"no longer publishing {'.'.join(table)}" for table in sorted(listed - wanted))
+        if listed == wanted:
             yield f"made publication {pipeline} hold its tables whole"
     if not _has_options(conn, pipeline):
         conn.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
@@ -170,52 +173,3 @@ def _is_partial(conn: psycopg.Connection, pipeline: str) -> bool:
         " FROM pg_publication p WHERE p.pubname = %s",
         [pipeline],
     ).fetchone() == (True,)
-
-
-def _ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[str]:
-    rows = conn.execute(
-        "SELECT t.tgrelid, n.nspname, c.relname, t.tgname, t.tgenabled = 'A',"
-        f" t.tgrelid IN ({OF_OTHER_PIPELINES})"
-        " FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
-        " JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE t.tgfoid = 'cdc.record_truncation()'::regprocedure",
-        {"pipeline": pipeline},
-    ).fetchall()
-    wanted = {relation.oid for relation in captured}
-    watched = {oid for oid, _, _, _, always, _ in rows if always}
-    for relation in captured:
-        if relation.oid not in watched:
-            _add_trigger(conn, relation)
-            yield f"recording TRUNCATE of {relation.label}"
-    for oid, schema, table, trigger, _, elsewhere in rows:
-        if oid not in wanted and not elsewhere:
-            statement = sql.SQL("DROP TRIGGER {} ON {}")
-            conn.execute(statement.format(sql.Identifier(trigger), sql.Identifier(schema, table)))
-            yield f"no longer recording TRUNCATE of {schema}.{table}"
-
-
-def _add_trigger(conn: psycopg.Connection, relation: Relation) -> None:
-    """ALWAYS: a truncation that reached this table by replication, or in replica mode, counts too."""
-    trigger = sql.Identifier(TRIGGER)
-    conn.execute(
-        sql.SQL(
-            "CREATE OR REPLACE TRIGGER {} AFTER TRUNCATE ON {}"
-            " FOR EACH STATEMENT EXECUTE FUNCTION cdc.record_truncation()"
-        ).format(trigger, relation.identifier)
-    )
-    conn.execute(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(relation.identifier, trigger))
-
-
-def _ensure_journal(conn: psycopg.Connection) -> Iterator[str]:
-    notices: list[str] = []
-
-    def keep(notice: psycopg.errors.Diagnostic) -> None:
-        notices.append(notice.message_primary or "")
-
-    conn.add_notice_handler(keep)
-    try:
-        (made,) = conn.execute("SELECT cdc.watch_ddl()").fetchone() or ([],)
-    finally:
-        conn.remove_notice_handler(keep)
-    yield from (f"created event trigger {name}" for name in made)
-    yield from (f"note: {notice}" for notice in notices)

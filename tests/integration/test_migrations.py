@@ -246,7 +246,9 @@ def test_without_a_superuser_only_the_ddl_journal_is_missing(
     assert lines[-1] == f"note: {notice}"
     assert rows(conn, "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'shop'") == [(7,)]
     made = prepare_source(conn, pipeline="shop", tables=TABLES, role=connector, password=None)
-    assert made == ["created event trigger cdc_ddl", "created event trigger cdc_drop"]
+    assert made == [
+        f"created event trigger {name}" for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
+    ]
 
 
 # The connector's role
@@ -464,6 +466,7 @@ def test_partitions_are_published_as_their_table(prepare: Prepare, conn: psycopg
     assert published(conn) == {"log.events"} | CONTROLS
     execute(conn, "TRUNCATE log.events")
     assert rows(conn, "SELECT table_name FROM cdc.truncation") == [("log.events",)]
+    assert ("TRUNCATE PARTITION", "log.events") not in journal(conn)
 
 
 # What is refused
@@ -731,9 +734,151 @@ def test_definitions_of_tables_are_journalled(conn: psycopg.Connection) -> None:
     )
     assert dropped == (None,)
     assert first[0] == [
-        {"name": "b", "type": "text", "not_null": True, "default": "'x'::text", "key": 2},
-        {"name": "a", "type": "numeric(5,2)", "not_null": True, "default": None, "key": 1},
+        {"name": "b", "number": 1, "type": "text", "not_null": True, "default": "'x'::text", "key": 2, "labels": None},
+        {"name": "a", "number": 2, "type": "numeric(5,2)", "not_null": True, "default": None, "key": 1, "labels": None},
     ]
+    ((relations, shapes),) = rows(
+        conn,
+        "SELECT count(DISTINCT relation), count(partitions) FROM cdc.ddl WHERE table_name IN ('public.t', 'public.u')",
+    )
+    assert (relations, shapes) == (1, 0)
+
+
+EVENTS = """
+CREATE SCHEMA log;
+CREATE TABLE log.events (id int PRIMARY KEY, t text) PARTITION BY RANGE (id);
+CREATE TABLE log.low PARTITION OF log.events FOR VALUES FROM (0) TO (10);
+CREATE TABLE log.high (id int PRIMARY KEY, t text);
+CREATE TABLE log.deep PARTITION OF log.events FOR VALUES FROM (20) TO (30) PARTITION BY RANGE (id);
+"""
+
+
+@pytest.fixture
+def events(prepare: Prepare, conn: psycopg.Connection) -> psycopg.Connection:
+    """A captured table with one partition, one table beside it, and a partition that has its own."""
+    execute(conn, EVENTS)
+    prepare([("log", "events")])
+    return conn
+
+
+@pytest.mark.parametrize(
+    ("statement", "command", "partitions"),
+    [
+        ("CREATE TABLE log.new PARTITION OF log.events FOR VALUES FROM (40) TO (50)", "CREATE TABLE", "low new"),
+        ("CREATE TABLE log.new PARTITION OF log.deep FOR VALUES FROM (20) TO (25)", "CREATE TABLE", "low new"),
+        ("ALTER TABLE log.events ATTACH PARTITION log.high FOR VALUES FROM (10) TO (20)", "ALTER TABLE", "high low"),
+        ("ALTER TABLE log.deep ATTACH PARTITION log.high FOR VALUES FROM (20) TO (21)", "ALTER TABLE", "high low"),
+        ("ALTER TABLE log.events DETACH PARTITION log.low", "ALTER TABLE", ""),
+        ("ALTER TABLE log.events DETACH PARTITION log.low CONCURRENTLY", "ALTER TABLE", ""),
+        ("DROP TABLE log.low", "DROP TABLE", ""),
+        ("ALTER TABLE log.low RENAME TO lower", "ALTER TABLE", "lower"),
+        ("TRUNCATE log.low", "TRUNCATE PARTITION", "low"),
+    ],
+)
+def test_what_a_partition_does_is_told_of_its_table(
+    events: psycopg.Connection, statement: str, command: str, partitions: str
+) -> None:
+    before = journal(events)
+    execute(events, statement)
+    assert journal(events)[len(before) :][-1] == (command, "log.events")
+    ((last, names),) = rows(events, "SELECT command, partitions FROM cdc.ddl ORDER BY id DESC LIMIT 1")
+    assert (last, names) == (command, [f"log.{name}" for name in partitions.split()])
+    assert rows(events, "SELECT FROM cdc.truncation") == []
+
+
+def test_a_table_and_its_partition_are_truncated_in_one_transaction(events: psycopg.Connection) -> None:
+    """The mark that tells the table's truncation from the partition's ends with the statement."""
+    with events.transaction():
+        execute(events, "TRUNCATE log.events")
+        execute(events, "INSERT INTO log.events VALUES (1)")
+        execute(events, "TRUNCATE log.low")
+    commands = [command for command, table in journal(events) if table == "log.events"]
+    assert commands.count("TRUNCATE PARTITION") == 1
+    assert truncations(events) == {"log.events": 1}
+
+
+def test_a_partition_that_comes_later_is_like_the_others(
+    events: psycopg.Connection, prepare: Prepare, make_role: MakeRole
+) -> None:
+    """Made by someone who may do nothing else here."""
+    author = make_role("LOGIN")
+    execute(events, f"GRANT USAGE, CREATE ON SCHEMA log TO {author}; ALTER TABLE log.events OWNER TO {author}")
+    with as_role(events.info.dsn, author) as theirs:
+        execute(theirs, "CREATE TABLE log.later PARTITION OF log.events FOR VALUES FROM (60) TO (70)")
+        assert identities(events, "log")["later"] == "f"
+        execute(theirs, "TRUNCATE log.later")
+    assert journal(events)[-1] == ("TRUNCATE PARTITION", "log.events")
+    assert prepare([("log", "events")]) == []
+    execute(events, "ALTER TABLE log.events DETACH PARTITION log.later; TRUNCATE log.later")
+    assert [entry for entry in journal(events) if entry[0] == "TRUNCATE PARTITION"] == [
+        ("TRUNCATE PARTITION", "log.events")
+    ]
+    assert prepare([("log", "events")]) == ["no longer recording TRUNCATE of log.later"]
+
+
+def test_a_partition_that_nobody_adopted_is_found(events: psycopg.Connection, prepare: Prepare) -> None:
+    """As it is where no superuser has made the event triggers."""
+    execute(events, "ALTER EVENT TRIGGER cdc_ddl DISABLE")
+    execute(events, "CREATE TABLE log.later PARTITION OF log.events FOR VALUES FROM (60) TO (70)")
+    assert prepare([("log", "events")]) == [
+        "set REPLICA IDENTITY FULL on log.later",
+        "recording TRUNCATE of partition log.later",
+        "noted the definition of log.events",
+    ]
+    assert journal(events)[-1] == ("DESCRIBE", "log.events")
+    assert prepare([("log", "events")]) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "rewritten"),
+    [
+        ("ALTER TABLE shop.counters ALTER n TYPE bigint USING -n", True),
+        ("ALTER TABLE shop.counters ALTER n TYPE int", True),
+        ("ALTER TABLE shop.counters ADD at timestamptz DEFAULT clock_timestamp()", True),
+        ("ALTER TABLE shop.counters ADD at timestamptz DEFAULT now()", False),
+        ("ALTER TABLE shop.counters SET UNLOGGED", False),
+    ],
+)
+def test_a_rewrite_is_told_before_the_definition(shop: psycopg.Connection, statement: str, rewritten: bool) -> None:
+    execute(shop, statement)
+    told = rows(shop, "SELECT command, columns FROM cdc.ddl WHERE table_name = 'shop.counters' ORDER BY id OFFSET 1")
+    assert [command for command, _ in told] == ["REWRITE TABLE"] * rewritten + ["ALTER TABLE"]
+    assert told[0][1] == told[-1][1]
+
+
+def test_names_and_labels_that_change_elsewhere_are_told_of_the_table(shop: psycopg.Connection) -> None:
+    execute(shop, "CREATE TYPE shop.mood AS ENUM ('good', 'bad'); CREATE TYPE shop.pair AS (a int, b int)")
+    execute(shop, "CREATE TABLE shop.moods (id int PRIMARY KEY, m shop.mood[], p shop.pair)")
+    for statement in (
+        "ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'",
+        "ALTER TYPE shop.pair ADD ATTRIBUTE c int",
+        "ALTER SCHEMA shop RENAME TO store",
+    ):
+        execute(shop, statement)
+    query = "SELECT command, columns -> 1 -> 'labels', columns -> 2 -> 'labels' FROM cdc.ddl WHERE table_name = %s"
+    assert rows(shop, f"{query} ORDER BY id", "shop.moods") == [
+        ("CREATE TABLE", ["good", "bad"], ["a", "b"]),
+        ("ALTER TYPE", ["good", "worse"], ["a", "b"]),
+        ("ALTER TYPE", ["good", "worse"], ["a", "b", "c"]),
+    ]
+    assert rows(shop, query, "store.moods") == [("ALTER SCHEMA", ["good", "worse"], ["a", "b", "c"])]
+
+
+def test_publishing_a_table_notes_what_it_looks_like(prepare: Prepare, conn: psycopg.Connection) -> None:
+    prepare(TABLES[:1])
+    prepare(TABLES[:2])
+    published = [table for command, table in journal(conn) if command == "PUBLISH"]
+    assert published == ["shop.orders", "shop.counters"]
+
+
+def test_floors_of_another_server_are_reset(prepare: Prepare, conn: psycopg.Connection) -> None:
+    """After a dump and a restore positions start again; with such a floor every change would be taken for dead."""
+    prepare()
+    execute(conn, "TRUNCATE shop.counters")
+    execute(conn, "INSERT INTO cdc.truncation VALUES ('shop.orders', now(), 'FFFF/0')")
+    before = dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation"))
+    assert prepare() == ["reset the floor of shop.orders: it lay beyond the end of the server's log"]
+    assert dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation")) == before | {"shop.orders": "0/0"}
 
 
 def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -> None:
