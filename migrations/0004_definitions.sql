@@ -8,7 +8,8 @@ COMMENT ON COLUMN cdc.ddl.partitions IS
     'names of the partitions that hold rows, sorted; null for a table without partitions';
 CREATE INDEX ON cdc.ddl (relation, id);
 
--- `labels`: of an enum, or the attributes of a composite type: renamed, they change the text of rows.
+-- `missing`: rows from before the column have a value for it, which may also be a domain's default. `labels` of an enum
+-- and `attributes` of a composite type are part of the text of rows.
 CREATE OR REPLACE FUNCTION cdc.described(relation oid) RETURNS jsonb
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -18,13 +19,15 @@ AS $$
                'type', format_type(a.atttypid, a.atttypmod),
                'not_null', a.attnotnull,
                'default', pg_get_expr(d.adbin, d.adrelid),
+               'missing', a.atthasmissing,
                'key', array_position(k.conkey, a.attnum),
-               'labels', coalesce(
+               'labels',
                    (SELECT jsonb_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_enum e
                     WHERE e.enumtypid IN (t.oid, t.typelem)),
-                   (SELECT jsonb_agg(m.attname ORDER BY m.attnum) FROM pg_type c, pg_attribute m
-                    WHERE c.oid IN (t.oid, t.typelem) AND c.typtype = 'c' AND m.attrelid = c.typrelid
-                      AND m.attnum > 0 AND NOT m.attisdropped))
+               'attributes',
+                   (SELECT jsonb_agg(m.attname || ' ' || format_type(m.atttypid, m.atttypmod) ORDER BY m.attnum)
+                    FROM pg_type c JOIN pg_attribute m ON m.attrelid = c.typrelid
+                    WHERE c.oid IN (t.oid, t.typelem) AND c.typtype = 'c' AND m.attnum > 0 AND NOT m.attisdropped)
            ) ORDER BY a.attnum), '[]')
     FROM pg_attribute a
     JOIN pg_type t ON t.oid = a.atttypid

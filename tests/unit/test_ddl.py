@@ -1,0 +1,263 @@
+"""What each change of a definition means for rows that exist already."""
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.ddl import Consequence, Definition, Shape, consequences, parse
+from cdc.errors import DecodeError
+from cdc.retype import same_text
+
+ID = Shape("id", "integer", 1, key=1)
+NOTE = Shape("note", "character varying(10)", 2)
+MOOD = Shape("mood", "public.mood", 3, labels=("good", "bad"))
+PAIR = Shape("pair", "public.pair", 4, attributes=("a integer",))
+BASE = (ID, NOTE, MOOD, PAIR)
+
+
+def entry(number: int, command: str = "ALTER TABLE", table: str = "public.t", **other: Any) -> Definition:
+    known: dict[str, Any] = {"relation": 7, "columns": BASE, "partitions": None, "streamed": True}
+    return Definition(id=number, table=table, lsn=number, command=command, **(known | other))
+
+
+FIRST = entry(1, "PUBLISH", streamed=False)
+
+
+def kinds(*history: Definition, captured: Sequence[str] = ("public.t",)) -> list[tuple[str, str]]:
+    return [(one.table, one.kind) for one in consequences(history, captured)]
+
+
+def verdict(*columns: Shape, **other: Any) -> Consequence:
+    (one,) = consequences([FIRST, entry(2, columns=columns, **other)], ["public.t"])
+    return one
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "words"),
+    [
+        (BASE, "none", "stay as they are"),
+        ((*BASE, Shape("more", "text", 5)), "none", ""),
+        ((ID, MOOD, PAIR), "none", ""),
+        ((ID, replace(NOTE, default="'x'::text"), MOOD, PAIR), "none", ""),
+        ((ID, replace(NOTE, type="character varying(20)"), MOOD, PAIR), "none", ""),
+        ((ID, replace(NOTE, type="text"), MOOD, PAIR), "none", ""),
+        ((ID, NOTE, replace(MOOD, labels=("best", "good", "bad")), PAIR), "none", ""),
+        ((*BASE, Shape("more", "text", 5, default="'x'::text")), "refresh", "added with a default"),
+        ((*BASE, Shape("more", "public.domain_with_default", 5, missing=True)), "refresh", "added with a default"),
+        ((ID, replace(NOTE, name="remark"), MOOD, PAIR), "refresh", "note of public.t was renamed to remark"),
+        ((ID, replace(NOTE, type="character varying(5)"), MOOD, PAIR), "refresh", "note of public.t has another type"),
+        ((ID, replace(NOTE, type="integer"), MOOD, PAIR), "refresh", "another type"),
+        ((ID, replace(NOTE, number=5), MOOD, PAIR), "refresh", "dropped and added again"),
+        ((ID, NOTE, replace(MOOD, labels=("good", "worse")), PAIR), "refresh", "label"),
+        ((ID, NOTE, MOOD, replace(PAIR, attributes=("a integer", "b integer"))), "refresh", "composite"),
+        ((replace(ID, name="number"), NOTE, MOOD, PAIR), "cleanse", "primary key"),
+        ((replace(ID, type="text"), NOTE, MOOD, PAIR), "cleanse", "id of public.t has another type"),
+        ((replace(ID, key=None), replace(NOTE, key=1), MOOD, PAIR), "cleanse", "primary key"),
+        ((replace(ID, key=2), replace(NOTE, key=1), MOOD, PAIR), "cleanse", "primary key"),
+    ],
+)
+def test_changes_of_columns(columns: tuple[Shape, ...], kind: str, words: str) -> None:
+    found = verdict(*columns)
+    assert (found.id, found.table, found.kind) == (2, "public.t", kind)
+    assert words in found.what
+
+
+def test_a_name_that_comes_back_later() -> None:
+    left = (ID, MOOD, PAIR)
+    assert kinds(FIRST, entry(2, columns=left), entry(3, columns=(*left, replace(NOTE, number=5)))) == [
+        ("public.t", "none"),
+        ("public.t", "refresh"),
+    ]
+
+
+def test_a_rewrite_is_one_refresh() -> None:
+    """Its entry comes before the command's own, with the same columns."""
+    assert kinds(FIRST, entry(2, "REWRITE TABLE"), entry(3)) == [("public.t", "refresh"), ("public.t", "none")]
+    columns = (replace(ID, type="text"), NOTE, MOOD, PAIR)
+    assert kinds(FIRST, entry(2, "REWRITE TABLE", columns=columns), entry(3, columns=columns)) == [
+        ("public.t", "cleanse"),
+        ("public.t", "none"),
+    ]
+
+
+def parts(number: int, *names: str, command: str = "ALTER TABLE", **other: Any) -> Definition:
+    return entry(number, command, partitions=names, **other)
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [
+        (parts(2, "public.a", "public.b", command="CREATE TABLE"), "none"),
+        (parts(2, "public.a", "public.b"), "refresh"),
+        (parts(2), "cleanse"),
+        (parts(2, "public.b"), "cleanse"),
+        (parts(2, command="DROP TABLE"), "cleanse"),
+        (parts(2, "public.a", command="TRUNCATE PARTITION"), "cleanse"),
+        (parts(2, "public.a", "public.b", command="DESCRIBE"), "refresh"),
+    ],
+)
+def test_partitions(after: Definition, kind: str) -> None:
+    assert kinds(parts(1, "public.a", streamed=False), after) == [("public.t", kind)]
+
+
+def test_a_renamed_partition_is_the_same_one() -> None:
+    made = entry(2, "CREATE TABLE", "public.a", relation=8)
+    renamed = entry(4, table="public.b", relation=8)
+    history = [parts(1, streamed=False), made, parts(3, "public.a", command="CREATE TABLE"), renamed]
+    assert kinds(*history, parts(5, "public.b"))[-1] == ("public.t", "none")
+    # Its old name is free for another one.
+    assert kinds(*history, parts(5, "public.b"), parts(6, "public.a", "public.b"))[-1] == ("public.t", "refresh")
+    # The twin: without the entry of the partition it counts as another one.
+    assert kinds(*history[:3], parts(5, "public.b"))[-1] == ("public.t", "cleanse")
+
+
+def test_a_table_that_goes() -> None:
+    (found,) = consequences([FIRST, entry(2, table="public.u")], ["public.t"])
+    assert (found.table, found.kind, found.what) == ("public.t", "gone", "public.t was renamed to public.u")
+    (found,) = consequences([FIRST, entry(2, "DROP TABLE", columns=None)], ["public.t"])
+    assert (found.kind, found.what) == ("gone", "public.t was dropped")
+    away = entry(2, table="public.u")
+    assert kinds(FIRST, away, entry(3))[-1] == ("public.t", "cleanse")
+
+
+@pytest.mark.parametrize("first", [entry(2, table="public.old"), entry(2, "DROP TABLE", columns=None)])
+def test_another_table_under_the_name(first: Definition) -> None:
+    other = entry(3, "CREATE TABLE", relation=9)
+    assert kinds(FIRST, first, other) == [("public.t", "gone"), ("public.t", "gone")]
+    captured = replace(other, id=4, command="PUBLISH")
+    assert kinds(FIRST, first, other, captured)[-1] == ("public.t", "cleanse")
+    assert kinds(FIRST, first, other, captured, replace(other, id=5, command="ALTER TABLE"))[-1] == ("public.t", "none")
+
+
+def test_what_has_no_consequence() -> None:
+    assert kinds(FIRST) == []
+    assert kinds(FIRST, entry(2, columns=None, streamed=False)) == []
+    assert kinds(FIRST, entry(2, columns=None), captured=["public.other"]) == []
+    assert kinds(entry(2, "CREATE TABLE")) == [("public.t", "none")]
+    # Captured first, under a name that another table had before.
+    assert kinds(entry(1, "CREATE TABLE"), entry(2, "DROP TABLE", columns=None), entry(3, "PUBLISH", relation=8)) == [
+        ("public.t", "none"),
+        ("public.t", "gone"),
+        ("public.t", "none"),
+    ]
+
+
+def test_entries_from_before_tables_had_numbers() -> None:
+    old = entry(1, columns=tuple(replace(shape, number=None) for shape in BASE), relation=None, streamed=False)
+    assert kinds(old, entry(2)) == [("public.t", "none")]
+    assert kinds(old, entry(2, columns=(*BASE, Shape("more", "text", 5, default="1")))) == [("public.t", "refresh")]
+    assert kinds(old, entry(2, columns=(ID, replace(NOTE, type="integer"), MOOD, PAIR))) == [("public.t", "refresh")]
+
+
+COLUMNS = st.lists(
+    st.builds(
+        Shape,
+        st.sampled_from("abc"),
+        st.sampled_from(["integer", "text", "character varying(3)"]),
+        st.integers(1, 4),
+        st.none() | st.just("1"),
+        key=st.none() | st.integers(1, 2),
+    ),
+    unique_by=(lambda shape: shape.name, lambda shape: shape.number),
+    max_size=3,
+).map(tuple)
+HISTORIES = st.lists(
+    st.builds(
+        entry,
+        st.integers(1, 12),
+        st.sampled_from(["ALTER TABLE", "CREATE TABLE", "DROP TABLE", "PUBLISH", "REWRITE TABLE"]),
+        st.sampled_from(["public.t", "public.u"]),
+        relation=st.none() | st.integers(1, 3),
+        columns=st.none() | COLUMNS,
+        partitions=st.none() | st.lists(st.sampled_from(["public.t", "public.p"]), unique=True).map(tuple),
+        streamed=st.booleans(),
+    ),
+    unique_by=lambda one: one.id,
+    max_size=8,
+)
+
+
+@given(HISTORIES, st.randoms())
+def test_what_was_said_is_never_taken_back(history: list[Definition], random: Any) -> None:
+    """Whatever comes later, in whatever order records are read, and as often as they come."""
+    ordered = sorted(history, key=lambda one: one.id)
+    whole = consequences(ordered, ["public.t"])
+    for length in range(len(ordered)):
+        part = consequences(ordered[:length], ["public.t"])
+        assert whole[: len(part)] == part
+    mixed = [*history, *history]
+    random.shuffle(mixed)
+    assert consequences(mixed, ["public.t"]) == whole
+    assert {one.id for one in whole} <= {one.id for one in history if one.streamed}
+
+
+@given(HISTORIES)
+def test_repeating_a_definition_changes_nothing(history: list[Definition]) -> None:
+    if history and (last := max(history, key=lambda one: one.id)).columns is not None:
+        again = entry(13, table=last.table, relation=last.relation, columns=last.columns, partitions=last.partitions)
+        found = consequences([*history, again], ["public.t", "public.u"])
+        assert [one.kind for one in found if one.id == 13] in (["none"], ["gone"])
+
+
+def envelope(op: str, after: Any) -> bytes:
+    return json.dumps({"before": None, "after": after, "op": op, "source": {"lsn": 5}}).encode()
+
+
+AFTER = {
+    "id": 3,
+    "at": "2026-01-01T00:00:00Z",
+    "lsn": b64encode(b"1/35069AE0").decode(),
+    "command": "ALTER TABLE",
+    "table_name": "public.t",
+    "columns": json.dumps([{"name": "id", "number": 1, "type": "integer", "default": None, "key": 1}]),
+    "relation": 37359,
+    "partitions": '["public.a"]',
+}
+
+
+def test_a_record_of_the_journal() -> None:
+    found = Definition(3, "public.t", 37359, 0x1_35069AE0, "ALTER TABLE", (ID,), ("public.a",), True)
+    assert parse(envelope("c", AFTER)) == found
+    assert parse(envelope("r", AFTER)) == replace(found, streamed=False)
+    old = {name: value for name, value in AFTER.items() if name not in ("relation", "partitions")}
+    assert parse(envelope("c", old)) == replace(found, relation=None, partitions=None)
+    assert parse(envelope("c", AFTER | {"columns": None})) == replace(found, columns=None)
+
+
+def test_records_that_tell_of_no_definition() -> None:
+    assert parse(b"") is None
+    assert parse(envelope("d", None)) is None
+
+
+@pytest.mark.parametrize("value", [b"{", b"[]", b"{}", envelope("c", {"id": 1}), envelope("c", AFTER | {"lsn": "x"})])
+def test_what_is_no_record_of_the_journal(value: bytes) -> None:
+    with pytest.raises(DecodeError):
+        parse(value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("integer", "integer", True),
+        ("integer", "bigint", False),
+        ("text", "character varying", True),
+        ("character varying(3)[]", "text[]", True),
+        ("character varying(3)[]", "text", False),
+        ("text", "character varying(3)", False),
+        ("character(3)", "text", False),
+        ("numeric(5,2)", "numeric(7,2)", True),
+        ("numeric(5,2)", "numeric(4,2)", False),
+        ("numeric(5,2)", "numeric(7,3)", False),
+        ("numeric(5,2)", "numeric", False),
+        ("timestamp(0) with time zone", "timestamp(3) with time zone", False),
+        ('shop."O""dd"', "text", False),
+    ],
+)
+def test_types_whose_values_read_the_same(old: str, new: str, same: bool) -> None:
+    assert same_text(old, new) == same
