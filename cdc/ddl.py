@@ -122,7 +122,8 @@ class _Journal:
     """The relation that a captured name stood for."""
     dropped: dict[int | str, set[str]] = field(default_factory=dict)
     """Names of columns that a table once had."""
-    renamed: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, Definition] = field(default_factory=dict)
+    """By the old name: the entry that has the new one."""
 
     def before(self, entry: Definition) -> Definition | None:
         if entry.relation in self.by_relation:
@@ -140,10 +141,7 @@ class _Journal:
     def add(self, entry: Definition) -> None:
         before = self.before(entry)
         if before and before.table != entry.table:
-            self.renamed[before.table] = entry.table
-        if entry.partitions is not None:
-            for name in [old for old, new in self.renamed.items() if new in entry.partitions]:
-                del self.renamed[name]
+            self.renamed[before.table] = entry
         lost = {shape.name for shape in (before.columns or () if before else ())}
         lost -= {shape.name for shape in entry.columns or ()}
         self.dropped.setdefault(entry.relation or entry.table, set()).update(lost)
@@ -183,7 +181,9 @@ class _Journal:
             return "none", f"the first that is known of {entry.table}"
         found: list[Found] = [("none", f"rows of {entry.table} stay as they are")]
         found += _columns(before, entry, self.dropped.get(entry.relation or entry.table, set()))
-        found += _partitions(before, entry, self.renamed)
+        # A name that was given up before then may since be another partition's.
+        renamed = {old: to.table for old, to in self.renamed.items() if to.id > before.id}
+        found += _partitions(before, entry, renamed)
         return max(found, key=_strength)
 
 

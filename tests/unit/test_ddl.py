@@ -113,6 +113,8 @@ def test_a_renamed_partition_is_the_same_one() -> None:
     assert kinds(*history, parts(5, "public.b"))[-1] == ("public.t", "none")
     # Its old name is free for another one.
     assert kinds(*history, parts(5, "public.b"), parts(6, "public.a", "public.b"))[-1] == ("public.t", "refresh")
+    again = [*history, parts(5, "public.b"), parts(6, "public.a", "public.b"), parts(7, "public.a", "public.b")]
+    assert kinds(*again)[-1] == ("public.t", "none")
     # The twin: without the entry of the partition it counts as another one.
     assert kinds(*history[:3], parts(5, "public.b"))[-1] == ("public.t", "cleanse")
 
