@@ -14,6 +14,7 @@ from cdc.errors import SettingsError
 from cdc.settings import Pipeline
 from cdc.source import CONTROL_TABLES, parsed
 from cdc.topics import MAX_MESSAGE_BYTES
+from connectors.snapshot import overrides
 from migrations import heartbeat_query
 
 PLUGIN = "io.debezium.connector.postgresql.PostgresConnector"
@@ -34,13 +35,19 @@ TEMPLATE = {
     # A truncate event has no key, which a compacted topic rejects; a row of cdc.truncation stands for it.
     "skipped.operations": "t",
     "decimal.handling.mode": "string",
-    "time.precision.mode": "isostring",
+    # Numbers, which keep 24:00, years BC and infinity apart; as text the first is 00:00.
+    "time.precision.mode": "microseconds",
     "interval.handling.mode": "string",
     "binary.handling.mode": "base64",
+    "hstore.handling.mode": "json",
+    # A value that the connector can't convert stops it; by default it would be null, with a line in its log.
+    "event.converting.failure.handling.mode": "fail",
     # Columns of types that Debezium doesn't know come as Postgres' own text, instead of not at all.
     "include.unknown.datatypes": "true",
     "signal.data.collection": "cdc.signal",
     "signal.enabled.channels": "source",
+    # Each chunk of an incremental snapshot costs two rows of cdc.signal and a round trip through the log.
+    "incremental.snapshot.chunk.size": "4096",
     "errors.tolerance": "none",
     "poll.interval.ms": "10",
     "max.batch.size": "8192",
@@ -87,6 +94,7 @@ def configuration(
         "heartbeat.action.query": heartbeat_query(name),
         "unavailable.value.placeholder": placeholder(name, cluster_id),
         **_database(pipeline),
+        **overrides(tables),
     }
     if excluded:
         config["column.exclude.list"] = _patterns(excluded)

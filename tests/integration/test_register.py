@@ -4,113 +4,24 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-import migrations
 from cdc import source
-from cdc.change import Position, Stored, Table
-from cdc.errors import CdcError, ConnectorError, SourceError
+from cdc.change import Position, Stored
+from cdc.errors import ConnectorError, SourceError
 from cdc.records import kafka
-from cdc.settings import Pipeline
 from cdc.status import collect, slow_hop
 from cdc.topics import Topics
 from connectors.client import Connect
 from connectors.register import register, snapshot_progress
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.postgres import strict_postgres
+from tests.support.shop import PASSWORD, Shop, shop_on
 from tests.support.wait import wait_until
-
-PASSWORD = "replication-secret-0815"
-TABLES = """
-CREATE SCHEMA shop;
-CREATE TABLE shop.orders (id int PRIMARY KEY, note text, hidden text, total int GENERATED ALWAYS AS (id + 1) STORED);
-CREATE TABLE shop.counters (id int PRIMARY KEY, n bigint, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL);
-INSERT INTO shop.orders SELECT n, 'a', 'secret' FROM generate_series(1, 100) n;
-INSERT INTO shop.counters SELECT n, n FROM generate_series(1, 10) n;
-"""
-
-
-@dataclass
-class Shop:
-    pipeline: Pipeline
-    conn: source.Connection
-    kafka: str
-    connect: str
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        return source.describe(self.conn, self.pipeline)
-
-    def migrate(self, password: str = PASSWORD) -> None:
-        migrations.migrate(self.conn)
-        migrations.prepare_source(
-            self.conn,
-            pipeline=self.pipeline.pipeline,
-            tables=[("shop", "orders"), ("shop", "counters")],
-            role=self.pipeline.replication_user,
-            password=password,
-        )
-
-    def register(self, **settings: Any) -> Any:
-        return register(self.pipeline.model_copy(update=settings), self.tables)
-
-    def refused(self, kind: type[CdcError] = SourceError, **settings: Any) -> str:
-        """What a refused registration says; nothing may have been made."""
-        with pytest.raises(kind) as caught:
-            self.register(**settings)
-        assert self.topics() == []
-        assert self.state() == "MISSING"
-        said = f"{caught.value.message} {caught.value.hint}"
-        assert PASSWORD not in said
-        return said
-
-    def topics(self) -> list[str]:
-        with kafka.KafkaAdminClient(bootstrap_servers=self.kafka) as admin:
-            return sorted(topic for topic in admin.list_topics() if self.pipeline.pipeline in topic)
-
-    def state(self) -> str:
-        with Connect(self.connect) as client:
-            return client.state(self.pipeline.pipeline).connector
-
-
-def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
-    made = pipeline(
-        name,
-        dsn,
-        {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
-        {"table": "shop.counters", "partitions": 1},
-        kafka=stack.endpoints.kafka,
-        connect=stack.endpoints.connect,
-        source_replication_password=PASSWORD,
-        source_heartbeat_s=0.5,
-    )
-    with source.connect(dsn) as conn:
-        conn.execute(TABLES)
-        shop = Shop(made, conn, stack.endpoints.kafka, stack.endpoints.connect)
-        yield shop
-        with Connect(shop.connect) as client:
-            client.delete(name)
-        wait_until(lambda: not (slot := source.slot(conn, name)) or not slot.active, 15, f"slot {name} is let go")
-        conn.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
-        )
-        if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [made.replication_user]).fetchone():
-            role = sql.Identifier(made.replication_user)
-            conn.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role))
-        if left := shop.topics():
-            with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
-                admin.delete_topics(left)
-
-
-@pytest.fixture
-def shop(stack: Any, postgres_dsn: str, unique: str) -> Iterator[Shop]:
-    yield from shop_on(postgres_dsn, unique, stack)
 
 
 @pytest.fixture(scope="module")
@@ -127,26 +38,6 @@ def guarded_shop(stack: Any, guarded: str, unique: str) -> Iterator[Shop]:
     yield from shop_on(make_conninfo(guarded, dbname=f"db_{unique}"), unique, stack)
 
 
-def rows(shop: Shop, topic: str) -> dict[Any, Any]:
-    """What a topic says: the row, or its deletion, by key."""
-    consumer = kafka.KafkaConsumer(
-        bootstrap_servers=shop.kafka, isolation_level="read_committed", group_id=None, enable_auto_commit=False
-    )
-    with Topics(shop.kafka) as topics:
-        end = topics.ends([topic])[topic]
-    places = [kafka.TopicPartition(topic, at) for at in range(end.partition_count)]
-    consumer.assign(places)
-    consumer.seek_to_beginning(*places)
-    found: dict[Any, Any] = {}
-    while any(consumer.position(place) < end.offsets[place.partition] for place in places):
-        for records in consumer.poll(timeout_ms=100).values():
-            for record in records:
-                value = json.loads(record.value) if record.value else {}
-                found[json.loads(record.key)["id"]] = value.get("after")
-    consumer.close()
-    return found
-
-
 def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, unique: str) -> None:
     shop.migrate()
     heard: list[str] = []
@@ -156,18 +47,18 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
     assert done.beat.delay_s < 30
     assert json.loads(json.dumps(done.to_dict()))["connector"] == unique
     assert "connector RUNNING, task RUNNING" in heard
-    assert rows(shop, f"{unique}.shop.orders") == {n: {"id": n, "note": "a", "total": n + 1} for n in range(1, 101)}
-    assert rows(shop, f"{unique}.shop.counters") == {n: {"id": n, "n": n} for n in range(1, 11)}
+    assert shop.rows("shop.orders") == {n: {"id": n, "note": "a", "total": n + 1} for n in range(1, 101)}
+    assert shop.rows("shop.counters") == {n: {"id": n, "n": n} for n in range(1, 11)}
 
     shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2")
     shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11)")
 
     def arrived() -> bool:
-        orders = rows(shop, f"{unique}.shop.orders")
+        orders = shop.rows("shop.orders")
         return orders[1] == {"id": 1, "note": "b", "total": 2} and orders[2] is None
 
     wait_until(arrived, 20, "the update and the deletion")
-    wait_until(lambda: rows(shop, f"{unique}.shop.counters").get(11) == {"id": 11, "n": 11}, 20, "the insert")
+    wait_until(lambda: shop.rows("shop.counters").get(11) == {"id": 11, "n": 11}, 20, "the insert")
     assert PASSWORD not in " ".join(heard) + json.dumps(done.to_dict())
 
 
@@ -395,10 +286,8 @@ def test_a_lost_slot_fails_loudly(shop: Shop, unique: str, recreated: bool) -> N
     """A slot that vanished took changes with it: the connector must not go on from where a new one starts."""
     shop.migrate()
     shop.register()
-    with Connect(shop.connect) as client:
-        client.delete(unique)
-    wait_until(lambda: not (slot := source.slot(shop.conn, unique)) or not slot.active, 15, "the slot is let go")
-    shop.conn.execute("SELECT pg_drop_replication_slot(%s)", [unique])
+    shop.stop()
+    shop.drop_slot()
     shop.conn.execute("UPDATE shop.orders SET note = 'unseen'")
     if recreated:
         shop.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
@@ -414,4 +303,4 @@ def test_a_lost_slot_fails_loudly(shop: Shop, unique: str, recreated: bool) -> N
     with Connect(shop.connect) as client:
         client.reset(unique)
     shop.register()
-    assert {row["note"] for row in rows(shop, f"{unique}.shop.orders").values()} == {"unseen"}
+    assert {row["note"] for row in shop.rows("shop.orders").values()} == {"unseen"}

@@ -1,0 +1,183 @@
+"""All rows of a table again, while the connector goes on with the log."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc import source
+from cdc.errors import SourceError
+from connectors import floor
+from connectors.client import Connect
+from connectors.resend import resend
+from tests.support.shop import Shop
+from tests.support.wait import wait_until
+
+ROWS = 5000
+
+
+@pytest.fixture
+def shop(shop: Shop) -> Shop:
+    shop.conn.execute(
+        "CREATE TABLE shop.notes (id int PRIMARY KEY, note text, hidden text);"
+        " INSERT INTO shop.notes SELECT n, 'a' FROM generate_series(1, 5000) n"
+    )
+    shop = shop.capturing(
+        {"table": "shop.notes", "exclude": ["hidden"]},
+        {"table": "shop.counters", "partitions": 1},
+        {"table": "shop.orders", "exclude": ["hidden"]},
+    )
+    shop.migrate()
+    shop.register()
+    return shop
+
+
+@contextmanager
+def writing(shop: Shop) -> Iterator[list[int]]:
+    """Someone who updates, deletes and inserts all the time; how often, so far."""
+    stop, done = threading.Event(), [0]
+
+    def write() -> None:
+        with psycopg.connect(shop.pipeline.source.dsn, autocommit=True) as conn:
+            while not stop.wait(0.005):
+                number = done[0] + 1
+                conn.execute("UPDATE shop.notes SET note = %s WHERE id = %s", [f"u{number}", number * 7 % ROWS + 1])
+                conn.execute("DELETE FROM shop.notes WHERE id = %s", [number * 11 % ROWS + 1])
+                conn.execute("INSERT INTO shop.notes VALUES (%s, 'new')", [ROWS + number])
+                done[0] = number
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join()
+
+
+def table_rows(shop: Shop, table: str) -> dict[Any, Any]:
+    found: list[tuple[Any, ...]] = shop.conn.execute(f"SELECT row_to_json(t) FROM {table} t".encode()).fetchall()
+    return {row["id"]: {name: row[name] for name in row if name not in ("hidden", "twice")} for (row,) in found}
+
+
+def living(shop: Shop, table: str) -> dict[Any, Any]:
+    return {key: row for key, row in shop.rows(table).items() if row is not None}
+
+
+def reads(shop: Shop, table: str) -> int:
+    return sum(change.op == "r" for change in shop.log(table))
+
+
+def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
+    first = reads(shop, "shop.notes")
+    assert first >= ROWS
+    with writing(shop) as done:
+        wait_until(lambda: done[0] > 20, 20, "the writer")
+        before = table_rows(shop, "shop.notes")
+        assert resend(shop.conn, ["shop.notes", "shop.counters"], id="again")
+        wait_until(lambda: reads(shop, "shop.counters") == 20, 60, "the second table, which comes after the first")
+        seen = done[0]
+        wait_until(lambda: done[0] > seen + 20, 20, "the writer goes on")
+        # The same request is not made twice, whoever asks.
+        assert not resend(shop.conn, ["shop.notes", "shop.counters"], id="again")
+    wait_until(lambda: living(shop, "shop.notes") == table_rows(shop, "shop.notes"), 20, "the table as it is")
+    log = shop.log("shop.notes")
+    since = {change.key["id"] for change in log[first:]}
+    # Every row that was there came again: read by the request, or written meanwhile.
+    assert since >= before.keys()
+    assert any(change.op == "u" for change in log[first:])
+    assert reads(shop, "shop.notes") > first + len(before) - seen * 3
+    assert reads(shop, "shop.counters") == 20
+    assert shop.state() == "RUNNING"
+
+
+def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
+    """Read beside the log its stored column would be lost, and the next change would stop the connector."""
+    shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
+    wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
+    assert resend(shop.conn, ["shop.orders", "shop.counters"], id="again")
+    wait_until(lambda: (reads(shop, "shop.orders"), reads(shop, "shop.counters")) == (200, 20), 30, "both again")
+    shop.conn.execute("UPDATE shop.orders SET note = 'c' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2")
+    wait_until(lambda: living(shop, "shop.orders") == table_rows(shop, "shop.orders"), 20, "the table as it is")
+    assert shop.state() == "RUNNING"
+
+
+def test_read_beside_the_log_a_stored_column_ends_the_task(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin of the test above: why such tables are read with the log held up."""
+    monkeypatch.setattr("connectors.resend.GENERATED", "SELECT ''::text WHERE %s IS NULL")
+    shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
+    wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
+    resend(shop.conn, ["shop.orders"], id="again")
+    wait_until(lambda: reads(shop, "shop.orders") == 200, 30, "the rows again")
+    assert "total" not in shop.rows("shop.orders")[5]
+    shop.conn.execute("UPDATE shop.orders SET note = 'c' WHERE id = 1")
+
+    def failed() -> bool:
+        with Connect(shop.connect) as connect:
+            return connect.state(shop.pipeline.pipeline).failed
+
+    wait_until(failed, 20, "the task to end")
+
+
+def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> None:
+    assert resend(shop.conn, ["shop.counters"], id="clean", cleanse=True)
+    wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the rows again")
+    ((lsn,),) = shop.conn.execute(
+        "SELECT (lsn - '0/0')::bigint FROM cdc.truncation WHERE table_name = 'shop.counters'"
+    ).fetchall()
+    sent = [change for change in shop.log("shop.counters") if change.op == "r"]
+    assert [change.lsn >= lsn for change in sent] == [False] * 10 + [True] * 10
+    wait_until(
+        lambda: [change.key["table_name"] for change in shop.log("cdc.truncation")], 10, "the floor in its topic"
+    )
+    # A request that was made before raises no floor.
+    before = shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall()
+    assert not resend(shop.conn, ["shop.counters"], id="clean", cleanse=True)
+    assert shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall() == before
+
+
+def test_a_floor_waits_for_who_has_written_below_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise that change would come after the floor, with a position below it, and be taken for dead."""
+    monkeypatch.setattr(floor, "LOCK_TIMEOUT", "200ms")
+    with psycopg.connect(shop.pipeline.source.dsn) as application:
+        application.execute("UPDATE shop.counters SET n = 0")
+        with pytest.raises(SourceError, match="stayed locked"):
+            resend(shop.conn, ["shop.counters"], id="clean", cleanse=True)
+        assert shop.conn.execute("SELECT FROM cdc.truncation").fetchall() == []
+        assert shop.conn.execute("SELECT FROM cdc.signal").fetchall() == []
+        application.rollback()
+    assert resend(shop.conn, ["shop.counters"], id="clean", cleanse=True)
+
+
+def test_what_earlier_requests_left_is_swept(shop: Shop) -> None:
+    resend(shop.conn, ["shop.counters"], id="one")
+    wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the rows again")
+    resend(shop.conn, ["shop.counters"], id="two")
+    wait_until(lambda: reads(shop, "shop.counters") == 30, 30, "the rows a third time")
+    found = shop.conn.execute("SELECT type, count(*) FROM cdc.signal GROUP BY 1").fetchall()
+    types: dict[str, int] = {kind: count for kind, count in found}  # noqa: C416  # says the types
+    assert types.pop("execute-snapshot") == 2
+    assert sum(types.values()) <= 4
+
+
+def test_a_table_without_a_key(shop: Shop) -> None:
+    shop.conn.execute("CREATE TABLE shop.keyless (id int UNIQUE)")
+    for table in ("shop.keyless", "shop.nothing"):
+        with pytest.raises(SourceError, match=f"{table} can't be sent again"):
+            resend(shop.conn, ["shop.notes", table], id="no")
+    assert shop.conn.execute("SELECT FROM cdc.signal").fetchall() == []
+
+
+def test_many_tables_are_several_requests(shop: Shop) -> None:
+    names = [f"shop.t{number}_{'x' * 50}" for number in range(60)]
+    for name in names:
+        shop.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)".encode())
+    assert resend(shop.conn, names, id="many")
+    asked = shop.conn.execute("SELECT id, data FROM cdc.signal WHERE type = 'execute-snapshot' ORDER BY 1").fetchall()
+    assert [number for number, _ in asked] == ["many", "many.1"]
+    assert sum(len(json.loads(data)["data-collections"]) for _, data in asked) == 60
+    assert source.slot(shop.conn, shop.pipeline.pipeline)

@@ -1,0 +1,169 @@
+"""A pipeline of two small tables on real servers, without Spark: its topics are what is looked at."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+import migrations
+from cdc import source
+from cdc.change import Table
+from cdc.errors import CdcError, SourceError
+from cdc.records import kafka
+from cdc.settings import Pipeline, TableSettings
+from cdc.topics import Topics
+from connectors.client import Connect
+from connectors.register import register
+from tests.support.pipelines import pipeline
+from tests.support.wait import wait_until
+
+PASSWORD = "replication-secret-0815"
+TABLES = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.orders (id int PRIMARY KEY, note text, hidden text, total int GENERATED ALWAYS AS (id + 1) STORED);
+CREATE TABLE shop.counters (id int PRIMARY KEY, n bigint, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL);
+INSERT INTO shop.orders SELECT n, 'a', 'secret' FROM generate_series(1, 100) n;
+INSERT INTO shop.counters SELECT n, n FROM generate_series(1, 10) n;
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One record; a tombstone has no op."""
+
+    key: dict[str, Any]
+    op: str
+    after: dict[str, Any] | None
+    lsn: int
+    offset: int
+
+
+@dataclass
+class Shop:
+    pipeline: Pipeline
+    conn: source.Connection
+    kafka: str
+    connect: str
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return source.describe(self.conn, self.pipeline)
+
+    def capturing(self, *tables: str | dict[str, Any]) -> "Shop":
+        """The same pipeline with another list of tables."""
+        entries = [{"table": entry} if isinstance(entry, str) else entry for entry in tables]
+        listed = tuple(TableSettings.model_validate(entry) for entry in entries)
+        changed = self.pipeline.source.model_copy(update={"tables": listed})
+        return replace(self, pipeline=self.pipeline.model_copy(update={"source": changed}))
+
+    def migrate(self, password: str = PASSWORD) -> list[str]:
+        migrations.migrate(self.conn)
+        return migrations.prepare_source(
+            self.conn,
+            pipeline=self.pipeline.pipeline,
+            tables=[
+                (schema, name) for entry in self.pipeline.source.tables for schema, name in [entry.table.split(".")]
+            ],
+            role=self.pipeline.replication_user,
+            password=password,
+        )
+
+    def register(self, **settings: Any) -> Any:
+        return register(self.pipeline.model_copy(update=settings), self.tables)
+
+    def refused(self, kind: type[CdcError] = SourceError, **settings: Any) -> str:
+        """What a refused registration says; nothing may have been made."""
+        with pytest.raises(kind) as caught:
+            self.register(**settings)
+        assert self.topics() == []
+        assert self.state() == "MISSING"
+        said = f"{caught.value.message} {caught.value.hint}"
+        assert PASSWORD not in said
+        return said
+
+    def topics(self) -> list[str]:
+        with kafka.KafkaAdminClient(bootstrap_servers=self.kafka) as admin:
+            return sorted(topic for topic in admin.list_topics() if self.pipeline.pipeline in topic)
+
+    def state(self) -> str:
+        with Connect(self.connect) as client:
+            return client.state(self.pipeline.pipeline).connector
+
+    def log(self, table: str) -> list[Change]:
+        """Every committed record of a table's topic, partition by partition; tombstones left out."""
+        return [one for one in read(self.kafka, self.pipeline.topic(table)) if one.op]
+
+    def rows(self, table: str) -> dict[Any, Any]:
+        """What a table's topic says: the row, or None for a deleted one, by its key."""
+        found = read(self.kafka, self.pipeline.topic(table))
+        return {
+            next(iter(one.key.values())) if len(one.key) == 1 else tuple(one.key.values()): one.after for one in found
+        }
+
+    def stop(self, *, forget: bool = False) -> None:
+        """Delete the connector; with `forget` its offsets as well. Its slot stays, and is free."""
+        name = self.pipeline.pipeline
+        with Connect(self.connect) as client:
+            client.reset(name) if forget else client.delete(name)
+        wait_until(lambda: not (slot := source.slot(self.conn, name)) or not slot.active, 15, f"slot {name} is let go")
+
+    def drop_slot(self) -> None:
+        self.conn.execute("SELECT pg_drop_replication_slot(%s)", [self.pipeline.pipeline])
+
+
+def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
+    made = pipeline(
+        name,
+        dsn,
+        {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
+        {"table": "shop.counters", "partitions": 1},
+        kafka=stack.endpoints.kafka,
+        connect=stack.endpoints.connect,
+        source_replication_password=PASSWORD,
+        source_heartbeat_s=0.5,
+    )
+    with source.connect(dsn) as conn:
+        conn.execute(TABLES)
+        shop = Shop(made, conn, stack.endpoints.kafka, stack.endpoints.connect)
+        yield shop
+        shop.stop()
+        conn.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
+        )
+        if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [made.replication_user]).fetchone():
+            role = sql.Identifier(made.replication_user)
+            conn.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role))
+        if left := shop.topics():
+            with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
+                admin.delete_topics(left)
+
+
+def read(bootstrap: str, topic: str) -> list[Change]:
+    """What is committed in a topic, partition by partition."""
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=bootstrap, isolation_level="read_committed", group_id=None, enable_auto_commit=False
+    )
+    with Topics(bootstrap) as topics:
+        end = topics.ends([topic])[topic]
+    places = [kafka.TopicPartition(topic, at) for at in range(end.partition_count)]
+    consumer.assign(places)
+    consumer.seek_to_beginning(*places)
+    found: list[Change] = []
+    while any(consumer.position(place) < end.offsets[place.partition] for place in places):
+        for records in consumer.poll(timeout_ms=100).values():
+            for record in records:
+                value = json.loads(record.value) if record.value else {}
+                lsn = _lsn(value.get("source", {}))
+                found.append(
+                    Change(json.loads(record.key), value.get("op", ""), value.get("after"), lsn, record.offset)
+                )
+    consumer.close()
+    return sorted(found, key=lambda one: one.offset)
+
+
+def _lsn(source: dict[str, Any]) -> int:
+    """A row of an incremental snapshot has none of its own, only that of the log at the time."""
+    return int(source.get("lsn") or json.loads(source.get("sequence") or "[0]")[-1])
