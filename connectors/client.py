@@ -99,8 +99,17 @@ class Connect:
         """Delete the connector, not its offsets: put again, it goes on where it was. Absent is fine."""
         self._call("DELETE", f"/connectors/{name}", missing=None)
 
-    def reset(self, name: str) -> None:
-        """Delete the connector and its offsets: put again, it takes a new snapshot."""
+    def create_stopped(self, name: str, config: Mapping[str, str]) -> None:
+        """Create the connector without starting it: its offsets can be read before it does anything."""
+        self._call("POST", "/connectors", config, {"name": name, "config": dict(config), "initial_state": "STOPPED"})
+
+    def offsets(self, name: str) -> list[dict[str, Any]]:
+        """What the connector has stored of how far it is; nothing when it has never sent a record."""
+        body = self._call("GET", f"/connectors/{name}/offsets")
+        return [entry["offset"] for entry in body["offsets"] if entry["offset"]]
+
+    def stop(self, name: str) -> None:
+        """End the connector's tasks; what it has sent until then is committed."""
         self._call("PUT", f"/connectors/{name}/stop")
         deadline = time.monotonic() + REBALANCE_S
         while (state := self.state(name)).connector != "STOPPED" or state.tasks:
@@ -111,10 +120,25 @@ class Connect:
                     connector=name,
                 )
             time.sleep(0.1)
+
+    def resume(self, name: str) -> None:
+        self._call("PUT", f"/connectors/{name}/resume")
+
+    def reset(self, name: str) -> None:
+        """Delete the connector and its offsets: put again, it takes a new snapshot."""
+        self.stop(name)
         self._call("DELETE", f"/connectors/{name}/offsets")
         self.delete(name)
 
-    def _call(self, method: str, path: str, config: Mapping[str, str] | None = None, missing: Any = ...) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        config: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        *,
+        missing: Any = ...,
+    ) -> Any:
         retrying = Retrying(
             retry=retry_if_exception_type(_RebalancingError),
             stop=stop_after_delay(REBALANCE_S),
@@ -122,7 +146,7 @@ class Connect:
             reraise=True,
         )
         try:
-            response: httpx.Response = retrying(self._send, method, path, config)
+            response: httpx.Response = retrying(self._send, method, path, body or config)
         except _RebalancingError:
             raise ConnectorError(
                 f"Kafka Connect at {self.server} has been rebalancing for {REBALANCE_S:.0f} s.",
@@ -134,9 +158,9 @@ class Connect:
             raise self._refused(response, config or {})
         return response.json() if response.content else {}
 
-    def _send(self, method: str, path: str, config: Mapping[str, str] | None) -> httpx.Response:
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
         try:
-            response = self._client.request(method, path, json=dict(config) if config is not None else None)
+            response = self._client.request(method, path, json=dict(body) if body is not None else None)
         except httpx.HTTPError as error:
             raise ConnectorError(
                 f"Kafka Connect at {self.server} can't be reached: {type(error).__name__}.",

@@ -108,7 +108,7 @@ def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
 
 def test_read_beside_the_log_a_stored_column_ends_the_task(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of the test above: why such tables are read with the log held up."""
-    monkeypatch.setattr("connectors.resend.GENERATED", "SELECT ''::text WHERE %s IS NULL")
+    monkeypatch.setattr("connectors.resend.GENERATED", "SELECT '' WHERE %s::text[] IS NULL")
     shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
     wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
     resend(shop.conn, ["shop.orders"], id="again")

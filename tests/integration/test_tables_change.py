@@ -1,0 +1,162 @@
+"""Tables that come to a running pipeline and leave it, and a second snapshot of the same topics."""
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from connectors.arrivals import included, takes_snapshot
+from connectors.client import Connect
+from connectors.debezium import configuration
+from tests.support.shop import Shop
+from tests.support.wait import wait_until
+
+ORDERS = {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]}
+COUNTERS = {"table": "shop.counters", "partitions": 1}
+NOTES = {"table": "shop.notes", "partitions": 1}
+
+
+def floors(shop: Shop) -> dict[str, int]:
+    return dict(shop.conn.execute("SELECT table_name, (lsn - '0/0')::bigint FROM cdc.truncation").fetchall())
+
+
+def reads(shop: Shop, table: str) -> list[Any]:
+    return [change.key["id"] for change in shop.log(table) if change.op == "r"]
+
+
+def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
+    """Rows from before, from during and from after its registration arrive; the others aren't sent again."""
+    few = shop.capturing(ORDERS)
+    few.migrate()
+    few.register()
+    shop.conn.execute("CREATE TABLE shop.notes (id int PRIMARY KEY, note text)")
+    shop.conn.execute("INSERT INTO shop.notes SELECT n, 'before' FROM generate_series(1, 500) n")
+    more = shop.capturing(ORDERS, NOTES)
+    more.migrate()
+    stop, last = threading.Event(), [1000]
+
+    def write() -> None:
+        with psycopg.connect(shop.pipeline.source.dsn, autocommit=True) as conn:
+            while not stop.wait(0.01):
+                last[0] += 1
+                conn.execute("INSERT INTO shop.notes VALUES (%s, 'during')", [last[0]])
+                conn.execute("UPDATE shop.notes SET note = 'changed' WHERE id = %s", [last[0] % 500 + 1])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        done = more.register()
+    finally:
+        stop.set()
+        thread.join()
+    assert (done.changed, done.sent) == (True, ["shop.notes"])
+    assert last[0] > 1000
+    shop.conn.execute("INSERT INTO shop.notes VALUES (999, 'after'); DELETE FROM shop.notes WHERE id = 1")
+    wanted: dict[int, str] = dict(shop.conn.execute("SELECT id, note FROM shop.notes").fetchall())
+
+    def arrived() -> bool:
+        return {key: row["note"] for key, row in more.rows("shop.notes").items() if row} == wanted
+
+    wait_until(arrived, 30, "every row of the new table")
+    assert sorted(reads(more, "shop.orders")) == list(range(1, 101))
+    # Once more: nothing is new.
+    again = more.register()
+    assert (again.changed, again.sent) == (False, [])
+    assert floors(shop) == {}
+
+
+def test_a_table_that_leaves_and_comes_back(shop: Shop) -> None:
+    """Its topic stays; what happened meanwhile has no events, so that everything in it is dead then."""
+    shop.migrate()
+    shop.register()
+    few = shop.capturing(ORDERS)
+    few.migrate()
+    left = few.register()
+    assert (left.changed, left.sent) == (True, [])
+    assert f"{shop.pipeline.pipeline}.shop.counters" in shop.topics()
+    shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11); DELETE FROM shop.counters WHERE id < 6")
+    shop.conn.execute("UPDATE shop.orders SET note = 'b'")
+    wait_until(lambda: {row["note"] for row in few.rows("shop.orders").values()} == {"b"}, 20, "the other table")
+    assert 11 not in shop.rows("shop.counters")
+    shop.migrate()
+    assert shop.register().sent == ["shop.counters"]
+    wait_until(lambda: 11 in shop.rows("shop.counters"), 20, "what was written meanwhile")
+    floor = floors(shop)["shop.counters"]
+    alive = [change for change in shop.log("shop.counters") if change.lsn >= floor]
+    assert sorted(change.key["id"] for change in alive) == [6, 7, 8, 9, 10, 11]
+
+
+def test_a_connector_that_was_deleted_comes_back_with_more_tables(shop: Shop) -> None:
+    few = shop.capturing(ORDERS)
+    few.migrate()
+    few.register()
+    few.stop()
+    shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
+    shop.migrate()
+    assert shop.register().sent == ["shop.counters"]
+    wait_until(lambda: len(reads(shop, "shop.counters")) == 10, 20, "the new table")
+    wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "what was written meanwhile")
+    assert len(reads(shop, "shop.orders")) == 100
+
+
+@pytest.mark.parametrize("crash", ["connectors.arrivals.send", "connectors.client.Connect.put"])
+def test_a_registration_that_ends_half_way(shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
+    few = shop.capturing(ORDERS)
+    few.migrate()
+    few.register()
+    shop.migrate()
+    with monkeypatch.context() as patch:
+        patch.setattr(crash, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            shop.register()
+    shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11)")
+    assert shop.register().sent == ["shop.counters"]
+    wait_until(lambda: shop.rows("shop.counters").keys() == set(range(1, 12)), 20, "the new table")
+
+
+@pytest.mark.parametrize("slot", ["kept", "dropped"])
+def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
+    """Rows deleted between two snapshots have no event; the floor between them says that they are gone."""
+    shop.migrate()
+    shop.register()
+    shop.stop(forget=True)
+    if slot == "dropped":
+        shop.drop_slot()
+    shop.conn.execute("DELETE FROM shop.counters WHERE id < 6; DELETE FROM shop.orders WHERE id < 50")
+    assert floors(shop) == {}
+    shop.register()
+    found = floors(shop)
+    assert found.keys() == {"shop.orders", "shop.counters"}
+    for table, ids in (("shop.counters", range(6, 11)), ("shop.orders", range(50, 101))):
+        log = shop.log(table)
+        alive = [change for change in log if change.lsn >= found[table]]
+        assert sorted(change.key["id"] for change in alive if change.op == "r") == list(ids)
+        assert {change.op for change in alive} == {"r"}
+        # The twin: without the floor the topic still says that the deleted rows are there, where no event says else.
+        assert slot == "kept" or {change.key["id"] for change in log if change.op == "r"} > set(ids)
+    told = {change.key["table_name"] for change in shop.log("cdc.truncation")}
+    assert told == found.keys()
+
+
+def test_a_first_snapshot_and_an_ordinary_restart_raise_no_floor(shop: Shop) -> None:
+    shop.migrate()
+    shop.register()
+    shop.stop()
+    shop.register()
+    assert floors(shop) == {}
+
+
+def test_what_a_connector_has_stored(shop: Shop) -> None:
+    shop.migrate()
+    shop.register()
+    with Connect(shop.connect) as connect:
+        offsets = connect.offsets(shop.pipeline.pipeline)
+    assert not takes_snapshot(offsets)
+    assert takes_snapshot([])
+    assert takes_snapshot([{"snapshot": "INITIAL", "snapshot_completed": False}])
+    assert not takes_snapshot([{"snapshot": "INITIAL", "snapshot_completed": True}])
+    assert not takes_snapshot([{"snapshot": "BLOCKING", "snapshot_completed": False}])
+    tables = shop.tables
+    config = configuration(shop.pipeline, tables=tables[:1])
+    assert [included(config, table) for table in tables] == [True, False]
