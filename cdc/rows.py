@@ -10,37 +10,57 @@ from pyspark.sql import functions as F
 
 from cdc import types
 from cdc.change import Table
+from cdc.types import Kind
 
 UNHOLDABLE = "cdc cannot hold a value of"
 """First words of a failure that Spark reports as text; `cdc.explain` gives it its class back."""
+# Jackson writes these escapes with capitals, Postgres and Python without.
+CAPITAL_ESCAPES = ("000B", "000E", "000F", "001A", "001B", "001C", "001D", "001E", "001F")
 
 
 def row_id(table: Table, key: Column) -> Column:
-    """The id of a row in every view, from the connector's key JSON; `change.row_id` is its twin."""
-    names = [(name, types.kind(table.column(name).type).wire) for name in table.key]
-    parsed = F.from_json(key, ", ".join(f"{quoted(name)} {wire}" for name, wire in names))
-    if len(names) == 1:
-        return parsed.getField(names[0][0]).cast("string")
-    literals = [_literal(parsed.getField(name)) for name, _ in names]
-    return F.concat(F.lit("["), F.concat_ws(",", *literals), F.lit("]"))
+    """The id of a row in every view, from the connector's key JSON: the document form of its key columns.
+
+    `change.row_id` is its twin.
+    """
+    kinds = {name: types.kind(table.column(name).type) for name in table.key}
+    parsed = F.from_json(key, ", ".join(f"{quoted(name)} {kind.wire}" for name, kind in kinds.items()))
+    values = [_document(kind, parsed.getField(name)) for name, kind in kinds.items()]
+    if len(values) == 1:
+        return values[0].cast("string")
+    listed = F.concat(F.lit("["), F.concat_ws(",", *(_literal(value) for value in values)), F.lit("]"))
+    return F.when(parsed.isNotNull(), listed)
+
+
+def _document(kind: Kind, value: Column) -> Column:
+    return kind.document(value) if kind.document else value
 
 
 def _literal(value: Column) -> Column:
     """The JSON of one value: [value] without its brackets, since `to_json` takes no scalar."""
     listed = F.to_json(F.array(value))
-    return F.substring(listed, F.lit(2), F.length(listed) - 2)
+    literal = F.substring(listed, F.lit(2), F.length(listed) - 2)
+
+    def lowered(text: Column, code: str) -> Column:
+        # An even number of backslashes before it, or it is the text itself that has a backslash there.
+        return F.regexp_replace(text, rf"(?<!\\)((?:\\\\)*)\\u{code}", rf"$1\\u{code.lower()}")
+
+    return F.when(literal.contains(r"\u00"), reduce(lowered, CAPITAL_ESCAPES, literal)).otherwise(literal)
 
 
 def document(table: Table, after: Column) -> Column:
     """The row as the JSON document of a search index or a cache.
 
-    Debezium's own text where no column of the table needs another form; `special` values are looked for first.
+    Debezium's own text where no value needs another form; tables that need one for rare values only are searched for
+    these first. A value that the connector has damaged stops the batch and names the column.
     """
-    kinds = {column.name: types.kind(column.type) for column in table.columns}
-    if any(kind.document or kind.name == "json" for kind in kinds.values()):
+    kinds = [types.kind(column.type) for column in table.columns]
+    touched = [kind for kind in kinds if kind.document or kind.raw or kind.lost]
+    if any(not kind.words for kind in touched):
         return _rewritten(table, after)
-    if any(kind.special for kind in kinds.values()):
-        suspect = reduce(lambda a, b: a | b, (after.contains(word) for word in types.SPECIAL))
+    if touched:
+        words = sorted({word for kind in touched for word in kind.words})
+        suspect = reduce(lambda a, b: a | b, (after.contains(F.lit(word)) for word in words))
         return F.when(suspect, _rewritten(table, after)).otherwise(after)
     return after
 
@@ -49,16 +69,22 @@ def _rewritten(table: Table, after: Column) -> Column:
     row = wire(table, after)
     values = {}
     for column in table.columns:
-        kind = types.kind(column.type)
-        convert = kind.document or kind.special
-        value = row.getField(column.name)
-        values[column.name] = convert(value) if convert else value
+        kind, value = types.kind(column.type), row.getField(column.name)
+        made = _document(kind, value)
+        stopped = F.when(lost(table, column.name, value), _stop(table, column.name)).otherwise(made)
+        values[column.name] = stopped if kind.lost else made
     return F.when(after.isNotNull(), as_json(table, values))
+
+
+def lost(table: Table, name: str, value: Column) -> Column:
+    """Whether the connector has damaged a value of this column: true or false, of the wire form."""
+    kind = types.kind(table.column(name).type)
+    return F.coalesce(kind.lost(value), F.lit(False)) if kind.lost else F.lit(False)
 
 
 def as_json(table: Table, values: dict[str, Column]) -> Column:
     """A JSON object of the row; json columns are set in as the values they are, not as strings."""
-    raw = [column.name for column in table.columns if types.kind(column.type).name == "json"]
+    raw = [column.name for column in table.columns if types.kind(column.type).raw]
     plain = [values[name].alias(name) for name in values if name not in raw]
     text = F.to_json(F.struct(*plain), {"ignoreNullFields": "false"})
     if not raw:
@@ -84,19 +110,28 @@ def wire(table: Table, after: Column) -> Column:
 def columns(table: Table, source: str) -> list[Column]:
     """The JSON text in column `source` as warehouse columns, named like the table's own.
 
-    A value that its column can't hold (an infinite date) stops the batch and names the column.
+    A value that its column can't hold (a numeric(10,2) that is NaN) stops the batch and names the column.
     """
     row = wire(table, F.col(source))
-    made = []
-    for column in table.columns:
-        kind = types.kind(column.type)
-        value = row.getField(column.name)
-        held = (kind.to_column(value) if kind.to_column else value).cast(kind.column)
-        if kind.to_column:
-            lost = F.raise_error(F.lit(f"{UNHOLDABLE} {table.qualified}.{column.name} ({column.type})"))
-            held = F.when(value.isNull(), None).otherwise(F.coalesce(held, lost.cast(kind.column)))
-        made.append(held.alias(column.name))
-    return made
+    return [_held(table, column.name, row.getField(column.name)).alias(column.name) for column in table.columns]
+
+
+def _held(table: Table, name: str, value: Column) -> Column:
+    kind = types.kind(table.column(name).type)
+    held = holdable(kind, value)
+    if not (kind.to_column or kind.lost):
+        return held
+    return F.when(value.isNull(), None).otherwise(F.coalesce(held, _stop(table, name).cast(kind.column)))
+
+
+def holdable(kind: Kind, value: Column) -> Column:
+    """A wire value as its warehouse column has it; null for one that can't be held."""
+    held = (kind.to_column(value) if kind.to_column else value).cast(kind.column)
+    return F.when(~F.coalesce(kind.lost(value), F.lit(False)), held) if kind.lost else held
+
+
+def _stop(table: Table, name: str) -> Column:
+    return F.raise_error(F.lit(f"{UNHOLDABLE} {table.qualified}.{name} ({table.column(name).type})"))
 
 
 def document_of_columns(table: Table) -> Column:

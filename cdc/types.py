@@ -8,15 +8,16 @@ Four forms of a value, and the only place that knows them:
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-Convert = Callable[[Column], Column]
-MICROSECONDS = 26
-"""Characters of 2013-01-01T10:00:00.000000, the fixed width of a time stamp."""
+from cdc import forms
+from cdc.forms import Convert
+from cdc.type_names import base
+
+NUMBER, TEXT, JSON = "to_json({})", "{}::text", "{}::json"
 
 
 @dataclass(frozen=True)
@@ -26,103 +27,128 @@ class Kind:
     name: str
     wire: str = "string"
     document: Convert | None = None
-    special: Convert | None = None
-    """Like `document`, but needed only for records that contain one of `SPECIAL`."""
+    words: tuple[str, ...] = ()
+    """When given, `document` and `lost` matter only to a row whose JSON contains one of these."""
+    lost: Convert | None = None
+    """Of the wire: whether the connector has damaged the value beyond repair. No view takes such a row."""
+    raw: bool = False
+    """The document form is JSON text, to be set in as it is."""
     column: str = "string"
     to_column: Convert | None = None
+    """Null for a value that the column can't hold."""
     from_column: Convert | None = None
-    source: str = "{}::text"
+    source: str = TEXT
+    compare: str = "text"
+    """How verify compares: text, real and double (by value), json (by value, numbers by their text), reals, doubles."""
 
 
 SPECIAL = ('"NAN"', '"POSITIVE_INFINITY"', '"NEGATIVE_INFINITY"')
 """Debezium's words for the numerics that are no numbers (decimal.handling.mode=string)."""
-
-
-def _numeric(value: Column) -> Column:
-    return (
-        F.when(value == "NAN", "NaN")
-        .when(value == "POSITIVE_INFINITY", "Infinity")
-        .when(value == "NEGATIVE_INFINITY", "-Infinity")
-        .otherwise(value)
-    )
-
-
-def _without_zone(value: Column) -> Column:
-    return F.regexp_replace(value, "Z$", "")
-
-
-def _stamp(value: Column) -> Column:
-    """Fill the fraction up to microseconds; infinity and years beyond 9999 have another shape and stay."""
-    bare = _without_zone(value)
-    dotted = F.when(F.length(bare) == 19, F.concat(bare, F.lit("."))).otherwise(bare)
-    usual = value.rlike(r"^\d{4}-\d\d-\d\dT[0-9:.]+Z$")
-    return F.when(usual, F.rpad(dotted, MICROSECONDS, "0")).otherwise(value)
-
-
-def _stamp_utc(value: Column) -> Column:
-    filled = _stamp(value)
-    return F.when(F.length(filled) == MICROSECONDS, F.concat(filled, F.lit("Z"))).otherwise(filled)
-
-
-def _time(value: Column) -> Column:
-    bare = _without_zone(value)
-    dotted = F.when(F.length(bare) == 8, F.concat(bare, F.lit("."))).otherwise(bare)
-    return F.rpad(dotted, 15, "0")
-
-
-def _format(pattern: str) -> Convert:
-    return lambda value: F.date_format(value, pattern)
-
-
 INTERVAL_SOURCE = (
-    "CASE WHEN {0} IS NULL THEN NULL ELSE 'P' || extract(year FROM {0}) || 'Y' || extract(month FROM {0}) || 'M' || "
-    "extract(day FROM {0}) || 'DT' || extract(hour FROM {0}) || 'H' || extract(minute FROM {0}) || 'M' || "
-    "trim_scale(extract(second FROM {0})) || 'S' END"
+    "CASE WHEN NOT isfinite({0}) THEN {0}::text WHEN {0} IS NOT NULL THEN 'P' || extract(year FROM {0}) || 'Y' || "
+    "extract(month FROM {0}) || 'M' || extract(day FROM {0}) || 'DT' || extract(hour FROM {0}) || 'H' || "
+    "extract(minute FROM {0}) || 'M' || trim_scale(extract(second FROM {0})) || 'S' END"
 )
+TIMETZ_SOURCE = (
+    "CASE WHEN {0} = '24:00:00+00' THEN '24:00:00.000000' "
+    "ELSE to_char(({0} AT TIME ZONE 'UTC')::time::interval, 'HH24:MI:SS.US') END || 'Z'"
+)
+# ISO 8601 counts the year before 1 as 0 and gives a year beyond 9999 a sign; to_char does neither.
+YEAR = (
+    "CASE WHEN extract(year FROM {0}) < -1 THEN to_char(extract(year FROM {0}) + 1, 'FMSG0000') "
+    "WHEN extract(year FROM {0}) < 0 THEN '0000' "
+    "WHEN extract(year FROM {0}) > 9999 THEN to_char(extract(year FROM {0}), 'FMSG9999999') "
+    "ELSE to_char(extract(year FROM {0}), 'FM0000') END"
+)
+# to_char makes a time stamp of a date, and that has a smaller range.
+MONTH_DAY = "'-' || to_char(extract(month FROM {0}), 'FM00') || '-' || to_char(extract(day FROM {0}), 'FM00')"
+CLOCK = "to_char({0}, '-MM-DD\"T\"HH24:MI:SS.US')"
+NUMBERS = "to_json(string_to_array(translate({0}::text, '()[]<>{{}}', ''), ',')::float8[])"
 
-NUMBER, TEXT, JSON = "to_json({})", "{}::text", "{}::json"
-SMALLINT = Kind("smallint", wire="bigint", column="smallint", to_column=lambda v: v.cast("smallint"), source=NUMBER)
-INTEGER = Kind("integer", wire="bigint", column="int", to_column=lambda v: v.cast("int"), source=NUMBER)
+
+def _iso(rest: str, value: str = "{0}") -> str:
+    """Postgres' SQL for a date or a time stamp as ISO 8601, infinity as text."""
+    finite = f"{YEAR} || {rest}".replace("{0}", value)
+    return f"CASE WHEN NOT isfinite({{0}}) THEN {{0}}::text ELSE {finite} END"
+
+
+def _cast(type_: str) -> Convert:
+    return lambda value: value.cast(type_)
+
+
+SMALLINT = Kind("smallint", wire="bigint", column="smallint", to_column=_cast("smallint"), source=NUMBER)
+INTEGER = Kind("integer", wire="bigint", column="int", to_column=_cast("int"), source=NUMBER)
 BIGINT = Kind("bigint", wire="bigint", column="bigint", source=NUMBER)
-REAL = Kind("real", wire="double", column="float", to_column=lambda v: v.cast("float"), source=NUMBER)
-DOUBLE = Kind("double", wire="double", column="double", source=NUMBER)
+REAL = Kind("real", wire="double", column="float", to_column=_cast("float"), source=NUMBER, compare="real")
+DOUBLE = Kind("double", wire="double", column="double", source=NUMBER, compare="double")
 BOOLEAN = Kind("boolean", wire="boolean", column="boolean", source=NUMBER)
-TEXTUAL = Kind("text", source=TEXT)
-NUMERIC = Kind("numeric", special=_numeric, to_column=_numeric, source=TEXT)
+TEXTUAL = Kind("text")
+NUMERIC = Kind("numeric", document=forms.numeric, words=SPECIAL, to_column=forms.numeric)
+MONEY = Kind("money", source="{}::numeric::text")
 BINARY = Kind(
     "binary",
     column="binary",
     to_column=F.unbase64,
-    from_column=lambda v: F.regexp_replace(F.base64(v), "[\r\n]", ""),
+    from_column=forms.base64,
     source="translate(encode({}, 'base64'), E'\\n', '')",
 )
-JSON_VALUE = Kind("json", source=JSON)
+JSON_VALUE = Kind("json", raw=True, source=JSON, compare="json")
 DATE = Kind(
     "date",
-    document=_without_zone,
+    wire="bigint",
+    document=forms.date,
     column="date",
-    to_column=lambda v: _without_zone(v).try_cast("date"),
-    from_column=_format("yyyy-MM-dd"),
-    source="to_char({}, 'YYYY-MM-DD')",
+    to_column=forms.to_date,
+    from_column=lambda v: forms.date(F.unix_date(v)),
+    source=_iso(MONTH_DAY),
 )
-TIME = Kind("time", document=_time, to_column=_time, source="to_char({}::interval, 'HH24:MI:SS.US')")
+TIME = Kind(
+    "time",
+    wire="bigint",
+    document=forms.time,
+    to_column=forms.time,
+    source="to_char({}::interval, 'HH24:MI:SS.US')",
+)
+TIMETZ = Kind("timetz", document=forms.filled, to_column=forms.filled, source=TIMETZ_SOURCE)
 TIMESTAMP = Kind(
     "timestamp",
-    document=_stamp,
+    wire="bigint",
+    document=forms.local,
+    lost=forms.overflown,
     column="timestamp_ntz",
-    to_column=lambda v: _without_zone(v).try_cast("timestamp_ntz"),
-    from_column=_format("yyyy-MM-dd'T'HH:mm:ss.SSSSSS"),
-    source="to_char({}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US')",
+    to_column=forms.to_local,
+    from_column=forms.from_local,
+    source=_iso(CLOCK),
 )
 TIMESTAMPTZ = Kind(
     "timestamptz",
     column="timestamp",
-    to_column=lambda v: v.try_cast("timestamp"),
-    from_column=_format("yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"),
-    source="CASE WHEN isfinite({0}) THEN to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') "
-    "ELSE {0}::text END",
+    to_column=forms.to_stamp,
+    from_column=forms.from_stamp,
+    source=_iso(f"{CLOCK} || 'Z'", "({0} AT TIME ZONE 'UTC')"),
 )
 INTERVAL = Kind("interval", source=INTERVAL_SOURCE)
+UNKNOWN = Kind("unknown", document=forms.text_of_bytes, to_column=forms.text_of_bytes)
+VECTOR = Kind("vector", wire="array<double>", column="array<float>", source="to_json({}::real[])", compare="reals")
+
+
+def _geometric(wire: str, convert: Convert) -> Kind:
+    held = "array<double>"
+    return Kind(
+        "geometric", f"struct<{wire}>", convert, column=held, to_column=convert, source=NUMBERS, compare="doubles"
+    )
+
+
+SHAPE = "wkb string"
+PATH = Kind(
+    "path",
+    wire=f"struct<{SHAPE}, extensions map<string, string>>",
+    document=forms.path,
+    column="struct<closed boolean, points array<double>>",
+    to_column=forms.path,
+    source=f"CASE WHEN {{0}} IS NOT NULL THEN json_build_object('closed', isclosed({{0}}), 'points', {NUMBERS}) END",
+    compare="doubles",
+)
 
 KINDS = {
     "smallint": SMALLINT,
@@ -135,50 +161,135 @@ KINDS = {
     "bytea": BINARY,
     "json": JSON_VALUE,
     "jsonb": JSON_VALUE,
+    "hstore": JSON_VALUE,
     "date": DATE,
     "time without time zone": TIME,
+    "time with time zone": TIMETZ,
     "timestamp without time zone": TIMESTAMP,
     "timestamp with time zone": TIMESTAMPTZ,
     "interval": INTERVAL,
     "numeric": NUMERIC,
+    "money": MONEY,
+    "vector": VECTOR,
+    "halfvec": VECTOR,
+    "point": _geometric("x double, y double", forms.struct_of("x", "y")),
+    "line": _geometric("a double, b double, c double", forms.struct_of("a", "b", "c")),
+    "circle": _geometric(
+        "center struct<x double, y double>, radius double", forms.struct_of("center.x", "center.y", "radius")
+    ),
+    "lseg": _geometric(SHAPE, forms.coordinates(9)),
+    "box": _geometric(SHAPE, forms.box),
+    "polygon": _geometric(SHAPE, forms.polygon),
+    "path": PATH,
 }
+# Types that the connector sends as unknown ones: the bytes of Postgres' own text.
+KINDS |= dict.fromkeys(
+    (
+        *("unknown", "tsquery", "pg_lsn", "xid", "xid8", "cid", "tid", "txid_snapshot", "pg_snapshot", "jsonpath"),
+        *("int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange", "datemultirange"),
+        *("regclass", "regtype", "regproc", "regprocedure", "regoper", "regoperator", "regrole", "regnamespace"),
+    ),
+    UNKNOWN,
+)
 
 
 def kind(type_: str) -> Kind:
     """The kind of a type as `format_type` prints it; a type without an entry travels as its text."""
     if type_.endswith("[]"):
         return _array(kind(type_.removesuffix("[]")))
-    base = re.sub(r"\(.*?\)", "", type_).strip()
-    found = KINDS.get(base, TEXTUAL)
-    if found is NUMERIC and (scale := re.fullmatch(r"numeric\((\d+),(\d+)\)", type_)):
-        precision, digits = int(scale[1]), int(scale[2])
-        if digits <= precision <= 38:
-            exact = f"decimal({precision},{digits})"
-            return replace(
-                NUMERIC,
-                column=exact,
-                to_column=lambda v: v.try_cast(exact),
-                from_column=lambda v: v.cast("string"),
-            )
+    found = KINDS.get(base(type_), TEXTUAL)
+    if found is NUMERIC and (scale := re.fullmatch(r"numeric\((\d+),(-?\d+)\)", type_)):
+        return _numeric(int(scale[1]), int(scale[2]))
     if found is TIMESTAMPTZ and type_.startswith("timestamp("):
-        return replace(TIMESTAMPTZ, document=_stamp_utc)
+        return replace(TIMESTAMPTZ, document=forms.filled)
+    if base(type_) == "bit":
+        length = int(re.sub(r"\D", "", type_) or 1)
+        convert = forms.bits(length)
+        return Kind("bits", wire="boolean" if length == 1 else "string", document=convert, to_column=convert)
     return found
 
 
+def _numeric(precision: int, scale: int) -> Kind:
+    """A numeric of fixed scale: a decimal column, where the warehouse has one that is wide enough."""
+    found = NUMERIC if scale >= 0 else Kind("numeric", document=forms.whole, to_column=forms.whole)
+    digits = max(precision, scale) - min(scale, 0)
+    if digits > 38:
+        return found
+    exact = f"decimal({digits},{max(scale, 0)})"
+    return replace(
+        found,
+        column=exact,
+        to_column=lambda v: v.try_cast(exact),
+        from_column=_cast("string"),
+    )
+
+
 def _array(element: Kind) -> Kind:
+    """A list of one kind. What the connector can't tell apart within an array is lost, as are inner arrays."""
+    document, to_column, unsure = element.document, element.to_column, element.lost
+    if element.name == "date":
+        unsure = forms.unsure_date
+    elif element.name == "timestamp":
+        unsure = forms.unsure_moment
+    elif element.name == "timestamptz":
+        document, unsure = forms.of_array, forms.unsure_stamp
+        to_column = lambda v: forms.to_stamp(forms.of_array(v))  # noqa: E731
+
     def each(convert: Convert | None) -> Convert | None:
         return None if convert is None else lambda value: F.transform(value, convert)
 
-    inner = element.source.format("e")
+    floats = element.compare in ("real", "double")
+    compare = f"{element.compare}s" if floats else "json"
+    words = (forms.ROW_OF_NULLS, forms.JAVA_ARRAY, *element.words)
     return Kind(
         "array",
         wire=f"array<{element.wire}>",
-        document=each(element.document),
-        special=each(element.special),
+        document=_json_list if element.raw else each(document),
+        words=() if element.raw or (document and not element.words) or unsure else words,
+        lost=lambda value: _lost(value, element.wire, unsure),
+        raw=element.raw,
         column=f"array<{element.column}>",
-        to_column=each(element.to_column),
-        from_column=each(element.from_column),
-        source=f"(SELECT json_agg({inner} ORDER BY n) FROM unnest({{0}}) WITH ORDINALITY AS u(e, n))"
-        if element.source != NUMBER
-        else NUMBER,
+        to_column=_all_or_nothing(to_column),
+        from_column=_json_list if element.raw else each(element.from_column),
+        source=_array_source(element),
+        compare=compare,
+    )
+
+
+def _all_or_nothing(convert: Convert | None) -> Convert | None:
+    """One element that the column can't hold makes the whole list one that it can't hold."""
+    if convert is None:
+        return None
+
+    def nulls(listed: Column) -> Column:
+        return F.size(F.filter(listed, lambda e: e.isNull()))
+
+    def whole(value: Column) -> Column:
+        made = F.transform(value, convert)
+        return F.when(nulls(made) == nulls(value), made)
+
+    return whole
+
+
+def _lost(value: Column, wire: str, unsure: Convert | None) -> Column:
+    """Inner arrays come as nulls or as the names of Java objects: a list of nothing but nulls may have been one."""
+    found = (F.size(value) > 0) & F.forall(value, lambda e: e.isNull())
+    if wire == "string":
+        found |= F.exists(value, lambda e: F.coalesce(e.rlike(r"^\[+L[\w.]+;@[0-9a-f]+$"), F.lit(False)))
+    if unsure:
+        found |= F.exists(value, lambda e: F.coalesce(unsure(e), F.lit(False)))
+    return found
+
+
+def _json_list(value: Column) -> Column:
+    joined = F.array_join(value, ",", "null")
+    return F.when(value.isNotNull(), F.concat(F.lit("["), joined, F.lit("]")))
+
+
+def _array_source(element: Kind) -> str:
+    """An array of several dimensions as its text: no list equals it, certainly not its elements in a row."""
+    listed = f"coalesce(json_agg({element.source.format('e')} ORDER BY n), '[]')"
+    return (
+        "CASE WHEN array_ndims({0}) > 1 THEN to_json({0}::text) WHEN {0} IS NOT NULL THEN "
+        f"(SELECT {listed} FROM unnest({{0}}) WITH ORDINALITY AS u(e, n)) END"
     )

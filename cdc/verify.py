@@ -14,7 +14,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc import types
+from cdc.change import Column as TableColumn
 from cdc.change import Table
+from cdc.exact import NUMBER, STRING, marked
 from cdc.sink import Sink
 
 if TYPE_CHECKING:
@@ -88,23 +90,19 @@ def source(spark: SparkSession, table: Table, dsn: str) -> DataFrame:
 def source_query(table: Table) -> sql.Composed:
     """Every row as (id, document), built by Postgres in the form that DESIGN section 7 gives a view."""
 
-    def text(name: str) -> sql.Composable:
-        column = sql.Identifier(name)
-        before, *rest = types.kind(table.column(name).type).source.replace("{0}", "{}").split("{}")
-        parts: list[sql.Composable] = [sql.SQL(before)]
-        for part in rest:
-            parts += [column, sql.SQL(part)]
-        return sql.Composed(parts)
+    def form(name: str) -> sql.Composable:
+        source = types.kind(table.column(name).type).source
+        return sql.SQL("({})").format(sql.SQL(source).format(sql.Identifier(name)))
 
     def member(name: str) -> sql.Composable:
         return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(
-            sql.Literal(name), text(name)
+            sql.Literal(name), form(name)
         )
 
     if len(table.key) == 1:
-        identity: sql.Composable = sql.SQL("({})::text").format(text(table.key[0]))
+        identity: sql.Composable = sql.SQL("{}::text").format(form(table.key[0]))
     else:
-        literals = [sql.SQL("to_json({})::text").format(text(name)) for name in table.key]
+        literals = [sql.SQL("to_json({})::text").format(form(name)) for name in table.key]
         identity = sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(sql.SQL(", ").join(literals))
     members = sql.SQL(", ").join([member(column.name) for column in table.columns])
     return sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
@@ -155,18 +153,41 @@ def _difference(row: dict[str, Any]) -> Difference:
 
 
 def _canonical(table: Table, document: str) -> Column:
-    """A document as (column, comparable text) pairs in the order of their names; an absent field is no null."""
-    doubles = [c.name for c in table.columns if types.kind(c.type).wire == "double"]
-    nested = [c.name for c in table.columns if types.kind(c.type).name in ("json", "array")]
+    """A document as (column, comparable text) pairs, one for each of the table's columns.
 
-    def comparable(name: Column, value: Column) -> Column:
-        number = F.when(name.isin(doubles), value.cast("double").cast("string"))
-        return number.when(name.isin(nested), F.to_json(F.parse_json(value))).otherwise(value)
+    Members that are no column of the table (a view's bookkeeping) are left out. A column that the document lacks
+    counts as null: a view made before the column was added holds rows without it.
+    """
+    members = F.from_json(marked(F.col(document)), "map<string, string>")
 
-    members = F.from_json(F.col(document), "map<string, string>")
-    if doubles or nested:
-        members = F.transform_values(members, comparable)
-    return F.array_sort(F.map_entries(members))
+    def pair(column: TableColumn) -> Column:
+        value = members.getItem(F.lit(column.name))
+        compared = _comparable(types.kind(column.type).compare, value)
+        return F.struct(F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value"))
+
+    return F.array(*(pair(column) for column in table.columns))
+
+
+def _comparable(compare: str, value: Column) -> Column:
+    """The text that equals another one's exactly when Postgres calls the values equal."""
+    if compare in ("real", "double"):
+        return _number(compare, value)
+    if compare == "json":
+        # What can't be parsed as one value (an object that has a member twice) is compared as it is written.
+        return F.coalesce(F.to_json(F.try_parse_json(value)), value)
+    if compare in ("reals", "doubles"):
+        one = compare.removesuffix("s")
+        listed = F.from_json(value, "array<string>")
+        numbers = F.to_json(F.transform(listed, lambda element: _number(one, element)))
+        return F.when(value.startswith("[") & listed.isNotNull(), numbers).otherwise(value)
+    return value
+
+
+def _number(type_: str, value: Column) -> Column:
+    """By value: 1e20 is 100000000000000000000, NaN is NaN, and -0 is 0 as in Postgres. Other text stays."""
+    held = "float" if type_ == "real" else "double"
+    number = F.regexp_replace(value, f"[{STRING}{NUMBER}]", "").try_cast(held)
+    return F.coalesce((number + F.lit(0).cast(held)).cast("string"), value)
 
 
 def _first_difference(expected: Column, found: Column) -> Column:

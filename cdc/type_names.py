@@ -1,0 +1,49 @@
+"""The names of Postgres types as `format_type` prints them, and which types the connector can't carry.
+
+Needs no Spark, so that describing a table and starting a connector stay fast.
+"""
+
+import re
+
+EXTENSIONS = ("citext", "hstore", "ltree", "vector", "halfvec", "isbn")
+"""Types of extensions that the connector knows, in whichever schema they were created."""
+UNKNOWN = "unknown"
+"""Stands for any type that the connector doesn't know and sends as its text: composites, ranges of one's own."""
+
+LOST: dict[str, str] = {
+    "bit varying": "the connector drops leading zeros",
+    "sparsevec": "the connector has no text for it",
+    "geometry": "PostGIS isn't supported",
+    "geography": "PostGIS isn't supported",
+    "int2vector": "the connector sends an empty list",
+    "oidvector": "the connector sends an empty list",
+}
+NO_ELEMENTS = (
+    *("bit", "money", "name", "interval", "xml", "refcursor", "bit varying", "sparsevec", "hstore"),
+    *("vector", "halfvec", "point", "line", "lseg", "box", "path", "polygon", "circle", "geometry", "geography"),
+)
+NO_KEYS = ("real", "double precision", "json", "jsonb", "hstore", "vector", "halfvec", "point", "line", "circle")
+
+
+def base(type_: str) -> str:
+    """A type without its length, its brackets and, where the connector knows it by name, its schema."""
+    bare = re.sub(r"\(.*?\)", "", type_).removesuffix("[]").strip()
+    if bare.startswith("interval "):
+        return "interval"
+    last = bare.rpartition(".")[2]
+    return last if last in (*EXTENSIONS, *LOST) else bare
+
+
+def refused(type_: str, *, key: bool = False) -> str | None:
+    """Why a column of this type can't be captured without losing something; None when it can."""
+    name = base(type_)
+    if type_.endswith("[]"):
+        if name == "time without time zone":
+            return "the connector cuts the elements' microseconds"
+        if name in NO_ELEMENTS:
+            return "the connector doesn't send arrays of it"
+    elif name in LOST:
+        return LOST[name]
+    if key and (type_.endswith("[]") or name in NO_KEYS):
+        return "its values have no single text to identify a row by"
+    return None
