@@ -31,6 +31,8 @@ class TableSettings(Section):
     table: str = Field(pattern=TABLE, description="schema.table")
     partitions: int = Field(default=4, ge=1, le=1000)
     exclude: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    """Columns that tell rows apart where there is no primary key: those of a unique index, none of them nullable."""
 
 
 def _table(value: object) -> object:

@@ -7,6 +7,7 @@ Invariant: nothing here writes or leaves a setting behind, and no message holds 
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,12 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
+from cdc import keys
 from cdc.change import Column, Table
 from cdc.errors import SettingsError, SourceError
 from cdc.settings import Pipeline, TableSettings
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+Connection = keys.Connection
 
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 OLDEST = 140000
@@ -36,14 +38,7 @@ REFUSALS = (
 )
 
 TABLES = """
-SELECT c.oid, c.relkind::text, k.conname, k.condeferrable,
-       ARRAY(SELECT a.attname::text FROM pg_index i, unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
-             JOIN pg_attribute a ON a.attnum = part.attnum
-             WHERE i.indexrelid = k.conindid AND a.attrelid = c.oid AND part.at <= i.indnkeyatts
-             ORDER BY part.at)
-FROM pg_class c
-JOIN pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
+SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """
 COLUMNS = """
@@ -201,13 +196,14 @@ def _describe(conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds:
     found = conn.execute(TABLES, [schema, name]).fetchone()
     if found is None:
         raise _unknown(conn, entry.table)
-    oid, kind, constraint, deferrable, key = found
+    oid, kind = found
     _check_kind(entry.table, kind)
-    _check_key(entry.table, constraint, deferrable)
+    index = keys.key_index(conn, oid, entry.table, entry.key)
+    key = entry.key or tuple(index.columns)
     columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds])]
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
-    return Table(schema, name, captured, tuple(key), pipeline.topic(entry.table))
+    return Table(schema, name, captured, key, pipeline.topic(entry.table))
 
 
 def _unknown(conn: Connection, table: str) -> SourceError:
@@ -236,27 +232,11 @@ def _check_kind(table: str, kind: str) -> None:
         )
 
 
-def _check_key(table: str, constraint: str | None, deferrable: bool | None) -> None:
-    if constraint is None:
-        raise SourceError(
-            f"{table} has no primary key, so its rows have no identity in a view.",
-            hint=f"ALTER TABLE {table} ADD PRIMARY KEY (...), or take it out of source.tables",
-            table=table,
-        )
-    if deferrable:
-        # Two rows may swap keys in a transaction; folded per key, a delete would then win over a living row.
-        raise SourceError(
-            f"The primary key of {table} is deferrable, so it doesn't identify a row at every moment.",
-            hint=f"ALTER TABLE {table} DROP CONSTRAINT {constraint}, ADD PRIMARY KEY (...)",
-            table=table,
-        )
-
-
-def _check_exclude(entry: TableSettings, names: list[str], key: list[str]) -> None:
+def _check_exclude(entry: TableSettings, names: list[str], key: Sequence[str]) -> None:
     for column in entry.exclude:
         if column in key:
             raise SourceError(
-                f"{entry.table} excludes {column}, which is part of its primary key.",
+                f"{entry.table} excludes {column}, which is part of its key.",
                 hint=f"take {column} out of exclude: without it rows can't be told apart",
                 table=entry.table,
             )

@@ -98,6 +98,8 @@ def configuration(
     }
     if excluded:
         config["column.exclude.list"] = _patterns(excluded)
+    if keys := [f"{re.escape(entry.table)}:{','.join(entry.key)}" for entry in pipeline.source.tables if entry.key]:
+        config["message.key.columns"] = ";".join(keys)
     return config
 
 

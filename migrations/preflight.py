@@ -8,7 +8,7 @@ Invariant: nothing here writes, so a refusal leaves the database as it was.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from cdc.errors import SourceError
+from cdc.keys import Index, key_index
 from migrations.runner import CONTROL, migrations
 
 CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")
@@ -30,7 +31,7 @@ NOT_TABLES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Relation:
     """A captured table in the catalogue; `members` are its oid and those of its partitions."""
 
@@ -41,13 +42,13 @@ class Relation:
     persistence: str
     owner: str
     owned: bool
-    key: str | None
-    deferrable: bool
     toastable: bool
     virtual_columns: list[str]
     inherited: bool
     filtered: bool
     members: list[int]
+    key_index: Index | None = None
+    """Of a key that the pipeline file names: the unique index that holds it."""
 
     @property
     def label(self) -> str:
@@ -63,7 +64,6 @@ class Relation:
 RELATIONS = """
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistence AS persistence,
        pg_get_userbyid(c.relowner) AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
-       k.conname AS key, coalesce(k.condeferrable, false) AS deferrable,
        EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
                WHERE a.attrelid = c.oid AND a.attnum > 0 AND t.typstorage <> 'p') AS toastable,
        ARRAY(SELECT a.attname::text FROM pg_attribute a
@@ -82,13 +82,20 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistenc
 FROM unnest(%(schemas)s::text[], %(names)s::text[]) WITH ORDINALITY AS wanted (nspname, relname, position)
 JOIN pg_namespace n USING (nspname)
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
-LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
 ORDER BY position
 """
 
 
-def relations(conn: psycopg.Connection, tables: Sequence[tuple[str, str]], role: str) -> list[Relation]:
-    """The captured tables, in the order given. Raises SourceError for the first that can't be captured."""
+def relations(
+    conn: psycopg.Connection,
+    tables: Sequence[tuple[str, str]],
+    role: str,
+    keys: Mapping[str, Sequence[str]] | None = None,
+) -> list[Relation]:
+    """The captured tables, in the order given. Raises SourceError for the first that can't be captured.
+
+    `keys` names, by table, columns of a unique index that stand for a primary key.
+    """
     wanted = list(dict.fromkeys(tables))
     if not wanted:
         raise SourceError("no tables to capture", hint="list them under source.tables of the pipeline file")
@@ -102,7 +109,8 @@ def relations(conn: psycopg.Connection, tables: Sequence[tuple[str, str]], role:
             raise _unknown(conn, table)
     for relation in found:
         _refuse_kind(relation)
-        _refuse_key(relation)
+        index = key_index(conn, relation.oid, relation.label, (keys or {}).get(relation.label, ()))
+        relation.key_index = None if index.primary else index
         _refuse_rows(relation, role)
         _refuse_owner(conn, relation)
     return found
@@ -142,22 +150,6 @@ def _refuse_kind(relation: Relation) -> None:
         raise SourceError(
             f"{table} has tables that inherit from it; their rows would come under their own names",
             hint="list the child tables instead, or use declarative partitions",
-            table=table,
-        )
-
-
-def _refuse_key(relation: Relation) -> None:
-    table = relation.label
-    if relation.key is None:
-        raise SourceError(
-            f"{table} has no primary key, so its rows have no identity in a view",
-            hint=f"run ALTER TABLE {table} ADD PRIMARY KEY (...)",
-            table=table,
-        )
-    if relation.deferrable:
-        raise SourceError(
-            f"the primary key of {table} is deferrable; replication can't use it",
-            hint=f"run ALTER TABLE {table} DROP CONSTRAINT {relation.key}, ADD PRIMARY KEY (...)",
             table=table,
         )
 

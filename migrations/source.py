@@ -7,7 +7,7 @@ changes nothing; a run with another list of tables moves the source to that list
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -38,8 +38,11 @@ def prepare_source(
     tables: Sequence[tuple[str, str]],
     role: str,
     password: str | None,
+    keys: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
     """Make the source fit for the pipeline's connector; `tables` are (schema, table).
+
+    `keys` names, by schema.table, columns of a unique index that stand for a primary key.
 
     The connection must not be inside a transaction, and its role must own the tables. Lines that start with
     `note:` say what could not be done and isn't needed.
@@ -50,7 +53,7 @@ def prepare_source(
     try:
         with one_at_a_time(conn), conn.transaction():
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
-            captured = _checked(conn, pipeline, tables, role)
+            captured = _checked(conn, pipeline, tables, role, keys)
             return list(_prepare(conn, pipeline, captured, role, password))
     except psycopg.errors.InsufficientPrivilege as error:
         raise no_privilege(conn, error, "what is missing") from error
@@ -75,9 +78,15 @@ def heartbeat_query(pipeline: str) -> str:
     )
 
 
-def _checked(conn: psycopg.Connection, pipeline: str, tables: Sequence[tuple[str, str]], role: str) -> list[Relation]:
+def _checked(
+    conn: psycopg.Connection,
+    pipeline: str,
+    tables: Sequence[tuple[str, str]],
+    role: str,
+    keys: Mapping[str, Sequence[str]] | None,
+) -> list[Relation]:
     require_control(conn)
-    captured = relations(conn, tables, role)
+    captured = relations(conn, tables, role, keys)
     require_publication(conn, pipeline)
     require_role(conn, role, captured)
     return captured
@@ -107,18 +116,27 @@ def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[s
     """
     rows = conn.execute(
         "SELECT n.nspname, c.relname, c.relreplident = 'f',"
-        " c.relreplident = 'd' OR c.relreplident = 'i' AND EXISTS"
-        " (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisprimary)"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s) ORDER BY 1, 2",
-        [relation.members],
+        " c.relreplident = 'd' AND %(index)s::oid IS NULL OR c.relreplident = 'i' AND EXISTS"
+        " (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident"
+        "  AND CASE WHEN %(index)s::oid IS NULL THEN i.indisprimary ELSE i.indexrelid = %(index)s END)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%(members)s) ORDER BY 1, 2",
+        {"members": relation.members, "index": relation.key_index and relation.key_index.oid},
     ).fetchall()
     for schema, name, full, keyed in rows:
         if full or (keyed and not relation.toastable):
             continue
-        identity = "FULL" if relation.toastable else "DEFAULT"
-        statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}")
-        conn.execute(statement.format(sql.Identifier(schema, name), sql.SQL(identity)))
-        yield f"set REPLICA IDENTITY {identity} on {schema}.{name}"
+        identity = _identity(relation)
+        conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(sql.Identifier(schema, name), identity))
+        yield f"set REPLICA IDENTITY {identity.as_string(conn)} on {schema}.{name}"
+
+
+def _identity(relation: Relation) -> sql.Composable:
+    if relation.key_index is None:
+        return sql.SQL("FULL" if relation.toastable else "DEFAULT")
+    # A partition has an index of its own in the place of its table's.
+    if relation.toastable or relation.relkind == "p":
+        return sql.SQL("FULL")
+    return sql.SQL("USING INDEX {}").format(sql.Identifier(relation.key_index.name))
 
 
 def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[str]:

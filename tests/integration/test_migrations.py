@@ -444,6 +444,36 @@ def test_an_identity_without_the_key_is_repaired(prepare: Prepare, conn: psycopg
     execute(conn, "INSERT INTO shop.counters VALUES (1, 1); UPDATE shop.counters SET n = 2")
 
 
+def test_a_key_that_is_no_primary_key_becomes_the_identity(prepare: Prepare, conn: psycopg.Connection) -> None:
+    """Otherwise a deletion would not say which row it was, or Postgres would refuse it."""
+    execute(
+        conn,
+        "CREATE TABLE shop.seats (a int NOT NULL, b int NOT NULL, n int); CREATE UNIQUE INDEX ON shop.seats (n);"
+        " CREATE UNIQUE INDEX seats_a_b ON shop.seats (a, b);"
+        " CREATE TABLE shop.names (a int NOT NULL UNIQUE, t text);"
+        " CREATE TABLE shop.parts (a int NOT NULL UNIQUE, n int) PARTITION BY RANGE (a);"
+        " CREATE TABLE shop.part PARTITION OF shop.parts FOR VALUES FROM (0) TO (10)",
+    )
+    tables = [("shop", "seats"), ("shop", "names"), ("shop", "parts")]
+    keys = {"shop.seats": ["b", "a"], "shop.names": ["a"], "shop.parts": ["a"]}
+    with pytest.raises(SourceError, match=r"shop.seats has no primary key") as caught:
+        prepare(tables)
+    assert "key: [a, b]" in caught.value.hint
+    lines = prepare(tables, keys=keys)
+    assert 'set REPLICA IDENTITY USING INDEX "seats_a_b" on shop.seats' in lines
+    found = identities(conn)
+    assert {name: found[name] for name in ("seats", "names", "parts", "part")} == {
+        "seats": "i",
+        "names": "f",
+        "parts": "f",
+        "part": "f",
+    }
+    assert prepare(tables, keys=keys) == []
+    execute(conn, "INSERT INTO shop.seats VALUES (1, 1, 1); UPDATE shop.seats SET n = 2; DELETE FROM shop.seats")
+    execute(conn, "ALTER TABLE shop.seats REPLICA IDENTITY DEFAULT")
+    assert prepare(tables, keys=keys) == ['set REPLICA IDENTITY USING INDEX "seats_a_b" on shop.seats']
+
+
 def test_the_application_can_still_write_every_table(prepare: Prepare, conn: psycopg.Connection) -> None:
     """A full identity with an unpublished generated column would refuse updates and deletes."""
     execute(
@@ -492,7 +522,7 @@ def test_partitions_are_published_as_their_table(prepare: Prepare, conn: psycopg
         (
             "CREATE TABLE shop.k (id int PRIMARY KEY DEFERRABLE)",
             "shop.k",
-            "the primary key of shop.k is deferrable",
+            "The primary key of shop.k is deferrable",
             "DROP CONSTRAINT k_pkey",
         ),
         (

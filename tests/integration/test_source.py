@@ -25,6 +25,13 @@ CREATE TABLE shop.orders (
 ALTER TABLE shop.orders DROP COLUMN dropped;
 CREATE TABLE shop."Lines" (id bigint PRIMARY KEY);
 CREATE TABLE shop.keyless (id int);
+CREATE TABLE shop.keyed (a int NOT NULL, b text NOT NULL, c int NOT NULL, d int, e int NOT NULL, "f;g" int NOT NULL);
+CREATE UNIQUE INDEX keyed_a_b ON shop.keyed (a, b) INCLUDE (d);
+CREATE UNIQUE INDEX ON shop.keyed (c) WHERE a > 0;
+CREATE UNIQUE INDEX ON shop.keyed (d);
+CREATE UNIQUE INDEX ON shop.keyed ((a + c));
+CREATE UNIQUE INDEX ON shop.keyed ("f;g");
+ALTER TABLE shop.keyed ADD UNIQUE (e) DEFERRABLE;
 CREATE TABLE shop.swappable (id int PRIMARY KEY DEFERRABLE);
 CREATE VIEW shop.summary AS SELECT 1 AS id;
 CREATE TABLE shop.parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
@@ -90,9 +97,20 @@ def test_excluded_columns_are_left_out(conn: source.Connection, unique: str) -> 
         ("elsewhere.xyzzy", ["no table elsewhere.xyzzy", "create it"]),
         ("shop.keyless", ["no primary key", "ALTER TABLE shop.keyless ADD PRIMARY KEY"]),
         ("shop.swappable", ["deferrable", "DROP CONSTRAINT swappable_pkey"]),
+        ("shop.keyed", ["no primary key", "write {table: shop.keyed, key: [f;g]}"]),
+        (
+            {"table": "shop.keyed", "key": ["a"]},
+            ["exactly a that", "write {table: shop.keyed, key: [a, b]}: keyed_a_b"],
+        ),
+        ({"table": "shop.keyed", "key": ["c"]}, ["partial"]),
+        ({"table": "shop.keyed", "key": ["d"]}, ["NOT NULL"]),
+        ({"table": "shop.keyed", "key": ["e"]}, ["deferrable"]),
+        ({"table": "shop.keyed", "key": ["f;g"]}, ["semicolon", "rename"]),
+        ({"table": "shop.keyed", "key": ["a", "b"], "exclude": ["b"]}, ["part of its key"]),
+        ({"table": "shop.keyless", "key": ["id"]}, ["no unique index", "CREATE UNIQUE INDEX ON shop.keyless (id)"]),
         ("shop.summary", ["isn't a table"]),
         ({"table": "shop.orders", "exclude": ["nots"]}, ["no such column", "did you mean note?"]),
-        ({"table": "shop.orders", "exclude": ["region"]}, ["primary key", "take region out"]),
+        ({"table": "shop.orders", "exclude": ["region"]}, ["part of its key", "take region out"]),
     ],
 )
 def test_a_table_that_cannot_be_captured(conn: source.Connection, unique: str, table: Any, words: list[str]) -> None:
@@ -100,6 +118,15 @@ def test_a_table_that_cannot_be_captured(conn: source.Connection, unique: str, t
         describe(conn, unique, "shop.parts", table)
     said = f"{caught.value.message} {caught.value.hint}"
     assert all(word in said for word in words), said
+
+
+def test_a_key_that_the_file_names(conn: source.Connection, unique: str) -> None:
+    """In the order of the file; a primary key may be named as well."""
+    keyed, orders = describe(
+        conn, unique, {"table": "shop.keyed", "key": ["b", "a"]}, {"table": "shop.orders", "key": ["region", "id"]}
+    )
+    assert keyed.key == ("b", "a")
+    assert orders.key == ("region", "id")
 
 
 def test_a_slot_as_the_server_has_it(conn: source.Connection, postgres_dsn: str, unique: str) -> None:

@@ -69,6 +69,7 @@ class Shop:
             ],
             role=self.pipeline.replication_user,
             password=password,
+            keys={entry.table: entry.key for entry in self.pipeline.source.tables if entry.key},
         )
 
     def register(self, **settings: Any) -> Any:

@@ -1,0 +1,103 @@
+"""What identifies a row of a captured table: its primary key, or columns that a unique index holds to be one.
+
+In:  the catalogue, `key` of the pipeline file. Out: the columns; SourceError with the key that the table could have.
+Invariant: at every moment no two rows have the same key, and none has a null in it.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc.errors import SourceError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Of a partition's or a table's own; only columns that every row has a value in, checked at once and for all rows.
+INDEXES = """
+SELECT c.relname::text, c.oid, i.indisprimary, i.indimmediate,
+       ARRAY(SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
+             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.attnum
+             WHERE part.at <= i.indnkeyatts ORDER BY part.at)
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+  AND (i.indisprimary OR i.indimmediate)
+  AND NOT EXISTS (SELECT FROM unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
+                  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.attnum
+                  WHERE part.at <= i.indnkeyatts AND NOT a.attnotnull)
+ORDER BY i.indisprimary DESC, array_length(i.indkey, 1), 1
+"""
+
+
+@dataclass(frozen=True)
+class Index:
+    """A unique index over columns without nulls."""
+
+    name: str
+    oid: int
+    primary: bool
+    immediate: bool
+    columns: list[str]
+
+
+def indexes(conn: Connection, relation: int) -> list[Index]:
+    """Those that can identify a row, the primary key first."""
+    return [Index(*row) for row in conn.execute(INDEXES, [relation])]
+
+
+def key_index(conn: Connection, relation: int, table: str, key: Sequence[str] = ()) -> Index:
+    """The index by which rows are told apart: of `key` where the pipeline file names one, else the primary key.
+
+    Raises:
+        SourceError: when there is none, or one that is checked only at the end of a transaction.
+    """
+    found = indexes(conn, relation)
+    if key:
+        return _named(table, key, [index for index in found if index.immediate])
+    if not found or not found[0].primary:
+        raise SourceError(
+            f"{table} has no primary key, so its rows have no identity in a view.",
+            hint=f"ALTER TABLE {table} ADD PRIMARY KEY (...), or {_suggested(table, found)}",
+            table=table,
+        )
+    if not found[0].immediate:
+        # Two rows may swap keys in a transaction; folded per key, a delete would then win over a living row.
+        raise SourceError(
+            f"The primary key of {table} is deferrable, so it doesn't identify a row at every moment.",
+            hint=f"ALTER TABLE {table} DROP CONSTRAINT {found[0].name}, ADD PRIMARY KEY (...)",
+            table=table,
+        )
+    return found[0]
+
+
+def _named(table: str, key: Sequence[str], found: Sequence[Index]) -> Index:
+    unspeakable = [column for column in key if not re.fullmatch(r"[^\s:;,]+", column)]
+    if unspeakable:
+        raise SourceError(
+            f"A key column of {table} has a space, a colon, a semicolon or a comma in its name.",
+            hint="the connector can't be told of it: rename the column, or give the table a primary key",
+            table=table,
+        )
+    for index in found:
+        if sorted(index.columns) == sorted(key):
+            return index
+    raise SourceError(
+        f"{table} has no unique index over exactly {', '.join(key)} that holds for every row at every moment: all of"
+        " them NOT NULL, the index neither deferrable nor partial nor over expressions.",
+        hint=_suggested(table, found, key),
+        table=table,
+    )
+
+
+def _suggested(table: str, found: Sequence[Index], key: Sequence[str] = ()) -> str:
+    usable = [index for index in found if index.immediate]
+    if usable:
+        wanted = {", ".join(index.columns): index for index in usable}
+        near = difflib.get_close_matches(", ".join(key), wanted, n=1, cutoff=0.0)
+        columns = near[0] if near else ", ".join(usable[0].columns)
+        return f"write {{table: {table}, key: [{columns}]}}: {wanted[columns].name} tells its rows apart"
+    columns = ", ".join(key) or "..."
+    return f"make the columns NOT NULL and CREATE UNIQUE INDEX ON {table} ({columns}), then name them as its key"
