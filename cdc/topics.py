@@ -94,6 +94,21 @@ class Topics:
             for topic, count in topics.items()
         ]
 
+    def check(self, pipeline: Pipeline) -> None:
+        """Refuse topics that aren't what `ensure` makes: in one that was changed since, records may be lost or moved.
+
+        Raises:
+            ConnectorError: for the first that is missing, has other partitions or is cleaned up in another way.
+        """
+        topics = wanted(pipeline)
+        with reaching(self.bootstrap):
+            existing = self._described(topics)
+            if missing := [topic for topic in topics if topic not in existing]:
+                raise _missing(missing[0])
+            found = self._settings(existing)
+        for topic, count in topics.items():
+            _check(topic, count, len(existing[topic]["partitions"]), found[topic].get("cleanup.policy", "unknown"))
+
     def ends(self, topics: Sequence[str]) -> dict[str, Position]:
         """The end of each topic as a read_committed reader sees it: past the last decided transaction."""
         return self._positions(topics, kafka.admin.OffsetSpec.LATEST)
@@ -164,11 +179,7 @@ class Topics:
         with reaching(self.bootstrap):
             described = self._described(topics)
             if missing := [topic for topic in topics if topic not in described]:
-                raise ConnectorError(
-                    f"There is no topic {missing[0]}.",
-                    hint="create the topics with: cdc -p FILE register",
-                    topic=missing[0],
-                )
+                raise _missing(missing[0])
             counts = {topic: len(described[topic]["partitions"]) for topic in topics}
             places = {kafka.TopicPartition(topic, at): spec for topic in topics for at in range(counts[topic])}
             offsets = self._admin.list_partition_offsets(places, kafka.IsolationLevel.READ_COMMITTED)
@@ -181,17 +192,23 @@ class Topics:
         }
 
 
+def _missing(topic: str) -> ConnectorError:
+    return ConnectorError(
+        f"There is no topic {topic}.", hint="create the topics with: cdc -p FILE register", topic=topic
+    )
+
+
 def _check(topic: str, partitions: int, found: int, policy: str) -> None:
     if found != partitions:
         raise ConnectorError(
-            f"Topic {topic} has {found} partitions, the pipeline file says {partitions}; none was created.",
+            f"Topic {topic} has {found} partitions, the pipeline file says {partitions}: keys may have moved.",
             hint=f"write partitions: {found} for it in the pipeline file, or delete the topic, then run"
             " cdc -p FILE register and cdc -p FILE rebuild",
             topic=topic,
         )
     if policy != "compact":
         raise ConnectorError(
-            f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact; nothing was created.",
+            f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact.",
             hint="it may have lost records: delete it, then run cdc -p FILE register and cdc -p FILE rebuild",
             topic=topic,
         )

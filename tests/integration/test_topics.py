@@ -66,6 +66,7 @@ def test_what_is_missing_is_created(topics: Topics, shop: Pipeline, admin: kafka
         f"{unique}.cdc.ddl": 1,
         f"{unique}.cdc.signal": 1,
         f"__debezium-heartbeat.{unique}": 1,
+        f"{unique}.quarantine": 1,
     }
     settings = described(admin, f"{unique}.public.orders")
     assert settings["cleanup.policy"] == "compact"
@@ -120,6 +121,43 @@ def test_a_topic_of_another_shape_stops_everything(
     said = f"{caught.value.message} {caught.value.hint}"
     assert all(word in said for word in [other, *words]), said
     assert [topic for topic in admin.list_topics() if unique in topic] == [other]
+
+
+def test_topics_that_are_as_they_were_made(topics: Topics, shop: Pipeline) -> None:
+    topics.ensure(shop)
+    topics.check(shop)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("more partitions", ["has 2 partitions", "says 1", "partitions: 2", "rebuild"]),
+        ("delete", ["cleanup.policy delete", "takes compact", "rebuild"]),
+        ("compact,delete", ["cleanup.policy compact,delete"]),
+        ("gone", ["no topic", "register"]),
+    ],
+)
+def test_a_topic_that_was_changed_since(
+    topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str, change: str, words: list[str]
+) -> None:
+    lines = f"{unique}.public.lines"
+    topics.ensure(shop)
+    if change == "more partitions":
+        admin.create_partitions({lines: 2})
+    elif change == "gone":
+        admin.delete_topics([lines])
+    else:
+        admin.alter_configs([kafka.admin.ConfigResource("topic", lines, {"cleanup.policy": change})])
+
+    def refused() -> str:
+        try:
+            topics.check(shop)
+        except ConnectorError as error:
+            return f"{error.message} {error.hint}"
+        return ""
+
+    said = wait_until(refused, 10, "the broker to tell of the change")
+    assert all(word in said for word in [lines, *words]), said
 
 
 def test_positions_of_an_empty_and_of_a_missing_topic(topics: Topics, shop: Pipeline, unique: str) -> None:
