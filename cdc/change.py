@@ -69,6 +69,8 @@ class Stored:
     """Rows written or deleted since the view was made; a replay counts again."""
     at: float = 0.0
     """Unix seconds of the last change of this record."""
+    floor: int = 0
+    """The LSN of the last TRUNCATE that the view was made after: it holds nothing from before."""
 
     MARK: ClassVar[str] = '{"topic_id"'
     """How its JSON begins: tells it from other people's notes in the same place."""
@@ -81,13 +83,15 @@ class Stored:
                 "writer": self.writer,
                 "rows": self.rows,
                 "at": self.at,
+                "floor": self.floor,
             }
         )
 
     @classmethod
     def from_mapping(cls, stored: Mapping[str, Any]) -> "Stored":
         offsets = tuple(int(offset) for offset in stored["offsets"])
-        return cls(Position(stored["topic_id"], offsets), stored["writer"], int(stored["rows"]), float(stored["at"]))
+        position = Position(stored["topic_id"], offsets)
+        return cls(position, stored["writer"], int(stored["rows"]), float(stored["at"]), int(stored.get("floor", 0)))
 
     @classmethod
     def from_json(cls, text: str) -> "Stored":
@@ -104,10 +108,17 @@ class Advance:
     table: Table
     start: Position | None
     until: Position
+    floor: int = 0
+    """See `Stored.floor`."""
 
     @property
     def start_offsets(self) -> tuple[int, ...]:
         return self.start.offsets if self.start else (0,) * self.until.partition_count
+
+    @property
+    def repairs(self) -> bool:
+        """A step of no length: its rows are written, the position stays."""
+        return self.start == self.until
 
     @property
     def offsets(self) -> int:
@@ -117,21 +128,28 @@ class Advance:
 
 @dataclass
 class Applied:
-    """What one batch did to one view, in rows after folding."""
+    """What one batch did to one view, in records: every record read is in exactly one of the other numbers."""
 
+    read: int = 0
     written: int = 0
     deleted: int = 0
+    folded: int = 0
+    """Superseded by a newer change of the same row in the same batch."""
     stale: int = 0
-    """Writes that the view already had in a newer version: a replay."""
+    """Without effect: the view had a newer version already, or the change lies before a TRUNCATE."""
+    quarantined: int = 0
 
     @property
     def rows(self) -> int:
         return self.written + self.deleted
 
+    @property
+    def accounted(self) -> int:
+        return self.rows + self.folded + self.stale + self.quarantined
+
     def add(self, other: "Applied") -> None:
-        self.written += other.written
-        self.deleted += other.deleted
-        self.stale += other.stale
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass
@@ -140,11 +158,15 @@ class Progress:
 
     sink: str
     state: str = "starting"
-    rows: int = 0
+    applied: Applied = field(default_factory=Applied)
     rows_per_s: float = 0.0
     lag_records: int = 0
     lag_seconds: float = 0.0
     batches: int = 0
+    careful: bool = False
+    """Whether it looks at each record twice, because some of this sink are in quarantine."""
+    aside: dict[str, list[str]] = field(default_factory=dict)
+    """Tables that wait for a person, by name: what is the matter, and what to do."""
     error: str | None = None
     hint: str | None = None
     since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))

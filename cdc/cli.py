@@ -1,6 +1,5 @@
 """The command line: the only place that wires the parts together, prints and exits."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -9,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
+from cdc import cli_quarantine
+from cdc.console import Json, err, out, print_error, print_json, say
 from cdc.context import Context
 from cdc.errors import CdcError, DivergenceError, SettingsError
 
@@ -26,8 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out, err = Console(), Console(stderr=True)
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+app.add_typer(cli_quarantine.app, name="quarantine")
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
@@ -50,9 +49,9 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start the local servers; does nothing when they are up."""
-    endpoints = _stack(stack).up(context.obj.state, progress=_say)
+    endpoints = _stack(stack).up(context.obj.state, progress=say)
     if as_json:
-        return _print_json(endpoints.to_dict())
+        return print_json(endpoints.to_dict())
     from cdc import render
 
     out.print(render.endpoints(endpoints.to_dict()))
@@ -66,9 +65,9 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Stop the local servers; their data stays."""
-    stopped = _stack(stack).down(context.obj.state, progress=_say)
+    stopped = _stack(stack).down(context.obj.state, progress=say)
     if as_json:
-        return _print_json({"stopped": stopped})
+        return print_json({"stopped": stopped})
     out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
     return None
 
@@ -98,7 +97,7 @@ def migrate(
         )
     fresh = [migration.name for migration in applied if migration.now]
     if as_json:
-        return _print_json({"applied": fresh, "recorded": [one.name for one in applied], "done": done})
+        return print_json({"applied": fresh, "recorded": [one.name for one in applied], "done": done})
     for line in (*(f"applied {name}" for name in fresh), *done):
         out.print(line, highlight=False)
     if not fresh and not done:
@@ -126,7 +125,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         for one in ensured
     ]
     if as_json:
-        return _print_json({"topics": listed})
+        return print_json({"topics": listed})
     from cdc import render
 
     out.print(render.topics(listed))
@@ -138,9 +137,9 @@ def register(context: typer.Context, as_json: Json = False) -> None:
     """Create or update the connector, and wait until its changes arrive."""
     from connectors.register import register as run
 
-    registered = run(context.obj.pipeline, context.obj.tables, progress=_say)
+    registered = run(context.obj.pipeline, context.obj.tables, progress=say)
     if as_json:
-        return _print_json(registered.to_dict())
+        return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
     return None
 
@@ -156,12 +155,14 @@ def run(
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
     from cdc import render
+    from cdc.follow import Follower
     from cdc.stream import Stream
     from cdc.supervise import publish, supervise
 
     pipeline, tables, sinks = context.obj.pipeline, context.obj.tables, context.obj.sinks(sink)
     with _spark(master) as spark:
-        streams = [Stream(spark, one, tables, pipeline.kafka, pipeline.sinks[one.name].trigger_s) for one in sinks]
+        describe, placeholder = Follower(context.obj.load, tables), context.obj.placeholder
+        streams = [Stream(spark, one, pipeline, describe, placeholder) for one in sinks]
         with render.live(err, quiet=as_json) as show:
 
             def tick(progress: "list[Progress]") -> None:
@@ -172,7 +173,7 @@ def run(
     for one in sinks:
         one.close()
     if as_json:
-        _print_json({"sinks": [vars(stream.progress) for stream in streams]})
+        print_json({"sinks": [vars(stream.progress) for stream in streams]})
     if errors:
         for error in errors[1:]:
             print_error(error)
@@ -182,7 +183,8 @@ def run(
 @app.command()
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Where each hop stands, and which one is slow."""
-    from cdc.status import collect, slow_hop
+    from cdc.slow import slow_hop
+    from cdc.status import collect
     from cdc.supervise import published
 
     pipeline = context.obj.pipeline
@@ -190,10 +192,30 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     progress = published(context.obj.runs) if context.obj.runs.exists() else {}
     found = collect(pipeline, positions={one.name: one.position for one in sinks}, progress=progress)
     if as_json:
-        return _print_json({**found.to_dict(), "slow_hop": slow_hop(found)})
+        return print_json({**found.to_dict(), "slow_hop": slow_hop(found)})
     from cdc import render
 
     out.print(render.status(found, slow_hop(found)))
+    return None
+
+
+@app.command()
+def rebuild(
+    context: typer.Context,
+    sink: Annotated[str, typer.Argument(help="The sink whose views are made again.")],
+    table: Annotated[str | None, typer.Option(help="Only this table, schema.table.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Empty views and make them again from offset zero: `cdc run` does it, at once where it runs."""
+    (one,) = context.obj.sinks([sink])
+    names = []
+    with _spark("local[*]"):
+        for each in context.obj.captured(table):
+            one.clear(each)
+            names.append(each.qualified)
+    if as_json:
+        return print_json({"sink": sink, "tables": names})
+    out.print(f"{', '.join(names)} in {sink}: empty, cdc run fills it from the topic's start", highlight=False)
     return None
 
 
@@ -209,17 +231,11 @@ def verify(
     from cdc import render
     from cdc.verify import compare
 
-    pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
-    tables = [one for one in context.obj.tables if table in (None, one.qualified)]
-    if not tables:
-        raise SettingsError(
-            f"The pipeline doesn't capture {table}.",
-            hint=f"one of: {', '.join(t.qualified for t in context.obj.tables)}",
-        )
+    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.captured(table)
     with _spark(master) as spark:
         found = [one for each in tables for one in compare(spark, each, pipeline.source.dsn, sinks)]
     if as_json:
-        _print_json({"equal": all(one.equal for one in found), "views": [one.to_dict() for one in found]})
+        print_json({"equal": all(one.equal for one in found), "views": [one.to_dict() for one in found]})
     else:
         out.print(render.comparisons(found))
     wrong = [one for one in found if not one.equal]
@@ -246,23 +262,6 @@ def main() -> NoReturn:
             sys.exit(SettingsError.exit_code)
         raise
     sys.exit(0)
-
-
-def print_error(error: CdcError) -> None:
-    err.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False, soft_wrap=False)
-    err.print(f"[bold]hint:[/] {_plain(error.hint)}", highlight=False)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
-
-
-def _say(line: str) -> None:
-    err.print(line, highlight=False, markup=False)
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, default=str, ensure_ascii=False))
 
 
 def _split(table: str) -> tuple[str, str]:

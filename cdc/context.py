@@ -29,6 +29,10 @@ class Context:
 
     @cached_property
     def pipeline(self) -> settings.Pipeline:
+        return self.load()
+
+    def load(self) -> settings.Pipeline:
+        """The pipeline file as it is now."""
         # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
         endpoints = stack.known(self.state)
         own = endpoints.environment() if endpoints else {}
@@ -42,6 +46,23 @@ class Context:
     def tables(self) -> tuple[Table, ...]:
         with source.connect(self.pipeline.source.dsn) as connection:
             return source.describe(connection, self.pipeline)
+
+    def captured(self, name: str | None) -> tuple[Table, ...]:
+        """The table of that name, schema.table; all for None."""
+        found = tuple(table for table in self.tables if name in (None, table.qualified))
+        if not found:
+            known = ", ".join(table.qualified for table in self.tables)
+            raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {known}")
+        return found
+
+    @cached_property
+    def placeholder(self) -> str:
+        """What the connector writes for a value that the log doesn't carry."""
+        from cdc.topics import Topics
+        from connectors.debezium import placeholder
+
+        with Topics(self.pipeline.kafka) as kafka:
+            return placeholder(self.pipeline.pipeline, kafka.cluster_id())
 
     def sinks(self, names: list[str] | None) -> "list[Sink]":
         known = list(self.pipeline.sinks)

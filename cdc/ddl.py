@@ -85,7 +85,7 @@ def parse(value: bytes) -> Definition | None:
             id=int(after["id"]),
             table=after["table_name"],
             relation=after.get("relation"),
-            lsn=_lsn(after["lsn"]),
+            lsn=lsn_number(after["lsn"]),
             command=after["command"],
             columns=_shapes(_loaded(after["columns"])),
             partitions=_tuple(_loaded(after.get("partitions"))),
@@ -263,7 +263,10 @@ def _loaded(text: Any) -> Any:
     return json.loads(text) if isinstance(text, str) else text
 
 
-def _lsn(text: str) -> int:
-    """Debezium knows no pg_lsn, so it comes as the bytes of its text; in a test it may come as the text itself."""
+def lsn_number(text: str) -> int:
+    """A pg_lsn as the number that records carry.
+
+    Debezium knows no pg_lsn, so it comes as the bytes of its text; in a test it may come as the text itself.
+    """
     high, low = (text if "/" in text else b64decode(text).decode()).split("/")
     return (int(high, 16) << 32) + int(low, 16)

@@ -1,39 +1,49 @@
 """Kafka records to changes, as Spark expressions; the same for every table of a batch.
 
     records  key, value binary; topic, partition, offset, timestamp: what Spark's Kafka source gives
-    events   topic string, partition int, offset long, key string, id string, op string, after string, lsn long,
-             commit_us long
-             one row per record; op is null for a tombstone, after is null for both kinds of delete
-    documents  topic, partition, offset, id as above, document string: the row as a view's JSON, null for a delete
+    changes  topic string, partition int, offset long, id string, one row per record
+             kept array<string>   columns whose value the record doesn't carry (`cdc.toast`), null when it carries all
+             dead boolean         from before the table's last TRUNCATE: see `cdc.control`
+      as events      key string, op string, after string (the connector's JSON), lsn long, commit_us long
+      as documents   document string: the row as a view's JSON
+             op is null for a tombstone; after and document are null for both kinds of delete
 
-A record that isn't what the connector writes stops the batch with its topic, partition and offset.
+A record that isn't what the connector writes stops the batch, with its topic, partition and offset. Read carefully,
+it gets a `problem` instead, and every record keeps its `record` (key, value) for the quarantine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc.change import Form, Table
+from cdc.fit import unfit
 from cdc.rows import document, row_id
+from cdc.toast import Placeholder
 
-ENVELOPE = "op string, after string, source struct<lsn bigint, ts_us bigint>"
+ENVELOPE = "op string, after string, source struct<lsn bigint, ts_us bigint, schema string, table string>"
 UNDECODABLE = "cdc cannot decode"
 """First words of a failure that Spark reports as text; `cdc.explain` gives it its class back."""
 
 
-def decoded(records: DataFrame, tables: Sequence[Table], form: Form) -> DataFrame:
-    """Decode every record into the form that a sink takes: `events` or `documents`."""
-    opened = events(records, tables)
-    if form == "events":
-        return opened
-    made = by_topic(tables, lambda table: document(table, F.col("after")))
-    return opened.select("topic", "partition", "offset", "id", made.alias("document"))
+@dataclass(frozen=True)
+class Reading:
+    """What decoding has to know besides the tables."""
+
+    placeholder: str = "__debezium_unavailable_value"
+    floors: Mapping[str, int] = field(default_factory=dict)
+    """Per topic, the LSN below which its changes are dead."""
+    careful: bool = False
+
+    def carefully(self) -> "Reading":
+        return replace(self, careful=True)
 
 
-def events(records: DataFrame, tables: Sequence[Table]) -> DataFrame:
-    """Every record: its row's id, the operation and the row after it as the connector's JSON text."""
+def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Reading) -> DataFrame:
+    """Every record as a change, in the form that a sink takes."""
     opened = records.select(
         "topic",
         "partition",
@@ -41,27 +51,67 @@ def events(records: DataFrame, tables: Sequence[Table]) -> DataFrame:
         F.col("key").cast("string").alias("key"),
         F.col("value").isNull().alias("tombstone"),
         F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
+        *((F.struct("key", "value").alias("record"),) if reading.careful else ()),
     )
-    op, after = F.col("envelope.op"), F.col("envelope.after")
-    written = op.isin("r", "c", "u") & after.isNotNull()
-    good = F.col("key").isNotNull() & (F.col("tombstone") | F.coalesce(written | (op == "d"), F.lit(False)))
-    checked = F.when(good, by_topic(tables, lambda table: row_id(table, F.col("key"))))
-    return opened.select(
-        "topic",
-        "partition",
-        "offset",
-        "key",
-        F.coalesce(checked, _refuse()).alias("id"),
-        op.alias("op"),
-        F.when(op != "d", after).alias("after"),
-        F.col("envelope.source.lsn").alias("lsn"),
-        F.col("envelope.source.ts_us").alias("commit_us"),
-    )
+    named = opened.withColumn("id", by_topic(tables, lambda table: row_id(table, F.col("key"))))
+    wrong = _wrong(tables, form, reading)
+    good = named.withColumn("problem", wrong) if reading.careful else named.withColumn("id", _or_stop(wrong))
+    return good.select(*_columns(tables, form, reading))
 
 
-def _refuse() -> Column:
+def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Column]:
+    placeholder, envelope = Placeholder(reading.placeholder), F.col("envelope")
+    after = F.when(envelope.op != "d", envelope.after)
+    carried = placeholder.masked(after)
+    own = [F.col(name) for name in ("topic", "partition", "offset", "id")]
+    own += [placeholder.kept(after).alias("kept"), _dead(envelope.source.lsn, reading.floors).alias("dead")]
+    if reading.careful:
+        own += [F.col("problem"), F.col("record")]
+        carried = F.when(F.col("problem").isNull(), carried)
+    if form == "documents":
+        return [*own, by_topic(tables, lambda table: document(table, carried)).alias("document")]
+    return [
+        *own,
+        F.col("key"),
+        envelope.op.alias("op"),
+        carried.alias("after"),
+        envelope.source.lsn.alias("lsn"),
+        envelope.source.ts_us.alias("commit_us"),
+    ]
+
+
+def _wrong(tables: Sequence[Table], form: Form, reading: Reading) -> Column:
+    """Why a record isn't a change of its topic's table; null when it is. Names no value."""
+    envelope, tombstone = F.col("envelope"), F.col("tombstone")
+    op, after, origin = envelope.op, envelope.after, envelope.source
+    elsewhere = ~F.col("topic").endswith(F.concat(F.lit("."), origin.schema, F.lit("."), origin.table))
+    found = (
+        F.when(F.col("key").isNull(), "it has no key")
+        .when(F.col("id").isNull(), "its key is not one of the table")
+        .when(tombstone, F.lit(None))
+        .when(op.isNull(), "its value is no change event")
+        .when(~op.isin("r", "c", "u", "d"), "its operation is unknown")
+        .when((op != "d") & after.isNull(), "it lacks the row")
+        .when(elsewhere, "it is of another table")
+    )
+    if reading.careful:
+        masked = Placeholder(reading.placeholder).masked(after)
+        found = found.when(op != "d", by_topic(tables, lambda table: unfit(table, masked, form)))
+    return found
+
+
+def _or_stop(wrong: Column) -> Column:
     place = F.concat_ws(" ", F.col("topic"), F.lit("partition"), "partition", F.lit("offset"), "offset")
-    return F.raise_error(F.concat(F.lit(f"{UNDECODABLE} "), place)).cast("string")
+    stop = F.raise_error(F.concat(F.lit(f"{UNDECODABLE} "), place, F.lit(": "), wrong)).cast("string")
+    return F.when(wrong.isNull(), F.col("id")).otherwise(stop)
+
+
+def _dead(lsn: Column, floors: Mapping[str, int]) -> Column:
+    """A tombstone has no LSN and lives on: it only deletes what a later record of its key would bring anyway."""
+    live = F.lit(False)
+    for topic, floor in floors.items():
+        live = F.when(F.col("topic") == topic, F.coalesce(lsn < F.lit(floor), F.lit(False))).otherwise(live)
+    return live
 
 
 def by_topic(tables: Sequence[Table], expression: Callable[[Table], Column]) -> Column:

@@ -5,6 +5,7 @@
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
     +- ConnectorError       5  Kafka Connect, Debezium, topics
+    |  +- KafkaUnavailable     may come back by itself: wait and try again
     +- DecodeError          6  a record that isn't what the connector writes
     +- SinkError            7  a destination
     |  +- SinkUnavailable      may come back by itself: wait and try again
@@ -42,6 +43,10 @@ class SourceError(CdcError):
 
 class ConnectorError(CdcError):
     exit_code = 5
+
+
+class KafkaUnavailable(ConnectorError):
+    """The broker can't be reached or asks for time; the same call may succeed later."""
 
 
 class DecodeError(CdcError):

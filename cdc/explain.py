@@ -6,6 +6,10 @@ from cdc import decode, rows
 from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable
 
 
+class Unholdable(SinkRejected):
+    """A sink has no way to hold a value."""
+
+
 def explain(error: Exception, sink: str) -> CdcError:
     """Name a failure inside Spark by what a person can do about it."""
     text = str(error)
@@ -16,13 +20,13 @@ def explain(error: Exception, sink: str) -> CdcError:
             sink=sink,
         )
     if "MALFORMED_RECORD_IN_PARSING" in text:
-        return SinkRejected(
+        return DecodeError(
             "A row doesn't fit the columns that its table has now.",
             hint="has a column's type changed? start `cdc run` again, so that it reads the table's columns anew",
             sink=sink,
         )
     if column := _after(text, rows.UNHOLDABLE):
-        return SinkRejected(
+        return Unholdable(
             f"The warehouse has no way to hold a value of {column}.",
             hint="change the row, or leave the column out with `exclude`",
             sink=sink,
@@ -30,7 +34,7 @@ def explain(error: Exception, sink: str) -> CdcError:
     if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
         return ConnectorError(
             "Kafka no longer holds records that the view still needs.",
-            hint=f"rebuild the views of {sink} from their topics' start",
+            hint=f"cdc -p FILE rebuild {sink}",
             sink=sink,
         )
     if "org.apache.kafka.common.errors" in text:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from cdc import source
 from cdc.change import Table
+from cdc.control import Control
 from cdc.errors import ConnectorError
 from cdc.heartbeat import last_beat
 from cdc.settings import Pipeline
@@ -34,12 +35,17 @@ def settle(
     with Topics(pipeline.kafka) as kafka:
         _until(_beaten(pipeline, kafka), began + timeout_s, still)
         ends = kafka.ends([table.topic for table in tables])
+        control = Control(pipeline, kafka)
+        control.read()
 
     def behind() -> list[str]:
         late = []
         for sink in sinks:
             for table in tables:
                 stored, end = sink.position(table), ends[table.topic]
+                if stored and stored.floor < control.floors.get(table.qualified, 0):
+                    late.append(f"{table.qualified} in {sink.name} holds rows from before a TRUNCATE")
+                    continue
                 if left := stored.position.lag(end) if stored else sum(end.offsets):
                     late.append(f"{table.qualified} in {sink.name} is {left} offsets behind")
         return late

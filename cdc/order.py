@@ -1,6 +1,6 @@
-"""One row per key and batch: the newest by offset. The only order there is, see DESIGN section 3."""
+"""One row per key and batch, in offset order and column by column. The only order there is, see DESIGN section 3."""
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc.change import Form
@@ -10,15 +10,61 @@ SMALL = 10_000
 
 
 def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
-    """Keep the newest change of each row in one batch.
+    """The newest change of each row in one batch, and what it has to be completed with.
 
     In:  `decode.decoded` in that form; `records` bounds their number, `tasks` is how many a large batch is folded by
-    Out: topic, partition, id, offset and after or document; at most one row per (topic, id). All rows of a Kafka
-         partition are in one task, sorted by topic, partition, offset.
+    Out: topic, partition, id; at most one row per (topic, id)
+         offset, after or document, kept   the newest living change; offset is null when all of the key's records are
+                                           dead or have a problem
+         older array<struct<row, kept>>    only with `kept`: where the missing values are, newest first. A last element
+                                           whose row is null ends the search: no value is known. After a last element
+                                           that lacks a value too, the view has it.
+         first                             the least offset that the row is made from
+         records, dead, quarantined        how many records of the batch the row stands for
+         All rows of a Kafka partition are in one task, sorted by topic, partition, first.
     Newest is the greatest offset: a key lives in one partition, and the offset is its only order.
     """
+    value = "after" if form == "events" else "document"
+    wrong = F.col("problem").isNotNull() if "problem" in changes.columns else F.lit(False)
+    living = ~wrong & ~F.col("dead")
+    partial = living & F.col("kept").isNotNull()
+    change = F.struct("offset", F.when(~wrong, F.col(value)).alias("row"), "kept")
     # Both ways satisfy the grouping below, so Spark adds no further exchange.
     placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
-    row = F.struct("offset", "after" if form == "events" else "document")
-    newest = placed.groupBy("topic", "partition", "id").agg(F.max_by(row, "offset").alias("newest"))
-    return newest.select("topic", "partition", "id", "newest.*").sortWithinPartitions("topic", "partition", "offset")
+    grouped = placed.groupBy("topic", "partition", "id").agg(
+        F.max_by(change, F.when(living, F.col("offset"))).alias("newest"),
+        # A delete, and a record in quarantine, end the search as well: what lay before them is void.
+        F.max_by(change, F.when(wrong | (living & ~partial), F.col("offset"))).alias("base"),
+        F.collect_list(F.when(partial, change)).alias("partial"),
+        F.count_if(F.col("offset") >= 0).alias("records"),
+        F.count_if(F.col("dead") & ~wrong).alias("dead"),
+        F.count_if(wrong & (F.col("offset") >= 0)).alias("quarantined"),
+    )
+    return _completed(grouped, value).sortWithinPartitions("topic", "partition", "first")
+
+
+def _completed(grouped: DataFrame, value: str) -> DataFrame:
+    newest, base = F.col("newest"), F.col("base")
+    incomplete = newest.kept.isNotNull()
+    since = F.coalesce(base.offset, F.lit(-2))
+
+    def between(one: Column) -> Column:
+        return (one.offset > since) & (one.offset < newest.offset)
+
+    before = F.reverse(F.array_sort(F.filter("partial", between)))
+    chain = F.when(base.isNotNull() & (since < newest.offset), F.array_append(before, base)).otherwise(before)
+    older = F.when(incomplete, F.transform(chain, lambda one: F.struct(one.row.alias("row"), one.kept.alias("kept"))))
+    lowest = F.array_min(F.transform(chain, lambda one: F.greatest(one.offset, F.lit(0))))
+    return grouped.select(
+        "topic",
+        "partition",
+        "id",
+        newest.offset.alias("offset"),
+        newest.row.alias(value),
+        newest.kept.alias("kept"),
+        older.alias("older"),
+        F.when(incomplete, F.coalesce(lowest, newest.offset)).otherwise(newest.offset).alias("first"),
+        "records",
+        "dead",
+        "quarantined",
+    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.change import Position
-from cdc.errors import ConnectorError
+from cdc.errors import KafkaUnavailable
 
 # kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings back.
 with warnings.catch_warnings():
@@ -61,7 +61,7 @@ class Records:
         tail = 16
         while end > start:
             since = max(start, end - tail)
-            records = [record for record in self._read(topic, since, end) if accept(record)]
+            records = [record for record in self.read(topic, since, end) if accept(record)]
             if records or since == start:
                 return records[-1] if records else None
             tail *= 16
@@ -107,7 +107,8 @@ class Records:
             self._consumer.seek(place, offset)
         return self._consumer
 
-    def _read(self, topic: str, since: int, end: int) -> Iterator[Record]:
+    def read(self, topic: str, since: int, end: int) -> Iterator[Record]:
+        """The records of partition 0 in [since, end)."""
         at = kafka.TopicPartition(topic, 0)
         with reaching(self._bootstrap):
             consumer = self._reader({at: since})
@@ -140,11 +141,11 @@ class Records:
 
 @contextlib.contextmanager
 def reaching(bootstrap: str) -> Iterator[None]:
-    """Turn what the client raises into a ConnectorError."""
+    """Turn what the client raises into KafkaUnavailable."""
     try:
         yield
     except (kafka.errors.KafkaError, OSError, ValueError) as error:
-        raise ConnectorError(
+        raise KafkaUnavailable(
             f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
             hint="check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
             server=bootstrap,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cdc.change import Progress
-    from cdc.status import Status
+    from cdc.held import Held
+    from cdc.status import Sink, Status
     from cdc.verify import Comparison
 
 OCCASIONALLY_S = 10.0
@@ -49,13 +50,18 @@ def progress(sinks: Sequence[Progress]) -> RenderableType:
         grid.add_row(
             one.sink,
             Text(one.state, COLOURS.get(one.state, "")),
-            f"{one.rows:,}",
+            f"{one.applied.rows:,}",
             f"{one.rows_per_s:,.0f}",
             f"{one.lag_records:,}",
             f"{one.lag_seconds:.1f}",
         )
     troubles = [Text(f"{one.sink}: {one.error}", "yellow") for one in sinks if one.error]
-    return Group(grid, *troubles)
+    aside = [
+        Text(f"{one.sink}: {table}: {what} Next: {hint}.", "yellow")
+        for one in sinks
+        for table, (what, hint) in one.aside.items()
+    ]
+    return Group(grid, *troubles, *aside)
 
 
 @contextmanager
@@ -80,6 +86,13 @@ def _occasionally(show: Callable[[Sequence[Progress]], None]) -> Callable[[Seque
             show(sinks)
 
     return maybe
+
+
+def quarantine(found: Sequence[Held]) -> RenderableType:
+    grid = _grid("place", "row", "since", "reason")
+    for one in found:
+        grid.add_row(one.entry.place, one.entry.id or "?", _ago(one.at), one.reason)
+    return grid
 
 
 def comparisons(found: Sequence[Comparison]) -> RenderableType:
@@ -110,7 +123,26 @@ def status(found: Status, slow: str) -> RenderableType:
                 _ago(view.at),
             )
     problems = [Text(f"{one.part}: {one.message} hint: {one.hint}", "red") for one in found.problems]
-    return Group(Text(slow, "bold"), Text(), _hops(found), Text(), views, *problems)
+    troubles = [Text(trouble, "yellow") for sink in found.sinks for trouble in _troubles(sink)]
+    return Group(Text(slow, "bold"), Text(), _hops(found), Text(), views, *troubles, *problems)
+
+
+def _troubles(sink: Sink) -> Iterator[str]:
+    """What makes single tables of a sink less than whole."""
+    for view in sink.views:
+        if view.quarantined:
+            count = f"{view.quarantined} record{'s' if view.quarantined > 1 else ''}"
+            yield f"{view.table} in {sink.name} is degraded: {count} in quarantine. Next: cdc -p FILE quarantine list."
+    for table, (what, hint) in sink.aside.items():
+        yield f"{table} in {sink.name} waits: {what} Next: {hint}."
+
+
+def _account(sink: Sink) -> str:
+    """Every record that `cdc run` has read, and what became of it."""
+    if not (done := sink.applied):
+        return ""
+    parts = {"applied": done.rows, "folded": done.folded, "stale": done.stale, "quarantined": done.quarantined}
+    return f"{done.read:,} read = " + " + ".join(f"{count:,} {name}" for name, count in parts.items())
 
 
 def _hops(found: Status) -> RenderableType:
@@ -132,7 +164,7 @@ def _hops(found: Status) -> RenderableType:
         )
     for sink in found.sinks:
         told = Text(sink.state, COLOURS.get(sink.state, "yellow"))
-        grid.add_row(sink.name, told, sink.error or f"{sink.rows_per_s:,.0f} rows/s")
+        grid.add_row(sink.name, told, sink.error or f"{sink.rows_per_s:,.0f} rows/s {_account(sink)}".rstrip())
     return grid
 
 

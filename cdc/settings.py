@@ -87,6 +87,8 @@ class Pipeline(Section):
     connect: str = "${CDC_CONNECT}"
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
+    on_error: Literal["quarantine", "stop"] = "quarantine"
+    """What a sink does with a record that can't be decoded or held: put it aside and go on, or stop."""
 
     @property
     def replication_user(self) -> str:
@@ -98,6 +100,10 @@ class Pipeline(Section):
     @property
     def heartbeat_topic(self) -> str:
         return self.topic("cdc.heartbeat")
+
+    @property
+    def quarantine_topic(self) -> str:
+        return f"{self.pipeline}.quarantine"
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:

@@ -1,23 +1,22 @@
 """The contract between the apply loop and a destination.
 
 The laws, run as one contract suite over every sink: applying twice equals once; an older position never wins;
-deleting what is absent succeeds; a partly refused batch raises and names keys, never values; the position never
+deleting what is absent succeeds; a partly refused batch raises and names places, never values; the position never
 runs ahead of the data; replay from zero equals the model; a crash between write and answer changes nothing;
-a second writer is fenced.
+a second writer is fenced; a value that a change doesn't carry stays what it was.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cdc.change import Advance, Applied, Form, Position, Stored, Table
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -36,10 +35,16 @@ class Sink(Protocol):
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         """Make one batch durable and store its positions, by table name. A repeated batch changes nothing.
 
+        A batch of no length (start = until) writes its rows all the same: it repairs single rows.
+
         Raises:
+            Refused: some of its rows can't be written; the positions are where they can still be read from.
             Fenced: a stored position is neither the batch's start nor of this writer's own making.
             Rewound: the destination has lost what this writer had stored; read the position again.
         """
+
+    def clear(self, table: Table) -> None:
+        """Make the view empty and forget its position, so that it is made again from offset zero."""
 
     def scan(self, table: Table, spark: SparkSession) -> DataFrame:
         """The whole view: id string, document string (JSON), in any order."""
@@ -50,6 +55,38 @@ class Sink(Protocol):
 
 class Rewound(SinkUnavailable):
     """The destination stands before the position this writer had stored there: it lost its last writes."""
+
+
+Key = tuple[str, str]
+"""Topic and row id."""
+
+
+class Refused(SinkRejected):
+    """Single rows that a destination won't take, however often one tries; others may have been written."""
+
+    def __init__(self, rows: Mapping[Key, str], sink: str) -> None:
+        (topic, key), reason = next(iter(rows.items()))
+        super().__init__(
+            f"{sink} refuses {len(rows)} rows; the first: {topic}, id {key}: {reason}.",
+            hint="repair the row at its source, or what refuses it, then start `cdc run` again",
+            sink=sink,
+        )
+        self.rows = dict(rows)
+
+
+class Misfit(SinkRejected):
+    """The view was made for other columns, and can't be changed to hold those that the table has now."""
+
+    def __init__(self, table: Table, sink: str) -> None:
+        super().__init__(
+            f"The view of {table.qualified} in {sink} was made for columns of other types than the table has now.",
+            hint=f"cdc -p FILE rebuild {sink} --table {table.qualified}",
+            sink=sink,
+        )
+
+
+UNKNOWN = "a value that the log doesn't carry isn't known here either"
+"""Why a row is refused that would have to be completed, and can't be."""
 
 
 @dataclass(frozen=True)
@@ -99,79 +136,11 @@ def mismatch(table: Table, expected: Position | None, found: Position | None, *,
 def stored_after(advance: Advance, before: Stored | None, applied: Applied, writer: str) -> Stored:
     """What to store once `advance` is applied."""
     base = before or Stored(advance.until)
-    return replace(base, position=advance.until, writer=writer, rows=base.rows + applied.rows, at=round(time.time(), 3))
-
-
-REPORT = "topic string, partition int, written long, deleted long, stale long, failure string, message string"
-"""What an executor says of its part of a batch. Failures travel as data: an exception would lose its class."""
-
-FAILURES: dict[str, type[CdcError]] = {
-    "unavailable": SinkUnavailable,
-    "rejected": SinkRejected,
-    "fenced": Fenced,
-    "rewound": Rewound,
-}
-
-
-@dataclass
-class Report:
-    """One row of `REPORT`."""
-
-    topic: str
-    partition: int
-    written: int = 0
-    deleted: int = 0
-    stale: int = 0
-    failure: str | None = None
-    message: str | None = None
-
-
-def send(frame: DataFrame, sender: Any, hints: Mapping[str, str]) -> dict[str, Applied]:
-    """Run `sender` on the executors over a frame's Arrow batches and add up what they report, by topic.
-
-    Raises:
-        the error of the first failure reported, with the hint for its kind.
-    """
-    rows = frame.mapInArrow(sender, REPORT).collect()
-    for row in rows:
-        if row["failure"]:
-            hint = hints.get(row["failure"], "see the message")
-            raise FAILURES[row["failure"]](row["message"], hint=hint, topic=row["topic"], partition=row["partition"])
-    applied: dict[str, Applied] = {}
-    for row in rows:
-        part = Applied(row["written"], row["deleted"], row["stale"])
-        applied.setdefault(row["topic"], Applied()).add(part)
-    return applied
-
-
-def report(rows: Iterable[Report]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    listed = list(rows)
-    schema = pa.schema(
-        [("topic", pa.string()), ("partition", pa.int32())]
-        + [(name, pa.int64()) for name in ("written", "deleted", "stale")]
-        + [("failure", pa.string()), ("message", pa.string())]
+    return replace(
+        base,
+        position=advance.until,
+        writer=writer,
+        rows=base.rows + applied.rows,
+        at=round(time.time(), 3),
+        floor=advance.floor,
     )
-    return pa.RecordBatch.from_pylist([vars(row) for row in listed], schema=schema)
-
-
-def partitions(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[pa.RecordBatch]]]:
-    """Split sorted Arrow batches by Kafka partition: topic, partition, its rows in offset order.
-
-    Each inner iterator must be used up before the next is asked for.
-    """
-    import itertools
-
-    runs = (run for batch in batches for run in _runs(batch))
-    for (topic, partition), group in itertools.groupby(runs, key=lambda run: run[0]):
-        yield topic, partition, (rows for _, rows in group)
-
-
-def _runs(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    topics, numbers = batch.column("topic").to_pylist(), batch.column("partition").to_pylist()
-    start = 0
-    for at in range(1, len(topics) + 1):
-        if at == len(topics) or topics[at] != topics[start] or numbers[at] != numbers[start]:
-            yield (topics[start], numbers[start]), batch.slice(start, at - start)
-            start = at

@@ -6,22 +6,21 @@ Invariant: reads only, and no number that the servers themselves don't hold.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cdc import source
-from cdc.change import Position, Progress, Stored, Table
+from cdc.change import Applied, Position, Progress, Stored, Table
 from cdc.errors import CdcError
 from cdc.heartbeat import last_beat
+from cdc.held import held
 from cdc.settings import Pipeline
 from cdc.topics import Topics
 
 Positions = Mapping[str, Callable[[Table], Stored | None]]
-SLOW_S = 5.0
-"""A hop below this isn't called slow."""
-LOOK_AT_SOURCE = "look for a long transaction in pg_stat_activity, then at the worker's log"
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,8 @@ class View:
     """Unix seconds of the last change to the view; None when nothing was ever applied."""
     problem: str | None = None
     hint: str | None = None
+    quarantined: int = 0
+    """Records in quarantine: as long as there are any the view is degraded."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class Sink:
     hint: str | None = None
     rows_per_s: float = 0.0
     views: tuple[View, ...] = ()
+    applied: Applied | None = None
+    """Records since `cdc run` started."""
+    aside: Mapping[str, list[str]] = field(default_factory=dict)
+    """See `Progress.aside`."""
 
     @property
     def lag_seconds(self) -> float:
@@ -154,6 +159,7 @@ def _log(
     with Topics(pipeline.kafka) as topics:
         ends = topics.ends([table.topic for table in tables])
         beat = last_beat(topics, pipeline)
+        kept = Counter((one.entry.sink, one.entry.topic) for one in held(topics, pipeline) if not one.entry.redrive)
         known = {name: found for name, found in stored.items() if found is not None}
         oldest = topics.times(
             place
@@ -167,7 +173,13 @@ def _log(
         age = max(0.0, now - beat.arrived_ms / 1000)
         heartbeat = Heartbeat(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
     return heartbeat, {
-        name: tuple(measure(table, found[table.topic], ends[table.topic], oldest, now) for table in tables)
+        name: tuple(
+            replace(
+                measure(table, found[table.topic], ends[table.topic], oldest, now),
+                quarantined=kept[name, table.topic],
+            )
+            for table in tables
+        )
         for name, found in known.items()
     }
 
@@ -216,7 +228,16 @@ def _at(stored: Stored | None, end: Position) -> Position | None:
 def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink:
     if progress is None:
         return Sink(name, views=views)
-    return Sink(name, progress.state, progress.error, progress.hint, progress.rows_per_s, views)
+    return Sink(
+        name,
+        progress.state,
+        progress.error,
+        progress.hint,
+        progress.rows_per_s,
+        views,
+        progress.applied,
+        progress.aside,
+    )
 
 
 def _unread(tables: Sequence[Table], stored: Mapping[str, Stored | None] | None) -> tuple[View, ...]:
@@ -228,57 +249,3 @@ def _unread(tables: Sequence[Table], stored: Mapping[str, Stored | None] | None)
         else View(table.qualified)
         for table in tables
     )
-
-
-def slow_hop(status: Status) -> str:
-    """One sentence: the hop that holds changes back most, and the command to run next."""
-    return _stopped(status) or _slowest(status)
-
-
-def _stopped(status: Status) -> str | None:
-    """A hop that doesn't move at all, the first one on the way."""
-    connector, slot = status.connector, status.slot
-    for problem in status.problems:
-        if problem.part in ("postgres", "connect", "kafka"):
-            return f"Postgres -> Kafka can't be judged: {problem.message} Next: {problem.hint}."
-    if connector and (connector.state != "RUNNING" or set(connector.tasks) != {"RUNNING"}):
-        states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
-        why = f": {connector.trace}" if connector.trace else ""
-        return f"Postgres -> Kafka has stopped ({states}){why}. Next: cdc -p FILE register."
-    if slot is None or slot.wal_status == "lost":
-        return (
-            f"Postgres -> Kafka has stopped: the slot is {'lost' if slot else 'missing'}. Next: cdc -p FILE register."
-        )
-    return _stopped_sink(status)
-
-
-def _stopped_sink(status: Status) -> str | None:
-    for sink in status.sinks:
-        for view in sink.views:
-            if view.problem:
-                return f"Kafka -> {sink.name} has stopped: {view.table}: {view.problem}. Next: {view.hint} {sink.name}."
-        if sink.error:
-            following = sink.hint or f"cdc -p FILE run --sink {sink.name}"
-            return f"Kafka -> {sink.name} has stopped: {sink.error} Next: {following}."
-    for problem in status.problems:
-        return f"Kafka -> {problem.part} can't be judged: {problem.message} Next: {problem.hint}."
-    return None
-
-
-def _slowest(status: Status) -> str:
-    beat = status.heartbeat
-    if beat is None:
-        return "Postgres -> Kafka is slowest: no heartbeat has arrived yet. Next: cdc -p FILE register."
-    hops = {"Kafka": beat.age_s if beat.late else beat.delay_s}
-    hops |= {sink.name: sink.lag_seconds for sink in status.sinks}
-    name = max(hops, key=lambda hop: hops[hop])
-    way = "Postgres -> Kafka" if name == "Kafka" else f"Kafka -> {name}"
-    if hops[name] < SLOW_S:
-        return f"No hop is slow; the slowest is {way} with {hops[name]:.1f} s. Next: nothing to do."
-    if name == "Kafka":
-        behind = f", {status.slot.lag_bytes} bytes of log behind" if status.slot else ""
-        return f"{way} is slowest: at least {hops[name]:.0f} s{behind}. Next: {LOOK_AT_SOURCE}."
-    sink = next(sink for sink in status.sinks if sink.name == name)
-    running = sink.state not in ("not running", "stopped", "failed")
-    following = "give cdc run more cores (--master)" if running else f"cdc -p FILE run --sink {name}"
-    return f"{way} is slowest: at least {hops[name]:.0f} s behind, {sink.state}. Next: {following}."

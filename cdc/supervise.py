@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from cdc.change import Progress
+from cdc.change import Applied, Progress
 from cdc.errors import CdcError
 from cdc.stream import Stream
 
@@ -94,7 +94,7 @@ def published(folder: Path) -> dict[str, Progress]:
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         pid, at = record.pop("pid"), record.pop("at")
-        one = Progress(**record)
+        one = Progress(**{**record, "applied": Applied(**record["applied"])})
         if one.state in ("starting", "running", "waiting") and not _alive(pid, at):
             one.state = "not running"
         found[one.sink] = one

@@ -43,10 +43,10 @@ class Kept:
 
 
 def wanted(pipeline: Pipeline) -> dict[str, int]:
-    """Every topic that the connector writes, with its number of partitions."""
+    """Every topic of the pipeline, with its number of partitions."""
     tables = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
     control = {pipeline.topic(table): 1 for table in CONTROL_TABLES}
-    return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1}
+    return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, pipeline.quarantine_topic: 1}
 
 
 class Topics:
@@ -109,13 +109,36 @@ class Topics:
         for topic, count in topics.items():
             _check(topic, count, len(existing[topic]["partitions"]), found[topic].get("cleanup.policy", "unknown"))
 
-    def ends(self, topics: Sequence[str]) -> dict[str, Position]:
-        """The end of each topic as a read_committed reader sees it: past the last decided transaction."""
-        return self._positions(topics, kafka.admin.OffsetSpec.LATEST)
+    def existing(self, topics: Iterable[str]) -> set[str]:
+        with reaching(self.bootstrap):
+            return set(self._described(topics))
+
+    def ends(self, topics: Sequence[str], *, decided: bool = True) -> dict[str, Position]:
+        """The end of each topic as a read_committed reader sees it: past the last decided transaction.
+
+        Not `decided`: past everything that was written, whatever becomes of it.
+        """
+        return self._positions(topics, kafka.admin.OffsetSpec.LATEST, decided)
 
     def starts(self, topics: Sequence[str]) -> dict[str, Position]:
         """The first offset that each topic still has."""
         return self._positions(topics, kafka.admin.OffsetSpec.EARLIEST)
+
+    def all(self, topic: str) -> list[Record]:
+        """Every committed record of a one-partition topic: for the small ones that the pipeline keeps about itself."""
+        start, end = self.starts([topic])[topic].offsets[0], self.ends([topic])[topic].offsets[0]
+        return list(self._records.read(topic, start, end))
+
+    def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records of the pipeline's own, durable on return. Rows travel through Spark."""
+        with reaching(self.bootstrap):
+            producer = kafka.KafkaProducer(bootstrap_servers=self.bootstrap, acks="all")
+            try:
+                sent = [producer.send(topic, key=key, value=value) for key, value in records]
+                for one in sent:
+                    one.get(timeout=TIMEOUT_MS / 1000)
+            finally:
+                producer.close()
 
     def last(self, topic: str, accept: Callable[[Record], bool] = lambda _: True) -> Record | None:
         """The newest committed record of a one-partition topic that `accept` takes; None when there is none."""
@@ -175,14 +198,17 @@ class Topics:
         if resources:
             self._admin.alter_configs(resources)
 
-    def _positions(self, topics: Sequence[str], spec: kafka.admin.OffsetSpec) -> dict[str, Position]:
+    def _positions(
+        self, topics: Sequence[str], spec: kafka.admin.OffsetSpec, decided: bool = True
+    ) -> dict[str, Position]:
         with reaching(self.bootstrap):
             described = self._described(topics)
             if missing := [topic for topic in topics if topic not in described]:
                 raise _missing(missing[0])
             counts = {topic: len(described[topic]["partitions"]) for topic in topics}
             places = {kafka.TopicPartition(topic, at): spec for topic in topics for at in range(counts[topic])}
-            offsets = self._admin.list_partition_offsets(places, kafka.IsolationLevel.READ_COMMITTED)
+            level = kafka.IsolationLevel.READ_COMMITTED if decided else kafka.IsolationLevel.READ_UNCOMMITTED
+            offsets = self._admin.list_partition_offsets(places, level)
         return {
             topic: Position(
                 _topic_id(described[topic]["topic_id"]),

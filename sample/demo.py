@@ -25,7 +25,7 @@ from rich.table import Table as Grid
 
 import sinks
 from cdc import fence, settings, source
-from cdc.cli import print_error
+from cdc.console import print_error
 from cdc.errors import CdcError, DivergenceError, SinkError
 from cdc.sink import Sink
 from cdc.verify import Comparison, compare

@@ -5,36 +5,24 @@ filtered out before the write. The commit is a compare-and-set on a transaction 
 commit either conflicts or is skipped, and is told apart by reading the position again.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import deltalake
-
 from cdc.change import Advance, Applied, Form, Position, Stored, Table
-from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.sink import Batch, mismatch, stored_after
+from cdc.errors import SinkRejected
+from cdc.sink import Batch, Misfit, mismatch, stored_after
+from sinks.delta_commits import CLEARED, Commits, numbered
+from sinks.delta_types import column_type, delta_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-APPLICATION = "cdc"
-"""The name under which our commits are numbered in a Delta table (its `txn` actions)."""
-METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-NUMBER = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
-PROPERTIES = {"delta.enableDeletionVectors": "true"}
+PROPERTIES = {"delta.enableDeletionVectors": "true", "mergeSchema": "true"}
 KINDS = ("changes", "mirror")
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the last commit of ours says of one Delta table; number orders our commits."""
-
-    stored: Stored | None
-    number: int
 
 
 class Delta:
@@ -42,24 +30,25 @@ class Delta:
 
     def __init__(self, name: str, path: str, pipeline: str) -> None:
         self.name, self.path, self.pipeline = name, path.rstrip("/"), pipeline
-        self._open: dict[str, deltalake.DeltaTable] = {}
+        self._commits = Commits(name)
         self._left: dict[str, Stored | None] = {}
 
     def prepare(self, table: Table) -> None:
         """Refuse a folder that can't be written; the Delta tables themselves come with their first commit."""
-        if "://" in self.path:
-            return
         try:
-            Path(self.path, table.qualified).mkdir(parents=True, exist_ok=True)
+            if "://" not in self.path:
+                Path(self.path, table.qualified).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SinkRejected(
                 f"The warehouse folder {self.path} can't be written: {error.strerror}.",
                 hint="see the sink's path",
             ) from None
+        if any(self._misfits(table, kind) for kind in KINDS):
+            raise Misfit(table, self.name)
 
     def position(self, table: Table) -> Stored | None:
         """The older of the two positions: where reading has to start again."""
-        found = {kind: self._found(self.folder(table, kind)).stored for kind in KINDS}
+        found = {kind: self._commits.found(self.folder(table, kind)).stored for kind in KINDS}
         self._left |= {self.folder(table, kind): stored for kind, stored in found.items()}
         return _older(found["changes"], found["mirror"])
 
@@ -68,11 +57,24 @@ class Delta:
         try:
             counts = _counts(batch)
             return {
-                advance.table.qualified: self._apply_table(batch, advance, counts.get(advance.table.topic, Applied()))
+                advance.table.qualified: self._apply_table(batch, advance, *counts.get(advance.table.topic, NOTHING))
                 for advance in batch.advances
             }
         finally:
             batch.events.unpersist()
+
+    def clear(self, table: Table) -> None:
+        """Empty the mirror in one commit. The log of changes stays, unless its columns can't take the table's."""
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.active()
+        for kind in KINDS:
+            folder = self.folder(table, kind)
+            if self._commits.table(folder) is None or (kind == "changes" and not self._misfits(table, kind)):
+                continue
+            empty = spark.read.format("delta").load(folder).limit(0).select("_cdc_id")
+            with numbered(spark, CLEARED, self._commits.found(folder).number + 1):
+                empty.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(folder)
 
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as F
@@ -80,22 +82,27 @@ class Delta:
         from cdc import rows
 
         folder = self.folder(table, "mirror")
-        if self._found(folder).stored is None:
+        if self._commits.found(folder).stored is None:
             return spark.createDataFrame([], "id string, document string")
         mirror = spark.read.format("delta").load(folder)
+        # A column that has been added since is there once a row brings it.
+        later = [column.name for column in table.columns if column.name not in mirror.columns]
+        mirror = mirror.select("*", *(F.lit(None).cast(column_type(table, name)).alias(name) for name in later))
         return mirror.select(F.col("_cdc_id").alias("id"), rows.document_of_columns(table).alias("document"))
 
     def close(self) -> None:
-        self._open.clear()
+        self._commits.close()
 
     def folder(self, table: Table, kind: str) -> str:
         return f"{self.path}/{table.qualified}/{kind}"
 
-    def _apply_table(self, batch: Batch, advance: Advance, counted: Applied) -> Applied:
+    def _apply_table(self, batch: Batch, advance: Advance, counted: Applied, partial: bool) -> Applied:
         """Append the events first, then merge the rows, so that the older position is never ahead of either."""
         table = advance.table
-        found = {kind: self._found(self.folder(table, kind)) for kind in KINDS}
-        due = [kind for kind in KINDS if not _left_by(batch.writer, found[kind].stored, advance.until)]
+        found = {kind: self._commits.found(self.folder(table, kind)) for kind in KINDS}
+        due = [
+            kind for kind in KINDS if advance.repairs or not _left_by(batch.writer, found[kind].stored, advance.until)
+        ]
         if not due:
             return Applied()
         if self.folder(table, "mirror") not in self._left:
@@ -103,17 +110,22 @@ class Delta:
         expected = _older(*(self._left[self.folder(table, kind)] for kind in KINDS))
         if _position(expected) != advance.start:
             raise mismatch(table, advance.start, _position(expected), ours=False)
+        rows = self._rows(batch, advance, found["mirror"].stored, partial)
         for kind in due:
             folder, before = self.folder(table, kind), found[kind]
             self._unmoved(folder, advance, before.stored, batch.writer)
             stored = stored_after(advance, before.stored, counted, batch.writer)
-            with _numbered(batch.events.sparkSession, stored, before.number + 1):
-                write = self._append if kind == "changes" else self._merge
-                write(folder, batch, advance, before.stored)
-            after = self._found(folder).stored
-            if after is None or not _left_by(batch.writer, after, advance.until):
-                raise mismatch(table, advance.until, _position(after), ours=False)
-            self._left[folder] = after
+            # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
+            stored = before.stored if advance.repairs and before.stored else stored
+            with numbered(batch.events.sparkSession, stored, before.number + 1):
+                if kind == "changes":
+                    self._append(folder, batch, advance, before.stored)
+                else:
+                    self._merge(folder, rows, before.stored)
+            after = self._commits.found(folder)
+            if after.stored is None or (after.number, after.stored.position) != (before.number + 1, stored.position):
+                raise mismatch(table, advance.until, _position(after.stored), ours=False)
+            self._left[folder] = after.stored
         return counted
 
     def _unmoved(self, folder: str, advance: Advance, stored: Stored | None, writer: str) -> None:
@@ -129,69 +141,73 @@ class Delta:
 
         row = rows.columns(advance.table, "row")
         commit = F.timestamp_micros("commit_us").alias("_cdc_commit")
-        own = ("id", "op", "partition", "offset", "lsn")
+        own = ("id", "op", "partition", "offset", "lsn", "kept")
         named = [F.col(name).alias(f"_cdc_{name}") for name in own]
         events = _unseen(batch.events, advance, stored).where(F.col("op").isNotNull())
         # Of a deleted row only the key is known for sure.
         events = events.withColumn("row", F.coalesce("after", "key"))
         _write(events.select(*named, commit, *row), folder)
 
-    def _merge(self, folder: str, batch: Batch, advance: Advance, stored: Stored | None) -> None:
+    def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, partial: bool) -> "DataFrame":
+        """What to merge: `_cdc_id`, `_cdc_partition`, `_cdc_offset`, the columns, `_cdc_gone` and `_cdc_view`."""
+        from pyspark.sql import functions as F
+
+        from cdc import rows
+        from sinks import delta_partial
+
+        table = advance.table
+        changes = _unseen(batch.changes, advance, stored).where(F.col("offset").isNotNull())
+        if partial:
+            folder = None if stored is None else self.folder(table, "mirror")
+            return delta_partial.completed(changes, table, folder, self.name)
+        named = [F.col(name).alias(f"_cdc_{name}") for name in ("id", "partition", "offset")]
+        return changes.select(
+            *named,
+            *rows.columns(table, "after"),
+            F.col("after").isNull().alias("_cdc_gone"),
+            F.lit(None).cast("array<string>").alias("_cdc_view"),
+        )
+
+    def _merge(self, folder: str, source: "DataFrame", stored: Stored | None) -> None:
         """Bring the rows in. A view without a position takes them as they are: nothing can match."""
         from delta.tables import DeltaTable
         from pyspark.sql import functions as F
 
-        from cdc import rows
+        from cdc.rows import quoted
 
-        named = [F.col(name).alias(f"_cdc_{name}") for name in ("id", "partition", "offset")]
-        row = rows.columns(advance.table, "after")
-        gone = F.col("after").isNull().alias("_cdc_gone")
-        source = _unseen(batch.changes, advance, stored).select(*named, *row, gone)
         if stored is None:
-            _write(source.where(~F.col("_cdc_gone")).drop("_cdc_gone"), folder)
+            _write(source.where(~F.col("_cdc_gone")).drop("_cdc_gone", "_cdc_view"), folder)
             return
-        values: dict[str, str | Column] = {
-            rows.quoted(name): f"s.{rows.quoted(name)}" for name in source.columns if name != "_cdc_gone"
-        }
         target = DeltaTable.forPath(source.sparkSession, folder)
+        names = [name for name in source.columns if name not in ("_cdc_gone", "_cdc_view")]
+        inserted: dict[str, str | Column] = {quoted(name): f"s.{quoted(name)}" for name in names}
+        known = set(target.toDF().columns)
+        updated: dict[str, str | Column] = {
+            quoted(name): F.when(F.array_contains("s._cdc_view", name), F.col(f"t.{quoted(name)}")).otherwise(
+                F.col(f"s.{quoted(name)}")
+            )
+            if name in known and not name.startswith("_cdc_")
+            else f"s.{quoted(name)}"
+            for name in names
+        }
         (
             target.alias("t")
             .merge(source.alias("s"), "t._cdc_id = s._cdc_id")
+            .withSchemaEvolution()
             .whenMatchedDelete("s._cdc_gone")
-            .whenMatchedUpdate(set=values)
-            .whenNotMatchedInsert("NOT s._cdc_gone", values=values)
+            .whenMatchedUpdate(set=updated)
+            .whenNotMatchedInsert("NOT s._cdc_gone", values=inserted)
             .execute()
         )
 
-    def _found(self, folder: str) -> Found:
-        """Our last commit; commits of others (OPTIMIZE, VACUUM) may lie above it."""
-        table = self._table(folder)
-        if table is None:
-            return Found(None, 0)
-        number = table.transaction_version(APPLICATION) or 0
-        for depth in (1, 100, None):
-            for commit in table.history(depth):
-                text = commit.get("userMetadata") or ""
-                if text.startswith(Stored.MARK):
-                    return Found(Stored.from_json(text), number)
-        if number == 0:
-            return Found(None, 0)
-        raise SinkRejected(
-            f"The Delta table {folder} has lost the commit that held its position.",
-            hint="rebuild it: move the folder away and start `cdc run` again",
-            sink=self.name,
-        )
-
-    def _table(self, folder: str) -> deltalake.DeltaTable | None:
-        try:
-            if folder in self._open:
-                self._open[folder].update_incremental()
-            else:
-                self._open[folder] = deltalake.DeltaTable(folder)
-        except deltalake.exceptions.TableNotFoundError:
-            self._open.pop(folder, None)
-            return None
-        return self._open[folder]
+    def _misfits(self, table: Table, kind: str) -> bool:
+        """Whether a Delta table holds a column of another type than the source's has now."""
+        found = self._commits.table(self.folder(table, kind))
+        if found is None:
+            return False
+        held = {field.name: json.loads(field.type.to_json()) for field in found.schema().fields}
+        wanted = {column.name: delta_type(column_type(table, column.name)) for column in table.columns}
+        return any(type_ and held.get(name, type_) != type_ for name, type_ in wanted.items())
 
 
 def _position(stored: Stored | None) -> Position | None:
@@ -212,12 +228,27 @@ def _older(changes: Stored | None, mirror: Stored | None) -> Stored | None:
     return replace(mirror, position=Position(mirror.position.topic_id, offsets))
 
 
-def _counts(batch: Batch) -> dict[str, Applied]:
-    """Rows to write and to delete per topic; also fills the cache that the writes read."""
+NOTHING = (Applied(), False)
+
+
+def _counts(batch: Batch) -> dict[str, tuple[Applied, bool]]:
+    """What becomes of each topic's records, and whether some lack values; fills the cache that the writes read."""
     from pyspark.sql import functions as F
 
-    rows = batch.changes.groupBy("topic").agg(F.count("after"), F.count(F.when(F.col("after").isNull(), 1))).collect()
-    return {topic: Applied(written=written, deleted=deleted) for topic, written, deleted in rows}
+    newest = F.col("offset").isNotNull()
+    counted = batch.changes.groupBy("topic").agg(
+        *(F.sum(name).alias(name) for name in ("records", "dead", "quarantined")),
+        F.count_if(newest & F.col("after").isNotNull()).alias("written"),
+        F.count_if(newest & F.col("after").isNull()).alias("deleted"),
+        F.count("kept").alias("partial"),
+    )
+    result = {}
+    for row in counted.collect():
+        written, deleted, dead, quarantined = (row[name] for name in ("written", "deleted", "dead", "quarantined"))
+        folded = row["records"] - written - deleted - dead - quarantined
+        applied = Applied(row["records"], written, deleted, folded, dead, quarantined)
+        result[row["topic"]] = applied, row["partial"] > 0
+    return result
 
 
 def _unseen(frame: "DataFrame", advance: Advance, stored: Stored | None) -> "DataFrame":
@@ -233,26 +264,3 @@ def _unseen(frame: "DataFrame", advance: Advance, stored: Stored | None) -> "Dat
 
 def _write(frame: "DataFrame", folder: str) -> None:
     frame.write.format("delta").mode("append").options(**PROPERTIES).save(folder)
-
-
-@contextmanager
-def _numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[None]:
-    """Put the position and our number into the commits made inside.
-
-    Session settings, because MERGE takes no options; so one batch writes its tables one after the other.
-    """
-    from delta.exceptions import DeltaConcurrentModificationException
-
-    settings = {METADATA: stored.to_json(), NUMBER[0]: APPLICATION, NUMBER[1]: str(number)}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    except DeltaConcurrentModificationException:
-        raise SinkUnavailable(
-            "Somebody else committed to the Delta table at the same time.",
-            hint="nothing to do: it is tried again",
-        ) from None
-    finally:
-        for name in settings:
-            spark.conf.unset(name)

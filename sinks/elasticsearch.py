@@ -6,29 +6,25 @@ Positions are documents of the index `cdc-position`, changed by if_seq_no compar
 """
 
 import json
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx
 
 from cdc.change import Advance, Applied, Form, Stored, Table
 from cdc.errors import SinkError, SinkRejected, SinkUnavailable
-from cdc.sink import Batch, Report, check, mismatch, report, send, stored_after
-from sinks.elasticsearch_fields import bulk_item, field
+from cdc.report import Row, send
+from cdc.sink import Batch, Misfit, check, mismatch, stored_after
+from sinks.elasticsearch_bulk import BUSY, HASHED, OWN_ID, bulk_item, client, forget, sender
+from sinks.elasticsearch_fields import field
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 POSITIONS = "cdc-position"
-BULK_BYTES = 5_000_000
 PAGE_ROWS = 2000
-RETRY_S = (0.1, 0.3, 1.0, 3.0)
-"""Pauses before items that the server had no room for (429, 503) are sent again; then the batch is."""
-BUSY = (429, 502, 503, 504)
-FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason"
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
     "rejected": "repair the row or the index's mapping, then start `cdc run` again",
@@ -36,15 +32,7 @@ HINTS = {
 }
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "12h"}
 """gc_deletes: how long a delete's version is remembered, so that a late older write can't bring the row back."""
-
-_clients: dict[str, httpx.Client] = {}
-
-
-def client(url: str) -> httpx.Client:
-    """The connections of this process; executors keep them across batches."""
-    if url not in _clients:
-        _clients[url] = httpx.Client(base_url=url, timeout=httpx.Timeout(60.0, connect=5.0))
-    return _clients[url]
+OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 
 
 class Elasticsearch:
@@ -54,17 +42,28 @@ class Elasticsearch:
         self.name, self.url, self.pipeline = name, url.rstrip("/"), pipeline
 
     def prepare(self, table: Table) -> None:
-        index = self.index(table)
+        """Create the index, or give the one that is there the fields it lacks."""
         self._create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
-        body = {
-            "settings": INDEX_SETTINGS,
-            "mappings": {
-                "dynamic": "strict",
-                "properties": {c.name: field(c.type) for c in table.columns},
-            },
-            "aliases": {self.alias(table): {}},
-        }
-        self._create(index, body)
+        if index := self._index(table):
+            try:
+                self._ask("PUT", f"/{index}/_mapping", {"properties": _properties(table)})
+            except SinkRejected:
+                raise Misfit(table, self.name) from None
+        else:
+            self._make(table, 1, {self.alias(table): {}})
+
+    def clear(self, table: Table) -> None:
+        """A new index takes the alias in one step. The position goes last: until then this can be done again."""
+        index = self._index(table)
+        number = int(index.rsplit("@", 1)[1]) if index else 0
+        fresh = f"{self.alias(table)}@{number + 1}"
+        self._ask("DELETE", f"/{fresh}", absent={})
+        self._make(table, number + 1, {})
+        actions: list[dict[str, Any]] = [{"add": {"index": fresh, "alias": self.alias(table)}}]
+        if index:
+            actions.append({"remove_index": {"index": index}})
+        self._ask("POST", "/_aliases", {"actions": actions})
+        self._ask("DELETE", f"/{POSITIONS}/_doc/{quote(self.alias(table), safe='')}", absent={})
 
     def position(self, table: Table) -> Stored | None:
         return self._stored([table])[table.qualified][0]
@@ -74,11 +73,7 @@ class Elasticsearch:
         pending = [a for a in batch.advances if check(a, before[a.table.qualified][0], batch.writer)]
         if not pending:
             return {}
-        sent = send(
-            self._lines(batch),
-            _sender(self.url, {self.index(a.table): a.table.topic for a in pending}),
-            HINTS,
-        )
+        sent = send(self._lines(batch), sender(self.url, {a.table.topic for a in pending}), self.name, HINTS)
         result = {a.table.qualified: sent.get(a.table.topic, Applied()) for a in pending}
         self._commit(pending, before, result, batch.writer)
         return result
@@ -86,7 +81,7 @@ class Elasticsearch:
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as F
 
-        url, index = self.url, self.index(table)
+        url, index = self.url, self.alias(table)
         self._ask("POST", f"/{index}/_refresh")
 
         def read(_: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -98,24 +93,33 @@ class Elasticsearch:
         pages = spark.range(1, numPartitions=1).mapInArrow(read, "page string")
         # Parsed in the JVM, where a source keeps the very text that was indexed: no number is rounded.
         hits = F.from_json("page", "hits struct<hits array<struct<_id string, _source string>>>").getField("hits")
+        source = F.col("hit._source")
+        own = F.when(F.col("hit._id").startswith(HASHED), F.get_json_object(source, f"$.{OWN_ID}"))
         return pages.select(F.explode(hits.getField("hits")).alias("hit")).select(
-            F.col("hit._id").alias("id"), F.col("hit._source").alias("document")
+            F.coalesce(own, "hit._id").alias("id"), source.alias("document")
         )
 
     def close(self) -> None:
-        if connection := _clients.pop(self.url, None):
-            connection.close()
+        forget(self.url)
 
     def alias(self, table: Table) -> str:
         return f"{self.pipeline}-{table.qualified}".lower()
 
-    def index(self, table: Table) -> str:
-        return f"{self.alias(table)}@1"
+    def _index(self, table: Table) -> str | None:
+        """The index behind the alias."""
+        found = self._ask("GET", f"/_alias/{quote(self.alias(table), safe='')}", absent={})
+        return next(iter(found), None)
+
+    def _make(self, table: Table, number: int, aliases: dict[str, dict[str, Any]]) -> None:
+        # Not strict: the log may hold records from before a column was dropped.
+        mappings = {"dynamic": False, "properties": _properties(table)}
+        body = {"settings": INDEX_SETTINGS, "mappings": mappings, "aliases": aliases}
+        self._create(f"{self.alias(table)}@{number}", body)
 
     def _lines(self, batch: Batch) -> "DataFrame":
-        """One bulk item a row, as the text that is sent: action line and, but for a delete, source line."""
-        indices = tuple((table.topic, self.index(table)) for table in (advance.table for advance in batch.advances))
-        return batch.changes.select("topic", "partition", "id", bulk_item(indices))
+        """Folded changes with the bulk item of each as the text that is sent."""
+        aliases = tuple((table.topic, self.alias(table)) for table in (advance.table for advance in batch.advances))
+        return batch.changes.select("topic", "partition", *Row._fields, *bulk_item(aliases))
 
     def _stored(self, tables: list[Table]) -> dict[str, tuple[Stored | None, dict[str, int]]]:
         """Per table what is stored, with the conditions under which it may be replaced."""
@@ -217,83 +221,5 @@ def _pages(url: str, index: str) -> Iterator[str]:
         server.request("DELETE", "/_pit", json={"id": pit})
 
 
-def _sender(url: str, topics: Mapping[str, str]) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
-    wanted = set(topics.values())
-
-    def apply(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        reports: dict[str, Report] = {}
-        bulk: list[tuple[str, str, str]] = []
-        size = 0
-        for batch in batches:
-            for row in zip(*(batch.column(name).to_pylist() for name in ("topic", "id", "line")), strict=True):
-                if row[0] in wanted:
-                    bulk.append(row)
-                    size += len(row[2])
-                if size >= BULK_BYTES:
-                    _bulk(url, bulk, reports)
-                    bulk, size = [], 0
-        if bulk:
-            _bulk(url, bulk, reports)
-        yield report(reports.values())
-
-    return apply
-
-
-def _bulk(url: str, rows: list[tuple[str, str, str]], reports: dict[str, Report]) -> None:
-    """Send rows of (topic, id, line) and count each item's answer; what the server had no room for goes again."""
-    if any(found.failure for found in reports.values()):
-        return
-    for pause in (*RETRY_S, None):
-        first = reports.setdefault(rows[0][0], Report(rows[0][0], 0))
-        items = _post(url, rows, first)
-        if first.failure:
-            return
-        rows = [row for row, item in zip(rows, items, strict=True) if _count(row, item, reports)]
-        if not rows:
-            return
-        if pause is None:
-            first.failure, first.message = "unavailable", f"The index at {url} has no room for {len(rows)} writes."
-        else:
-            time.sleep(pause)
-
-
-def _post(url: str, rows: list[tuple[str, str, str]], said: Report) -> list[dict[str, Any]]:
-    """The items of one bulk answer; `said` is told why there are none."""
-    body = "".join(line for _, _, line in rows).encode()
-    headers = {"content-type": "application/x-ndjson"}
-    try:
-        response = client(url).post("/_bulk", params={"filter_path": FIELDS}, content=body, headers=headers)
-    except httpx.TransportError:
-        said.failure, said.message = "unavailable", f"The index at {url} can't be reached."
-        return []
-    if response.status_code in BUSY:
-        return [{"index": {"status": response.status_code}} for _ in rows]
-    if not response.is_success:
-        said.failure, said.message = "rejected", f"The index at {url} refuses a bulk (status {response.status_code})."
-        return []
-    items: list[dict[str, Any]] = response.json()["items"]
-    return items
-
-
-def _count(row: tuple[str, str, str], item: dict[str, Any], reports: dict[str, Report]) -> bool:
-    """Book one item's answer; True when it has to be sent again."""
-    topic, key, _ = row
-    found = reports.setdefault(topic, Report(topic, 0))
-    (action, answer), *_ = item.items()
-    status = answer["status"]
-    if status in BUSY:
-        return True
-    if status == 409:
-        found.stale += 1
-    elif action == "delete" and (status < 300 or status == 404):
-        found.deleted += 1
-    elif status < 300:
-        found.written += 1
-    elif found.failure is None:
-        error = answer.get("error", {})
-        # The reason quotes values; only the field's name may be told.
-        field = re.search(r"field \[([^\]]+)\]", error.get("reason", ""))
-        place = f", field {field[1]}" if field else ""
-        found.failure = "rejected"
-        found.message = f"The index refuses the row with id {key} of {topic}: {error.get('type', status)}{place}."
-    return False
+def _properties(table: Table) -> dict[str, Any]:
+    return {column.name: field(column.type) for column in table.columns} | OWN_FIELDS

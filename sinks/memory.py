@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cdc.change import Applied, Form, Stored, Table
-from cdc.sink import Batch, check, stored_after
+from cdc.report import Report, Row
+from cdc.sink import UNKNOWN, Batch, Refused, check, stored_after
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,22 +30,39 @@ class Memory:
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         pending = [a for a in batch.advances if check(a, self.position(a.table), batch.writer)]
-        rows = batch.changes.collect() if pending else []
-        result = {}
+        found = batch.changes.select("topic", *Row._fields).collect() if pending else []
+        changes = [(row["topic"], Row._make(row.asDict(recursive=True)[name] for name in Row._fields)) for row in found]
+        planned = {
+            a.table.qualified: self._plan(a.table, [row for t, row in changes if t == a.table.topic]) for a in pending
+        }
         for advance in pending:
-            applied = Applied()
-            view = self.views[advance.table.qualified]
-            for row in (row for row in rows if row["topic"] == advance.table.topic):
-                if row["document"] is None:
-                    view.pop(row["id"], None)
-                    applied.deleted += 1
-                else:
-                    view[row["id"]] = row["document"]
-                    applied.written += 1
             name = advance.table.qualified
-            self.stored[name] = stored_after(advance, self.stored.get(name), applied, batch.writer)
-            result[name] = applied
-        return result
+            view, said = planned[name]
+            self.views[name] = view
+            self.stored[name] = stored_after(advance, self.stored.get(name), said, batch.writer)
+        return {name: said for name, (_, said) in planned.items()}
+
+    def clear(self, table: Table) -> None:
+        self.views[table.qualified] = {}
+        self.stored.pop(table.qualified, None)
+
+    def _plan(self, table: Table, rows: list[Row]) -> tuple[dict[str, str], Report]:
+        view, said = dict(self.views[table.qualified]), Report(topic=table.topic)
+        for row in rows:
+            if not row.book(said):
+                continue
+            document = row.document if row.kept is None else row.complete(view.get(row.id) if row.asks_view else None)
+            if row.kept is not None and document is None:
+                said.refused.append((row.id, UNKNOWN))
+            elif document is None:
+                view.pop(row.id, None)
+                said.deleted += 1
+            else:
+                view[row.id] = document
+                said.written += 1
+        if said.refused:
+            raise Refused({(table.topic, key): reason for key, reason in said.refused}, self.name)
+        return view, said
 
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         rows = list(self.views.get(table.qualified, {}).items())

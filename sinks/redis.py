@@ -7,7 +7,6 @@ Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partition
 """
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,14 @@ import redis
 
 from cdc.change import Advance, Applied, Form, Position, Stored, Table
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.sink import Batch, Report, check, mismatch, partitions, report, send
+from cdc.report import send
+from cdc.sink import Batch, check, mismatch
+from sinks.redis_send import APPLY, UNREACHABLE, address, arguments, client, forget, sender
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-CHUNK_ROWS = 1000
-"""Rows per Lua call: a few milliseconds, in which nobody else is served."""
-CHUNK_BYTES = 1_000_000
 SCAN_ROWS = 2000
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
@@ -32,38 +30,6 @@ HINTS = {
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
     "rewound": "nothing to do: its changes are applied again from where it stands",
 }
-
-# KEYS: position hash, then the rows. ARGV: topic id, partition, from, until, writer, time, partition count, then a
-# document per row, '' for a delete. Integers stay text: Lua's numbers are doubles.
-APPLY = """
-local at = redis.call('HMGET', KEYS[1], 'topic_id', 'writer', ARGV[2])
-if (at[1] and at[1] ~= ARGV[1]) or (at[3] or '0') ~= ARGV[3] then
-  return {'moved', at[1] or '', at[2] or '', at[3] or '0'}
-end
-local set, gone, n = {}, {}, 0
-for i = 2, #KEYS do
-  local value = ARGV[i + 6]
-  if value == '' then gone[#gone + 1] = KEYS[i] else set[#set + 1] = KEYS[i]; set[#set + 1] = value end
-  n = n + 1
-end
-if #set > 0 then redis.call('MSET', unpack(set)) end
-if #gone > 0 then redis.call('DEL', unpack(gone)) end
-redis.call('HSET', KEYS[1], 'topic_id', ARGV[1], 'writer', ARGV[5], ARGV[2], ARGV[4], 'at', ARGV[6],
-  'partitions', ARGV[7])
-redis.call('HINCRBY', KEYS[1], 'rows', n)
-return {'ok'}
-"""
-
-UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
-
-_clients: dict[str, redis.Redis] = {}
-
-
-def client(url: str) -> redis.Redis:
-    """The connection of this process; executors keep it across batches."""
-    if url not in _clients:
-        _clients[url] = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5)
-    return _clients[url]
 
 
 class Redis:
@@ -88,7 +54,8 @@ class Redis:
             return None
         offsets = tuple(int(found.get(str(partition), 0)) for partition in range(int(found["partitions"])))
         at = float(found["at"])
-        return Stored(Position(found["topic_id"], offsets), found["writer"], int(found["rows"]), at)
+        position, floor = Position(found["topic_id"], offsets), int(found.get("floor", 0))
+        return Stored(position, found["writer"], int(found["rows"]), at, floor)
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         before = {a.table.topic: self.position(a.table) for a in batch.advances}
@@ -96,11 +63,16 @@ class Redis:
         pending = [a for a in batch.advances if partly[a.table.topic] is not None]
         if not pending:
             return {}
-        sender = _sender(self.url, self.prefix, batch.writer, [(a, partly[a.table.topic] or ()) for a in pending])
-        applied = send(batch.changes, sender, HINTS)
+        partial = [(a, partly[a.table.topic] or ()) for a in pending]
+        applied = send(batch.changes, sender(self.url, self.prefix, batch.writer, partial), self.name, HINTS)
         for advance in pending:
             self._finish(advance, batch.writer)
         return {a.table.qualified: applied.get(a.table.topic, Applied()) for a in pending}
+
+    def clear(self, table: Table) -> None:
+        """Rows first: if this ends half-way, the position is still there to tell that it has to be done."""
+        self._ask(lambda server: _clear(server, f"{self.prefix}:{table.qualified}:"))
+        self._ask(lambda server: server.delete(self.position_key(table)))
 
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         url, start = self.url, f"{self.prefix}:{table.qualified}:"
@@ -120,8 +92,7 @@ class Redis:
         return spark.range(1, numPartitions=1).mapInArrow(read, "id string, document string")
 
     def close(self) -> None:
-        if server := _clients.pop(self.url, None):
-            server.close()
+        forget(self.url)
 
     def position_key(self, table: Table) -> str:
         return f"{self.prefix}:_cdc:{table.qualified}"
@@ -129,7 +100,7 @@ class Redis:
     def _resumable(self, advance: Advance, stored: Stored | None, writer: str) -> tuple[int, ...] | None:
         """The offsets to go on from, None when the batch is done: an earlier try may have got part of the way."""
         ours = stored is not None and stored.writer == writer
-        if stored and ours and stored.position.topic_id == advance.until.topic_id:
+        if stored and ours and not advance.repairs and stored.position.topic_id == advance.until.topic_id:
             offsets = stored.position.offsets
             if offsets == advance.until.offsets:
                 return None
@@ -147,8 +118,8 @@ class Redis:
         for partition, (at, until) in enumerate(zip(offsets, advance.until.offsets, strict=True)):
             if at == until:
                 continue
-            arguments = _arguments(advance, partition, at, until, writer)
-            answer = self._ask(partial(_run, script, self.position_key(advance.table), arguments))
+            moved = arguments(advance, partition, at, until, writer)
+            answer = self._ask(partial(_run, script, self.position_key(advance.table), moved))
             if answer[0] != "ok":
                 found = stored.position if stored else None
                 raise mismatch(advance.table, advance.start, found, ours=answer[2] == writer)
@@ -158,13 +129,9 @@ class Redis:
             return question(client(self.url))
         except redis.exceptions.AuthenticationError:
             raise SinkRejected("The cache refuses the user or password.", hint="see the sink's url") from None
-        except (
-            redis.exceptions.ConnectionError,
-            redis.exceptions.TimeoutError,
-            redis.exceptions.BusyLoadingError,
-        ):
+        except UNREACHABLE:
             raise SinkUnavailable(
-                f"The cache at {_address(self.url)} can't be reached.",
+                f"The cache at {address(self.url)} can't be reached.",
                 hint=HINTS["unavailable"],
                 sink=self.name,
             ) from None
@@ -174,99 +141,11 @@ def _run(script: Any, key: str, arguments: list[str | int], _: redis.Redis) -> A
     return script(keys=[key], args=arguments)
 
 
-def _address(url: str) -> str:
-    return url.rsplit("@", 1)[-1].removeprefix("redis://")
-
-
 def _glob(text: str) -> str:
     return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
 
 
-def _arguments(advance: Advance, partition: int, start: int, until: int, writer: str) -> list[str | int]:
-    topic_id, count = advance.until.topic_id, advance.until.partition_count
-    return [topic_id, partition, start, until, writer, f"{time.time():.3f}", count]
-
-
-def _sender(
-    url: str, prefix: str, writer: str, advances: list[tuple[Advance, tuple[int, ...]]]
-) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
-    known = {advance.table.topic: (advance, offsets) for advance, offsets in advances}
-
-    def apply(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        reports = []
-        for topic, partition, rows in partitions(batches):
-            if topic in known:
-                advance, offsets = known[topic]
-                reports.append(_apply_partition(url, prefix, writer, advance, partition, offsets[partition], rows))
-            else:
-                for _ in rows:
-                    pass
-        yield report(reports)
-
-    return apply
-
-
-def _apply_partition(
-    url: str, prefix: str, writer: str, advance: Advance, partition: int, start: int, rows: Iterator["pa.RecordBatch"]
-) -> Report:
-    """Send one partition's rows chunk by chunk; those below `start` are there from an earlier try."""
-    done = Report(advance.table.topic, partition)
-    script = client(url).register_script(APPLY)
-    name, at = advance.table.qualified, start
-    try:
-        for chunk, last in _chunks(rows, start):
-            to = advance.until.offsets[partition] if last else chunk[-1][0] + 1
-            keys = [f"{prefix}:_cdc:{name}", *(f"{prefix}:{name}:{key}" for _, key, _ in chunk)]
-            values = [document or "" for _, _, document in chunk]
-            answer = script(keys=keys, args=[*_arguments(advance, partition, at, to, writer), *values])
-            if answer[0] == "moved":
-                _moved(done, advance, at, answer, writer)
-                break
-            at = to
-            done.deleted += values.count("")
-            done.written += len(values) - values.count("")
-    except redis.exceptions.RedisError as error:
-        done.failure, done.message = _failed(error, url, name)
-    for _ in rows:
-        pass
-    return done
-
-
-def _moved(done: Report, advance: Advance, at: int, answer: list[str], writer: str) -> None:
-    _, topic_id, other, offset = answer
-    found = Position(topic_id, (int(offset),))
-    expected = Position(advance.until.topic_id, (at,))
-    error = mismatch(advance.table, expected, found, ours=other in (writer, ""))
-    done.failure = "rewound" if isinstance(error, SinkUnavailable) else "fenced"
-    done.message = error.message
-
-
-def _failed(error: redis.exceptions.RedisError, url: str, table: str) -> tuple[str, str]:
-    if isinstance(error, UNREACHABLE):
-        return "unavailable", f"The cache at {_address(url)} can't be reached."
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return "unavailable", f"The cache at {_address(url)} is out of memory."
-    # The first word of an answer is its kind; what follows may quote what was sent.
-    return "rejected", f"The cache refuses rows of {table}: {str(error).split(' ', 1)[0]}."
-
-
-def _chunks(rows: Iterator["pa.RecordBatch"], start: int) -> Iterator[tuple[list[tuple[int, str, str | None]], bool]]:
-    """Chunks of (offset, id, document) from `start` on, each with whether it is the last."""
-    ready: list[tuple[int, str, str | None]] | None = None
-    chunk: list[tuple[int, str, str | None]] = []
-    size = 0
-    for batch in rows:
-        names = ("offset", "id", "document")
-        for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
-            if row[0] < start:
-                continue
-            chunk.append(row)
-            size += len(row[2] or "")
-            if len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES:
-                if ready:
-                    yield ready, False
-                ready, chunk, size = chunk, [], 0
-    if ready:
-        yield ready, not chunk
-    if chunk:
-        yield chunk, True
+def _clear(server: redis.Redis, start: str) -> None:
+    keys = server.scan_iter(match=_glob(start) + "*", count=SCAN_ROWS)
+    while page := list(itertools.islice(keys, SCAN_ROWS)):
+        server.unlink(*page)

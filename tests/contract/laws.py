@@ -3,17 +3,19 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cdc import decode
-from cdc.change import Advance, Applied, Position, Table
-from cdc.errors import CdcError, Fenced, SinkRejected
+from cdc.change import Advance, Applied, Position, Table, row_id
+from cdc.decode import Reading
+from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected
 from cdc.explain import explain
-from cdc.sink import Batch, Sink
-from cdc.stream import make_batch
-from tests.support.envelopes import Row, Topic, frame
+from cdc.sink import Batch, Refused, Sink
+from cdc.step import make_batch
+from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,10 +42,16 @@ class Harness:
 
     def batch(self, start: Position | None, until: Sequence[int], writer: str) -> Batch:
         advance = Advance(self.table, start, Position(TOPIC_ID, tuple(until)))
-        records = self.topic.between(advance.start_offsets, until)
         form = self.sink.form
-        decoded = decode.decoded(frame(self.spark, [(self.table, r) for r in records]), [self.table], form)
+        records = frame(self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)])
+        decoded = decode.decoded(records, [self.table], form, Reading(PLACEHOLDER))
         return make_batch(writer, form, [advance], decoded, tasks=2)
+
+    def repair(self, at: Position | None, writer: str) -> Batch:
+        """All records below a position once more, as a batch of no length."""
+        assert at is not None
+        whole = self.batch(None, at.offsets, writer)
+        return replace(whole, advances=(Advance(self.table, at, at),))
 
     def apply(self, until: Sequence[int] | None = None, writer: str = "one", sink: Sink | None = None) -> Applied:
         used = sink or self.sink
@@ -127,7 +135,7 @@ def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
     batch = harness.batch(before, harness.topic.ends, "one")
     try:
         harness.send(batch)
-    except SinkRejected as error:
+    except (SinkRejected, DecodeError) as error:
         assert "secret" not in f"{error.message}{error.hint}{error.where}"
         assert harness.position() == before
     else:
@@ -190,6 +198,75 @@ def replay_from_zero_equals_the_model(harness: Harness, seed: int = 1, changes: 
         assert harness.view() == harness.topic.model(at)
 
 
+def a_value_that_is_not_carried_stays(harness: Harness) -> None:
+    """Insert and update in one batch, update in a later one, and after a delete in between."""
+    topic = harness.topic
+    topic.add("c", row("k", 1, "large", 1))
+    topic.add("u", row("k", 1, n=2), lacking=["v"])
+    topic.add("c", row("other", 1, "huge, with 1.00000000000000000001", 1))
+    harness.apply()
+    assert harness.view() == topic.model()
+    topic.add("u", row("k", 1, n=3), lacking=["v"])
+    topic.add("u", row("other", 1, n=3), lacking=["v"])
+    topic.add("u", row("other", 1, n=4), lacking=["v"])
+    harness.apply()
+    assert harness.view() == topic.model()
+    topic.add("d", row("k", 1))
+    topic.add("c", row("k", 1, "another", 1))
+    topic.add("u", row("k", 1, n=5), lacking=["v"])
+    harness.apply()
+    assert harness.view() == topic.model()
+    assert harness.view()[row_id(["k", 1])] == row("k", 1, "another", 5)
+
+
+def an_unknown_value_is_refused(harness: Harness) -> None:
+    """Never null, never the placeholder; the key is named, and nothing is lost: the position doesn't pass it."""
+    fill(harness)
+    harness.apply()
+    before, view = harness.position(), harness.view()
+    harness.topic.add("u", row("never seen", 1), lacking=["v"])
+    with pytest.raises(Refused) as caught:
+        harness.apply()
+    assert set(caught.value.rows) == {(harness.table.topic, row_id(["never seen", 1]))}
+    assert harness.view() == view
+    at = harness.position()
+    assert at is not None
+    assert at == before or harness.topic.between(at.offsets, harness.topic.ends)
+
+
+def a_cleared_view_is_made_again(harness: Harness) -> None:
+    fill(harness)
+    harness.apply()
+    harness.sink.clear(harness.table)
+    harness.sink.prepare(harness.table)
+    assert (harness.view(), harness.position()) == ({}, None)
+    harness.topic.add("u", row("k0", 0, "later"))
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+
+
+def a_repair_moves_nothing(harness: Harness) -> None:
+    """A batch of no length rewrites rows, and the writer that owns the position doesn't notice."""
+    fill(harness)
+    harness.apply()
+    at = harness.position()
+    harness.send(harness.repair(at, "repairer"), harness.writer())
+    assert (harness.position(), harness.view()) == (at, harness.topic.model())
+    harness.topic.add("u", row("k0", 0, "later"))
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+
+
+def every_record_is_accounted_for(harness: Harness) -> None:
+    fill(harness)
+    harness.topic.add("u", row("k0", 0, "again"))
+    first = harness.apply((3, 2))
+    rest = harness.apply()
+    for applied, start, until in ((first, (0, 0), (3, 2)), (rest, (3, 2), harness.topic.ends)):
+        assert applied.read == len(harness.topic.between(start, until)) == applied.accounted
+    assert rest.folded > 0
+
+
 LAWS = [
     applying_twice_equals_once,
     an_older_position_never_wins,
@@ -200,4 +277,9 @@ LAWS = [
     a_second_writer_is_fenced,
     markers_alone_move_the_position,
     replay_from_zero_equals_the_model,
+    a_value_that_is_not_carried_stays,
+    an_unknown_value_is_refused,
+    a_cleared_view_is_made_again,
+    a_repair_moves_nothing,
+    every_record_is_accounted_for,
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as F
 
 from cdc.change import Applied
 from cdc.sink import Batch, Sink, stored_after
@@ -74,8 +75,11 @@ class Unfolded(Memory):
     """Applies the first change of a key instead of the newest."""
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        first = batch.events.orderBy("offset").dropDuplicates(["topic", "id"]).select(*batch.changes.columns)
-        return super().apply(replace(batch, changes=first))
+        first = batch.events.groupBy("topic", "id").agg(
+            F.min_by(F.struct("document", "offset"), "offset").alias("first")
+        )
+        changes = batch.changes.drop("document", "offset").join(first.select("topic", "id", "first.*"), ["topic", "id"])
+        return super().apply(replace(batch, changes=changes))
 
 
 class KeepsDeleted(Memory):

@@ -14,7 +14,8 @@ from cdc import source
 from cdc.change import Position, Stored
 from cdc.errors import ConnectorError, SourceError
 from cdc.records import kafka
-from cdc.status import collect, slow_hop
+from cdc.slow import slow_hop
+from cdc.status import collect
 from cdc.topics import Topics, wanted
 from connectors.client import Connect
 from connectors.register import register, snapshot_progress

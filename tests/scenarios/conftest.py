@@ -116,7 +116,7 @@ class World:
                 process.wait(90)
                 assert process.returncode == 0, log.read_text()[-3000:]
 
-    def settle(self, timeout_s: float = 120) -> None:
+    def settle(self, timeout_s: float = 300) -> None:
         fence.settle(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
 
     def compare(self) -> list[Comparison]:

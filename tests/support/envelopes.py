@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 RECORDS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 Row = dict[str, Any]
+PLACEHOLDER = "__cdc_unavailable_0123456789abcdef0123456789abcdef"
 
 
 def table(topic: str, name: str = "items") -> Table:
@@ -43,16 +44,17 @@ class Topic:
         self.records: list[Record] = []
         self._next = [0] * partitions
 
-    def add(self, op: str, row: Row) -> None:
+    def add(self, op: str, row: Row, lacking: Sequence[str] = (), lsn: int = 1) -> None:
+        """One change; the values of `lacking` stay what they were, and the record doesn't carry them."""
         key = {name: row[name] for name in self.table.key}
         # hash() of text differs between runs; the sum of bytes doesn't.
         partition = sum(json.dumps(key).encode()) % self.partitions
         if op == "d":
             before = {column.name: "" for column in self.table.columns} | key
-            self._append(partition, key, envelope("d", before, None))
+            self._append(partition, key, envelope("d", before, None, lsn))
             self._append(partition, key, None)
         else:
-            self._append(partition, key, envelope(op, None, row))
+            self._append(partition, key, envelope(op, None, {**row, **dict.fromkeys(lacking, PLACEHOLDER)}, lsn))
 
     def gap(self, partition: int) -> None:
         """An offset without a record, as a transaction marker leaves."""
@@ -70,7 +72,8 @@ class Topic:
             if record.value is None or record.value["op"] == "d":
                 view.pop(key, None)
             else:
-                view[key] = record.value["after"]
+                after = record.value["after"]
+                view[key] = {name: view[key][name] if value == PLACEHOLDER else value for name, value in after.items()}
         return view
 
     def between(self, start: Sequence[int], until: Sequence[int]) -> list[Record]:
@@ -81,8 +84,8 @@ class Topic:
         self._next[partition] += 1
 
 
-def envelope(op: str, before: Row | None, after: Row | None) -> Row:
-    source = {"version": "3.7.0.Final", "ts_us": 1_700_000_000_000_000, "lsn": 1, "schema": "public"}
+def envelope(op: str, before: Row | None, after: Row | None, lsn: int = 1) -> Row:
+    source = {"version": "3.7.0.Final", "ts_us": 1_700_000_000_000_000, "lsn": lsn, "schema": "public"}
     return {"before": before, "after": after, "source": source, "transaction": None, "op": op, "ts_ms": 1}
 
 

@@ -35,8 +35,9 @@ def forbidden(module: str, name: str) -> bool:
         return top not in sys.stdlib_module_names
     package = module.split(".", maxsplit=1)[0]
     if package == "sinks" and module != "sinks":
-        allowed = ("cdc.change", "cdc.errors", "cdc.sink", "cdc.rows", f"{module}_fields")
-        return ours and not any(name == one or name.startswith(f"{one}.") for one in allowed)
+        own = module.split("_", maxsplit=1)[0]
+        allowed = ("cdc.change", "cdc.errors", "cdc.patch", "cdc.report", "cdc.rows", "cdc.sink", "cdc.types", own)
+        return ours and not any(name == one or name.startswith((f"{one}.", f"{own}_")) for one in allowed)
     if package == "cdc" and module not in ("cdc.cli", "cdc.context"):
         return top in ("sinks", "sample", "tests", "compose")
     if package in ("connectors", "compose", "migrations"):

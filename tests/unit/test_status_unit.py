@@ -7,8 +7,9 @@ import pytest
 
 from cdc.change import Position, Stored, Table
 from cdc.errors import SourceError
+from cdc.slow import slow_hop
 from cdc.source import Slot, check_server
-from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure, slow_hop, waiting
+from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure, waiting
 from tests.support.pipelines import pipeline
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")

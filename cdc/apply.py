@@ -1,0 +1,143 @@
+"""Apply one micro-batch to one sink; if a record of it can't be, look closer and put that one into quarantine."""
+
+from collections.abc import Callable
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from tenacity import Retrying
+
+from cdc.change import Advance, Applied
+from cdc.errors import CdcError, DecodeError, SinkError
+from cdc.explain import Unholdable, explain
+from cdc.quarantine import Quarantine, marked
+from cdc.redrive import redrive
+from cdc.settings import Pipeline
+from cdc.sink import Batch, Key, Refused, Sink
+from cdc.stand import Again, Stand
+from cdc.step import Ends, advances, make_batch
+from cdc.topics import Topics
+
+OF_A_RECORD = (DecodeError, Refused, Unholdable)
+"""Failures that single records cause."""
+
+
+class Applier:
+    """Takes the batches of one sink in turn. `total` counts records since the start, `batches` the batches."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sink: Sink,
+        pipeline: Pipeline,
+        kafka: Topics,
+        stand: Stand,
+        writer: str,
+        insist: Callable[[], Retrying],
+    ) -> None:
+        self._sink, self._pipeline, self._kafka, self._stand = sink, pipeline, kafka, stand
+        self._writer, self._insist = writer, insist
+        self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        self._quarantine = Quarantine(spark, sink.name, pipeline, kafka)
+        self._spark = spark
+        self.total, self.batches = Applied(), 0
+
+    def begin(self) -> None:
+        """Before the first batch after a start: look at the quarantine, and try again what somebody asked for.
+
+        Raises:
+            CdcError: what the sink raises.
+        """
+        self._quarantine.refresh()
+        if self._quarantine.requests:
+            redrive(
+                self._spark,
+                self._pipeline.kafka,
+                self._quarantine,
+                self._stand,
+                self._sink.form,
+                self._writer,
+                self._sink.apply,
+            )
+        if self._quarantine.open:
+            self._stand.look(careful=True)
+
+    def asked(self) -> bool:
+        """Whether somebody has done something to the quarantine of a sink that has entries there."""
+        return bool(self._quarantine.open) and self._quarantine.moved()
+
+    def apply(self, decoded: DataFrame, ends: Ends) -> None:
+        """Make a batch durable in the sink.
+
+        Raises:
+            Again: the query has to be started again, with the other way of reading records, or from another place.
+            CdcError: what the sink raises, and what a record causes when the pipeline says `on_error: stop`.
+        """
+        stand = self._stand
+        steps = [
+            Advance(step.table, step.start, step.until, stand.floor(step.table))
+            for step in advances(stand.tables, stand.at, stand.shapes, ends)
+        ]
+        if not steps:
+            return
+        careful = stand.reading.careful
+        if careful and self._quarantine.moved():
+            self._quarantine.refresh()
+        try:
+            calm = self._carefully(steps, decoded) if careful else self._send(steps, self._batch(steps, decoded))
+        except (CdcError, PySparkException, Py4JJavaError) as error:
+            told = error if isinstance(error, CdcError) else explain(error, self._sink.name)
+            if careful or self._pipeline.on_error == "stop" or not isinstance(told, OF_A_RECORD):
+                raise told from error
+            stand.look(careful=True)
+            raise Again from error
+        if careful and calm:
+            stand.look(careful=False)
+            raise Again
+
+    def _carefully(self, steps: list[Advance], decoded: DataFrame) -> bool:
+        """Apply what can be, once the rest is safe in quarantine; whether nothing is there any more."""
+        careful = decoded.persist()
+        try:
+            refused: dict[Key, str] = {}
+            while True:
+                records = marked(careful, refused)
+                self._quarantine.put(records)
+                tainted = self._quarantine.tainted(step.table for step in steps)
+                whole = records.unionByName(tainted, allowMissingColumns=True) if tainted is not None else records
+                batch = self._batch(steps, whole)
+                try:
+                    self._send(steps, batch)
+                    break
+                except Refused as error:
+                    if error.rows.keys() <= refused.keys():
+                        raise
+                    refused |= error.rows
+            self._quarantine.settle(self._quarantine.cured(batch.changes))
+            self._quarantine.refresh()
+        finally:
+            careful.unpersist()
+        return not self._quarantine.open
+
+    def _batch(self, steps: list[Advance], decoded: DataFrame) -> Batch:
+        batch = make_batch(self._writer, self._sink.form, steps, decoded, self._tasks)
+        if "problem" not in decoded.columns:
+            return batch
+        return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)
+
+    def _send(self, steps: list[Advance], batch: Batch) -> bool:
+        for attempt in self._insist():
+            with attempt:
+                applied = self._sink.apply(batch)
+        for one in applied.values():
+            if one.read != one.accounted:
+                raise SinkError(
+                    f"{self._sink.name} read {one.read} records and accounts for {one.accounted}.",
+                    hint="this is a bug in the pipeline; the views may miss changes: cdc -p FILE verify",
+                )
+            self.total.add(one)
+        self.batches += 1
+        for step in steps:
+            self._stand.at[step.table.topic] = step.until
+        return True

@@ -1,0 +1,66 @@
+"""Follow the pipeline file and the definitions of the captured tables while the pipeline runs.
+
+Views are described by the columns that tables have now. Rows that a definition changed, or took away, without an event
+are asked for again: the connector sends them through the log, so that the log itself is right.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from cdc import source
+from cdc.change import Table
+from cdc.ddl import Consequence, Definition, consequences
+from cdc.errors import SettingsError, SourceError
+from cdc.settings import Pipeline
+from cdc.source import Connection
+from connectors.resend import resend
+
+log = structlog.get_logger()
+
+
+class Follower:
+    """Shared by the streams of one run; asks for the same rows once, however many runs there are."""
+
+    def __init__(self, load: Callable[[], Pipeline], tables: Sequence[Table]) -> None:
+        self._load, self._pipeline = load, load()
+        self._known = {table.qualified: table for table in tables}
+        self._turn = threading.Lock()
+
+    def __call__(self, history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+        """The tables as they are now; with Postgres down, as they were last."""
+        with self._turn:
+            try:
+                self._pipeline = self._load()
+            except SettingsError as error:
+                log.warning("the pipeline file stays as it was read last", error=error.message, hint=error.hint)
+            captured = [entry.table for entry in self._pipeline.source.tables]
+            found = consequences(history, captured)
+            gone = self._gone(found)
+            try:
+                with source.connect(self._pipeline.source.dsn) as connection:
+                    self._describe(connection, gone)
+                    self._ask(connection, found, gone)
+            except SourceError as error:
+                log.warning("tables stay as they were known", error=error.message, hint=error.hint)
+            return [self._known[name] for name in captured if name in self._known], gone
+
+    def _gone(self, found: Sequence[Consequence]) -> dict[str, list[str]]:
+        latest = {one.table: one for one in found}
+        hint = "name the table that should be captured in the pipeline file, then: cdc migrate, cdc register, cdc run"
+        return {table: [one.what, hint] for table, one in latest.items() if one.kind == "gone"}
+
+    def _describe(self, connection: Connection, gone: Mapping[str, list[str]]) -> None:
+        left = tuple(entry for entry in self._pipeline.source.tables if entry.table not in gone)
+        narrowed = self._pipeline.model_copy(
+            update={"source": self._pipeline.source.model_copy(update={"tables": left})}
+        )
+        self._known |= {table.qualified: table for table in source.describe(connection, narrowed)}
+
+    def _ask(self, connection: Connection, found: Sequence[Consequence], gone: Mapping[str, list[str]]) -> None:
+        for one in found:
+            if one.kind not in ("refresh", "cleanse") or one.table in gone:
+                continue
+            if resend(connection, [one.table], id=f"ddl-{one.id}-{one.kind}", cleanse=one.kind == "cleanse"):
+                log.info("rows are sent again", table=one.table, because=one.what)

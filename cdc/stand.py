@@ -1,0 +1,122 @@
+"""Where one sink's views stand, and what reading on from there has to know; taken anew at every start of its query.
+
+In:  the sink, the topics, the control topics, the tables as they are now.
+Out: positions, floors, the tables that can go on and those set aside; ConnectorError where the log can't continue.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from cdc.change import Position, Stored, Table
+from cdc.continuity import refuse_gap
+from cdc.control import Control
+from cdc.ddl import Definition
+from cdc.decode import Reading
+from cdc.errors import SinkRejected
+from cdc.settings import Pipeline
+from cdc.sink import Misfit, Sink
+from cdc.topics import Topics
+
+AGAIN_S = 10.0
+"""How often the sink itself is looked at: a table set aside may fit by now, a view may have been lost or cleared."""
+
+
+Describe = Callable[[Sequence[Definition]], tuple[Sequence[Table], Mapping[str, list[str]]]]
+"""From the journal of definitions: the tables as they are now, and what is the matter with some, by table."""
+
+
+class Again(Exception):
+    """The query has to be started again from where the sink stands."""
+
+
+class Stand:
+    """`tables` go on from `at`; `aside` wait for a person: what is the matter, and what to do, by table."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        pipeline: Pipeline,
+        kafka: Topics,
+        describe: Describe,
+        placeholder: str,
+    ) -> None:
+        self._sink, self._kafka, self._describe = sink, kafka, describe
+        self._control = Control(pipeline, kafka)
+        self._taken_at = 0.0
+        self.reading = Reading(placeholder)
+        self.tables: tuple[Table, ...] = ()
+        self.at: dict[str, Position | None] = {}
+        self.shapes: dict[str, Position] = {}
+        self.aside: dict[str, list[str]] = {}
+
+    def take(self) -> None:
+        """Ask the sink where it stands, and make sure that the log still reaches back to there."""
+        self._control.read()
+        tables, troubled = self._describe(self._control.definitions)
+        existing = self._kafka.existing(table.topic for table in tables)
+        topics = [table.topic for table in tables if table.topic in existing]
+        starts, ends = self._kafka.starts(topics), self._kafka.ends(topics)
+        at, aside = {}, dict(troubled)
+        for table in tables:
+            if table.topic not in existing:
+                aside[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
+                continue
+            try:
+                stored = self._prepared(table)
+            except Misfit as error:
+                aside[table.qualified] = [error.message, error.hint]
+                continue
+            at[table.topic] = stored.position if stored else None
+            refuse_gap(self._sink.name, table, at[table.topic], starts[table.topic], ends[table.topic])
+        if aside and not at:
+            message, hint = next(iter(aside.values()))
+            raise SinkRejected(message, hint=hint, sink=self._sink.name)
+        self.tables = tuple(table for table in tables if table.topic in at)
+        self.at, self.aside, self._taken_at = at, aside, time.monotonic()
+        self.shapes = {topic: ends[topic] for topic in at}
+        floors = {table.topic: floor for table in self.tables if (floor := self.floor(table))}
+        self.reading = replace(self.reading, floors=floors)
+
+    def moved(self) -> bool:
+        """Whether it has to be taken again. Raises ConnectorError."""
+        if self._control.moved():
+            return True
+        if time.monotonic() - self._taken_at < AGAIN_S:
+            return False
+        self._taken_at = time.monotonic()
+        return bool(self.aside) or any(self._lost(table) for table in self.tables)
+
+    def _lost(self, table: Table) -> bool:
+        """Whether the view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
+        at, stored = self.at[table.topic], self._sink.position(table)
+        if at is None:
+            return False
+        return stored is None or (stored.position.topic_id == at.topic_id and stored.position.lag(at) > 0)
+
+    def floor(self, table: Table) -> int:
+        return self._control.floors.get(table.qualified, 0)
+
+    def offsets(self) -> dict[str, dict[str, int]]:
+        """Where reading starts, per topic and partition."""
+        known = {
+            topic: at.offsets if at else (0,) * self.shapes[topic].partition_count for topic, at in self.at.items()
+        }
+        return {topic: {str(p): offset for p, offset in enumerate(offsets)} for topic, offsets in known.items()}
+
+    def behind(self, topic: str, end: Mapping[int, int]) -> int:
+        """Offsets from where the view stands to `end`."""
+        at = self.at.get(topic)
+        return sum(max(0, offset - (at.offsets[partition] if at else 0)) for partition, offset in end.items())
+
+    def look(self, *, careful: bool) -> None:
+        self.reading = replace(self.reading, careful=careful)
+
+    def _prepared(self, table: Table) -> Stored | None:
+        """Where the view stands, made empty if a TRUNCATE has come since it was made."""
+        stored = self._sink.position(table)
+        if stored and stored.floor < self.floor(table):
+            self._sink.clear(table)
+            stored = None
+        self._sink.prepare(table)
+        return stored

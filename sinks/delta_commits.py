@@ -1,0 +1,94 @@
+"""Our commits in a Delta table: each carries the position that it leads to, and a number that orders it among ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import deltalake
+
+from cdc.change import Position, Stored
+from cdc.errors import SinkRejected, SinkUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+APPLICATION = "cdc"
+"""The name under which our commits are numbered in a Delta table (its `txn` actions)."""
+METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+NUMBER = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+CLEARED = Stored(Position("", ()))
+"""What a commit says that emptied a table: the view stands nowhere."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the last commit of ours says of one Delta table; number orders our commits."""
+
+    stored: Stored | None
+    number: int
+
+
+class Commits:
+    """The Delta tables of one sink, opened once and kept up to date."""
+
+    def __init__(self, sink: str) -> None:
+        self._sink = sink
+        self._open: dict[str, deltalake.DeltaTable] = {}
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def found(self, folder: str) -> Found:
+        """Our last commit; commits of others (OPTIMIZE, VACUUM) may lie above it."""
+        table = self.table(folder)
+        if table is None:
+            return Found(None, 0)
+        number = table.transaction_version(APPLICATION) or 0
+        for depth in (1, 100, None):
+            for commit in table.history(depth):
+                text = commit.get("userMetadata") or ""
+                if text.startswith(Stored.MARK):
+                    stored = Stored.from_json(text)
+                    return Found(None if stored.position == CLEARED.position else stored, number)
+        if number == 0:
+            return Found(None, 0)
+        raise SinkRejected(
+            f"The Delta table {folder} has lost the commit that held its position.",
+            hint=f"cdc -p FILE rebuild {self._sink}",
+            sink=self._sink,
+        )
+
+    def table(self, folder: str) -> deltalake.DeltaTable | None:
+        try:
+            if folder in self._open:
+                self._open[folder].update_incremental()
+            else:
+                self._open[folder] = deltalake.DeltaTable(folder)
+        except deltalake.exceptions.TableNotFoundError:
+            self._open.pop(folder, None)
+            return None
+        return self._open[folder]
+
+
+@contextmanager
+def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[None]:
+    """Put the position and our number into the commits made inside.
+
+    Session settings, because MERGE takes no options; so one batch writes its tables one after the other.
+    """
+    from delta.exceptions import DeltaConcurrentModificationException
+
+    settings = {METADATA: stored.to_json(), NUMBER[0]: APPLICATION, NUMBER[1]: str(number)}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    except DeltaConcurrentModificationException:
+        raise SinkUnavailable(
+            "Somebody else committed to the Delta table at the same time.",
+            hint="nothing to do: it is tried again",
+        ) from None
+    finally:
+        for name in settings:
+            spark.conf.unset(name)

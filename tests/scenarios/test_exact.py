@@ -1,0 +1,233 @@
+"""Every kind of change, through the whole pipeline: what the log doesn't carry or say, and what nobody can read.
+
+One run serves several disruptions where it can: each costs seconds of its own only.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from cdc.records import kafka
+from cdc.topics import Topics
+from connectors.debezium import placeholder
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+LARGE = "SELECT string_agg(md5(n::text || %s), '') FROM generate_series(1, 400) AS n"
+
+
+def begin(world: "World", *tables: str, seed: str = "") -> None:
+    world.write_file(*tables)
+    world.cdc("migrate")
+    if seed:
+        world.sql(seed)
+    world.cdc("register")
+
+
+def progress(world: "World", sink: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((world.folder / "runs" / f"{sink}.json").read_text())
+    return found
+
+
+def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
+    """All shapes of the placeholder, with the default identity: in one batch, in a later one, after a restart."""
+    world.sql(
+        "CREATE EXTENSION IF NOT EXISTS hstore",
+        "CREATE TABLE wide (id int PRIMARY KEY, n int, t text, b bytea, ts text[], ns int[], ls bigint[], us uuid[],"
+        " bs bytea[], h hstore, j jsonb, x numeric, nums numeric[], stamps timestamptz[], dates date[])",
+        *(
+            f"ALTER TABLE wide ALTER {c} SET STORAGE EXTERNAL"
+            for c in ["t", "b", "ts", "ns", "ls", "us", "bs", "h", "j", "x", "nums", "stamps", "dates"]
+        ),
+    )
+    begin(world, "public.wide")
+    world.sql("ALTER TABLE wide REPLICA IDENTITY DEFAULT")
+    insert = (
+        "INSERT INTO wide SELECT {0}, 1, repeat('t', 9000), decode(repeat('ab', 9000), 'hex'),"
+        " array_fill('text {0}'::text, ARRAY[2000]), array_fill({0}, ARRAY[5000]),"
+        " array_fill({0}::bigint, ARRAY[5000]),"
+        " array_fill(md5('{0}')::uuid, ARRAY[2000]), array_fill('\\x0102'::bytea, ARRAY[2000]),"
+        " hstore('k', repeat('h', 9000)), jsonb_build_object('k', repeat('j', 9000)),"
+        " repeat('7', 9000)::numeric, array_fill(1.5::numeric, ARRAY[2000]),"
+        " array_fill('2013-01-01 10:00Z'::timestamptz, ARRAY[2000]), array_fill('2013-01-01'::date, ARRAY[5000])"
+    )
+    with world.running():
+        # Insert and updates in one batch.
+        world.sql(*(insert.format(n) for n in range(1, 4)), "UPDATE wide SET n = 2", "UPDATE wide SET n = 3")
+        world.settle()
+        world.assert_equal()
+        # Updates alone.
+        world.sql("UPDATE wide SET n = n + 1, t = 'short' WHERE id = 1", "UPDATE wide SET n = n + 1")
+        world.sql("UPDATE wide SET id = 9 WHERE id = 2", "DELETE FROM wide WHERE id = 3", insert.format(3))
+        world.settle()
+        world.assert_equal()
+    world.sql("UPDATE wide SET n = n + 1")
+    with world.running():
+        world.settle()
+        world.assert_equal()
+        assert sent_placeholder(world, "public.wide"), "this test has tested nothing"
+
+
+def sent_placeholder(world: "World", table: str) -> bool:
+    with Topics(world.stack.endpoints.kafka) as topics:
+        text = placeholder(world.name, topics.cluster_id()).encode()
+    return any(text in (record.value or b"") for record in consumed(world, table))
+
+
+def consumed(world: "World", table: str) -> list[Any]:
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=world.stack.endpoints.kafka, auto_offset_reset="earliest", group_id=None
+    )
+    try:
+        topic = f"{world.name}.{table}"
+        places = [kafka.TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
+        consumer.assign(places)
+        found: list[Any] = []
+        while polled := consumer.poll(timeout_ms=1000):
+            found += [record for records in polled.values() for record in records]
+        return found
+    finally:
+        consumer.close()
+
+
+def test_truncated_rows_never_come_back(world: "World") -> None:
+    """One table, several, CASCADE, between inserts of one transaction, while nobody reads, and in a rebuild."""
+    world.sql(
+        "CREATE TABLE parent (id int PRIMARY KEY, v text)",
+        "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)",
+        "CREATE TABLE alone (id int PRIMARY KEY, v text)",
+    )
+    begin(
+        world,
+        "public.parent",
+        "public.child",
+        "public.alone",
+        seed="INSERT INTO alone SELECT n, 'old' FROM generate_series(1, 50) n",
+    )
+    with world.running():
+        world.sql(
+            "INSERT INTO parent SELECT n FROM generate_series(1, 50) n",
+            "INSERT INTO child SELECT n, n FROM generate_series(1, 50) n",
+        )
+        world.settle()
+        world.sql(
+            "INSERT INTO alone VALUES (51, 'gone')",
+            "TRUNCATE alone",
+            "INSERT INTO alone VALUES (1, 'new'), (60, 'new')",
+        )
+        world.settle()
+        world.assert_equal()
+        # No change comes after it: an idle stream notices it too.
+        world.sql("TRUNCATE parent CASCADE")
+        world.settle()
+        world.assert_equal()
+        world.sql("INSERT INTO parent VALUES (1, 'again')", "INSERT INTO child VALUES (1, 1)")
+        world.settle()
+        world.assert_equal()
+    world.sql("INSERT INTO alone VALUES (70, 'gone')")
+    world.sql("TRUNCATE parent, child, alone", "INSERT INTO alone VALUES (2, 'last')")
+    world.sql("UPDATE alone SET v = 'very last'")
+    with world.running():
+        world.settle()
+        world.assert_equal()
+    world.cdc("rebuild", "cache")
+    world.cdc("run", "--until-caught-up")
+    world.assert_equal()
+
+
+def produce(world: "World", table: str, records: list[tuple[bytes | None, bytes | None]]) -> None:
+    producer = kafka.KafkaProducer(bootstrap_servers=world.stack.endpoints.kafka, acks="all")
+    try:
+        for key, value in records:
+            # A compacted topic takes no record without a key, so an empty one stands for it.
+            producer.send(f"{world.name}.{table}", key=key, value=value, partition=0).get(10)
+    finally:
+        producer.close()
+
+
+def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, n int, at timestamp)",
+        "INSERT INTO items SELECT n, n FROM generate_series(1, 20) n",
+    )
+    begin(world, "{table: public.items, partitions: 1}")
+    good = {"schema": "public", "table": "items", "lsn": 2**60, "ts_us": 1}
+
+    def change(row: Any, **other: Any) -> bytes:
+        return json.dumps({"op": "c", "after": row, "source": good, **other}).encode()
+
+    with world.running():
+        world.settle()
+        produce(
+            world,
+            "public.items",
+            [
+                (b'{"id":1}', b"\xff\xfenot json"),
+                (b"", change({"id": 100, "n": 1, "at": None})),
+                (b'{"id":2}', change({"id": 2, "n": 1, "at": None}, op="z")),
+                (b'{"id":3}', change({"id": 3, "n": 1, "at": None}, source={**good, "table": "others"})),
+                (b'{"id":4}', change(None)),
+                (b'{"id":5}', change({"id": 5, "n": "a secret word", "at": None})),
+            ],
+        )
+        world.sql("UPDATE items SET n = n + 100 WHERE id > 10")
+        world.settle()
+        listed = world.json("quarantine", "list")["quarantine"]
+        by_sink = {sink: [one for one in listed if one["sink"] == sink] for sink in ("search", "cache", "warehouse")}
+        assert {sink: len(found) for sink, found in by_sink.items()} == {"search": 6, "cache": 6, "warehouse": 6}
+        assert {one["id"] for one in by_sink["cache"]} == {None, "1", "2", "3", "4", "5"}
+        assert "secret" not in json.dumps(listed)
+        world.assert_equal()
+
+        status = world.json("status")
+        for sink in status["sinks"]:
+            assert sink["views"][0]["quarantined"] == 6
+            done = sink["applied"]
+            assert done["quarantined"] == 6
+            assert done["read"] == sum(done[name] for name in ("written", "deleted", "folded", "stale", "quarantined"))
+        read = len(consumed(world, "public.items"))
+        assert {sink["name"]: sink["applied"]["read"] for sink in status["sinks"]} == dict.fromkeys(by_sink, read)
+        assert "degraded" in world.cdc("status").stdout
+        shown = world.json("quarantine", "show", by_sink["cache"][-1]["place"])
+        assert "a secret word" in shown["value"]
+
+        # A whole newer change settles an entry; a redrive that can't help leaves it; the rest is given up.
+        world.sql("UPDATE items SET n = 0 WHERE id <= 3")
+        wait_until(lambda: len(world.json("quarantine", "list")["quarantine"]) == 9, 60, "three of six settled")
+        answer = world.json("quarantine", "redrive")
+        assert (answer["asked"], len(answer["left"]), answer["waiting"]) == (9, 9, False)
+        world.cdc("quarantine", "discard", *(one["place"] for one in world.json("quarantine", "list")["quarantine"]))
+        world.sql("UPDATE items SET n = n + 1")
+        world.settle()
+        world.assert_equal()
+        wait_until(lambda: not progress(world, "cache")["careful"], 30, "the cache to read at full speed again")
+
+
+def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
+    """The index refuses one row; once it is repaired, the same record is applied, and nothing newer is overwritten."""
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, x numeric)")
+    begin(world, "public.items")
+    with httpx.Client(base_url=world.stack.endpoints.elasticsearch, timeout=30) as search, world.running():
+        mapping = f"/{world.name}-public.items/_mapping"
+        world.sql("INSERT INTO items SELECT n, n FROM generate_series(1, 10) n")
+        world.settle()
+        # Terms of more than 32,766 bytes are refused where the mapping doesn't leave them out.
+        search.put(mapping, json={"properties": {"x": {"type": "keyword", "ignore_above": 40000}}}).raise_for_status()
+        world.sql(
+            "UPDATE items SET x = repeat('7', 35000)::numeric WHERE id IN (1, 2)", "UPDATE items SET x = 0 WHERE id > 5"
+        )
+        world.settle()
+        listed = world.json("quarantine", "list")["quarantine"]
+        assert [(one["sink"], one["id"]) for one in listed] == [("search", "1"), ("search", "2")]
+        assert all("7777" not in json.dumps(one) for one in listed)
+        differs = [one for one in world.compare() if not one.equal]
+        assert [(one.sink, one.different) for one in differs] == [("search", 2)]
+        world.sql("UPDATE items SET x = 5 WHERE id = 2")
+        world.settle()
+        search.put(mapping, json={"properties": {"x": {"type": "keyword", "ignore_above": 8191}}}).raise_for_status()
+        answer = world.json("quarantine", "redrive")
+        assert (answer["left"], answer["waiting"]) == ([], False)
+        world.assert_equal()
