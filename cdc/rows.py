@@ -66,14 +66,19 @@ def document(table: Table, after: Column) -> Column:
 
 
 def _rewritten(table: Table, after: Column) -> Column:
-    row = wire(table, after)
+    # A list of one, so that the row is parsed once: within a condition Spark parses it anew for every use.
+    made = F.transform(F.array(wire(table, after)), lambda row: _document_of(table, row))
+    return F.when(after.isNotNull(), F.get(made, F.lit(0)))
+
+
+def _document_of(table: Table, row: Column) -> Column:
     values = {}
     for column in table.columns:
         kind, value = types.kind(column.type), row.getField(column.name)
         made = _document(kind, value)
         stopped = F.when(lost(table, column.name, value), _stop(table, column.name)).otherwise(made)
         values[column.name] = stopped if kind.lost else made
-    return F.when(after.isNotNull(), as_json(table, values))
+    return as_json(table, values)
 
 
 def lost(table: Table, name: str, value: Column) -> Column:
