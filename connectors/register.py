@@ -155,6 +155,8 @@ class _Waiting:
     old_pid: int | None = None
     """The slot's user when its task is to restart: the last beats of the old task don't count."""
     stale_until: float = 0.0
+    stopped: bool = False
+    """It was told to stand still, by this registration."""
     state: ConnectorState | None = None
 
     def put(
@@ -165,12 +167,14 @@ class _Waiting:
         failed = self.connect.state(name).failed
         if before is None:
             self.connect.create_stopped(name, config)
+            self.stopped = True
         new = self._arrivals(before, created, restarts=failed or config != before)
         self.offset = self._end(self.pipeline.heartbeat_topic)
         if before is not None and config != before:
             self.connect.put(name, config)
             self.old_pid = found.active_pid if found else None
-        if self.connect.state(name).connector == "STOPPED":
+        # Also one that an earlier registration left so; Connect may be late in telling.
+        if self.stopped or self.connect.state(name).connector == "STOPPED":
             self.connect.resume(name)
         elif failed:
             self.connect.restart_failed(name)
@@ -197,8 +201,9 @@ class _Waiting:
         return [table.qualified for table in new]
 
     def _stop(self) -> None:
-        if self.connect.state(self.pipeline.pipeline).connector != "STOPPED":
+        if not self.stopped:
             self.connect.stop(self.pipeline.pipeline)
+            self.stopped = True
 
     def until_beating(self) -> Beat:
         deadline, before = time.monotonic() + DEADLINE_S, self._records()
