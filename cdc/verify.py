@@ -161,7 +161,7 @@ def _canonical(table: Table, document: str) -> Column:
     members = F.from_json(marked(F.col(document)), "map<string, string>")
 
     def pair(column: TableColumn) -> Column:
-        value = members.getItem(F.lit(column.name))
+        value = F.try_element_at(members, F.lit(column.name))
         compared = _comparable(types.kind(column.type).compare, value)
         return F.struct(F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value"))
 
