@@ -158,8 +158,11 @@ def run(
     from cdc.follow import Follower
     from cdc.stream import Stream
     from cdc.supervise import publish, supervise
+    from cdc.topics import Topics
 
     pipeline, tables, sinks = context.obj.pipeline, context.obj.tables, context.obj.sinks(sink)
+    with Topics(pipeline.kafka) as kafka:
+        kafka.check(pipeline)
     with _spark(master) as spark:
         describe, placeholder = Follower(context.obj.load, tables), context.obj.placeholder
         streams = [Stream(spark, one, pipeline, describe, placeholder) for one in sinks]

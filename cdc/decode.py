@@ -50,6 +50,7 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
         "offset",
         F.col("key").cast("string").alias("key"),
         F.col("value").isNull().alias("tombstone"),
+        _is_text("key", "value").alias("valid"),
         F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
         *((F.struct("key", "value").alias("record"),) if reading.careful else ()),
     )
@@ -87,17 +88,25 @@ def _wrong(tables: Sequence[Table], form: Form, reading: Reading) -> Column:
     elsewhere = ~F.col("topic").endswith(F.concat(F.lit("."), origin.schema, F.lit("."), origin.table))
     found = (
         F.when(F.col("key").isNull(), "it has no key")
+        .when(~F.col("valid"), "its bytes are no text")
         .when(F.col("id").isNull(), "its key is not one of the table")
         .when(tombstone, F.lit(None))
         .when(op.isNull(), "its value is no change event")
         .when(~op.isin("r", "c", "u", "d"), "its operation is unknown")
-        .when((op != "d") & after.isNull(), "it lacks the row")
+        .when((op != "d") & (after.isNull() | ~after.startswith("{")), "it lacks the row")
         .when(elsewhere, "it is of another table")
     )
     if reading.careful:
         masked = Placeholder(reading.placeholder).masked(after)
         found = found.when(op != "d", by_topic(tables, lambda table: unfit(table, masked, form)))
     return found
+
+
+def _is_text(*names: str) -> Column:
+    """Whether bytes are UTF-8: Spark would replace what isn't, silently."""
+    return reduce(
+        lambda a, b: a & b, (F.coalesce(F.is_valid_utf8(F.col(n).cast("string")), F.lit(True)) for n in names)
+    )
 
 
 def _or_stop(wrong: Column) -> Column:

@@ -39,7 +39,10 @@ def explain(error: Exception, sink: str) -> CdcError:
         )
     if "org.apache.kafka.common.errors" in text:
         return SinkUnavailable("Kafka doesn't answer.", hint="nothing to do: it is tried again", sink=sink)
-    return SinkError(f"Spark failed: {text.splitlines()[0][:300]}", hint="see the log for the whole trace", sink=sink)
+    # Spark's message may quote a value; its class never does.
+    condition = re.search(r"\[([A-Z][A-Z0-9_.]+)\]", text)
+    what = condition[1] if condition else type(error).__name__
+    return SinkError(f"Spark failed: {what}.", hint="see the log for the whole trace", sink=sink)
 
 
 def _after(text: str, words: str) -> str | None:

@@ -33,8 +33,8 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
     placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
     grouped = placed.groupBy("topic", "partition", "id").agg(
         F.max_by(change, F.when(living, F.col("offset"))).alias("newest"),
-        # A delete, and a record in quarantine, end the search as well: what lay before them is void.
-        F.max_by(change, F.when(wrong | (living & ~partial), F.col("offset"))).alias("base"),
+        F.max_by(change, F.when(living & ~partial, F.col("offset"))).alias("whole"),
+        F.collect_list(F.when(wrong, F.col("offset"))).alias("wrong"),
         F.collect_list(F.when(partial, change)).alias("partial"),
         F.count_if(F.col("offset") >= 0).alias("records"),
         F.count_if(F.col("dead") & ~wrong).alias("dead"),
@@ -44,8 +44,14 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
 
 
 def _completed(grouped: DataFrame, value: str) -> DataFrame:
-    newest, base = F.col("newest"), F.col("base")
+    newest, whole = F.col("newest"), F.col("whole")
     incomplete = newest.kept.isNotNull()
+    # A delete, and a record in quarantine, end the search as well: what lay before them is void.
+    wall = F.array_max(F.filter("wrong", lambda offset: offset < newest.offset))
+    void = F.struct(
+        wall.alias("offset"), F.lit(None).cast("string").alias("row"), F.lit(None).cast("array<string>").alias("kept")
+    )
+    base = F.when(wall.isNotNull() & F.coalesce(wall > whole.offset, F.lit(True)), void).otherwise(whole)
     since = F.coalesce(base.offset, F.lit(-2))
 
     def between(one: Column) -> Column:

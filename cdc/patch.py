@@ -11,12 +11,12 @@ def members(text: str) -> dict[str, str]:
     """The members of a JSON object, each value as its own text. Raises ValueError for anything else."""
     found: dict[str, str] = {}
     at = _skip(text, 0, "{")
-    while text[at] != "}":
+    while text[at : at + 1] != "}":
         name, at = _DECODER.raw_decode(text, at)
         at = _skip(text, at, ":")
         _, end = _DECODER.raw_decode(text, at)
         found[name] = text[at:end]
-        at = _next(text, end)
+        at = _next(text, end, "}")
     return found
 
 
@@ -24,10 +24,10 @@ def elements(text: str) -> list[str]:
     """The elements of a JSON array, each as its own text."""
     found = []
     at = _skip(text, 0, "[")
-    while text[at] != "]":
+    while text[at : at + 1] != "]":
         _, end = _DECODER.raw_decode(text, at)
         found.append(text[at:end])
-        at = _next(text, end)
+        at = _next(text, end, "]")
     return found
 
 
@@ -58,18 +58,18 @@ def completed(
 def _skip(text: str, at: int, expected: str) -> int:
     """Past an expected character and the white space around it."""
     at = _blank(text, at)
-    if text[at] != expected:
+    if text[at : at + 1] != expected:
         raise ValueError(f"expected {expected} at {at}")
     return _blank(text, at + 1)
 
 
-def _next(text: str, at: int) -> int:
+def _next(text: str, at: int, close: str) -> int:
     """Past a comma, to the next member or to the closing bracket."""
     at = _blank(text, at)
-    return _skip(text, at, ",") if text[at] == "," else at
+    return at if text[at : at + 1] == close else _skip(text, at, ",")
 
 
 def _blank(text: str, at: int) -> int:
-    while text[at] in WHITE:
+    while at < len(text) and text[at] in WHITE:
         at += 1
     return at

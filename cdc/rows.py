@@ -29,7 +29,7 @@ def row_id(table: Table, key: Column) -> Column:
     if len(values) == 1:
         return values[0].cast("string")
     listed = F.concat(F.lit("["), F.concat_ws(",", *(_literal(value) for value in values)), F.lit("]"))
-    return F.when(parsed.isNotNull(), listed)
+    return F.when(reduce(lambda a, b: a & b, (value.isNotNull() for value in values)), listed)
 
 
 def _document(kind: Kind, value: Column) -> Column:
@@ -131,7 +131,7 @@ def _held(table: Table, name: str, value: Column) -> Column:
 
 def holdable(kind: Kind, value: Column) -> Column:
     """A wire value as its warehouse column has it; null for one that can't be held."""
-    held = (kind.to_column(value) if kind.to_column else value).cast(kind.column)
+    held = (kind.to_column(value) if kind.to_column else value).try_cast(kind.column)
     return F.when(~F.coalesce(kind.lost(value), F.lit(False)), held) if kind.lost else held
 
 

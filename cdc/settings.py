@@ -52,6 +52,9 @@ class Source(Section):
         names = [entry.table for entry in tables]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"listed twice: {', '.join(sorted(twice))}")
+        lowered = [name.lower() for name in names]
+        if alike := {name for name in names if lowered.count(name.lower()) > 1}:
+            raise ValueError(f"an index's name is in lower case, so these would share one: {', '.join(sorted(alike))}")
         return tables
 
 

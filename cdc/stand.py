@@ -85,7 +85,15 @@ class Stand:
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
         self._taken_at = time.monotonic()
-        return bool(self.aside) or any(self._lost(table) for table in self.tables)
+        return bool(self.aside) or self._reshaped() or any(self._lost(table) for table in self.tables)
+
+    def _reshaped(self) -> bool:
+        """Whether a topic is another one by now, or has partitions that nobody reads."""
+        ends = self._kafka.ends(list(self.shapes))
+        return any(
+            (ends[topic].topic_id, ends[topic].partition_count) != (shape.topic_id, shape.partition_count)
+            for topic, shape in self.shapes.items()
+        )
 
     def _lost(self, table: Table) -> bool:
         """Whether the view stands before where it was left. Beyond it another writer is at work: `apply` tells."""

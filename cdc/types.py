@@ -73,7 +73,7 @@ def _iso(rest: str, value: str = "{0}") -> str:
 
 
 def _cast(type_: str) -> Convert:
-    return lambda value: value.cast(type_)
+    return lambda value: value.try_cast(type_)
 
 
 SMALLINT = Kind("smallint", wire="bigint", column="smallint", to_column=_cast("smallint"), source=NUMBER)
