@@ -1,7 +1,7 @@
 """Decode and fold in Spark against their plain twins, records of another making included."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,14 +13,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc import decode, order
-from cdc.change import Advance, Column, Form, Position, Table
+from cdc.change import Advance, Column, Form, Position, Table, row_id
 from cdc.decode import Reading
 from cdc.errors import DecodeError
 from cdc.explain import explain
+from cdc.rows import row_id as row_id_column
 from cdc.step import make_batch
+from sinks.elasticsearch_bulk import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget
-from tests.support.envelopes import PLACEHOLDER, Record, Row, envelope, frame, table
+from tests.support.envelopes import PLACEHOLDER, Record, Row, Topic, envelope, frame, table
 from tests.support.scribe import Scribe
 from tests.support.twin import Change, Folded, Raw, Twin
 
@@ -32,7 +34,24 @@ OTHERS = table("t.public.others", "others")
 ARROW = (pa.binary(), pa.binary(), pa.string(), pa.int32(), pa.int64())
 FORMS: tuple[Form, ...] = ("events", "documents")
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
-STRANGE = ["after", "before", "source", "op", "key", "id", "offset", "a.b", "`", "``x", "'", '"', "\\", "é", "😀", "a b"]
+STRANGE = [
+    "after",
+    "before",
+    "source",
+    "op",
+    "key",
+    "id",
+    "offset",
+    "a.b",
+    "`",
+    "``x",
+    "'",
+    '"',
+    "\\",
+    "é",
+    "😀",
+    "a b",
+]
 STRANGE += ["row", "kept", "problem", "value", "$.x", "[0]", "x,y", "NULL", "\n", "{}"]
 
 
@@ -73,7 +92,9 @@ def test_many_tables_in_one_batch(spark: "SparkSession") -> None:
 def framed(spark: "SparkSession", records: Sequence[Raw]) -> DataFrame:
     """As Arrow: a batch of records is there at once, without a worker's help."""
     columns = list(zip(*records, strict=True))
-    return spark.createDataFrame(pa.table([pa.array(c, t) for c, t in zip(columns, ARROW, strict=True)], list(Raw._fields)))
+    return spark.createDataFrame(
+        pa.table([pa.array(c, t) for c, t in zip(columns, ARROW, strict=True)], list(Raw._fields))
+    )
 
 
 def named(topic: str, names: Sequence[str]) -> Table:
@@ -142,7 +163,7 @@ def pool(names: Sequence[str], texts: Sequence[str]) -> list[Row]:
     garbage=st.sampled_from([0.0, 0.4]),
     small=st.booleans(),
 )
-@budget(10)
+@budget(5)
 def test_decode_and_fold_equal_their_twins(
     spark: "SparkSession",
     names: list[str],
@@ -165,3 +186,86 @@ def test_decode_and_fold_equal_their_twins(
         form,
     )
     decoded.unpersist()
+
+
+LONG = "x" * 600
+TRICKY = [
+    "",
+    '"',
+    "\\",
+    ",",
+    "[",
+    "]",
+    "a,b",
+    '","',
+    "_",
+    ":",
+    "é",
+    "😀",
+    "\n",
+    "\x0b",
+    "\x1f",
+    "\u2028",
+    "\\u000b",
+    "null",
+    "1",
+]
+KEYED = st.one_of(st.sampled_from([*TRICKY, LONG, LONG + "y", "sha256:" + "0" * 64]), TEXT)
+
+
+@given(
+    texts=st.lists(st.tuples(KEYED, KEYED), min_size=30, max_size=60, unique=True),
+    numbers=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=6, unique=True),
+    types=st.sampled_from([("text",), ("text", "text"), ("text", "bigint"), ("bigint", "text", "text"), ("bigint",)]),
+)
+@budget(4)
+def test_no_two_keys_collide(
+    spark: "SparkSession", texts: list[tuple[str, str]], numbers: list[int], types: tuple[str, ...]
+) -> None:
+    """Neither as ids, nor as the ids of documents, which are at most 512 bytes long."""
+    near = [*numbers, *(n + 1 for n in numbers if n < 2**63 - 1)]
+    pairs = [(pair, number) for pair in texts for number in near]
+    mixed = list(
+        dict.fromkeys(tuple(n if t == "bigint" else p[at % 2] for at, t in enumerate(types)) for p, n in pairs)
+    )
+    made = Table("public", "x", tuple(Column(f"k{at}", one) for at, one in enumerate(types)), (), "t.public.x")
+    keyed = Table("public", "x", made.columns, tuple(column.name for column in made.columns), made.topic)
+    keys = [json.dumps({f"k{at}": value for at, value in enumerate(key)}, ensure_ascii=False) for key in mixed]
+    held = spark.createDataFrame(pa.table({"key": keys}))
+    ids = held.select(row_id_column(keyed, F.col("key")).alias("id"))
+    rows = ids.select("id", document_id(F.col("id")).alias("document_id")).collect()
+    assert [row["id"] for row in rows] == [row_id(list(key)) for key in mixed]
+    assert len({row["id"] for row in rows}) == len({row["document_id"] for row in rows}) == len(mixed)
+    assert all(len(row["document_id"].encode()) <= LONGEST_ID for row in rows)
+
+
+def oldest(events: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
+    first = events.groupBy("topic", "partition", "id").agg(F.min_by(F.struct("offset", "after"), "offset").alias("x"))
+    folded = order.fold(events, form, records, tasks).drop("offset", "after", "first")
+    joined = folded.join(first.select("topic", "partition", "id", "x.*"), ["topic", "partition", "id"])
+    return joined.withColumn("first", F.col("offset"))
+
+
+def unplaced(events: DataFrame, form: Form, _: int, tasks: int) -> DataFrame:
+    """Right rows, but a Kafka partition's rows are spread over the tasks by key."""
+    return order.fold(events, form, 1, tasks).repartition(16, "id")
+
+
+def uncounted(events: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
+    return order.fold(events, form, records, tasks).withColumn("records", F.lit(1).cast("long"))
+
+
+@pytest.mark.parametrize("broken", [oldest, unplaced, uncounted])
+def test_a_broken_fold_is_caught(spark: "SparkSession", broken: Callable[..., DataFrame]) -> None:
+    topic = Topic(ITEMS)
+    for number in range(40):
+        topic.add("u", {"a": "k", "b": number % 20, "v": str(number), "n": number})
+    events = decode.decoded(frame(spark, [(ITEMS, r) for r in topic.records]), [ITEMS], "events", Reading())
+    raws = [
+        Raw(json.dumps(r.key).encode(), json.dumps(r.value).encode(), ITEMS.topic, r.partition, r.offset)
+        for r in topic.records
+    ]
+    expected = twin.fold([Twin([ITEMS], "events", PLACEHOLDER).decode(raw) for raw in raws])
+    assert_folded(order.fold(events, "events", 1, 2), expected, "events")
+    with pytest.raises(AssertionError):
+        assert_folded(broken(events, "events", 1, 2), expected, "events")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 RECORDS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 Row = dict[str, Any]
 PLACEHOLDER = "__cdc_unavailable_0123456789abcdef0123456789abcdef"
+MASKS: tuple[Any, ...] = (PLACEHOLDER, [PLACEHOLDER])
+"""The placeholder of a text, of an array of texts."""
 
 
 def table(topic: str, name: str = "items") -> Table:
@@ -54,7 +56,8 @@ class Topic:
             self._append(partition, key, envelope("d", before, None, lsn))
             self._append(partition, key, None)
         else:
-            self._append(partition, key, envelope(op, None, {**row, **dict.fromkeys(lacking, PLACEHOLDER)}, lsn))
+            masks = {name: MASKS[self.table.column(name).type.endswith("[]")] for name in lacking}
+            self._append(partition, key, envelope(op, None, {**row, **masks}, lsn))
 
     def gap(self, partition: int) -> None:
         """An offset without a record, as a transaction marker leaves."""
@@ -64,16 +67,18 @@ class Topic:
     def ends(self) -> tuple[int, ...]:
         return tuple(self._next)
 
-    def model(self, until: Sequence[int] | None = None) -> dict[str, Row]:
-        """The view after all records below `until`: what every sink must hold."""
+    def model(self, until: Sequence[int] | None = None, floor: int = 0) -> dict[str, Row]:
+        """The view after all records below `until`, but for those before the floor: what every sink must hold."""
         view: dict[str, Row] = {}
         for record in self.between((0,) * self.partitions, until or self.ends):
             key = row_id([record.key[name] for name in self.table.key])
+            if record.value is not None and record.value["source"]["lsn"] < floor:
+                continue
             if record.value is None or record.value["op"] == "d":
                 view.pop(key, None)
             else:
                 after = record.value["after"]
-                view[key] = {name: view[key][name] if value == PLACEHOLDER else value for name, value in after.items()}
+                view[key] = {name: view[key][name] if value in MASKS else value for name, value in after.items()}
         return view
 
     def between(self, start: Sequence[int], until: Sequence[int]) -> list[Record]:

@@ -1,0 +1,127 @@
+"""Random records of a table: as the connector writes them, and as it never would."""
+
+import json
+import random
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from cdc.change import Table
+from tests.support.envelopes import PLACEHOLDER, Row, envelope
+from tests.support.twin import Raw, placeholders
+
+SHAPES = placeholders(PLACEHOLDER)
+Pair = tuple[bytes | None, bytes | None]
+
+
+def packed(value: object, *, ascii_only: bool = False) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=ascii_only).encode()
+
+
+class Scribe:
+    """Writes records of one table; texts and keys are what it chooses from."""
+
+    def __init__(self, table: Table, seed: int, texts: Sequence[str], keys: Sequence[Row], partitions: int = 2) -> None:
+        self.table, self.rng, self.texts, self.keys = table, random.Random(seed), list(texts), list(keys)
+        self.next = [0] * partitions
+        self.lsn = 100
+
+    def log(self, records: int, *, garbage: float = 0.0, lacking: float = 0.3) -> list[Raw]:
+        return [self.one(garbage, lacking) for _ in range(records)]
+
+    def one(self, garbage: float, lacking: float) -> Raw:
+        at = self.rng.randrange(len(self.keys))
+        partition = at % len(self.next)
+        key = self.keys[at]
+        self.lsn += self.rng.choice((0, 1))
+        pair = self.wrong(key) if self.rng.random() < garbage else self.right(key, lacking)
+        self.next[partition] += self.rng.choice((1, 1, 1, 2, 7))
+        return Raw(*pair, self.table.topic, partition, self.next[partition])
+
+    def right(self, key: Row, lacking: float) -> Pair:
+        op, ascii_only = self.rng.choice("crruuuudT"), self.rng.random() < 0.2
+        if op == "T":
+            return packed(key), None
+        row = {**{column.name: self.value(column.type) for column in self.table.columns}, **key}
+        if op == "d":
+            return packed(key), packed(self.envelope("d", row, None), ascii_only=ascii_only)
+        for column in self.table.columns:
+            if column.name not in key and self.rng.random() < lacking and (shapes := masks(column.type)):
+                row[column.name] = self.rng.choice(shapes)
+        before = row if self.rng.random() < 0.2 else None
+        return packed(key), packed(self.envelope(op, before, row), ascii_only=ascii_only)
+
+    def value(self, type_: str) -> Any:
+        if self.rng.random() < 0.1:
+            return None
+        if type_.endswith("[]"):
+            made = [self.value(type_.removesuffix("[]")) for _ in range(self.rng.randrange(4))]
+            # Nothing but nulls is what the connector makes of an array of two dimensions.
+            return made if any(one is not None for one in made) else []
+        known = {
+            "integer": lambda: self.rng.choice((0, -1, 2**31 - 1, -(2**31))),
+            "bigint": lambda: self.rng.choice((0, -1, 2**53 + 1, 2**63 - 1, -(2**63))),
+            "boolean": lambda: self.rng.random() < 0.5,
+            "numeric(10,2)": lambda: self.rng.choice(("0.00", "-1.50", "99999999.99")),
+            "bytea": lambda: b64encode(self.text().encode()).decode(),
+            "uuid": lambda: str(UUID(int=self.rng.getrandbits(128))),
+            "jsonb": lambda: self.rng.choice((json.dumps(self.text()), '{"a": [1, null, 1.50], "": {}}', "null", "[]")),
+            "hstore": lambda: json.dumps({self.text(): self.text(), "n": None}, ensure_ascii=False),
+        }
+        return known.get(type_, self.text)()
+
+    def text(self) -> str:
+        return self.rng.choice(self.texts)
+
+    def envelope(self, op: str, before: Row | None, after: Any) -> Row:
+        made = envelope(op, before, after, lsn=self.lsn)
+        made["source"] |= {"schema": self.table.schema, "table": self.table.name}
+        return made
+
+    def wrong(self, key: Row) -> Pair:
+        """A record that is no change, or no change of this table."""
+        good_key, good = self.right(key, 0.1)
+        while good is None or b'"op":"d"' in good:
+            good_key, good = self.right(key, 0.1)
+        name = self.rng.choice(self.table.key)
+        keys = [None, b"", b"nope", b"[]", b"7", b'"a"', packed({**key, name: None})]
+        keys += [packed({one: key[one] for one in key if one != name})]
+        keys += [packed({**key, one: "no number"}) for one in self.table.key if self.table.column(one).type == "bigint"]
+        if self.rng.random() < 0.3:
+            return self.rng.choice(keys), good
+        return good_key, self._wrong_value(good)
+
+    def _wrong_value(self, good: bytes) -> bytes:
+        whole = json.loads(good)
+        values: list[Any] = [{**whole, "op": op} for op in ("t", "m", "x", "", None)]
+        values += [{**whole, "after": after} for after in (None, [], "a", 7, True)]
+        values += [{name: value for name, value in whole.items() if name != gone} for gone in ("op", "after")]
+        values += [[whole], [], 7, "a", None, {}]
+        values += [{**whole, "source": {**whole["source"], "table": "elsewhere"}}]
+        values += [{**whole, "after": {**whole["after"], name: bad}} for name, bad in self._misfits()]
+        texts = [packed(value) for value in values]
+        texts += [b"", b"nope", b"\xff\xfe", good[: self.rng.randrange(1, len(good))]]
+        texts += [good.replace(b'"after":{"', b'"after":{"\xff":null,"')]
+        return self.rng.choice(texts)
+
+    def _misfits(self) -> list[tuple[str, Any]]:
+        bad = {
+            "integer": ("a", 1.5, True, [1], {}, 2**40, 2**63),
+            "bigint": ("a", 1.5, True, [1], 2**63),
+            "boolean": ("a", 1, []),
+            "text[]": ("a", 1, {"a": 1}, [None, None]),
+            "integer[]": ("a", ["a"], [1, [2]], [None]),
+        }
+        return [
+            (c.name, one) for c in self.table.columns if c.name not in self.table.key for one in bad.get(c.type, ())
+        ]
+
+
+def masks(type_: str) -> list[Any]:
+    """The placeholders that a column of this type may have."""
+    if type_ in ("jsonb", "json"):
+        return [SHAPES["text"]]
+    if type_ == "bigint[]":
+        return [SHAPES["integer[]"]]
+    return [shape for kind, shape in SHAPES.items() if kind.split(" ")[0] == type_ and type_ != "uuid"]

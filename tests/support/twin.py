@@ -1,0 +1,242 @@
+"""Decode and fold in plain Python: the reference that the Spark expressions of `cdc.decode` and `cdc.order` must equal.
+
+Written from what these modules, `cdc.toast` and DESIGN section 3 promise, one record after the other.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from hashlib import md5
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from cdc.change import Column, Form, Table, row_id
+
+Row = dict[str, Any]
+UNKNOWN = object()
+"""In a view: a value that nothing has ever told."""
+INTEGERS = {"smallint": 16, "integer": 32, "bigint": 64}
+JSON_TYPES = ("json", "jsonb", "hstore")
+
+
+class Raw(NamedTuple):
+    """A record as Kafka holds it."""
+
+    key: bytes | None
+    value: bytes | None
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a record says. after is None for a delete; kept: columns whose value it doesn't carry, null in `after`."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: str | None
+    op: str | None = None
+    after: Row | None = None
+    kept: frozenset[str] | None = None
+    lsn: int | None = None
+    dead: bool = False
+    wrong: bool = False
+
+
+@dataclass(frozen=True)
+class Folded:
+    """See `order.fold`; older as (row, kept) pairs."""
+
+    topic: str
+    partition: int
+    id: str | None
+    offset: int | None
+    row: Row | None
+    kept: frozenset[str] | None
+    older: tuple[tuple[Row | None, frozenset[str] | None], ...] | None
+    first: int | None
+    records: int
+    dead: int
+    quarantined: int
+
+
+def placeholders(text: str) -> dict[str, Any]:
+    """The placeholder in each of its shapes, by the kind of column that has it."""
+    raw = text.encode()
+    encoded = b64encode(raw).decode()
+    named = str(UUID(bytes=md5(raw).digest(), version=3))
+    pair = {text: text}
+    return {
+        "text": text,
+        "bytea": encoded,
+        "uuid": named,
+        "text[]": [text],
+        "bytea[]": [encoded],
+        "uuid[]": [named],
+        "integer[]": list(raw),
+        "hstore as object": pair,
+        "hstore": json.dumps(pair, separators=(",", ":")),
+    }
+
+
+def loads(text: str) -> Any:
+    """JSON as the standard has it, numbers with a point by their text."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    return json.loads(text, parse_float=str, parse_constant=refuse)
+
+
+class Twin:
+    """Decodes records of some tables; floors by topic."""
+
+    def __init__(
+        self, tables: Iterable[Table], form: Form, placeholder: str, floors: Mapping[str, int] | None = None
+    ) -> None:
+        self.tables = {table.topic: table for table in tables}
+        self.form, self.floors = form, floors or {}
+        self.shapes = list(placeholders(placeholder).values())
+
+    def decode(self, record: Raw) -> Change:
+        table = self.tables.get(record.topic)
+        place = (record.topic, record.partition, record.offset)
+        key = None if table is None else _key(table, record.key)
+        if table is None or key is None:
+            return Change(*place, None, wrong=True)
+        bare = Change(*place, key)
+        if record.value is None:
+            return bare
+        try:
+            value = loads(record.value.decode())
+            source = value.get("source") or {}
+            op, after, lsn = value["op"], value.get("after"), source.get("lsn")
+        except (ValueError, AttributeError, KeyError):
+            return replace(bare, wrong=True)
+        elsewhere = not table.topic.endswith(f".{source.get('schema', table.schema)}.{source.get('table', table.name)}")
+        if elsewhere or op not in ("r", "c", "u", "d") or (op != "d" and not isinstance(after, dict)):
+            return replace(bare, wrong=True)
+        dead = lsn is not None and lsn < self.floors.get(table.topic, 0)
+        said = replace(bare, op=op, lsn=lsn, dead=dead)
+        return said if op == "d" else self._with_row(said, table, after)
+
+    def _with_row(self, bare: Change, table: Table, after: Row) -> Change:
+        kept = frozenset(name for name, one in after.items() if one in self.shapes)
+        row = {name: None if name in kept else one for name, one in after.items()}
+        if not all(_fits(column, row.get(column.name), self.form) for column in table.columns):
+            return replace(bare, wrong=True)
+        return replace(bare, after=self._formed(table, row), kept=kept or None)
+
+    def _formed(self, table: Table, row: Row) -> Row:
+        if self.form == "events":
+            return row
+        documents = {c.name for c in table.columns if c.type.split(".")[-1] in JSON_TYPES}
+        return {name: loads(one) if name in documents and one is not None else one for name, one in row.items()}
+
+
+def _key(table: Table, key: bytes | None) -> str | None:
+    """The id of a record's row; None when the key isn't one of the table."""
+    try:
+        parsed = loads((key or b"").decode())
+        values = [parsed[name] for name in table.key]
+    except (ValueError, TypeError, KeyError):
+        return None
+    fit = all(
+        value is not None and _fits(table.column(name), value, "documents")
+        for name, value in zip(table.key, values, strict=True)
+    )
+    return row_id(values) if fit else None
+
+
+def _fits(column: Column, value: Any, form: Form) -> bool:
+    """Whether a value as the connector writes it can be one of the column's."""
+    type_ = column.type
+    if value is None:
+        return True
+    if type_.endswith("[]"):
+        element = Column(column.name, type_.removesuffix("[]"))
+        # Nothing but nulls: what the connector makes of an array of two dimensions.
+        damaged = isinstance(value, list) and value and all(one is None for one in value)
+        return isinstance(value, list) and not damaged and all(_fits(element, one, form) for one in value)
+    if type_ in INTEGERS:
+        # Documents show what the connector wrote; a column of the warehouse has a width.
+        bits = INTEGERS[type_] if form == "events" else 64
+        return type(value) is int and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+    if type_ == "boolean":
+        return isinstance(value, bool)
+    if type_.startswith("numeric(") and form == "events":
+        return _decimal(value)
+    return True
+
+
+def _decimal(value: Any) -> bool:
+    try:
+        return Decimal(value).is_finite()
+    except (InvalidOperation, TypeError):
+        return False
+
+
+def fold(changes: Sequence[Change]) -> list[Folded]:
+    """One row per topic, partition and id. Changes in any order."""
+    rows: dict[tuple[str, int, str | None], list[Change]] = {}
+    for change in sorted(changes, key=lambda one: one.offset):
+        rows.setdefault((change.topic, change.partition, change.id), []).append(change)
+    return [_folded(*place, found) for place, found in rows.items()]
+
+
+def _folded(topic: str, partition: int, key: str | None, changes: list[Change]) -> Folded:
+    real = [one for one in changes if one.offset >= 0]
+    quarantined = sum(one.wrong for one in real)
+    dead = sum(one.dead and not one.wrong for one in real)
+    living = [one for one in changes if not one.wrong and not one.dead]
+    counts = (len(real), dead, quarantined)
+    if not living:
+        return Folded(topic, partition, key, None, None, None, None, None, *counts)
+    newest = living[-1]
+    if newest.kept is None:
+        return Folded(topic, partition, key, newest.offset, newest.after, None, None, newest.offset, *counts)
+    older: list[tuple[Row | None, frozenset[str] | None]] = []
+    first = newest.offset
+    for one in reversed([one for one in changes if one.offset < newest.offset and not (one.dead and not one.wrong)]):
+        older.append((None, None) if one.wrong else (one.after, one.kept))
+        first = max(0, one.offset)
+        if one.wrong or one.kept is None:
+            break
+    return Folded(
+        topic,
+        partition,
+        key,
+        newest.offset,
+        newest.after,
+        newest.kept,
+        tuple(older),
+        min(first, newest.offset),
+        *counts,
+    )
+
+
+def applied(changes: Iterable[Change], view: Mapping[str, Row]) -> tuple[dict[str, Row], set[str]]:
+    """The view after changes of one topic in offset order, and the ids of rows with a value that nobody knows.
+
+    Change by change, without a fold: what a fold and a sink must come to together.
+    """
+    now, unknown = dict(view), set[str]()
+    for one in sorted(changes, key=lambda change: change.offset):
+        if one.id is None or (one.dead and not one.wrong):
+            continue
+        if one.wrong:
+            unknown.add(one.id)
+        elif one.after is None:
+            now.pop(one.id, None)
+            unknown.discard(one.id)
+        else:
+            before = {} if one.id in unknown else now.get(one.id, {})
+            now[one.id] = {**one.after, **{name: before.get(name, UNKNOWN) for name in one.kept or ()}}
+            unknown.discard(one.id)
+    # A row in quarantine that nothing newer has come to stays as it was.
+    lost = {key for key, row in now.items() if any(value is UNKNOWN for value in row.values())}
+    return {key: row for key, row in now.items() if key not in lost}, lost
