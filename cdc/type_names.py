@@ -7,9 +7,6 @@ import re
 
 EXTENSIONS = ("citext", "hstore", "ltree", "vector", "halfvec", "isbn")
 """Types of extensions that the connector knows, in whichever schema they were created."""
-UNKNOWN = "unknown"
-"""Stands for any type that the connector doesn't know and sends as its text: composites, ranges of one's own."""
-
 LOST: dict[str, str] = {
     "bit varying": "the connector drops leading zeros",
     "sparsevec": "the connector has no text for it",
@@ -18,6 +15,8 @@ LOST: dict[str, str] = {
     "int2vector": "the connector sends an empty list",
     "oidvector": "the connector sends an empty list",
 }
+KNOWN = (*EXTENSIONS, *LOST)
+"""Types outside of pg_catalog that the connector has a form of its own for."""
 NO_ELEMENTS = (
     *("bit", "money", "name", "interval", "xml", "refcursor", "bit varying", "sparsevec", "hstore"),
     *("vector", "halfvec", "point", "line", "lseg", "box", "path", "polygon", "circle", "geometry", "geography"),
@@ -31,7 +30,7 @@ def base(type_: str) -> str:
     if bare.startswith("interval "):
         return "interval"
     last = bare.rpartition(".")[2]
-    return last if last in (*EXTENSIONS, *LOST) else bare
+    return last if last in KNOWN else bare
 
 
 def refused(type_: str, *, key: bool = False) -> str | None:

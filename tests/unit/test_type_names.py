@@ -1,0 +1,53 @@
+"""Which types are refused, and by which name a type is looked up."""
+
+import pytest
+
+from cdc.change import Column, Table
+from cdc.type_names import base, refused
+from connectors.snapshot import overrides
+
+
+@pytest.mark.parametrize(
+    ("type_", "name"),
+    [
+        ("numeric(10,2)[]", "numeric"),
+        ("timestamp(3) with time zone", "timestamp with time zone"),
+        ("interval year to month", "interval"),
+        ("interval(3)", "interval"),
+        ("public.citext", "citext"),
+        ("ext.vector(3)", "vector"),
+        ("one.mood[]", "one.mood"),
+    ],
+)
+def test_a_type_is_looked_up_by_its_bare_name(type_: str, name: str) -> None:
+    assert base(type_) == name
+
+
+@pytest.mark.parametrize(
+    "type_", ["bit varying(5)", "time(3) without time zone[]", "interval[]", "bit(3)[]", "money[]"]
+)
+def test_what_would_lose_something_is_refused(type_: str) -> None:
+    assert refused(type_)
+
+
+@pytest.mark.parametrize("type_", ["text", "text[]", "bit(3)", "interval", "time without time zone", "one.mood[]"])
+def test_what_travels_whole_is_taken(type_: str) -> None:
+    assert refused(type_) is None
+
+
+@pytest.mark.parametrize("type_", ["double precision", "jsonb", "integer[]"])
+def test_a_key_needs_one_text_for_each_value(type_: str) -> None:
+    assert refused(type_) is None
+    assert refused(type_, key=True)
+
+
+def test_a_snapshot_reads_dates_as_days_and_nothing_else_otherwise() -> None:
+    columns = (Column("id", "integer", False), Column('d"x', "date"), Column("t", "timestamp without time zone"))
+    dated = Table("public", "w", columns, ("id",), "p.public.w")
+    plain = Table("public", "v", columns[:1], ("id",), "p.public.v")
+    found = overrides([plain, dated])
+    assert found["snapshot.select.statement.overrides"] == "public.w"
+    query = found["snapshot.select.statement.overrides.public.w"]
+    assert query.startswith('SELECT "id", CASE WHEN isfinite("d""x") THEN "d""x" - DATE')
+    assert query.endswith('AS "d""x", "t" FROM "public"."w"')
+    assert overrides([plain]) == {}
