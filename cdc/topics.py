@@ -103,11 +103,12 @@ class Topics:
         topics = wanted(pipeline)
         with reaching(self.bootstrap):
             existing = self._described(topics)
-            if missing := [topic for topic in topics if topic not in existing]:
-                raise _missing(missing[0])
             found = self._settings(existing)
+        # One that is being deleted may still be listed, but has no settings.
+        if missing := [topic for topic in topics if not found.get(topic)]:
+            raise _missing(missing[0])
         for topic, count in topics.items():
-            _check(topic, count, len(existing[topic]["partitions"]), found[topic].get("cleanup.policy", "unknown"))
+            _check(topic, count, len(existing[topic]["partitions"]), found[topic]["cleanup.policy"])
 
     def existing(self, topics: Iterable[str]) -> set[str]:
         with reaching(self.bootstrap):
