@@ -31,6 +31,8 @@ class Table:
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     topic: str
+    reshaped: bool = False
+    """Whether the log holds rows with columns that the table has no more: they are left out."""
 
     @property
     def qualified(self) -> str:

@@ -91,7 +91,7 @@ def migrate(
         done = migrations.prepare_source(
             connection,
             pipeline=pipeline.pipeline,
-            tables=[_split(entry.table) for entry in pipeline.source.tables],
+            tables=[entry.table.partition(".")[::2] for entry in pipeline.source.tables],
             role=pipeline.replication_user,
             password=password.get_secret_value() if password else None,
         )
@@ -265,11 +265,6 @@ def main() -> NoReturn:
             sys.exit(SettingsError.exit_code)
         raise
     sys.exit(0)
-
-
-def _split(table: str) -> tuple[str, str]:
-    schema, name = table.split(".", 1)
-    return schema, name
 
 
 def _stack(kind: str) -> Any:

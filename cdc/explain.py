@@ -27,7 +27,7 @@ def explain(error: Exception, sink: str) -> CdcError:
         )
     if column := _after(text, rows.UNHOLDABLE):
         return Unholdable(
-            f"The warehouse has no way to hold a value of {column}.",
+            f"{sink} has no way to hold a value of {column}.",
             hint="change the row, or leave the column out with `exclude`",
             sink=sink,
         )

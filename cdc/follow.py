@@ -6,6 +6,7 @@ are asked for again: the connector sends them through the log, so that the log i
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -44,7 +45,14 @@ class Follower:
                     self._ask(connection, found, gone)
             except SourceError as error:
                 log.warning("tables stay as they were known", error=error.message, hint=error.hint)
-            return [self._known[name] for name in captured if name in self._known], gone
+            return [self._shaped(name, history) for name in captured if name in self._known], gone
+
+    def _shaped(self, name: str, history: Sequence[Definition]) -> Table:
+        """The table, told whether it once had columns that it has no more."""
+        table = self._known[name]
+        excluded = next(entry.exclude for entry in self._pipeline.source.tables if entry.table == name)
+        once = {shape.name for one in history if one.table == name for shape in one.columns or ()}
+        return replace(table, reshaped=bool(once - {column.name for column in table.columns} - set(excluded)))
 
     def _gone(self, found: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {one.table: one for one in found}

@@ -56,7 +56,7 @@ def document(table: Table, after: Column) -> Column:
     """
     kinds = [types.kind(column.type) for column in table.columns]
     touched = [kind for kind in kinds if kind.document or kind.raw or kind.lost]
-    if any(not kind.words for kind in touched):
+    if table.reshaped or any(not kind.words for kind in touched):
         return _rewritten(table, after)
     if touched:
         words = sorted({word for kind in touched for word in kind.words})

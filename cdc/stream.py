@@ -144,8 +144,9 @@ class Stream:
     def _run_query(self, until_caught_up: bool) -> bool:
         """Run the query to its end; whether it has to be started again."""
         self._failure = None
-        self._stand.take()
-        self._applier.begin()
+        with self._turn:
+            self._stand.take()
+            self._applier.begin()
         memory = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
         folder = tempfile.mkdtemp(prefix=f"cdc-{self.sink.name}-", dir=memory)
         try:

@@ -8,7 +8,7 @@ from cdc.sink import UNKNOWN, Refused
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-NAMED = ("id", "partition", "offset")
+NAMED = ("_cdc_id", "_cdc_partition", "_cdc_offset")
 
 
 def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str) -> "DataFrame":
@@ -23,22 +23,23 @@ def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str)
 
     from cdc import rows
 
-    typed = _layers(changes).select(*NAMED, "gone", "depth", "lacks", "row", *rows.columns(table, "row"))
+    layers = _layers(changes)
+    typed = layers.select(*layers.columns, *rows.columns(table, "_cdc_row"))
     names = [column.name for column in table.columns]
-    found = typed.groupBy(*NAMED, "gone").agg(
+    found = typed.groupBy(*NAMED, "_cdc_gone").agg(
         # The search ends at a change without a row: what lay before it is void.
-        F.max(F.col("row").isNull()).alias("ends"),
+        F.max(F.col("_cdc_row").isNull()).alias("_cdc_ends"),
         *(_first(name).alias(name) for name in names),
     )
     asked = F.filter(
         F.array(*(F.when(F.col(rows.quoted(n)).isNull(), F.lit(n)) for n in names)), lambda n: n.isNotNull()
     )
     made = found.select(
-        *(F.col(name).alias(f"_cdc_{name}") for name in NAMED),
+        *NAMED,
         *(F.col(f"{rows.quoted(name)}.value").alias(name) for name in names),
-        F.col("gone").alias("_cdc_gone"),
-        F.when(~F.col("gone") & (F.size(asked) > 0), asked).alias("_cdc_view"),
-        F.col("ends").alias("_cdc_ends"),
+        "_cdc_gone",
+        F.when(~F.col("_cdc_gone") & (F.size(asked) > 0), asked).alias("_cdc_view"),
+        "_cdc_ends",
     ).persist()
     try:
         _refuse_unknown(made, table, mirror, sink)
@@ -55,9 +56,11 @@ def _layers(changes: "DataFrame") -> "DataFrame":
     none = F.array().cast("array<struct<row:string,kept:array<string>>>")
     newest = F.struct(F.col("after").alias("row"), F.coalesce("kept", F.array()).alias("kept"))
     layers = F.concat(F.array(newest), F.coalesce("older", none))
-    gone = F.col("after").isNull().alias("gone")
-    laid = changes.select(*NAMED, gone, F.posexplode(layers).alias("depth", "layer"))
-    return laid.select(*NAMED, "gone", "depth", F.col("layer.kept").alias("lacks"), F.col("layer.row").alias("row"))
+    named = [F.col(name.removeprefix("_cdc_")).alias(name) for name in NAMED]
+    gone = F.col("after").isNull().alias("_cdc_gone")
+    laid = changes.select(*named, gone, F.posexplode(layers).alias("_cdc_depth", "layer"))
+    lacks, row = F.col("layer.kept").alias("_cdc_lacks"), F.col("layer.row").alias("_cdc_row")
+    return laid.select(*NAMED, "_cdc_gone", "_cdc_depth", lacks, row)
 
 
 def _first(name: str) -> "Column":
@@ -66,8 +69,8 @@ def _first(name: str) -> "Column":
 
     from cdc.rows import quoted
 
-    carried = F.col("row").isNotNull() & ~F.coalesce(F.array_contains("lacks", name), F.lit(False))
-    return F.min_by(F.struct(F.col(quoted(name)).alias("value")), F.when(carried, F.col("depth")))
+    carried = F.col("_cdc_row").isNotNull() & ~F.coalesce(F.array_contains("_cdc_lacks", name), F.lit(False))
+    return F.min_by(F.struct(F.col(quoted(name)).alias("value")), F.when(carried, F.col("_cdc_depth")))
 
 
 def _refuse_unknown(made: "DataFrame", table: Table, mirror: str | None, sink: str) -> None:
