@@ -158,14 +158,15 @@ def _canonical(table: Table, document: str) -> Column:
     Members that are no column of the table (a view's bookkeeping) are left out. A column that the document lacks
     counts as null: a view made before the column was added holds rows without it.
     """
-    members = F.from_json(marked(F.col(document)), "map<string, string>")
 
-    def pair(column: TableColumn) -> Column:
+    def pair(column: TableColumn, members: Column) -> Column:
         value = F.try_element_at(members, F.lit(column.name))
         compared = _comparable(types.kind(column.type).compare, value)
         return F.struct(F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value"))
 
-    return F.array(*(pair(column) for column in table.columns))
+    # A list of one, so that the document is parsed once and not for every column.
+    members = F.array(F.from_json(marked(F.col(document)), "map<string, string>"))
+    return F.transform(members, lambda one: F.array(*(pair(column, one) for column in table.columns)))[0]
 
 
 def _comparable(compare: str, value: Column) -> Column:
