@@ -71,7 +71,7 @@ def test_what_is_missing_is_created(topics: Topics, shop: Pipeline, admin: kafka
     settings = described(admin, f"{unique}.public.orders")
     assert settings["cleanup.policy"] == "compact"
     assert settings["delete.retention.ms"] == str(7 * 24 * 3_600_000)
-    assert settings["max.message.bytes"] == str(16 * 1024 * 1024)
+    assert settings["max.message.bytes"] == str(32 * 1024 * 1024)
     assert "min.cleanable.dirty.ratio" not in settings
 
 
