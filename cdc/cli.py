@@ -94,6 +94,7 @@ def migrate(
             tables=[entry.table.partition(".")[::2] for entry in pipeline.source.tables],
             role=pipeline.replication_user,
             password=password.get_secret_value() if password else None,
+            keys={entry.table: entry.key for entry in pipeline.source.tables if entry.key},
         )
     fresh = [migration.name for migration in applied if migration.now]
     if as_json:

@@ -24,7 +24,9 @@ from cdc.fit import unfit
 from cdc.rows import document, row_id
 from cdc.toast import Placeholder
 
-ENVELOPE = "op string, after string, source struct<lsn bigint, ts_us bigint, schema string, table string>"
+ENVELOPE = (
+    "op string, after string, source struct<lsn bigint, ts_us bigint, schema string, table string, sequence string>"
+)
 UNDECODABLE = "cdc cannot decode"
 """First words of a failure that Spark reports as text; `cdc.explain` gives it its class back."""
 
@@ -65,7 +67,7 @@ def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Colu
     after = F.when(envelope.op != "d", envelope.after)
     carried = placeholder.masked(after)
     own = [F.col(name) for name in ("topic", "partition", "offset", "id")]
-    own += [placeholder.kept(after).alias("kept"), _dead(envelope.source.lsn, reading.floors).alias("dead")]
+    own += [placeholder.kept(after).alias("kept"), _dead(_lsn(envelope.source), reading.floors).alias("dead")]
     if reading.careful:
         own += [F.col("problem"), F.col("record")]
         carried = F.when(F.col("problem").isNull(), carried)
@@ -76,7 +78,7 @@ def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Colu
         F.col("key"),
         envelope.op.alias("op"),
         carried.alias("after"),
-        envelope.source.lsn.alias("lsn"),
+        _lsn(envelope.source).alias("lsn"),
         envelope.source.ts_us.alias("commit_us"),
     ]
 
@@ -113,6 +115,11 @@ def _or_stop(wrong: Column) -> Column:
     place = F.concat_ws(" ", F.col("topic"), F.lit("partition"), "partition", F.lit("offset"), "offset")
     stop = F.raise_error(F.concat(F.lit(f"{UNDECODABLE} "), place, F.lit(": "), wrong)).cast("string")
     return F.when(wrong.isNull(), F.col("id")).otherwise(stop)
+
+
+def _lsn(source: Column) -> Column:
+    """Where in the log the connector was; rows of an incremental snapshot tell it in `sequence` only: [null,"123"]."""
+    return F.coalesce(source.lsn, F.get_json_object(source.sequence, "$[1]").try_cast("bigint"))
 
 
 def _dead(lsn: Column, floors: Mapping[str, int]) -> Column:

@@ -27,6 +27,7 @@ class Follower:
     def __init__(self, load: Callable[[], Pipeline], tables: Sequence[Table]) -> None:
         self._load, self._pipeline = load, load()
         self._known = {table.qualified: table for table in tables}
+        self._asked: set[int] = set()
         self._turn = threading.Lock()
 
     def __call__(self, history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
@@ -68,7 +69,9 @@ class Follower:
 
     def _ask(self, connection: Connection, found: Sequence[Consequence], gone: Mapping[str, list[str]]) -> None:
         for one in found:
-            if one.kind not in ("refresh", "cleanse") or one.table in gone:
+            if one.kind not in ("refresh", "cleanse") or one.table in gone or one.id in self._asked:
                 continue
-            if resend(connection, [one.table], id=f"ddl-{one.id}-{one.kind}", cleanse=one.kind == "cleanse"):
+            rows, name = [self._known[one.table]], f"ddl-{one.id}-{one.kind}"
+            if resend(connection, rows, id=name, cleanse=one.kind == "cleanse"):
                 log.info("rows are sent again", table=one.table, because=one.what)
+            self._asked.add(one.id)
