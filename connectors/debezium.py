@@ -38,7 +38,8 @@ TEMPLATE = {
     # Numbers, which keep 24:00, years BC and infinity apart; as text the first is 00:00.
     "time.precision.mode": "microseconds",
     "interval.handling.mode": "string",
-    "binary.handling.mode": "base64",
+    # Base64 in JSON as well; the mode "base64" writes null for a large value that an update left alone.
+    "binary.handling.mode": "bytes",
     "hstore.handling.mode": "json",
     # A value that the connector can't convert stops it; by default it would be null, with a line in its log.
     "event.converting.failure.handling.mode": "fail",

@@ -41,7 +41,7 @@ def test_the_promises_are_in_the_template() -> None:
         "time.precision.mode": "microseconds",
         "event.converting.failure.handling.mode": "fail",
         "interval.handling.mode": "string",
-        "binary.handling.mode": "base64",
+        "binary.handling.mode": "bytes",
         "errors.tolerance": "none",
         "poll.interval.ms": "10",
         "producer.override.compression.type": "lz4",
