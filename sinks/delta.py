@@ -72,6 +72,7 @@ class Delta:
             folder = self.folder(table, kind)
             if self._commits.table(folder) is None or (kind == "changes" and not self._misfits(table, kind)):
                 continue
+            self._left.pop(folder, None)
             empty = spark.read.format("delta").load(folder).limit(0).select("_cdc_id")
             with numbered(spark, CLEARED, self._commits.found(folder).number + 1):
                 empty.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(folder)
