@@ -121,9 +121,13 @@ class Stand:
         self.reading = replace(self.reading, careful=careful)
 
     def _prepared(self, table: Table) -> Stored | None:
-        """Where the view stands, made empty if a TRUNCATE has come since it was made."""
+        """Where the view stands; one without a position, or from before a TRUNCATE, is made anew, from nothing.
+
+        What it held would stay for ever otherwise: no record of the log removes a row that is dead, or whose delete
+        has been compacted away.
+        """
         stored = self._sink.position(table)
-        if stored and stored.floor < self.floor(table):
+        if stored is None or stored.floor < self.floor(table):
             self._sink.clear(table)
             stored = None
         self._sink.prepare(table)
