@@ -17,7 +17,9 @@ from cdc import forms
 from cdc.forms import Convert
 from cdc.type_names import base
 
-NUMBER, TEXT, JSON = "to_json({})", "{}::text", "{}::json"
+NUMBER, JSON = "to_json({})", "{}::json"
+# What Postgres prints: a cast to text would cut the blanks of char(n) and add /32 to an inet.
+TEXT = "CASE WHEN {0} IS DISTINCT FROM NULL THEN concat({0}) END"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Kind:
     from_column: Convert | None = None
     source: str = TEXT
     compare: str = "text"
-    """How verify compares: text, real and double (by value), json (by value, numbers by their text), reals, doubles."""
+    """How verify compares: text; json by value, its numbers by their text; real, double, reals, doubles, path by value."""
 
 
 SPECIAL = ('"NAN"', '"POSITIVE_INFINITY"', '"NEGATIVE_INFINITY"')
@@ -79,6 +81,7 @@ def _cast(type_: str) -> Convert:
 SMALLINT = Kind("smallint", wire="bigint", column="smallint", to_column=_cast("smallint"), source=NUMBER)
 INTEGER = Kind("integer", wire="bigint", column="int", to_column=_cast("int"), source=NUMBER)
 BIGINT = Kind("bigint", wire="bigint", column="bigint", source=NUMBER)
+OID = replace(BIGINT, source="to_json({}::bigint)")
 REAL = Kind("real", wire="double", column="float", to_column=_cast("float"), source=NUMBER, compare="real")
 DOUBLE = Kind("double", wire="double", column="double", source=NUMBER, compare="double")
 BOOLEAN = Kind("boolean", wire="boolean", column="boolean", source=NUMBER)
@@ -147,14 +150,14 @@ PATH = Kind(
     column="struct<closed boolean, points array<double>>",
     to_column=forms.path,
     source=f"CASE WHEN {{0}} IS NOT NULL THEN json_build_object('closed', isclosed({{0}}), 'points', {NUMBERS}) END",
-    compare="doubles",
+    compare="path",
 )
 
 KINDS = {
     "smallint": SMALLINT,
     "integer": INTEGER,
     "bigint": BIGINT,
-    "oid": BIGINT,
+    "oid": OID,
     "real": REAL,
     "double precision": DOUBLE,
     "boolean": BOOLEAN,
@@ -288,8 +291,9 @@ def _json_list(value: Column) -> Column:
 
 def _array_source(element: Kind) -> str:
     """An array of several dimensions as its text: no list equals it, certainly not its elements in a row."""
-    listed = f"coalesce(json_agg({element.source.format('e')} ORDER BY n), '[]')"
+    # By subscript: unnest would take a composite apart.
+    item = element.source.format("({0})[_cdc_i]")
     return (
         "CASE WHEN array_ndims({0}) > 1 THEN to_json({0}::text) WHEN {0} IS NOT NULL THEN "
-        f"(SELECT {listed} FROM unnest({{0}}) WITH ORDINALITY AS u(e, n)) END"
+        f"(SELECT coalesce(json_agg({item} ORDER BY _cdc_i), '[]') FROM generate_subscripts({{0}}, 1) AS u(_cdc_i)) END"
     )

@@ -177,11 +177,17 @@ def _comparable(compare: str, value: Column) -> Column:
         # What can't be parsed as one value (an object that has a member twice) is compared as it is written.
         return F.coalesce(F.to_json(F.try_parse_json(value)), value)
     if compare in ("reals", "doubles"):
-        one = compare.removesuffix("s")
-        listed = F.from_json(value, "array<string>")
-        numbers = F.to_json(F.transform(listed, lambda element: _number(one, element)))
-        return F.when(value.startswith("[") & listed.isNotNull(), numbers).otherwise(value)
+        return _numbers(compare.removesuffix("s"), value)
+    if compare == "path":
+        parts = F.from_json(value, "closed string, points string")
+        return F.concat(parts.getField("closed"), F.lit(" "), _numbers("double", parts.getField("points")))
     return value
+
+
+def _numbers(type_: str, value: Column) -> Column:
+    listed = F.from_json(value, "array<string>")
+    numbers = F.to_json(F.transform(listed, lambda element: _number(type_, element)))
+    return F.when(value.startswith("[") & listed.isNotNull(), numbers).otherwise(value)
 
 
 def _number(type_: str, value: Column) -> Column:
