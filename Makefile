@@ -2,8 +2,9 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
+PROPERTIES := tests/unit/test_patch.py tests/spark/test_decode.py tests/spark/test_toast.py tests/contract/test_histories.py
 STAMP := .venv/.installed
-.PHONY: help setup demo test check up down status clean fmt lint type unit spark contract integration scenarios lock
+.PHONY: help setup demo test properties check up down status clean fmt lint type unit spark contract integration scenarios lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +19,9 @@ demo: setup ## the whole pipeline on real flights, from an empty machine
 
 test: setup ## every test that this machine can run
 	@.venv/bin/pytest
+
+properties: setup ## random records and histories, 20 times as many as in test
+	@CDC_EXAMPLES=20 .venv/bin/pytest --timeout 7200 $(PROPERTIES)
 
 check: lint type ## before every commit: lint, types and the tests that need no server
 	@.venv/bin/pytest tests/unit tests/spark

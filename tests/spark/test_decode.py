@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -22,7 +24,7 @@ from cdc.step import make_batch
 from sinks.elasticsearch_bulk import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget
-from tests.support.envelopes import PLACEHOLDER, Record, Row, Topic, envelope, frame, table
+from tests.support.envelopes import PLACEHOLDER, RECORDS, Record, Row, Topic, envelope, frame, table
 from tests.support.scribe import Scribe
 from tests.support.twin import Change, Folded, Raw, Twin
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 ITEMS = table("t.public.items")
 OTHERS = table("t.public.others", "others")
-ARROW = (pa.binary(), pa.binary(), pa.string(), pa.int32(), pa.int64())
 FORMS: tuple[Form, ...] = ("events", "documents")
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
 STRANGE = [
@@ -90,11 +91,8 @@ def test_many_tables_in_one_batch(spark: "SparkSession") -> None:
 
 
 def framed(spark: "SparkSession", records: Sequence[Raw]) -> DataFrame:
-    """As Arrow: a batch of records is there at once, without a worker's help."""
-    columns = list(zip(*records, strict=True))
-    return spark.createDataFrame(
-        pa.table([pa.array(c, t) for c, t in zip(columns, ARROW, strict=True)], list(Raw._fields))
-    )
+    columns = [pa.array([record[at] for record in records], RECORDS[name]) for at, name in enumerate(Raw._fields)]
+    return spark.createDataFrame(pa.table(columns, list(Raw._fields)))
 
 
 def named(topic: str, names: Sequence[str]) -> Table:
@@ -229,13 +227,22 @@ def test_no_two_keys_collide(
         dict.fromkeys(tuple(n if t == "bigint" else p[at % 2] for at, t in enumerate(types)) for p, n in pairs)
     )
     made = Table("public", "x", tuple(Column(f"k{at}", one) for at, one in enumerate(types)), (), "t.public.x")
-    keyed = Table("public", "x", made.columns, tuple(column.name for column in made.columns), made.topic)
-    keys = [json.dumps({f"k{at}": value for at, value in enumerate(key)}, ensure_ascii=False) for key in mixed]
+    assert_told_apart(spark, replace(made, key=tuple(column.name for column in made.columns)), mixed)
+
+
+def assert_told_apart(
+    spark: "SparkSession",
+    keyed: Table,
+    mixed: Sequence[tuple[Any, ...]],
+    make: Callable[[Table, SparkColumn], SparkColumn] = row_id_column,
+) -> None:
+    keys = [json.dumps(dict(zip(keyed.key, key, strict=True)), ensure_ascii=False) for key in mixed]
     held = spark.createDataFrame(pa.table({"key": keys}))
-    ids = held.select(row_id_column(keyed, F.col("key")).alias("id"))
+    ids = held.select(make(keyed, F.col("key")).alias("id"))
     rows = ids.select("id", document_id(F.col("id")).alias("document_id")).collect()
+    assert len({row["id"] for row in rows}) == len(mixed), "two keys with one id"
+    assert len({row["document_id"] for row in rows}) == len(mixed), "two keys with one document"
     assert [row["id"] for row in rows] == [row_id(list(key)) for key in mixed]
-    assert len({row["id"] for row in rows}) == len({row["document_id"] for row in rows}) == len(mixed)
     assert all(len(row["document_id"].encode()) <= LONGEST_ID for row in rows)
 
 

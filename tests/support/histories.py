@@ -33,7 +33,8 @@ class World:
         self.floor = 0
         self.lives = 0
         self._clock = 0
-        self._keys = [(NAMES[number % len(NAMES)], number - 5) for number in range(keys)]
+        # Far beyond what a double tells apart.
+        self._keys = [(NAMES[number % len(NAMES)], (number - 5) * (2**53 + 1)) for number in range(keys)]
 
     def write(self, seed: int, changes: int) -> None:
         """Transactions of one to five changes, each with its commit marker where it has written."""

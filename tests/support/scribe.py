@@ -3,7 +3,7 @@
 import json
 import random
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -59,7 +59,7 @@ class Scribe:
             made = [self.value(type_.removesuffix("[]")) for _ in range(self.rng.randrange(4))]
             # Nothing but nulls is what the connector makes of an array of two dimensions.
             return made if any(one is not None for one in made) else []
-        known = {
+        known: dict[str, Callable[[], Any]] = {
             "integer": lambda: self.rng.choice((0, -1, 2**31 - 1, -(2**31))),
             "bigint": lambda: self.rng.choice((0, -1, 2**53 + 1, 2**63 - 1, -(2**63))),
             "boolean": lambda: self.rng.random() < 0.5,
@@ -77,6 +77,8 @@ class Scribe:
     def envelope(self, op: str, before: Row | None, after: Any) -> Row:
         made = envelope(op, before, after, lsn=self.lsn)
         made["source"] |= {"schema": self.table.schema, "table": self.table.name}
+        if op == "r" and self.rng.random() < 0.5:
+            made["source"] |= {"lsn": None, "sequence": f'[null,"{self.lsn}"]'}
         return made
 
     def wrong(self, key: Row) -> Pair:
@@ -95,7 +97,8 @@ class Scribe:
     def _wrong_value(self, good: bytes) -> bytes:
         whole = json.loads(good)
         values: list[Any] = [{**whole, "op": op} for op in ("t", "m", "x", "", None)]
-        values += [{**whole, "after": after} for after in (None, [], "a", 7, True)]
+        no_rows: list[Any] = [None, [], "a", 7, True]
+        values += [{**whole, "after": after} for after in no_rows]
         values += [{name: value for name, value in whole.items() if name != gone} for gone in ("op", "after")]
         values += [[whole], [], 7, "a", None, {}]
         values += [{**whole, "source": {**whole["source"], "table": "elsewhere"}}]

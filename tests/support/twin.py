@@ -114,7 +114,7 @@ class Twin:
         try:
             value = loads(record.value.decode())
             source = value.get("source") or {}
-            op, after, lsn = value["op"], value.get("after"), source.get("lsn")
+            op, after, lsn = value["op"], value.get("after"), _lsn(source)
         except (ValueError, AttributeError, KeyError):
             return replace(bare, wrong=True)
         elsewhere = not table.topic.endswith(f".{source.get('schema', table.schema)}.{source.get('table', table.name)}")
@@ -136,6 +136,12 @@ class Twin:
             return row
         documents = {c.name for c in table.columns if c.type.split(".")[-1] in JSON_TYPES}
         return {name: loads(one) if name in documents and one is not None else one for name, one in row.items()}
+
+
+def _lsn(source: Row) -> int | None:
+    """Rows of an incremental snapshot have theirs in `sequence` only."""
+    lsn = source.get("lsn")
+    return int(loads(source["sequence"])[1]) if lsn is None and source.get("sequence") else lsn
 
 
 def _key(table: Table, key: bytes | None) -> str | None:

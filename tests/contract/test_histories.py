@@ -1,0 +1,299 @@
+"""Random lives of many rows, in random batches, through crashes and redelivery: the view ends as its source.
+
+A reader looks after every step and never sees a row's version go down, unless the view is made again.
+"""
+
+import contextlib
+import copy
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from cdc import decode
+from cdc.change import Advance, Applied, Position
+from cdc.decode import Reading
+from cdc.errors import CdcError
+from cdc.explain import explain
+from cdc.sink import Batch, Sink
+from cdc.stand import Stand
+from cdc.step import make_batch
+from sinks.memory import Memory
+from tests.contract import crashes
+from tests.contract.crashes import Crash
+from tests.contract.laws import TOPIC_ID
+from tests.contract.test_contract import maker
+from tests.support.budget import SCALE, budget
+from tests.support.envelopes import PLACEHOLDER, Row, frame
+from tests.support.histories import Reader, World, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class Consumer:
+    """The way of one sink through a log, as `cdc.stand` and `cdc.apply` go it."""
+
+    spark: "SparkSession"
+    make: Callable[[], Sink]
+    world: World
+    reader: Reader = field(default_factory=Reader)
+    runs: "itertools.count[int]" = field(default_factory=itertools.count)
+    sent: list[Batch] = field(default_factory=list)
+    versioned: bool = True
+    """Whether rows that come again after a lost position leave newer ones alone."""
+    ahead: tuple[int, ...] = ()
+    """How far the rows may be ahead of the position."""
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A new run: a new sink object and a new writer, which go on from where the sink says."""
+        self.sink, self.writer = self.make(), f"run {next(self.runs)}"
+        self.stand()
+
+    def stand(self) -> None:
+        table, floor = self.world.table, self.world.floor
+        place = SimpleNamespace(_sink=self.sink, floor=lambda _: floor)
+        stored = Stand._prepared(cast("Stand", place), table)
+        self.at, self.floor = stored.position if stored else None, floor
+        if stored is None and not self.view():
+            self.reader.restart()
+            self.ahead = ()
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return self.at.offsets if self.at else (0,) * self.world.topic.partitions
+
+    def batch(self, cut: Sequence[float]) -> Batch | None:
+        """The next batch: up to a share of what there is in each partition; None when that is nothing."""
+        if self.floor != self.world.floor:
+            self.stand()
+        ends = self.world.topic.ends
+        reach = [at + round(share * (end - at)) for at, end, share in zip(self.offsets, ends, cut, strict=True)]
+        until = tuple(reach if tuple(reach) != self.offsets else ends)
+        return None if until == self.offsets else self.between(self.at, until)
+
+    def between(self, start: Position | None, until: Sequence[int]) -> Batch:
+        world, form = self.world, self.sink.form
+        advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
+        records = [(world.table, record) for record in world.topic.between(advance.start_offsets, until)]
+        reading = Reading(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
+        decoded = decode.decoded(frame(self.spark, records), [world.table], form, reading)
+        return make_batch(self.writer, form, [advance], decoded, tasks=2)
+
+    def send(self, batch: Batch) -> Applied:
+        try:
+            applied = self.sink.apply(batch)
+        except CdcError:
+            raise
+        except Exception as error:
+            raise explain(error, "sink") from error
+        return applied.get(self.world.table.qualified, Applied())
+
+    def deliver(self, batch: Batch) -> None:
+        (advance,) = batch.advances
+        applied = self.send(batch)
+        expected = len(self.world.topic.between(advance.start_offsets, advance.until.offsets))
+        assert (applied.read, applied.accounted) == (expected, expected)
+        self.at = advance.until
+        self.sent.append(batch)
+        self.check()
+
+    def check(self) -> None:
+        """The view is what the log says, unless a crash has left rows that are newer than that."""
+        view = self.look()
+        assert self.behind or view == self.world.topic.model(self.offsets, self.floor)
+
+    @property
+    def behind(self) -> bool:
+        return any(at < ahead for at, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True))
+
+    def crashed(self, until: Sequence[int]) -> None:
+        self.ahead = tuple(map(max, self.ahead or until, until))
+
+    def view(self) -> dict[str, Row]:
+        if isinstance(self.sink, Memory):
+            return {key: json.loads(text) for key, text in self.sink.views[self.world.table.qualified].items()}
+        rows = self.sink.scan(self.world.table, self.spark).collect()
+        assert len({row["id"] for row in rows}) == len(rows), "an id twice in the view"
+        return {row["id"]: json.loads(row["document"]) for row in rows}
+
+    def look(self) -> dict[str, Row]:
+        view = {key: {c.name: row[c.name] for c in self.world.table.columns} for key, row in self.view().items()}
+        if self.behind and not self.versioned:
+            self.reader.restart()
+        else:
+            self.reader.look(view)
+        return view
+
+
+SEEDS = st.integers(0, 2**32)
+CUTS = st.tuples(*[st.sampled_from([0.0, 0.3, 0.7, 1.0])] * 2)
+
+
+class Histories(RuleBasedStateMachine):
+    """Rules that every sink is put through."""
+
+    consumer: Consumer
+    crashes: Sequence[Crash] = ()
+    most = 1000
+    covered: list[int]
+
+    @rule(seed=SEEDS, cut=CUTS)
+    def deliver(self, seed: int, cut: tuple[float, float]) -> None:
+        self.consumer.world.write(seed, self.most)
+        for share in (cut, cut[::-1])[: 1 + seed % 2]:
+            if batch := self.consumer.batch(share):
+                self.consumer.deliver(batch)
+
+    @rule(cut=CUTS, seed=SEEDS)
+    def crash(self, cut: tuple[float, float], seed: int) -> None:
+        """Some of a batch may be there, its position perhaps too; the next run finds out, and batches differ."""
+        self.consumer.world.write(seed, self.most)
+        if (batch := self.consumer.batch(cut)) and self.crashes:
+            self.crashes[seed % len(self.crashes)](self.consumer, batch, seed)
+            self.consumer.crashed(batch.advances[0].until.offsets)
+            self.consumer.start()
+            self.consumer.look()
+
+    @rule(seed=SEEDS, cut=CUTS)
+    def lose_the_answer(self, seed: int, cut: tuple[float, float]) -> None:
+        self.consumer.world.write(seed, self.most // 2)
+        if batch := self.consumer.batch(cut):
+            self.consumer.send(batch)
+            self.consumer.look()
+            if cut[0] < 0.5:
+                self.consumer.start()
+                assert self.consumer.at == batch.advances[0].until
+            else:
+                # The same run tries again.
+                self.consumer.send(batch)
+                self.consumer.at = batch.advances[0].until
+            self.consumer.check()
+
+    @rule(back=st.integers(1, 5))
+    def send_an_old_batch_again(self, back: int) -> None:
+        """Of a zombie, or of the same run: refused or without effect."""
+        if len(self.consumer.sent) < back:
+            return
+        before, position = self.consumer.look(), self.consumer.sink.position(self.consumer.world.table)
+        with contextlib.suppress(CdcError):
+            self.consumer.send(self.consumer.sent[-back])
+        assert self.consumer.look() == before
+        assert self.consumer.sink.position(self.consumer.world.table) == position
+
+    @rule(seed=SEEDS)
+    def truncate(self, seed: int) -> None:
+        """Rows vanish while the consumer is behind, some of a transaction's own before and some after."""
+        if seed % 2:
+            self.consumer.world.write(seed, self.most // 4)
+            self.consumer.world.truncate()
+            self.consumer.world.write(seed + 1, self.most // 4)
+
+    @rule()
+    def restart(self) -> None:
+        self.consumer.start()
+
+    def teardown(self) -> None:
+        """Whatever has happened: the rest of the log makes the view equal to the source."""
+        if batch := self.consumer.batch((1.0, 1.0)):
+            self.consumer.deliver(batch)
+        assert self.consumer.look() == self.consumer.world.rows
+        self.covered.append(self.consumer.world.lives)
+        self.consumer.sink.close()
+
+
+class Remembered(Histories):
+    """Besides: a destination that falls back to what it held earlier, and one that loses its position only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.snapshots: list[tuple[Any, Any, tuple[int, ...]]] = []
+
+    @rule()
+    def snapshot(self) -> None:
+        sink = self.consumer.sink
+        assert isinstance(sink, Memory)
+        self.snapshots.append((copy.deepcopy(sink.views), dict(sink.stored), self.consumer.ahead))
+
+    @precondition(lambda self: self.snapshots)
+    @rule()
+    def fall_back(self) -> None:
+        sink = self.consumer.sink
+        assert isinstance(sink, Memory)
+        views, stored, ahead = self.snapshots[-1]
+        for held, now in ((sink.views, views), (sink.stored, stored)):
+            held.clear()
+            held.update(copy.deepcopy(now))
+        self.consumer.reader.restart()
+        self.consumer.ahead = ahead
+        self.consumer.start()
+
+    @rule()
+    def lose_the_position(self) -> None:
+        sink = self.consumer.sink
+        assert isinstance(sink, Memory)
+        self.consumer.crashed(self.consumer.offsets)
+        sink.stored.clear()
+        self.consumer.start()
+
+
+def run_machine(
+    machine: type[Histories], make: Callable[[], Consumer], examples: int, steps: int, least: int, **set_: Any
+) -> None:
+    covered: list[int] = []
+
+    def build() -> Histories:
+        made = machine()
+        made.covered, made.consumer = covered, make()
+        for name, value in set_.items():
+            setattr(made, name, value)
+        return made
+
+    run_state_machine_as_test(build, settings=budget(examples, steps=steps))  # type: ignore[arg-type]
+    assert sum(covered) >= least * SCALE, f"only {sum(covered)} lives of rows were looked at"
+
+
+def test_memory(spark: "SparkSession") -> None:
+    def make() -> Consumer:
+        store = Memory("memory")
+
+        def again() -> Sink:
+            sink = Memory("memory")
+            sink.views, sink.stored = store.views, store.stored
+            return sink
+
+        return Consumer(spark, again, World(table("h.public.lives"), keys=1000), versioned=False)
+
+    run_machine(Remembered, make, 4, 15, 2000, crashes=crashes.MEMORY)
+
+
+@pytest.mark.parametrize(("kind", "examples", "steps"), [("redis", 3, 8), ("elasticsearch", 3, 8), ("delta", 2, 6)])
+def test_servers(
+    request: pytest.FixtureRequest,
+    spark: "SparkSession",
+    unique: str,
+    tmp_path: Path,
+    kind: str,
+    examples: int,
+    steps: int,
+) -> None:
+    numbers = itertools.count()
+
+    def make() -> Consumer:
+        name = f"{unique}_{next(numbers)}"
+        return Consumer(
+            spark, maker(request, kind, name, tmp_path / name), World(table(f"{name}.public.lives"), keys=150)
+        )
+
+    run_machine(Histories, make, examples, steps, 300, crashes=crashes.SERVERS[kind], most=150)
