@@ -41,7 +41,7 @@ class Kind:
     from_column: Convert | None = None
     source: str = TEXT
     compare: str = "text"
-    """How verify compares: text; json by value, its numbers by their text; real, double, reals, doubles, path by value."""
+    """How verify compares: text; json by value, its numbers by their text; the others by value, as their names say."""
 
 
 SPECIAL = ('"NAN"', '"POSITIVE_INFINITY"', '"NEGATIVE_INFINITY"')
