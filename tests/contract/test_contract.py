@@ -97,7 +97,7 @@ class KeepsDeleted(Memory):
         (Forgetful, laws.an_older_position_never_wins),
         (Unfolded, laws.the_newest_of_a_batch_wins),
         (KeepsDeleted, laws.an_older_position_never_wins),
-        (KeepsDeleted, laws.the_newest_of_a_batch_wins),
+        (KeepsDeleted, laws.a_later_change_wins_whatever_its_lsn),
     ],
 )
 def test_a_broken_sink_is_caught(
