@@ -248,10 +248,9 @@ def every_record_is_accounted_for(harness: Harness) -> None:
 def a_later_change_wins_whatever_its_lsn(harness: Harness) -> None:
     """Within a topic's partition the offset is the order; LSNs go back at every snapshot."""
     harness.topic.add("c", row("k", 1, "first"), lsn=50)
-    harness.apply()
-    harness.topic.add("r", row("k", 1, "second"), lsn=40)
     harness.topic.add("c", row("gone", 1, "first"), lsn=60)
     harness.apply()
+    harness.topic.add("r", row("k", 1, "second"), lsn=40)
     harness.topic.add("d", row("gone", 1), lsn=55)
     harness.apply()
     assert harness.view() == harness.topic.model() == {'["k",1]': row("k", 1, "second")}
@@ -269,9 +268,7 @@ def what_a_truncate_has_voided_stays_away(harness: Harness) -> None:
     applied = harness.apply()
     assert harness.view() == harness.topic.model(floor=100) == {'["new",1]': row("new", 1)}
     assert (applied.read, applied.stale) == (5, 4)
-    stored = harness.sink.position(harness.table)
-    assert stored is not None
-    assert stored.floor == 100
+    assert [s.floor for s in [harness.sink.position(harness.table)] if s] == [100]
 
 
 def a_crash_leaves_nothing_out(harness: Harness) -> None:

@@ -269,16 +269,10 @@ def run_machine(
     assert sum(covered) >= least * SCALE, f"only {sum(covered)} lives of rows were looked at"
 
 
-def test_memory(spark: "SparkSession") -> None:
+def test_memory(request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path) -> None:
     def make() -> Consumer:
-        store = Memory("memory")
-
-        def again() -> Sink:
-            sink = Memory("memory")
-            sink.views, sink.stored = store.views, store.stored
-            return sink
-
-        return Consumer(spark, again, World(table("h.public.lives"), keys=1000), versioned=False)
+        world = World(table("h.public.lives"), keys=1000)
+        return Consumer(spark, maker(request, "memory", unique, tmp_path), world, versioned=False)
 
     run_machine(Remembered, make, 4, 15, 2000, crashes=crashes.MEMORY)
 
