@@ -105,8 +105,10 @@ class Stream:
         """Finish the batch at hand, begin no other."""
         self._stopping.set()
         with self._turn:
-            if self._query is not None:
-                self._query.stop()
+            query = self._query
+        # Not within the turn: Spark waits for a batch that may be waiting for it. That one will do nothing.
+        if query is not None:
+            query.stop()
 
     def measure(self) -> Progress:
         """Bring lag and rate up to date; lag_records is 0 only when nothing was left at the last look."""
@@ -124,22 +126,25 @@ class Stream:
         self.progress.careful, self.progress.aside = self._stand.reading.careful, self._stand.aside
         if now - self._looked_at > LOOK_S and self._turn.acquire(blocking=False):
             try:
-                self._look()
+                query = self._outdated()
             finally:
                 self._looked_at = time.time()
                 self._turn.release()
+            if query is not None:
+                query.stop()
         return self.progress
 
-    def _look(self) -> None:
-        """Between batches: start again when the control topics tell something new."""
+    def _outdated(self) -> StreamingQuery | None:
+        """Between batches: the query, when something new calls for another."""
         if self._query is None or self._failure or self._stopping.is_set():
-            return
+            return None
         try:
             if self._stand.moved() or self._applier.asked():
                 self._failure = Again()
-                self._query.stop()
+                return self._query
         except CdcError as error:
             log.warning("can't look at the control topics", sink=self.sink.name, error=error.message)
+        return None
 
     def _run_query(self, until_caught_up: bool) -> bool:
         """Run the query to its end; whether it has to be started again."""
