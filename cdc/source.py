@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
-from cdc import keys
+from cdc import keys, type_names
 from cdc.change import Column, Table
 from cdc.errors import SettingsError, SourceError
 from cdc.settings import Pipeline, TableSettings
@@ -203,6 +203,7 @@ def _describe(conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds:
     columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds])]
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
+    _check_types(entry.table, captured, key)
     return Table(schema, name, captured, key, pipeline.topic(entry.table))
 
 
@@ -230,6 +231,17 @@ def _check_kind(table: str, kind: str) -> None:
             hint="rename the table to letters, digits, _ and -, or take it out of source.tables",
             table=table,
         )
+
+
+def _check_types(table: str, columns: Sequence[Column], key: Sequence[str]) -> None:
+    for column in columns:
+        if why := type_names.refused(column.type, key=column.name in key):
+            repair = "choose another key" if column.name in key else f"write exclude: [{column.name}] for it"
+            raise SourceError(
+                f"Column {column.name} of {table} can't be captured exactly: {column.type}: {why}.",
+                hint=f"{repair} in the pipeline file, or change its type",
+                table=table,
+            )
 
 
 def _check_exclude(entry: TableSettings, names: list[str], key: Sequence[str]) -> None:
