@@ -34,6 +34,8 @@ def _stopped_sink(status: Status) -> str | None:
         for view in sink.views:
             if view.problem:
                 return f"Kafka -> {sink.name} has stopped: {view.table}: {view.problem}. Next: {view.hint} {sink.name}."
+        for table, (what, hint) in sink.aside.items():
+            return f"Kafka -> {sink.name} has stopped for {table}: {what} Next: {hint}."
         if sink.error:
             following = sink.hint or f"cdc -p FILE run --sink {sink.name}"
             return f"Kafka -> {sink.name} has stopped: {sink.error} Next: {following}."

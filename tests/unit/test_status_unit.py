@@ -102,6 +102,12 @@ def problem(part: str) -> Problem:
             replace(GOOD, sinks=(Sink("cache", views=(View("t", problem="topic recreated", hint="cdc rebuild"),)),)),
             ["cache has stopped", "topic recreated", "cdc rebuild cache"],
         ),
+        (
+            replace(
+                GOOD, sinks=(replace(with_lag("cache", 30), aside={"t": ["Other columns.", "cdc rebuild cache"]}),)
+            ),
+            ["cache has stopped for t", "Other columns.", "Next: cdc rebuild cache"],
+        ),
     ],
 )
 def test_the_sentence_names_the_hop_and_the_command(status: Status, words: list[str]) -> None:
