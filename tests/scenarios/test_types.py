@@ -1,0 +1,418 @@
+"""Every type through the whole pipeline, from a snapshot and from the log; Postgres says what each value has to be."""
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import httpx
+import pyarrow as pa
+import pytest
+import redis
+
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+UUID = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+EXTENSIONS = ("citext", "hstore", "ltree", "vector")
+SETUP = (
+    "CREATE SCHEMA one",
+    "CREATE SCHEMA two",
+    """CREATE TYPE one.mood AS ENUM ('sad', 'ha"p,py')""",
+    "CREATE TYPE two.mood AS ENUM ('ok', 'sad')",
+    "CREATE DOMAIN positive AS int CHECK (value > 0)",
+    "CREATE DOMAIN small AS positive CHECK (value < 10)",
+    "CREATE DOMAIN price AS numeric(10,2)",
+    "CREATE DOMAIN day AS date",
+    "CREATE DOMAIN stamp AS timestamptz(3)",
+    "CREATE DOMAIN ints AS int[]",
+    "CREATE TYPE pair AS (a int, b text)",
+    "CREATE TYPE floatrange AS RANGE (subtype = float8)",
+)
+# type -> SQL values; column names are made from the types, so that a difference names its type.
+VALUES: dict[str, tuple[str, ...]] = {
+    "smallint": ("-32768", "32767"),
+    "int": ("-2147483648", "2147483647"),
+    "bigint": ("-9223372036854775808", "9223372036854775807", "9007199254740993"),
+    "oid": ("0", "4294967295"),
+    "numeric": ("1.50", "('1' || repeat('2', 999))::numeric", "'NaN'", "'Infinity'", "'-Infinity'", "1e-30"),
+    "numeric(10,2)": ("1.5", "-99999999.99", "0"),
+    "numeric(5,-2)": ("12345",),
+    "numeric(2,4)": ("0.0012",),
+    "numeric(50,10)": ("1234567890123456789012345678901234567890.0123456789",),
+    "real": ("1.1", "'NaN'", "'Infinity'", "'-Infinity'", "'-0'", "3.4028235e38", "1e-45", "1e15", "16777216"),
+    "double precision": (
+        *("0.1", "'NaN'", "'Infinity'", "'-Infinity'", "'-0'", "1.7976931348623157e308", "5e-324"),
+        *("9007199254740993", "1e-7"),
+    ),
+    "money": ("12.34", "-92233720368547758.08"),
+    "text": (
+        "''",
+        "'é😀'",
+        r"""E'a\tb\nc\r\x01\x1f\x7f"\\/'""",
+        r"E'\u2028\u0085'",
+        "'null'",
+        "repeat('long ', 20000)",
+    ),
+    "varchar(9)": ("'x  '", "''"),
+    "char(5)": ("'ab'", "''"),
+    "name": ("'n'",),
+    "citext": ("'AbC'",),
+    "bytea": ("''", r"'\x00ff1080'", "decode(repeat('ab', 100), 'hex')"),
+    "boolean": ("true", "false"),
+    "date": (
+        *("'2013-01-02'", "'infinity'", "'-infinity'", "'0044-03-15 BC'", "'0001-12-31 BC'", "'12000-01-01'"),
+        *("'5874897-12-31'", "'4714-11-24 BC'", "'1582-10-10'"),
+    ),
+    "time": ("'10:00'", "'24:00:00'", "'23:59:59.999999'"),
+    "time(0)": ("'10:00:00'",),
+    "time(3)": ("'10:00:00.5'",),
+    "timetz": ("'10:00:00+02'", "'24:00:00+00'", "'00:30:00+02'", "'10:00:00.123456-07:30'"),
+    "timestamp": (
+        *(
+            "'2013-01-01 10:00'",
+            "'infinity'",
+            "'-infinity'",
+            "'0044-03-15 12:00:00.5 BC'",
+            "'12000-01-01 00:00:00.000001'",
+        ),
+        *("'4714-11-24 00:00:00 BC'", "'1969-12-31 23:59:59.999999'", "'1582-10-10 00:00'", "'294246-12-31 23:59:59'"),
+    ),
+    "timestamp(0)": ("'2013-01-01 10:00'", "'infinity'"),
+    "timestamp(3)": ("'2013-01-01 10:00:00.5'",),
+    "timestamptz": (
+        *("'2013-01-01 10:00+02'", "'infinity'", "'-infinity'", "'0044-03-15 12:00:00.5+00 BC'"),
+        *("'12000-01-01 00:00:00.000001+00'", "'4714-11-24 00:00:00+00 BC'", "'1582-10-10 00:00+00'"),
+    ),
+    "timestamptz(0)": ("'2013-01-01 10:00:00+00'", "'infinity'"),
+    "timestamptz(3)": ("'2013-01-01 10:00:00.5+00'",),
+    "interval": (
+        *("'1 year 2 mons 3 days 04:05:06.7'", "'-1 year -2 mons +3 days -04:05:06.7'", "'0'", "'178000000 years'"),
+        *("'-00:00:00.000001'", "'30:00:00'", "'-1 day +00:00:01'"),
+    ),
+    "interval year to month": ("'1-2'",),
+    "uuid": (f"'{UUID}'",),
+    "json": (
+        *("""'{"b":1.10,"a":[null]}'""", "'null'", "'12345678901234567890.123'", """'"x"'""", "'[]'"),
+        r"""E'{"u":"\\u00e9\\ud83d\\ude00",\n "n":1e400}'""",
+    ),
+    "jsonb": (
+        *(
+            """'{"a":1,"b":{"c":[1,null,"x"]}}'""",
+            "'null'",
+            "'12345678901234567890.123'",
+            """'"x"'""",
+            "'{}'",
+            "'true'",
+        ),
+        """'{"":0,"n":{"z":12345678901234567890.123,"y":1.10}}'""",
+    ),
+    "one.mood": ("'sad'", """'ha"p,py'"""),
+    "two.mood": ("'sad'",),
+    "int[]": ("'{1,NULL,3}'", "'{}'", "'[2:3]={1,2}'"),
+    "bigint[]": ("'{9223372036854775807,NULL}'",),
+    "text[]": (r"""ARRAY['a,b', NULL, '', 'q"\', 'NULL', '{x}', 'é😀']""", "'{}'"),
+    "char(3)[]": ("ARRAY['a','b ']",),
+    "numeric[]": ("'{1.50,NULL,1e40}'",),
+    "numeric(10,2)[]": ("'{1.5,NULL}'",),
+    "real[]": ("'{1.1,NaN,NULL,Infinity,-0,1e15}'",),
+    "double precision[]": ("'{1.1,NaN,NULL,-Infinity}'",),
+    "timestamptz[]": ("'{2013-01-01 10:00+02,NULL,infinity,-infinity}'",),
+    "timestamp[]": ("'{2013-01-01 10:00:00.123456,NULL,infinity,-infinity}'",),
+    "date[]": ("'{2013-01-01,NULL,infinity,-infinity,12000-01-01}'",),
+    "timetz[]": ("'{10:00:00.123456+02,NULL}'",),
+    "bool[]": ("'{t,NULL,f}'",),
+    "uuid[]": (f"'{{{UUID},NULL}}'",),
+    "bytea[]": (r"ARRAY['\x00ff'::bytea, NULL, '']",),
+    "one.mood[]": ("ARRAY['sad']::one.mood[]",),
+    "jsonb[]": ("""ARRAY['{"a":12345678901234567890.123}'::jsonb, '"x"']""",),
+    "inet[]": ("'{10.0.0.1,NULL}'",),
+    "int4range[]": ("ARRAY['[1,3)'::int4range, NULL]",),
+    "tsquery[]": ("ARRAY['a & b'::tsquery]",),
+    "hstore": ("""'a=>1, b=>NULL, "q\\""=>"x=>y", "é"=>""'""", "''"),
+    "ltree": ("'a.b.c'", "''"),
+    "int4range": ("'[1,10)'", "'empty'", "'(,5]'"),
+    "numrange": ("'(1.50,2]'",),
+    "tsrange": ("""'["0044-03-15 12:00:00 BC",infinity)'""",),
+    "tstzrange": ("'[2013-07-01 10:00:00.5+02,)'",),
+    "daterange": ("'[2013-01-01,2013-02-01]'",),
+    "int4multirange": ("'{[1,3),[5,7)}'", "'{}'"),
+    "tstzmultirange": ("'{[2013-01-01 10:00+02,2013-01-02 10:00+02)}'",),
+    "inet": ("'10.0.0.1'", "'10.0.0.1/8'", "'2001:db8::/32'"),
+    "cidr": ("'10.0.0.0/8'",),
+    "macaddr": ("'08:00:2b:01:02:03'",),
+    "macaddr8": ("'08:00:2b:01:02:03:04:05'",),
+    "bit(1)": ("'1'", "'0'"),
+    "bit(10)": ("'1000000001'", "'0000000000'"),
+    "point": ("'(1.5,-2)'", "'(NaN,Infinity)'", "'(1e-30,0.1)'"),
+    "line": ("'{1,2,3}'",),
+    "lseg": ("'[(0,0),(1,1e20)]'",),
+    "box": ("'((0,0),(1,1.5))'",),
+    "path": ("'[(0,0),(1,1)]'", "'((0,0),(1,1),(2,0.1))'"),
+    "polygon": ("'((0,0),(1,1),(2,0))'",),
+    "circle": ("'<(0,0.1),1.5>'",),
+    "tsvector": ("'a:1A fat:2B cat''s'", "''"),
+    "tsquery": ("'fat & (cat | !rat)'",),
+    "pg_lsn": ("'16/B374D848'",),
+    "xid8": ("'18446744073709551615'",),
+    "jsonpath": ("'$.a[*] ? (@ > 1)'",),
+    "vector(3)": ("'[1,2.5,-3e10]'",),
+    "halfvec(3)": ("'[1,2.5,-3]'",),
+    "small": ("7",),
+    "price": ("1.5",),
+    "day": ("'0044-03-15 BC'", "'infinity'"),
+    "stamp": ("'2013-01-01 10:00:00.5+00'",),
+    "ints": ("'{1,NULL}'",),
+    "positive[]": ("'{1,2}'",),
+    "pair": ("""ROW(1, 'a"b,c')""",),
+    "pair[]": ("ARRAY[ROW(1, 'a')::pair]",),
+    "floatrange": ("'[1,2.5)'",),
+}
+ROWS = max(map(len, VALUES.values())) + 1
+"""The last row holds nothing but nulls."""
+
+# What the index and the cache show: type, value, document.
+DOCUMENTS: list[tuple[str, str, Any]] = [
+    ("date", "'0044-03-15 BC'", "-0043-03-15"),
+    ("date", "'12000-01-01'", "+12000-01-01"),
+    ("date", "'infinity'", "infinity"),
+    ("time", "'24:00:00'", "24:00:00.000000"),
+    ("timetz", "'10:00:00+02'", "08:00:00.000000Z"),
+    ("timestamp", "'0044-03-15 12:00:00.5 BC'", "-0043-03-15T12:00:00.500000"),
+    ("timestamp", "'-infinity'", "-infinity"),
+    ("timestamptz", "'12000-01-01 00:00:00.000001+00'", "+12000-01-01T00:00:00.000001Z"),
+    ("timestamptz", "'infinity'", "infinity"),
+    ("numeric", "'NaN'", "NaN"),
+    ("real", "'Infinity'", "Infinity"),
+    ("numeric(10,2)", "1.5", "1.50"),
+    ("numeric(5,-2)", "12345", "12300"),
+    ("money", "12.34", "12.34"),
+    ("bit(10)", "'1000000001'", "1000000001"),
+    ("int4multirange", "'{[1,3),[5,7)}'", "{[1,3),[5,7)}"),
+    ("tsquery", "'fat & (cat | !rat)'", "'fat' & ( 'cat' | !'rat' )"),
+    ("point", "'(1.5,-2)'", [1.5, -2.0]),
+    ("box", "'((0,0),(1,1.5))'", [1.0, 1.5, 0.0, 0.0]),
+    ("hstore", "''", {}),
+    ("char(5)", "'ab'", "ab   "),
+    ("jsonb[]", """ARRAY['{"a":12345678901234567890.123}'::jsonb, '"x"']""", [{"a": "12345678901234567890.123"}, "x"]),
+]
+
+
+def named(type_: str) -> str:
+    """The column of a type: an open table format takes no brackets and spaces in a name."""
+    return re.sub(r"\W", "_", type_)
+
+
+TABLES = {f"w{part}": list(VALUES)[part::4] for part in range(4)}
+"""Four tables that are only as wide as tables are."""
+
+
+def insert(first: int) -> list[str]:
+    def value(type_: str, row: int) -> str:
+        values = VALUES[type_]
+        return values[row] if row < len(values) else "NULL"
+
+    return [
+        f"INSERT INTO {table} VALUES ({first + row}, {', '.join(value(type_, row) for type_ in types)})"
+        for table, types in TABLES.items()
+        for row in range(ROWS)
+    ]
+
+
+def place(type_: str, value: str, first: int) -> tuple[str, int]:
+    """The table and the row that hold a value."""
+    table = next(table for table, types in TABLES.items() if type_ in types)
+    return f"public.{table}", first + VALUES[type_].index(value)
+
+
+def test_every_type_from_snapshot_and_log(world: "World") -> None:
+    world.write_file(*(f"public.{table}" for table in TABLES))
+    world.sql(*(f"CREATE EXTENSION {name}" for name in EXTENSIONS), *SETUP)
+    for table, types in TABLES.items():
+        columns = ", ".join(f"{named(type_)} {type_}" for type_ in types)
+        world.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, {columns})", f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+    world.sql(*insert(0))
+    world.cdc("migrate")
+    world.cdc("register")
+    with world.running():
+        world.settle(300)
+        world.sql(*insert(1000))
+        world.settle(300)
+    world.assert_equal()
+    for first in (0, 1000):
+        assert_documents(world, first)
+        assert_columns(world, first)
+
+
+def assert_documents(world: "World", first: int) -> None:
+    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    for type_, value, document in DOCUMENTS:
+        table, row = place(type_, value, first)
+        held = json.loads(str(cache.get(f"{world.name}:{table}:{row}")), parse_float=exactly)
+        assert (type_, held[named(type_)]) == (type_, document)
+        url = f"{world.stack.endpoints.elasticsearch}/{world.name}-{table}/_doc/{row}"
+        found = json.loads(httpx.get(url).text, parse_float=exactly)["_source"]
+        assert (type_, found[named(type_)]) == (type_, document)
+
+
+def exactly(number: str) -> float | str:
+    """A number that a double rounds, as the text that it is."""
+    return float(number) if len(number) < 18 else number
+
+
+def assert_columns(world: "World", first: int) -> None:
+    """As an implementation of Delta that isn't Spark reads them."""
+    wanted = {
+        ("date", "'0044-03-15 BC'"): -735160,
+        ("date", "'infinity'"): 2**31 - 1,
+        ("date", "'-infinity'"): -(2**31),
+        ("timestamp", "'infinity'"): 2**63 - 1,
+        ("timestamp", "'-infinity'"): -(2**63),
+        ("timestamptz", "'infinity'"): 2**63 - 1,
+        ("timestamptz", "'0044-03-15 12:00:00.5+00 BC'"): -63517780799500000,
+        ("bigint", "9223372036854775807"): 2**63 - 1,
+    }
+    for (type_, value), number in wanted.items():
+        table, row = place(type_, value, first)
+        column = named(type_)
+        opened = deltalake.DeltaTable(str(world.warehouse / table / "mirror"))
+        rows = pa.table(
+            deltalake.QueryBuilder().register("t", opened).execute(f"SELECT id, {column} FROM t").read_all()
+        )
+        whole = rows.column(column).cast("int32" if type_ == "date" else "int64").to_pylist()
+        assert (type_, value, whole[rows.column("id").to_pylist().index(row)]) == (type_, value, number)
+
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "text": ("'a'", "'é 😀/?#%'", """E'q"\\\\,[]:{}'""", "'_cdc'"),
+    "uuid": (f"'{UUID}'",),
+    "bigint": ("9007199254740993", "-9223372036854775808"),
+    "numeric": ("1.50", "'NaN'", "12345678901234567890.123"),
+    "date": ("'2013-01-02'", "'0044-03-15 BC'", "'infinity'"),
+    "timestamp": ("'2013-01-01 10:00:00.5'", "'-infinity'"),
+    "timestamptz(3)": ("'2013-01-01 10:00+02'", "'infinity'"),
+    "bytea": (r"'\x00ff'", "decode(repeat('ab', 90), 'hex')"),
+    "one.mood": ("'sad'", """'ha"p,py'"""),
+    "char(4)": ("'a'", "'abcd'"),
+    "citext": ("'AbC'",),
+    "boolean": ("true", "false"),
+    "interval": ("'1 day'",),
+    "inet": ("'10.0.0.1/8'",),
+}
+
+
+def test_every_type_as_a_key(world: "World") -> None:
+    """Alone and as a part of a composite key; each row is inserted, changed, and one is deleted."""
+    names = {type_: f"k{number}" for number, type_ in enumerate(KEYS)}
+    world.write_file(*(f"public.{name}" for name in names.values()), "public.many")
+    world.sql("CREATE EXTENSION citext", *SETUP)
+    for type_, values in KEYS.items():
+        world.sql(f"CREATE TABLE {names[type_]} (k {type_} PRIMARY KEY, v int)")
+        world.sql(f"INSERT INTO {names[type_]} SELECT {values[0]}, 1")
+    parts = ", ".join(f"{name} {type_}" for type_, name in names.items())
+    world.sql(f"CREATE TABLE many ({parts}, v int, PRIMARY KEY ({', '.join(names.values())}))")
+    world.cdc("migrate")
+    world.cdc("register")
+    with world.running():
+        world.settle()
+        for type_, values in KEYS.items():
+            world.sql(*(f"INSERT INTO {names[type_]} SELECT {value}, 1 ON CONFLICT DO NOTHING" for value in values))
+            world.sql(f"UPDATE {names[type_]} SET v = 2", f"DELETE FROM {names[type_]} WHERE k = {values[-1]}")
+        for row in range(max(map(len, KEYS.values()))):
+            world.sql(f"INSERT INTO many SELECT {', '.join(v[row % len(v)] for v in KEYS.values())}, 1")
+        world.sql("UPDATE many SET v = 2")
+        world.settle()
+    world.assert_equal()
+
+
+def planted(world: "World", column: str, change: str) -> None:
+    """Change one value in the cache and nowhere else; verify has to name the column."""
+    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    key = f"{world.name}:public.p:1"
+    good = str(cache.get(key))
+    before, after = change.split(" -> ")
+    assert good.count(before) == 1, good
+    cache.set(key, good.replace(before, after))
+    try:
+        found = {one.sink: one for one in world.compare()}
+        assert found["search"].equal
+        assert found["warehouse"].equal
+        assert [(one.kind, one.column) for one in found["cache"].sample] == [("different", column)]
+    finally:
+        cache.set(key, good)
+
+
+PLANTED = [
+    ("n", '"1.10" -> 1.1'),
+    ("n", '"1.10" -> "1.1"'),
+    ("b", "9007199254740993 -> 9007199254740992"),
+    ("j", "12345678901234567890.123 -> 12345678901234567000"),
+    ("j", '"u": 1 -> "u": "1"'),
+    ("a", "[1,null,3] -> [1,3]"),
+    ("z", "T08:00:00 -> T10:00:00"),
+    ("t", '"x " -> "x"'),
+    ("f", '"f":0.1 -> "f":0.10000001'),
+    ("e", '"e":null -> "e":""'),
+]
+
+
+def test_verify_finds_every_planted_loss(world: "World") -> None:
+    """And takes for equal what is: another order of members, other spaces, a number's other way of writing."""
+    world.write_file("public.p")
+    world.sql(
+        """CREATE TABLE p (id int PRIMARY KEY, n numeric, b bigint, j jsonb, a int[], z timestamptz, t text, f float8,
+           e text)""",
+        """INSERT INTO p VALUES (1, 1.10, 9007199254740993, '{"n":[12345678901234567890.123],"u":1}', '{1,NULL,3}',
+           '2013-01-01 10:00+02', 'x ', 0.1, NULL)""",
+    )
+    world.cdc("migrate")
+    world.cdc("register")
+    with world.running():
+        world.settle()
+    world.assert_equal()
+    for column, change in PLANTED:
+        planted(world, column, change)
+    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    key = f"{world.name}:public.p:1"
+    document = json.loads(str(cache.get(key)), parse_float=exactly)
+    raw = {"f": "1.0E-1", "j": '{ "u":1,"n": [12345678901234567890.123]}'}
+    texts = {name: raw.get(name) or json.dumps(value) for name, value in reversed(document.items()) if name != "e"}
+    members = ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items())
+    cache.set(key, f'{{{members}, "_cdc_offset": 7, "gone": 1}}')
+    world.assert_equal()
+
+
+LOST = {
+    "int[]": "'{{1,2},{3,4}}'",
+    "text[]": "'{{a,b},{c,d}}'",
+    "timestamp[]": "'{0044-03-15 BC}'",
+}
+
+
+def test_what_the_connector_damages_reaches_no_view(world: "World") -> None:
+    columns = ", ".join(f"{named(type_)} {type_}" for type_ in LOST)
+    world.write_file("public.d")
+    world.sql(f"CREATE TABLE d (id int PRIMARY KEY, {columns})", "INSERT INTO d VALUES (0)")
+    world.sql(*(f"INSERT INTO d (id, {named(one)}) VALUES ({at}, {LOST[one]})" for at, one in enumerate(LOST, 1)))
+    world.cdc("migrate")
+    world.cdc("register")
+    world.cdc("run", "--until-caught-up")
+    listed = world.json("quarantine", "list")["quarantine"]
+    expected = {(str(at), f"the connector has damaged its {named(one)}") for at, one in enumerate(LOST, 1)}
+    assert len(listed) == 3 * len(LOST)
+    assert {(entry["id"], entry["reason"]) for entry in listed} == expected
+    for comparison in world.compare():
+        assert (comparison.missing, comparison.extra, comparison.different) == (len(LOST), 0, 0)
+
+
+def test_what_the_connector_cannot_convert_stops_it(world: "World") -> None:
+    """By default it would send null in its place."""
+    world.write_file("public.d")
+    world.sql("CREATE TABLE d (id int PRIMARY KEY, v numeric[])")
+    world.cdc("migrate")
+    world.cdc("register")
+    world.sql("INSERT INTO d VALUES (1, '{NaN}')")
+    wait_until(lambda: world.json("status")["connector"]["tasks"] == ["FAILED"], 60, "the connector to stop")
