@@ -41,11 +41,23 @@ TABLES = """
 SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """
+# A domain is captured as what it is made of. A type that the connector doesn't know comes as its text.
 COLUMNS = """
-SELECT attname::text, format_type(atttypid, atttypmod), NOT attnotnull
-FROM pg_attribute
-WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated::text = ANY (%s)
-ORDER BY attnum
+WITH RECURSIVE bare (at, name, nullable, type, mod) AS (
+    SELECT attnum, attname::text, NOT attnotnull, atttypid, atttypmod FROM pg_attribute
+    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated::text = ANY (%s)
+    UNION ALL
+    SELECT at, name, nullable, typbasetype, CASE mod WHEN -1 THEN typtypmod ELSE mod END
+    FROM bare JOIN pg_type d ON d.oid = type WHERE typtype = 'd'
+)
+SELECT name, CASE WHEN e.typtype IN ('c', 'd') OR e.typtype <> 'e' AND e.typname <> ALL (%s)
+                       AND e.typnamespace <> 'pg_catalog'::regnamespace
+                  THEN CASE e.oid WHEN t.oid THEN 'unknown' ELSE 'unknown[]' END
+                  ELSE format_type(type, mod) END, nullable
+FROM bare JOIN pg_type t ON t.oid = type
+JOIN pg_type e ON e.oid = CASE t.typcategory WHEN 'A' THEN t.typelem ELSE t.oid END
+WHERE t.typtype <> 'd'
+ORDER BY at
 """
 GENERATED = """
 SELECT n.nspname || '.' || c.relname, array_agg(a.attname::text ORDER BY a.attnum)
@@ -200,7 +212,7 @@ def _describe(conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds:
     _check_kind(entry.table, kind)
     index = keys.key_index(conn, oid, entry.table, entry.key)
     key = entry.key or tuple(index.columns)
-    columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds])]
+    columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(type_names.KNOWN)])]
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     _check_types(entry.table, captured, key)

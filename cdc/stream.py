@@ -88,11 +88,10 @@ class Stream:
             CdcError: what can't be mended by trying again.
         """
         try:
-            with self._kafka:
-                for attempt in self._patiently(_passing):
-                    with attempt:
-                        while self._run_query(until_caught_up):
-                            log.info("starts again", sink=self.sink.name, careful=self._stand.reading.careful)
+            for attempt in self._patiently(_passing):
+                with attempt:
+                    while self._run_query(until_caught_up):
+                        log.info("starts again", sink=self.sink.name, careful=self._stand.reading.careful)
             self.progress.state = "stopped" if self._stopping.is_set() else "caught up"
         except CdcError as error:
             if self._stopping.is_set() and _passing(error):
@@ -100,6 +99,9 @@ class Stream:
                 return
             self.progress.state, self.progress.error, self.progress.hint = "failed", error.message, error.hint
             raise
+        finally:
+            with self._turn:
+                self._kafka.close()
 
     def stop(self) -> None:
         """Finish the batch at hand, begin no other."""

@@ -65,6 +65,9 @@ class Topics:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._records.close()
         self._admin.close()
 

@@ -158,7 +158,7 @@ class JavaServer(Server):
         """Return java with the options of a small server that leaves nothing outside its folder."""
         return [
             place.java,
-            *("-Xms128m", f"-Xmx{self.heap}", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData"),
+            *("-Xms128m", f"-Xmx{self.heap}", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={place.home / 'tmp'}",
             f"-Dlog4j2.configurationFile={place.conf / 'log4j2.properties'}",

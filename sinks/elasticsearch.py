@@ -81,6 +81,8 @@ class Elasticsearch:
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as F
 
+        from cdc.exact import marked, string, unmarked
+
         url, index = self.url, self.alias(table)
         self._ask("POST", f"/{index}/_refresh")
 
@@ -91,12 +93,13 @@ class Elasticsearch:
                 yield pa.RecordBatch.from_pydict({"page": [page]})
 
         pages = spark.range(1, numPartitions=1).mapInArrow(read, "page string")
-        # Parsed in the JVM, where a source keeps the very text that was indexed: no number is rounded.
-        hits = F.from_json("page", "hits struct<hits array<struct<_id string, _source string>>>").getField("hits")
-        source = F.col("hit._source")
-        own = F.when(F.col("hit._id").startswith(HASHED), F.get_json_object(source, f"$.{OWN_ID}"))
+        # Marked, so that Spark's parser rounds no number on the way from the answer to a source.
+        answer = F.from_json(marked(F.col("page")), "hits struct<hits array<struct<_id string, _source string>>>")
+        hits, source = answer.getField("hits"), unmarked(F.col("hit._source"))
+        found = string(F.col("hit._id"))
+        own = F.when(found.startswith(HASHED), F.get_json_object(source, f"$.{OWN_ID}"))
         return pages.select(F.explode(hits.getField("hits")).alias("hit")).select(
-            F.coalesce(own, "hit._id").alias("id"), source.alias("document")
+            F.coalesce(own, found).alias("id"), source.alias("document")
         )
 
     def close(self) -> None:

@@ -50,10 +50,10 @@ def forget(url: str) -> None:
 
 
 def document_id(row_id: "Column") -> "Column":
-    """`_id`: the row's id, or its hash when that is too long, or looks like such a hash."""
+    """`_id`: the row's id, or its hash when that is too long, empty, or looks like such a hash."""
     from pyspark.sql import functions as F
 
-    taken = (F.octet_length(row_id) > LONGEST_ID) | row_id.startswith(HASHED)
+    taken = ~F.octet_length(row_id).between(1, LONGEST_ID) | row_id.startswith(HASHED)
     return F.when(taken, F.concat(F.lit(HASHED), F.sha2(row_id.cast("binary"), 256))).otherwise(row_id)
 
 
