@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc.change import Advance, Applied, Form, Position, Stored, Table
-from cdc.errors import SinkRejected
+from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Misfit, mismatch, stored_after
 from sinks.delta_commits import CLEARED, Commits, numbered
 from sinks.delta_types import column_type, delta_type
@@ -65,6 +65,7 @@ class Delta:
 
     def clear(self, table: Table) -> None:
         """Empty the mirror in one commit. The log of changes stays, unless its columns can't take the table's."""
+        from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
         spark = SparkSession.active()
@@ -74,8 +75,13 @@ class Delta:
                 continue
             self._left.pop(folder, None)
             empty = spark.read.format("delta").load(folder).limit(0).select("_cdc_id")
-            with numbered(spark, CLEARED, self._commits.found(folder).number + 1):
-                empty.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(folder)
+            try:
+                with numbered(spark, CLEARED, self._commits.found(folder).number + 1):
+                    empty.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(folder)
+            except (SinkUnavailable, PySparkException):
+                # A running stream that finds a view without a position clears it as well; either will do.
+                if self._commits.found(folder).stored is not None:
+                    raise
 
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as F
