@@ -85,19 +85,22 @@ class Applier:
         if careful and self._quarantine.moved():
             self._quarantine.refresh()
         try:
-            calm = self._carefully(steps, decoded) if careful else self._send(steps, self._batch(steps, decoded))
+            if careful:
+                self._carefully(steps, decoded)
+            else:
+                self._send(steps, self._batch(steps, decoded))
         except (CdcError, PySparkException, Py4JJavaError) as error:
             told = error if isinstance(error, CdcError) else explain(error, self._sink.name)
             if careful or self._pipeline.on_error == "stop" or not isinstance(told, OF_A_RECORD):
                 raise told from error
             stand.look(careful=True)
             raise Again from error
-        if careful and calm:
+        if careful and not self._quarantine.open:
             stand.look(careful=False)
             raise Again
 
-    def _carefully(self, steps: list[Advance], decoded: DataFrame) -> bool:
-        """Apply what can be, once the rest is safe in quarantine; whether nothing is there any more."""
+    def _carefully(self, steps: list[Advance], decoded: DataFrame) -> None:
+        """Apply what can be, once the rest is safe in quarantine."""
         careful = decoded.persist()
         try:
             refused: dict[Key, str] = {}
@@ -118,7 +121,6 @@ class Applier:
             self._quarantine.refresh()
         finally:
             careful.unpersist()
-        return not self._quarantine.open
 
     def _batch(self, steps: list[Advance], decoded: DataFrame) -> Batch:
         batch = make_batch(self._writer, self._sink.form, steps, decoded, self._tasks)
@@ -126,7 +128,7 @@ class Applier:
             return batch
         return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)
 
-    def _send(self, steps: list[Advance], batch: Batch) -> bool:
+    def _send(self, steps: list[Advance], batch: Batch) -> None:
         for attempt in self._insist():
             with attempt:
                 applied = self._sink.apply(batch)
@@ -140,4 +142,3 @@ class Applier:
         self.batches += 1
         for step in steps:
             self._stand.at[step.table.topic] = step.until
-        return True

@@ -11,7 +11,7 @@ CORRUPT = "_cdc_corrupt"
 
 def unfit(table: Table, row: Column, form: Form) -> Column:
     """What keeps the connector's JSON of a row out of a view, naming a column and never a value; null when it fits."""
-    fields = ", ".join(f"{rows.quoted(column.name)} {types.kind(column.type).wire}" for column in table.columns)
+    fields = rows.wire_fields(table.columns)
     parsed = F.from_json(row, f"{fields}, {CORRUPT} string", {"columnNameOfCorruptRecord": CORRUPT})
     found = F.when(parsed.getField(CORRUPT).isNotNull(), "it does not fit the columns of its table")
     for column in table.columns:

@@ -71,7 +71,7 @@ class Follower:
         for one in found:
             if one.kind not in ("refresh", "cleanse") or one.table in gone or one.id in self._asked:
                 continue
-            rows, name = [self._known[one.table]], f"ddl-{one.id}-{one.kind}"
-            if resend(connection, rows, id=name, cleanse=one.kind == "cleanse"):
+            table, name = self._known[one.table], f"ddl-{one.id}-{one.kind}"
+            if resend(connection, table, id=name, cleanse=one.kind == "cleanse"):
                 log.info("rows are sent again", table=one.table, because=one.what)
             self._asked.add(one.id)

@@ -59,7 +59,8 @@ def _apply(
     """Write the rows that can be; the others with the reason."""
     refused: dict[Key, str] = {}
     # One record that can't be read keeps its whole row back: what the log has of it wouldn't be complete.
-    for row in records.where(F.col("problem").isNotNull() & F.col("id").isNotNull()).collect():
+    unread = records.where(F.col("problem").isNotNull() & F.col("id").isNotNull())
+    for row in unread.select("topic", "id", "problem").collect():
         refused[row["topic"], row["id"]] = row["problem"]
     while True:
         good = marked(records, refused).where(F.col("problem").isNull())

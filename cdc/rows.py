@@ -3,12 +3,14 @@
 Spark expressions only, built per table from `cdc.types`.
 """
 
+from collections.abc import Iterable
 from functools import cache, reduce
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from cdc import types
+from cdc.change import Column as Shape
 from cdc.change import Table
 from cdc.types import Kind
 
@@ -24,7 +26,7 @@ def row_id(table: Table, key: Column) -> Column:
     `change.row_id` is its twin.
     """
     kinds = {name: types.kind(table.column(name).type) for name in table.key}
-    parsed = F.from_json(key, ", ".join(f"{quoted(name)} {kind.wire}" for name, kind in kinds.items()))
+    parsed = F.from_json(key, wire_fields(table.column(name) for name in table.key))
     values = [_document(kind, parsed.getField(name)) for name, kind in kinds.items()]
     if len(values) == 1:
         return values[0].cast("string")
@@ -107,8 +109,12 @@ def wire(table: Table, after: Column) -> Column:
 
     A value of another JSON type stops the batch; otherwise Spark would make it null.
     """
-    fields = ", ".join(f"{quoted(c.name)} {types.kind(c.type).wire}" for c in table.columns)
-    return F.from_json(after, fields, {"mode": "FAILFAST"})
+    return F.from_json(after, wire_fields(table.columns), {"mode": "FAILFAST"})
+
+
+def wire_fields(columns: Iterable[Shape]) -> str:
+    """The fields of Spark's schema for the connector's JSON of these columns."""
+    return ", ".join(f"{quoted(column.name)} {types.kind(column.type).wire}" for column in columns)
 
 
 @cache

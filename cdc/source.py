@@ -277,10 +277,3 @@ def slot(conn: Connection, name: str) -> Slot | None:
     """The slot of that name, in whichever database; None when there is none."""
     with conn.cursor(row_factory=class_row(Slot)) as cursor:
         return cursor.execute(SLOT, [name]).fetchone()
-
-
-def end_of_wal(conn: Connection) -> str:
-    """The position that the server writes next, as text: 0/16B3748."""
-    row = conn.execute("SELECT pg_current_wal_lsn()::text").fetchone()
-    assert row is not None
-    return str(row[0])

@@ -49,6 +49,7 @@ class Stand:
         self.at: dict[str, Position | None] = {}
         self.shapes: dict[str, Position] = {}
         self.aside: dict[str, list[str]] = {}
+        self._waiting: list[Table] = []
 
     def take(self) -> None:
         """Ask the sink where it stands, and make sure that the log still reaches back to there."""
@@ -58,14 +59,17 @@ class Stand:
         topics = [table.topic for table in tables if table.topic in existing]
         starts, ends = self._kafka.starts(topics), self._kafka.ends(topics)
         at, aside = {}, dict(troubled)
+        self._waiting = []
         for table in tables:
             if table.topic not in existing:
                 aside[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
+                self._waiting.append(table)
                 continue
             try:
                 stored = self._prepared(table)
             except Misfit as error:
                 aside[table.qualified] = [error.message, error.hint]
+                self._waiting.append(table)
                 continue
             at[table.topic] = stored.position if stored else None
             refuse_gap(self._sink.name, table, at[table.topic], starts[table.topic], ends[table.topic])
@@ -85,7 +89,17 @@ class Stand:
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
         self._taken_at = time.monotonic()
-        return bool(self.aside) or self._reshaped() or any(self._lost(table) for table in self.tables)
+        return self._reshaped() or any(map(self._fits, self._waiting)) or any(map(self._lost, self.tables))
+
+    def _fits(self, table: Table) -> bool:
+        """Whether a table that was set aside can go on by now."""
+        if table.topic not in self._kafka.existing([table.topic]):
+            return False
+        try:
+            self._sink.prepare(table)
+        except Misfit:
+            return False
+        return True
 
     def _reshaped(self) -> bool:
         """Whether a topic is another one by now, or has partitions that nobody reads."""

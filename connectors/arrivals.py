@@ -63,7 +63,7 @@ def send(conn: Connection, topics: Topics, tables: Sequence[Table]) -> None:
     for table in tables:
         end = ends[table.topic]
         name = f"new-{end.topic_id}-{sum(end.offsets)}"
-        resend(conn, [table], id=name, cleanse=any(end.offsets))
+        resend(conn, table, id=name, cleanse=any(end.offsets))
 
 
 def bury(conn: Connection, topics: Topics, tables: Sequence[Table]) -> list[str]:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from psycopg import sql
-
 from cdc import source
 from cdc.change import Table
 from cdc.errors import ConnectorError
@@ -61,26 +59,6 @@ class Registered:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class TableSnapshot:
-    """`records` counts offsets in the topic, an upper bound of rows; `rows` is Postgres' estimate."""
-
-    table: str
-    records: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class SnapshotProgress:
-    tables: tuple[TableSnapshot, ...]
-    done: bool
-    """A heartbeat has come from the log, which the connector reads only after the snapshot."""
-
-    @property
-    def records(self) -> int:
-        return sum(table.records for table in self.tables)
-
-
 def register(
     pipeline: Pipeline, tables: Sequence[Table], *, progress: Callable[[str], None] = lambda _: None
 ) -> Registered:
@@ -111,33 +89,6 @@ def register(
         sent = waiting.put(config, before, created, found)
         beat = waiting.until_beating()
     return Registered(name, config != before, created, sent, round(time.monotonic() - started, 3), beat)
-
-
-def snapshot_progress(pipeline: Pipeline, tables: Sequence[Table], *, since_offset: int = 0) -> SnapshotProgress:
-    """How far the connector's first copy is; beats below `since_offset` of their topic don't count."""
-    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
-        beat = last_beat(topics, pipeline)
-        starts = topics.starts([table.topic for table in tables])
-        ends = topics.ends([table.topic for table in tables])
-        counted = tuple(
-            TableSnapshot(table.qualified, starts[table.topic].lag(ends[table.topic]), _rows(conn, table))
-            for table in tables
-        )
-    return SnapshotProgress(counted, beat is not None and beat.offset >= since_offset)
-
-
-def _rows(conn: source.Connection, table: Table) -> int:
-    """The planner's estimate; a count where the table has never been analyzed."""
-    names = sql.Identifier(table.schema, table.name)
-    estimate = conn.execute(
-        "SELECT reltuples::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = %s AND c.relname = %s",
-        [table.schema, table.name],
-    ).fetchone()
-    if estimate and estimate[0] >= 0:
-        return int(estimate[0])
-    counted = conn.execute(sql.SQL("SELECT count(*) FROM {}").format(names)).fetchone()
-    return int(counted[0]) if counted else 0
 
 
 @dataclass

@@ -126,6 +126,22 @@ def the_newest_of_a_batch_wins(harness: Harness) -> None:
     assert harness.view() == harness.topic.model() == {'["k",1]': row("k", 1, "three")}
 
 
+def every_key_has_a_row_of_its_own(harness: Harness) -> None:
+    """Also keys longer than an index takes for an id (512 bytes), alike in all that it would take."""
+    long = "x" * 600
+    keys = ["", " ", '"', '","', "\\", "\n", "ü", "\U0001f600", long, long + "y", long + '"', "é" * 300]
+    for key in keys:
+        harness.topic.add("c", row(key, 1, key))
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+    assert len(harness.view()) == len(keys)
+    harness.topic.add("d", row(long, 1))
+    harness.topic.add("u", row(long + "y", 1, "second"))
+    harness.topic.add("u", row("", 1, "second"))
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+
+
 def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
     """A batch that can't be applied as a whole must not move the position past what is missing."""
     fill(harness)
@@ -286,6 +302,7 @@ LAWS = [
     an_older_position_never_wins,
     deleting_what_is_absent_succeeds,
     the_newest_of_a_batch_wins,
+    every_key_has_a_row_of_its_own,
     the_position_is_not_ahead_of_the_data,
     a_run_resumes_from_the_sink,
     a_second_writer_is_fenced,

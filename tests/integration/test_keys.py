@@ -46,7 +46,7 @@ def test_a_table_without_a_primary_key(shop: Shop, table: str, columns: tuple[st
         ("d", 3, None),
     ]
     assert {tuple(sorted(change.key)) for change in seen()} == {tuple(sorted(columns))}
-    resend(shop.conn, [name], id="again")
+    resend(shop.conn, shop.table(name), id="again")
     wait_until(lambda: len(seen()) == 11, 20, "the rows again")
     assert {change.key["a"] for change in seen()[8:]} == {1, 4, 5}
     assert {change.op for change in seen()[8:]} == {"r"}

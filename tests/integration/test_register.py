@@ -18,7 +18,7 @@ from cdc.slow import slow_hop
 from cdc.status import collect
 from cdc.topics import Topics, wanted
 from connectors.client import Connect
-from connectors.register import register, snapshot_progress
+from connectors.register import register
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.postgres import strict_postgres
 from tests.support.shop import PASSWORD, Shop, shop_on
@@ -88,19 +88,6 @@ def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: s
     assert before is not None
     assert after is not None
     assert after.active_pid != before.active_pid
-
-
-def test_the_snapshot_is_told(shop: Shop) -> None:
-    shop.migrate()
-    with Topics(shop.kafka) as topics:
-        topics.ensure(shop.pipeline)
-    before = snapshot_progress(shop.pipeline, shop.tables)
-    assert (before.records, before.done) == (0, False)
-    assert [(table.table, table.rows) for table in before.tables] == [("shop.orders", 100), ("shop.counters", 10)]
-    shop.register()
-    after = snapshot_progress(shop.pipeline, shop.tables)
-    assert after.done
-    assert after.records >= 110
 
 
 def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:

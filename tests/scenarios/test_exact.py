@@ -216,6 +216,12 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         world.assert_equal()
         wait_until(lambda: not progress(world, "cache")["careful"], 30, "the cache to read at full speed again")
 
+    produce(world, "public.items", [(b'{"id":1}', b"not json")])
+    world.file.write_text("on_error: stop\n" + world.file.read_text())
+    stopped = world.cdc("run", "--until-caught-up", "--sink", "cache", code=6)
+    assert "public.items" in stopped.stderr
+    assert world.json("quarantine", "list")["quarantine"] == []
+
 
 def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
     """The index refuses two rows; once it is repaired the one is applied, the other has had a newer change since."""

@@ -52,6 +52,9 @@ class Shop:
     def tables(self) -> tuple[Table, ...]:
         return source.describe(self.conn, self.pipeline)
 
+    def table(self, name: str) -> Table:
+        return next(table for table in self.tables if table.qualified == name)
+
     def capturing(self, *tables: str | dict[str, Any]) -> "Shop":
         """The same pipeline with another list of tables."""
         entries = [{"table": entry} if isinstance(entry, str) else entry for entry in tables]
