@@ -234,7 +234,7 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
                 world.sql("UPDATE items SET n = n + 1")
                 return second.poll() is not None
 
-            wait_until(ended, 60, "a run to end")
+            wait_until(ended, 180, "a run to end")
             assert second.returncode == 7
             assert "Another writer" in (world.folder / "run.log").read_text()
 
