@@ -156,24 +156,21 @@ def run(
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
     from cdc import render
-    from cdc.follow import Follower
-    from cdc.stream import Stream
-    from cdc.supervise import publish, supervise
+    from cdc.supervise import publish, supervise, told_to_stop
     from cdc.topics import Topics
 
-    pipeline, tables, sinks = context.obj.pipeline, context.obj.tables, context.obj.sinks(sink)
+    pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
     with Topics(pipeline.kafka) as kafka:
         kafka.check(pipeline)
     with _spark(master) as spark:
-        describe, placeholder = Follower(context.obj.load, tables), context.obj.placeholder
-        streams = [Stream(spark, one, pipeline, describe, placeholder) for one in sinks]
-        with render.live(err, quiet=as_json) as show:
+        streams = context.obj.streams(spark, sinks)
+        with render.live(err, quiet=as_json) as show, told_to_stop() as stopping:
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.obj.runs, progress)
                 show(progress)
 
-            errors = supervise(streams, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
+            errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
     for one in sinks:
         one.close()
     if as_json:

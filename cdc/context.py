@@ -1,6 +1,7 @@
-"""What the options before a verb stand for: settings, tables, sinks, the local stack; made when first asked for."""
+"""What the options before a verb stand for: settings, tables, sinks, streams; made when first asked for."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,10 @@ from cdc.errors import SettingsError
 from compose import stack
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from cdc.sink import Sink
+    from cdc.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,11 @@ class Context:
         if unknown := [name for name in names or () if name not in known]:
             raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
         return [sinks.build(self.pipeline, name) for name in names or known]
+
+    def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
+        """One that applies all tables to each sink, and follows the file and the tables while it does."""
+        from cdc.follow import Follower
+        from cdc.stream import Stream
+
+        describe = Follower(self.load, self.tables)
+        return [Stream(spark, sink, self.pipeline, describe, self.placeholder) for sink in sinks]

@@ -22,12 +22,13 @@ TICK_S = 0.5
 
 def supervise(
     streams: Sequence[Stream],
+    stopping: threading.Event,
     *,
     until_caught_up: bool = False,
     for_s: float | None = None,
     on_tick: Callable[[list[Progress]], None] = lambda _: None,
 ) -> list[CdcError]:
-    """Run until every stream has ended, the time is over, or SIGINT or SIGTERM says so; the batch at hand is finished.
+    """Run until every stream has ended, the time is over or `stopping` is set; the batch at hand is finished.
 
     Returns the errors that ended streams, in the order of the streams.
 
@@ -40,18 +41,17 @@ def supervise(
         for at, stream in enumerate(streams)
     ]
     end = time.monotonic() + for_s if for_s is not None else None
-    with _told_to_stop() as stopping:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            if stopping.wait(TICK_S) or (end and time.monotonic() > end):
-                break
-            on_tick([stream.measure() for stream in streams])
-        for stream in streams:
-            stream.stop()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if stopping.wait(TICK_S) or (end and time.monotonic() > end):
+            break
         on_tick([stream.measure() for stream in streams])
+    for stream in streams:
+        stream.stop()
+    for thread in threads:
+        thread.join()
+    on_tick([stream.measure() for stream in streams])
     errors = [failures[at] for at in sorted(failures)]
     for error in errors:
         if not isinstance(error, CdcError):
@@ -60,7 +60,7 @@ def supervise(
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
+def told_to_stop() -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set."""
     stopping = threading.Event()
     restore = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}

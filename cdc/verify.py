@@ -17,6 +17,7 @@ from cdc import types
 from cdc.change import Column as TableColumn
 from cdc.change import Table
 from cdc.exact import NUMBER, STRING, marked
+from cdc.produce import produced
 from cdc.sink import Sink
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def source(spark: SparkSession, table: Table, dsn: str) -> DataFrame:
     """The table as Postgres would write its documents: id string, document string."""
     query = source_query(table).as_string(None)
 
-    def read(_: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+    def read() -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
         with psycopg.connect(dsn, options="-c timezone=UTC -c extra_float_digits=1") as connection:
@@ -84,7 +85,7 @@ def source(spark: SparkSession, table: Table, dsn: str) -> DataFrame:
                 ids, documents = zip(*rows, strict=True)
                 yield pa.RecordBatch.from_pydict({"id": ids, "document": documents})
 
-    return spark.range(1, numPartitions=1).mapInArrow(read, "id string, document string")
+    return produced(spark, read, "id string, document string")
 
 
 def source_query(table: Table) -> sql.Composed:

@@ -14,6 +14,7 @@ import httpx
 
 from cdc.change import Advance, Applied, Form, Stored, Table
 from cdc.errors import SinkError, SinkRejected, SinkUnavailable
+from cdc.produce import produced
 from cdc.report import Row, send
 from cdc.sink import Batch, Misfit, check, mismatch, stored_after
 from sinks.elasticsearch_bulk import BUSY, HASHED, OWN_ID, bulk_item, client, forget, sender
@@ -86,13 +87,13 @@ class Elasticsearch:
         url, index = self.url, self.alias(table)
         self._ask("POST", f"/{index}/_refresh")
 
-        def read(_: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        def read() -> Iterator["pa.RecordBatch"]:
             import pyarrow as pa
 
             for page in _pages(url, index):
                 yield pa.RecordBatch.from_pydict({"page": [page]})
 
-        pages = spark.range(1, numPartitions=1).mapInArrow(read, "page string")
+        pages = produced(spark, read, "page string")
         # Marked, so that Spark's parser rounds no number on the way from the answer to a source.
         answer = F.from_json(marked(F.col("page")), "hits struct<hits array<struct<_id string, _source string>>>")
         hits, source = answer.getField("hits"), unmarked(F.col("hit._source"))

@@ -15,6 +15,7 @@ import redis
 
 from cdc.change import Advance, Applied, Form, Position, Stored, Table
 from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.produce import produced
 from cdc.report import send
 from cdc.sink import Batch, check, mismatch
 from sinks.redis_send import APPLY, UNREACHABLE, address, arguments, client, forget, sender
@@ -77,7 +78,7 @@ class Redis:
     def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
         url, start = self.url, f"{self.prefix}:{table.qualified}:"
 
-        def read(_: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        def read() -> Iterator["pa.RecordBatch"]:
             import pyarrow as pa
 
             keys = client(url).scan_iter(match=_glob(start) + "*", count=SCAN_ROWS)
@@ -89,7 +90,7 @@ class Redis:
                 values = client(url).mget(fresh) if fresh else []
                 yield pa.RecordBatch.from_pydict({"id": [key[len(start) :] for key in fresh], "document": values})
 
-        return spark.range(1, numPartitions=1).mapInArrow(read, "id string, document string")
+        return produced(spark, read, "id string, document string")
 
     def close(self) -> None:
         forget(self.url)

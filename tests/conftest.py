@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# For every JVM with Spark that the tests start: few live long enough for what the second compiler is worth (a scenario
-# took 94 s instead of 121 s on two cores).
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# For every JVM that the tests start: few live long enough for what the second compiler is worth (a scenario took 94 s
+# instead of 121 s on two cores). The tests' own Spark does.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+LONG_LIVED = "-XX:TieredStopAtLevel=4"
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,11 @@ def _without_slots(admin: "psycopg.Connection[tuple[Any, ...]]", database: str) 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    from cdc.cli import LOCAL
     from cdc.session import session
 
-    built = session("local[2]", artifacts.spark_jars())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", LONG_LIVED)
+        built = session(LOCAL, artifacts.spark_jars())
     yield built
     built.stop()

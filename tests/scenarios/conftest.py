@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +19,10 @@ import pytest
 import sinks
 from cdc import fence, settings, source
 from cdc.change import Table
+from cdc.context import Context
+from cdc.errors import CdcError
 from cdc.sink import Sink
+from cdc.supervise import publish, supervise
 from cdc.verify import Comparison, compare
 from connectors.client import Connect
 from tests.support.wait import wait_until
@@ -51,10 +56,6 @@ class World:
     tables: list[str] = field(default_factory=list)
 
     @property
-    def environment(self) -> dict[str, str]:
-        return self.stack.endpoints.environment()
-
-    @property
     def file(self) -> Path:
         return self.folder / "pipeline.yaml"
 
@@ -64,7 +65,7 @@ class World:
 
     @property
     def pipeline(self) -> settings.Pipeline:
-        return settings.load(self.file, self.environment)
+        return settings.load(self.file, os.environ)
 
     @property
     def described(self) -> tuple[Table, ...]:
@@ -85,9 +86,7 @@ class World:
 
     def cdc(self, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
         """Run a verb; its exit code must be the one expected."""
-        done = subprocess.run(
-            self.command(*words), check=False, capture_output=True, text=True, env={**os.environ, **self.environment}
-        )
+        done = subprocess.run(self.command(*words), check=False, capture_output=True, text=True)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -101,13 +100,30 @@ class World:
                 connection.execute(statement)
 
     @contextmanager
-    def running(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    def running(self) -> Iterator[None]:
+        """All sinks' streams in this process, whose Spark is warm; they must be at work until the end."""
+        context, stopping = Context(self.file, self.folder), threading.Event()
+
+        def work() -> list[CdcError]:
+            streams = context.streams(self.spark, context.sinks(None))
+            return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
+
+        with ThreadPoolExecutor(1) as pool:
+            errors = pool.submit(work)
+            try:
+                yield
+            finally:
+                ended = errors.done()
+                stopping.set()
+                assert errors.result(90) == []
+            assert not ended
+
+    @contextmanager
+    def process(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
         """`cdc run` in the background; ended by SIGTERM, which must be clean, unless the test has ended it."""
         log = self.folder / "run.log"
         with log.open("ab") as out:
-            process = subprocess.Popen(
-                self.command("run", *words), stdout=out, stderr=out, env={**os.environ, **self.environment}
-            )
+            process = subprocess.Popen(self.command("run", *words), stdout=out, stderr=out)
         try:
             yield process
         finally:
@@ -138,7 +154,16 @@ class World:
 
 
 @pytest.fixture
-def world(stack: "Stack", postgres_dsn: str, unique: str, tmp_path: Path, spark: "SparkSession") -> Iterator[World]:
+def world(
+    stack: "Stack",
+    postgres_dsn: str,
+    unique: str,
+    tmp_path: Path,
+    spark: "SparkSession",
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[World]:
+    for name, value in stack.endpoints.environment().items():
+        monkeypatch.setenv(name, value)
     made = World(stack, unique, postgres_dsn, tmp_path, spark)
     yield made
     with Connect(stack.endpoints.connect) as connect:
