@@ -2,21 +2,17 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from cdc import cli_quarantine
-from cdc.console import Json, err, out, print_error, print_json, say
-from cdc.context import Context
+from cdc import cli_quarantine, cli_topics
+from cdc.console import Json, Master, err, out, print_error, print_json, say
+from cdc.context import Context, spark_on
 from cdc.errors import CdcError, DivergenceError, SettingsError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from cdc.change import Progress
 
 app = typer.Typer(
@@ -27,10 +23,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(cli_quarantine.app, name="quarantine")
+app.add_typer(cli_topics.app, name="topics")
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
-Master = Annotated[str, typer.Option(help="Any Spark master.", envvar="CDC_MASTER")]
 
 
 @app.callback()
@@ -107,33 +103,6 @@ def migrate(
 
 
 @app.command()
-def topics(context: typer.Context, as_json: Json = False) -> None:
-    """Create the topics that are missing, and show them all."""
-    from cdc.topics import Topics
-
-    pipeline = context.obj.pipeline
-    with Topics(pipeline.kafka) as kafka:
-        ensured = kafka.ensure(pipeline)
-        ends = kafka.ends([one.topic for one in ensured])
-    listed = [
-        {
-            "topic": one.topic,
-            "partitions": ends[one.topic].partition_count,
-            "created": type(one).__name__ == "Created",
-            "topic_id": ends[one.topic].topic_id,
-            "end_offsets": list(ends[one.topic].offsets),
-        }
-        for one in ensured
-    ]
-    if as_json:
-        return print_json({"topics": listed})
-    from cdc import render
-
-    out.print(render.topics(listed))
-    return None
-
-
-@app.command()
 def register(context: typer.Context, as_json: Json = False) -> None:
     """Create or update the connector, and wait until its changes arrive."""
     from connectors.register import register as run
@@ -162,7 +131,7 @@ def run(
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
     with Topics(pipeline.kafka) as kafka:
         kafka.check(pipeline)
-    with _spark(master) as spark:
+    with spark_on(master) as spark:
         streams = context.obj.streams(spark, sinks)
         with render.live(err, quiet=as_json) as show, told_to_stop() as stopping:
 
@@ -210,7 +179,7 @@ def rebuild(
     """Empty views and make them again from offset zero: `cdc run` does it, at once where it runs."""
     (one,) = context.obj.sinks([sink])
     names = []
-    with _spark("local[*]"):
+    with spark_on("local[*]"):
         for each in context.obj.captured(table):
             one.clear(each)
             names.append(each.qualified)
@@ -233,7 +202,7 @@ def verify(
     from cdc.verify import compare
 
     pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.captured(table)
-    with _spark(master) as spark:
+    with spark_on(master) as spark:
         found = [one for each in tables for one in compare(spark, each, pipeline.source.dsn, sinks)]
     if as_json:
         print_json({"equal": all(one.equal for one in found), "views": [one.to_dict() for one in found]})
@@ -275,20 +244,6 @@ def _stack(kind: str) -> Any:
 
         return docker
     raise SettingsError(f"There is no stack {kind}.", hint="one of: embedded, compose")
-
-
-@contextmanager
-def _spark(master: str) -> "Iterator[SparkSession]":
-    from compose import artifacts
-
-    jars = artifacts.spark_jars()
-    from cdc.session import session
-
-    spark = session(master, jars)
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from cdc.errors import CdcError
 out, err = Console(), Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
+Master = Annotated[str, typer.Option(help="Any Spark master.", envvar="CDC_MASTER")]
+
 
 def say(line: str) -> None:
     err.print(line, highlight=False, markup=False)

@@ -1,7 +1,8 @@
 """What the options before a verb stand for: settings, tables, sinks, streams; made when first asked for."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,3 +82,18 @@ class Context:
 
         describe = Follower(self.load, self.tables)
         return [Stream(spark, sink, self.pipeline, describe, self.placeholder) for sink in sinks]
+
+
+@contextmanager
+def spark_on(master: str) -> "Iterator[SparkSession]":
+    """A session for one verb."""
+    from compose import artifacts
+
+    jars = artifacts.spark_jars()
+    from cdc.session import session
+
+    spark = session(master, jars)
+    try:
+        yield spark
+    finally:
+        spark.stop()

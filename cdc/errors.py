@@ -9,6 +9,7 @@
     +- DecodeError          6  a record that isn't what the connector writes
     +- SinkError            7  a destination
     |  +- SinkUnavailable      may come back by itself: wait and try again
+    |  |  +- Late              a view has not got as far in time as its reader asked for
     |  +- SinkRejected         won't: the view or the row has to change
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
@@ -59,6 +60,10 @@ class SinkError(CdcError):
 
 class SinkUnavailable(SinkError):
     """The destination can't be reached or asks for time; the same call may succeed later."""
+
+
+class Late(SinkUnavailable):
+    """A view, or the log before it, has not got as far in time as its reader asked for."""
 
 
 class SinkRejected(SinkError):

@@ -108,6 +108,16 @@ class Pipeline(Section):
     def quarantine_topic(self) -> str:
         return f"{self.pipeline}.quarantine"
 
+    @property
+    def message_topic(self) -> str:
+        """Where the connector sends logical messages, see `cdc.client`."""
+        return f"{self.pipeline}.message"
+
+    @property
+    def settings_topic(self) -> str:
+        """What settings of topics were before they were lowered for a while, see `cdc.compaction`."""
+        return f"{self.pipeline}.settings"
+
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
     """Read and check a pipeline file, with `${NAME}` replaced from the environment.

@@ -21,6 +21,7 @@ from cdc.settings import Pipeline
 from cdc.source import CONTROL_TABLES
 
 NO_SUCH_TOPIC = 3
+OWN_SETTING = "DYNAMIC_TOPIC_CONFIG"
 UNSETTLED = (kafka.errors.TopicAlreadyExistsError, kafka.errors.UnknownTopicOrPartitionError)
 """What a topic causes that is being made or deleted at this moment."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -46,7 +47,8 @@ def wanted(pipeline: Pipeline) -> dict[str, int]:
     """Every topic of the pipeline, with its number of partitions."""
     tables = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
     control = {pipeline.topic(table): 1 for table in CONTROL_TABLES}
-    return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, pipeline.quarantine_topic: 1}
+    own = (pipeline.quarantine_topic, pipeline.settings_topic, pipeline.message_topic)
+    return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, **dict.fromkeys(own, 1)}
 
 
 class Topics:
@@ -129,10 +131,33 @@ class Topics:
         """The first offset that each topic still has."""
         return self._positions(topics, kafka.admin.OffsetSpec.EARLIEST)
 
+    def overrides(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """The settings that each topic has of its own."""
+        resources = [kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic) for topic in topics]
+        with reaching(self.bootstrap):
+            described = self._admin.describe_configs(resources)["topic"]
+        return {
+            topic: {name: one["value"] for name, one in found.items() if one["config_source"] == OWN_SETTING}
+            for topic, found in described.items()
+        }
+
+    def override(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+        """Change settings by topic; None: the topic has none of its own any more. Others stay."""
+        operations = {
+            topic: {name: ("DELETE" if value is None else "SET", value) for name, value in change.items()}
+            for topic, change in changes.items()
+        }
+        with reaching(self.bootstrap):
+            self._alter(operations)
+
     def all(self, topic: str) -> list[Record]:
         """Every committed record of a one-partition topic: for the small ones that the pipeline keeps about itself."""
         start, end = self.starts([topic])[topic].offsets[0], self.ends([topic])[topic].offsets[0]
-        return list(self._records.read(topic, start, end))
+        return self.between(topic, start, end)
+
+    def between(self, topic: str, since: int, end: int) -> list[Record]:
+        """The committed records of a one-partition topic in [since, end)."""
+        return list(self._records.read(topic, since, end))
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records of the pipeline's own, durable on return. Rows travel through Spark."""
@@ -194,7 +219,7 @@ class Topics:
         described = self._admin.describe_configs(resources, config_filter="all")["topic"]
         return {topic: {name: entry["value"] for name, entry in described[topic].items()} for topic in topics}
 
-    def _alter(self, changed: Mapping[str, Mapping[str, str]]) -> None:
+    def _alter(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
         resources = [
             kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, dict(settings))
             for topic, settings in changed.items()

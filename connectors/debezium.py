@@ -45,6 +45,8 @@ TEMPLATE = {
     "event.converting.failure.handling.mode": "fail",
     # Columns of types that Debezium doesn't know come as Postgres' own text, instead of not at all.
     "include.unknown.datatypes": "true",
+    # Of the logical messages in Postgres' log only those that readers wait for (`cdc.client`): others aren't ours.
+    "message.prefix.include.list": r"cdc\.token",
     "signal.data.collection": "cdc.signal",
     "signal.enabled.channels": "source",
     # Each chunk of an incremental snapshot costs two rows of cdc.signal and a round trip through the log.

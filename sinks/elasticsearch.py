@@ -85,7 +85,7 @@ class Elasticsearch:
         from cdc.exact import marked, string, unmarked
 
         url, index = self.url, self.alias(table)
-        self._ask("POST", f"/{index}/_refresh")
+        self.refresh(table)
 
         def read() -> Iterator["pa.RecordBatch"]:
             import pyarrow as pa
@@ -102,6 +102,10 @@ class Elasticsearch:
         return pages.select(F.explode(hits.getField("hits")).alias("hit")).select(
             F.coalesce(own, found).alias("id"), source.alias("document")
         )
+
+    def refresh(self, table: Table) -> None:
+        """Let searches see what is written; reads by id see it at once."""
+        self._ask("POST", f"/{quote(self.alias(table), safe='')}/_refresh")
 
     def close(self) -> None:
         forget(self.url)

@@ -67,6 +67,8 @@ def test_what_is_missing_is_created(topics: Topics, shop: Pipeline, admin: kafka
         f"{unique}.cdc.signal": 1,
         f"__debezium-heartbeat.{unique}": 1,
         f"{unique}.quarantine": 1,
+        f"{unique}.settings": 1,
+        f"{unique}.message": 1,
     }
     settings = described(admin, f"{unique}.public.orders")
     assert settings["cleanup.policy"] == "compact"

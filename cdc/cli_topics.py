@@ -1,0 +1,81 @@
+"""`cdc topics`: show and create the topics, audit what they can rebuild, have the broker compact them."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cdc.console import Json, Master, out, print_json, say
+from cdc.context import spark_on
+from cdc.errors import SettingsError
+
+app = typer.Typer(help="The topics: create, show, audit, compact.", rich_markup_mode=None)
+TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
+
+
+@app.callback(invoke_without_command=True)
+def topics(context: typer.Context, as_json: Json = False) -> None:
+    """Create the topics that are missing, and show them all; without a verb of its own."""
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise SettingsError("--json goes behind the verb.", hint=f"cdc topics {context.invoked_subcommand} --json")
+        return None
+    from cdc.compaction import restore
+    from cdc.topics import Topics
+
+    pipeline = context.obj.pipeline
+    with Topics(pipeline.kafka) as kafka:
+        for topic in restore(kafka, pipeline):
+            say(f"the settings of {topic} are as they were before a compaction that was interrupted")
+        ensured = kafka.ensure(pipeline)
+        ends = kafka.ends([one.topic for one in ensured])
+    listed = [
+        {
+            "topic": one.topic,
+            "partitions": ends[one.topic].partition_count,
+            "created": type(one).__name__ == "Created",
+            "topic_id": ends[one.topic].topic_id,
+            "end_offsets": list(ends[one.topic].offsets),
+        }
+        for one in ensured
+    ]
+    if as_json:
+        return print_json({"topics": listed})
+    from cdc import render
+
+    out.print(render.topics(listed))
+    return None
+
+
+@app.command()
+def compact(
+    context: typer.Context,
+    table: TableName = None,
+    tombstones: Annotated[bool, typer.Option("--tombstones", help="Tombstones as well; waits for the views.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.")] = 600,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Have the broker compact the topics of tables now; settings lowered for it are restored, also after a crash."""
+    from cdc.compaction import compact as run
+    from cdc.topics import Topics
+
+    pipeline, tables = context.obj.pipeline, context.obj.captured(table)
+    with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
+        from cdc.log import tally
+
+        done = run(
+            kafka,
+            pipeline,
+            tables,
+            count=lambda goal: tally(spark, pipeline.kafka, goal),
+            views={one.name: one.position for one in context.obj.sinks(None)} if tombstones else None,
+            timeout_s=timeout_s,
+            progress=say,
+        )
+    if as_json:
+        return print_json({"topics": [asdict(one) for one in done]})
+    for one in done:
+        words = f"{one.topic}: {one.before:,} records, now {one.records:,} of {one.keys:,} keys"
+        out.print(words, highlight=False)
+    return None

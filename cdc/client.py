@@ -1,0 +1,175 @@
+"""Read your own writes: wait until a view holds all that was committed before a token was taken.
+
+    connection.commit()
+    token = client.token(connection)
+    cache = client.view("shop.yaml", "cache", "public.orders")     # once per process; threads may share it
+    client.wait_for(cache, token, timeout_s=2)
+
+A token is a place in Postgres' log after the caller's commit. Taking it also writes an empty logical message, which any
+role may do: the connector sends it, in commit order, to the topic `<pipeline>.message`. So a message there with
+an LSN of the token or later proves that the caller's changes are in the log before it; where the table's topic
+then ends is what the view's position has to reach. That position is stored with the data (DESIGN section 3), so the
+answer is right whichever process applies the changes, and after any restart. It costs no waiting for a heartbeat.
+The end is that of everything written, committed in Kafka or not: transaction markers reach partitions one by one.
+
+A row in quarantine is passed by the position: `cdc status` tells which views are degraded.
+"""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from cdc import source
+from cdc.change import Position, Table
+from cdc.context import Context
+from cdc.control import Control
+from cdc.ddl import lsn_number
+from cdc.errors import ConnectorError, KafkaUnavailable, Late, SettingsError, SinkUnavailable, SourceError
+from cdc.records import Record
+from cdc.settings import Pipeline
+from cdc.sink import Sink
+from cdc.topics import Topics
+
+POLL_S = 0.01
+# The place is read before the message is written, so the message's own lies behind it.
+MARK = "SELECT pg_current_wal_insert_lsn()::text, pg_logical_emit_message(true, 'cdc.token', '')"
+
+
+def token(connection: "psycopg.Connection[Any]") -> str:
+    """The place in Postgres' log that everything this connection has committed lies before, as `pg_lsn` text.
+
+    Raises:
+        SourceError: in a transaction, whose changes nobody can see yet; or Postgres refuses.
+    """
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        raise SourceError("A token is taken after the commit, not within a transaction.", hint="call commit() first")
+    try:
+        with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+            row = cursor.execute(MARK).fetchone()
+    except psycopg.Error as error:
+        raise SourceError(
+            f"Postgres gives no token: {type(error).__name__}.", hint="take it on the primary, as a role that may write"
+        ) from error
+    assert row is not None
+    return str(row[0])
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """A sink whose searches see changes later than its reads by id."""
+
+    def refresh(self, table: Table) -> None:
+        """Make all that is written visible to searches."""
+
+
+class View:
+    """One table in one sink, as a reader waits for it. Threads may share it."""
+
+    def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
+        self.sink, self.table = sink, table
+        self._kafka = Topics(pipeline.kafka)
+        self._control = Control(pipeline, self._kafka)
+        self._control.read()
+        self._topic, self._read = pipeline.message_topic, 0
+        self._turn = threading.Lock()
+        self._lsn = -1
+        self._fence = Position("", ())
+        self._look_back()
+
+    def close(self) -> None:
+        self._kafka.close()
+        self.sink.close()
+
+    def fence(self, lsn: int) -> tuple[Position, int] | None:
+        """Where the topic ended once all before `lsn` was in it, and the table's floor then; None: it isn't yet."""
+        with self._turn:
+            if self._lsn < lsn:
+                self._look()
+            return (self._fence, self._control.floors.get(self.table.qualified, 0)) if self._lsn >= lsn else None
+
+    def holds(self, fence: Position, floor: int) -> bool:
+        """Whether the view has got there. Raises ConnectorError when it never will: the topic is another one."""
+        stored = self.sink.position(self.table)
+        # A view from before a TRUNCATE is made anew, whatever its position says; so is one without a position.
+        if stored is None or stored.floor < floor:
+            return False
+        if stored.position.topic_id != fence.topic_id:
+            raise ConnectorError(
+                f"The view of {self.table.qualified} in {self.sink.name} was made from another topic of that name.",
+                hint=f"cdc -p FILE rebuild {self.sink.name}",
+            )
+        return stored.position.lag(fence) == 0
+
+    def _look_back(self) -> None:
+        """Begin at the newest message that is there: tokens of before are older than it."""
+        if found := self._kafka.last(self._topic):
+            self._read = found.offset
+            self._look()
+
+    def _look(self) -> None:
+        end = self._kafka.ends([self._topic])[self._topic].offsets[0]
+        if end == self._read:
+            return
+        found = max(map(_lsn, self._kafka.between(self._topic, self._read, end)), default=-1)
+        self._read = end
+        if found <= self._lsn:
+            return
+        # After the message is seen: a floor of before it is in its topic as well.
+        if self._control.moved():
+            self._control.read()
+        self._fence = self._kafka.ends([self.table.topic], decided=False)[self.table.topic]
+        self._lsn = found
+
+
+def view(path: str | Path, sink: str, table: str) -> View:
+    """The view of a table (schema.table) in a sink of a pipeline file, environment references filled in.
+
+    Raises:
+        SettingsError: for a name that the file doesn't have. ConnectorError: Kafka can't be reached.
+    """
+    context = Context(Path(path), None)
+    (built,) = context.sinks([sink])
+    known = {one.qualified: one for one in source.undescribed(context.pipeline)}
+    if table not in known:
+        raise SettingsError(f"The pipeline doesn't capture {table}.", hint=f"one of: {', '.join(known)}")
+    return View(context.pipeline, built, known[table])
+
+
+def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:
+    """Return once the view holds everything committed before the token; with `search` a search finds it, too.
+
+    A server that can't be reached is asked again until the time is over.
+
+    Raises:
+        Late: not within timeout_s. ConnectorError: it never will.
+    """
+    lsn, deadline = lsn_number(token), time.monotonic() + timeout_s
+    reached: tuple[Position, int] | None = None
+    while True:
+        try:
+            reached = reached or view.fence(lsn)
+            if reached and view.holds(*reached):
+                if search and isinstance(view.sink, Searchable):
+                    view.sink.refresh(view.table)
+                return
+        except (KafkaUnavailable, SinkUnavailable):
+            if time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            what = f"{view.sink.name} has not applied" if reached else "the log has not brought"
+            raise Late(
+                f"{what} all changes of {view.table.qualified} that the token stands for within {timeout_s:g} s.",
+                hint="read from Postgres this time; cdc status names the slow hop",
+            )
+        time.sleep(POLL_S)
+
+
+def _lsn(record: Record) -> int:
+    told = json.loads(record.value).get("source") or {} if record.value else {}
+    return int(told.get("lsn") or -1)

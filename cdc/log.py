@@ -1,0 +1,51 @@
+"""Whole topics as one batch: every committed record below a position.
+
+In:  the broker, the positions to read up to. Out: records as Spark's Kafka source gives them; counts of them.
+Invariant: no row leaves the executors.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc.change import Position
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many records a partition holds, of how many keys, and how many of the records are tombstones."""
+
+    records: int = 0
+    keys: int = 0
+    tombstones: int = 0
+
+
+def records(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:
+    """Every committed record below the ends: key, value binary; topic, partition, offset, timestamp."""
+    last = {topic: {str(at): offset for at, offset in enumerate(end.offsets)} for topic, end in ends.items()}
+    return (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("assign", json.dumps({topic: list(range(end.partition_count)) for topic, end in ends.items()}))
+        .option("startingOffsets", "earliest")
+        .option("endingOffsets", json.dumps(last))
+        .option("kafka.isolation.level", "read_committed")
+        .load()
+    )
+
+
+def tally(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> dict[str, list[Tally]]:
+    """What each partition holds below the ends, by topic."""
+    by_key = records(spark, bootstrap, ends).groupBy("topic", "partition", "key")
+    counted = (
+        by_key.agg(F.count("*").alias("records"), F.count_if(F.col("value").isNull()).alias("tombstones"))
+        .groupBy("topic", "partition")
+        .agg(F.sum("records").alias("records"), F.count("*").alias("keys"), F.sum("tombstones").alias("tombstones"))
+    )
+    found = {topic: [Tally()] * end.partition_count for topic, end in ends.items()}
+    for row in counted.collect():
+        found[row["topic"]][row["partition"]] = Tally(row["records"], row["keys"], row["tombstones"])
+    return found

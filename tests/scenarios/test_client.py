@@ -1,0 +1,107 @@
+"""Read your own writes: nobody who waits reads what is stale, under load and while `cdc run` is started again."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import psycopg
+import pytest
+import redis
+
+from cdc import client, source
+from cdc.errors import Late, SourceError
+from tests.scenarios.test_exact import begin
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+READERS, PAIRS = 6, 5
+
+
+@contextmanager
+def load(world: "World") -> Iterator[None]:
+    stop = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(world.dsn, autocommit=True) as conn:
+            while not stop.wait(0.01):
+                conn.execute("UPDATE items SET n = n + 1 WHERE id > 1000 AND id % 50 = 0")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+class Reader:
+    """Writes a row of its own and reads it back from a view."""
+
+    def __init__(self, world: "World", number: int, views: dict[str, client.View]) -> None:
+        self.world, self.number, self.views = world, number, views
+        self.sink = ("cache", "search")[number % 2]
+
+    def stale(self, pairs: int, *, wait: bool) -> int:
+        """How many of so many reads didn't see the write before them."""
+        with psycopg.connect(self.world.dsn) as conn:
+            return sum(self._pair(conn, n, wait=wait) for n in range(pairs))
+
+    def _pair(self, conn: "psycopg.Connection[tuple[int, ...]]", n: int, *, wait: bool) -> bool:
+        (value,) = conn.execute("UPDATE items SET n = n + 1 WHERE id = %s RETURNING n", [self.number]).fetchone() or (
+            0,
+        )
+        conn.commit()
+        token, search = client.token(conn), n % 2 == 0
+        if wait:
+            client.wait_for(self.views[self.sink], token, 90, search=search)
+        seen = self._read(search=search)
+        # Not another's later write of the same row.
+        return seen is None or seen < value
+
+    def _read(self, *, search: bool) -> int | None:
+        if self.sink == "cache":
+            url = self.world.stack.endpoints.redis
+            with redis.Redis.from_url(url) as server:
+                found = server.get(f"{self.world.name}:public.items:{self.number}")
+                return int(json.loads(found)["n"]) if isinstance(found, bytes) else None
+        alias = f"{self.world.stack.endpoints.elasticsearch}/{self.world.name}-public.items"
+        if not search:
+            return int(httpx.get(f"{alias}/_doc/{self.number}").json()["_source"]["n"])
+        hits = httpx.get(f"{alias}/_search", params={"q": f"id:{self.number}"}).json()["hits"]["hits"]
+        return int(hits[0]["_source"]["n"]) if hits else None
+
+
+def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    begin(world, "{table: public.items, partitions: 2}")
+    world.file.write_text(re.sub(r"  warehouse: .*\n", "", world.file.read_text()))
+    world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(0, 2000) n")
+    table = next(one for one in source.undescribed(world.pipeline))
+    views = {one.name: client.View(world.pipeline, one, table) for one in world.sinks}
+    readers = [Reader(world, number, views) for number in range(READERS)]
+    with load(world), ThreadPoolExecutor(READERS) as pool:
+        with world.running():
+            world.settle()
+            assert sum(pool.map(lambda one: one.stale(PAIRS, wait=True), readers)) == 0
+            assert sum(pool.map(lambda one: one.stale(PAIRS, wait=False), readers)) > 0, "the twin must be stale"
+            going = [pool.submit(one.stale, PAIRS, wait=True) for one in readers]
+        with psycopg.connect(world.dsn) as conn:
+            conn.execute("UPDATE items SET n = n + 1 WHERE id = 2000")
+            with pytest.raises(SourceError):
+                client.token(conn)
+            conn.commit()
+            token = client.token(conn)
+        with pytest.raises(Late):
+            client.wait_for(views["cache"], token, 0.5)
+        more = [pool.submit(one.stale, 3, wait=True) for one in readers]
+        with world.running():
+            assert sum(one.result() for one in [*going, *more]) == 0
+    for view in views.values():
+        view.close()

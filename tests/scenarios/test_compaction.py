@@ -1,0 +1,110 @@
+"""`cdc topics compact`: the broker compacts now, nobody is disturbed, settings come back, also after a crash."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from cdc.compaction import LOWERED, compact
+from cdc.log import tally
+from cdc.topics import Topics
+from cdc.verify import compare
+from connectors.client import Connect
+from tests.scenarios.test_exact import begin
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from cdc.compaction import compact
+from cdc.context import Context
+from cdc.topics import Topics
+context, counts = Context(Path(sys.argv[1]), None), []
+def count(goal):
+    counts.append(goal)
+    return {} if len(counts) == 1 else os.kill(os.getpid(), signal.SIGKILL)
+compact(Topics(context.pipeline.kafka), context.pipeline, context.tables, count=count, timeout_s=60)
+"""
+OWN = {"segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.9"}
+
+
+@contextmanager
+def writing(world: "World") -> Iterator[None]:
+    stop = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(world.dsn, autocommit=True) as conn:
+            number = 0
+            while not stop.wait(0.05):
+                number += 1
+                conn.execute("UPDATE items SET n = %s WHERE id = %s", [number, number % 100 + 1])
+                conn.execute("DELETE FROM items WHERE id = %s", [1000 + number - 10])
+                conn.execute("INSERT INTO items VALUES (%s, 0)", [1000 + number])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_compaction_is_forced_and_awaited(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    begin(world, "{table: public.items, partitions: 2}")
+    # One view is enough, and under load the warehouse is the one to be waited for.
+    world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
+    topic = f"{world.name}.public.items"
+    world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(1, 200) n", "UPDATE items SET n = 1")
+    world.sql("UPDATE items SET n = 2", "DELETE FROM items WHERE id > 150")
+    with Topics(world.stack.endpoints.kafka) as topics:
+        topics.override({topic: OWN})
+        before = topics.overrides([topic])
+        assert before[topic].items() >= OWN.items()
+        with world.running():
+            world.settle()
+            goal = topics.ends([topic])
+            with writing(world):
+                (done,) = compact(
+                    topics,
+                    world.pipeline,
+                    world.described,
+                    count=lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal),
+                    views={one.name: one.position for one in world.sinks},
+                    timeout_s=90,
+                    progress=print,
+                )
+            assert done.before >= 700
+            assert (done.records, done.tombstones) == (done.keys, 0)
+            partitions = tally(world.spark, world.stack.endpoints.kafka, goal)[topic]
+            assert sum(one.tombstones for one in partitions) == 0
+            assert sum(one.records for one in partitions) == sum(one.keys for one in partitions) <= 150
+            assert topics.overrides([topic]) == before
+            world.settle()
+            found = [one for table in world.described for one in compare(world.spark, table, world.dsn, world.sinks)]
+            assert [one.equal for one in found] == [True]
+            with Connect(world.stack.endpoints.connect) as connect:
+                assert connect.state(world.name).tasks == ("RUNNING",)
+            crash_and_restore(world, topics, topic)
+
+
+def crash_and_restore(world: "World", topics: Topics, topic: str) -> None:
+    """Killed while settings are lowered: the next look at the topics restores them, and says so."""
+    before = topics.overrides([topic])
+    done = subprocess.run([sys.executable, "-c", KILLED, str(world.file)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert topics.overrides([topic])[topic].items() >= LOWERED.items()
+    assert topics.overrides([topic]) != before
+    told = world.cdc("topics").stderr
+    assert f"the settings of {topic} are as they were" in told
+    assert topics.overrides([topic]) == before
+    assert "settings of" not in world.cdc("topics", "--json").stderr
