@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -179,7 +180,8 @@ def rebuild(
     """Empty views and make them again from offset zero: `cdc run` does it, at once where it runs."""
     (one,) = context.obj.sinks([sink])
     names = []
-    with spark_on("local[*]"):
+    # Only files need Spark to be emptied.
+    with spark_on("local[*]") if one.form == "events" else nullcontext():
         for each in context.obj.captured(table):
             one.clear(each)
             names.append(each.qualified)

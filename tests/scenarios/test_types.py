@@ -399,7 +399,8 @@ def test_what_the_connector_damages_reaches_no_view(world: "World") -> None:
     world.sql(*(f"INSERT INTO d (id, {named(one)}) VALUES ({at}, {LOST[one]})" for at, one in enumerate(LOST, 1)))
     world.cdc("migrate")
     world.cdc("register")
-    world.cdc("run", "--until-caught-up")
+    with world.running():
+        world.settle()
     listed = world.json("quarantine", "list")["quarantine"]
     expected = {(str(at), f"the connector has damaged its {named(one)}") for at, one in enumerate(LOST, 1)}
     assert len(listed) == 3 * len(LOST)
