@@ -36,6 +36,7 @@ FILE = """\
 pipeline: {name}
 source:
   dsn: {dsn}
+  heartbeat_s: 0.3
   tables: [{tables}]
 sinks:
   search: {{type: elasticsearch, url: "${{CDC_ELASTICSEARCH}}"}}
