@@ -1,4 +1,4 @@
-"""`cdc topics`: show and create the topics, audit what they can rebuild, have the broker compact them."""
+"""`cdc topics`: create and show the topics, have the broker compact them."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -9,7 +9,7 @@ from cdc.console import Json, Master, out, print_json, say
 from cdc.context import spark_on
 from cdc.errors import SettingsError
 
-app = typer.Typer(help="The topics: create, show, audit, compact.", rich_markup_mode=None)
+app = typer.Typer(help="The topics: create, show, compact.", rich_markup_mode=None)
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
 
 

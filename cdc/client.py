@@ -30,7 +30,7 @@ from cdc.change import Position, Table
 from cdc.context import Context
 from cdc.control import Control
 from cdc.ddl import lsn_number
-from cdc.errors import ConnectorError, KafkaUnavailable, Late, SettingsError, SinkUnavailable, SourceError
+from cdc.errors import ConnectorError, KafkaUnavailable, Late, SinkUnavailable, SourceError
 from cdc.records import Record
 from cdc.settings import Pipeline
 from cdc.sink import Sink
@@ -135,10 +135,7 @@ def view(path: str | Path, sink: str, table: str) -> View:
     """
     context = Context(Path(path), None)
     (built,) = context.sinks([sink])
-    known = {one.qualified: one for one in source.undescribed(context.pipeline)}
-    if table not in known:
-        raise SettingsError(f"The pipeline doesn't capture {table}.", hint=f"one of: {', '.join(known)}")
-    return View(context.pipeline, built, known[table])
+    return View(context.pipeline, built, source.named(source.undescribed(context.pipeline), table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

@@ -54,11 +54,7 @@ class Context:
 
     def captured(self, name: str | None) -> tuple[Table, ...]:
         """The table of that name, schema.table; all for None."""
-        found = tuple(table for table in self.tables if name in (None, table.qualified))
-        if not found:
-            known = ", ".join(table.qualified for table in self.tables)
-            raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {known}")
-        return found
+        return self.tables if name is None else (source.named(self.tables, name),)
 
     @cached_property
     def placeholder(self) -> str:

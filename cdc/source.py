@@ -194,6 +194,15 @@ def _published_kinds(conn: Connection, publication: str) -> list[str]:
     return ["", "s"] if row is None or row[0] == "s" else [""]
 
 
+def named(tables: Sequence[Table], name: str) -> Table:
+    """The table of that name, schema.table. Raises SettingsError."""
+    for table in tables:
+        if table.qualified == name:
+            return table
+    known = ", ".join(table.qualified for table in tables)
+    raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {known}")
+
+
 def undescribed(pipeline: Pipeline) -> tuple[Table, ...]:
     """The captured tables by name alone, without columns and key: what is known while Postgres is down."""
     return tuple(

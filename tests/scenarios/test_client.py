@@ -2,20 +2,20 @@
 
 import json
 import re
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psycopg
 import pytest
 import redis
 
-from cdc import client, source
-from cdc.errors import Late, SourceError
+from cdc import client
+from cdc.ddl import lsn_number
+from cdc.errors import Late, SettingsError, SourceError
 from tests.scenarios.test_exact import begin
+from tests.support.load import load
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -23,22 +23,8 @@ if TYPE_CHECKING:
 READERS, PAIRS = 6, 5
 
 
-@contextmanager
-def load(world: "World") -> Iterator[None]:
-    stop = threading.Event()
-
-    def write() -> None:
-        with psycopg.connect(world.dsn, autocommit=True) as conn:
-            while not stop.wait(0.01):
-                conn.execute("UPDATE items SET n = n + 1 WHERE id > 1000 AND id % 50 = 0")
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def busy(conn: "psycopg.Connection[Any]", _: int) -> None:
+    conn.execute("UPDATE items SET n = n + 1 WHERE id > 1000 AND id % 50 = 0")
 
 
 class Reader:
@@ -83,10 +69,11 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
     begin(world, "{table: public.items, partitions: 2}")
     world.file.write_text(re.sub(r"  warehouse: .*\n", "", world.file.read_text()))
     world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(0, 2000) n")
-    table = next(one for one in source.undescribed(world.pipeline))
-    views = {one.name: client.View(world.pipeline, one, table) for one in world.sinks}
+    with pytest.raises(SettingsError, match=r"public\.other"):
+        client.view(world.file, "cache", "public.other")
+    views = {name: client.view(world.file, name, "public.items") for name in ("search", "cache")}
     readers = [Reader(world, number, views) for number in range(READERS)]
-    with load(world), ThreadPoolExecutor(READERS) as pool:
+    with load(world.dsn, busy, 0.01), ThreadPoolExecutor(READERS) as pool:
         with world.running():
             world.settle()
             assert sum(pool.map(lambda one: one.stale(PAIRS, wait=True), readers)) == 0
@@ -103,5 +90,31 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
         more = [pool.submit(one.stale, 3, wait=True) for one in readers]
         with world.running():
             assert sum(one.result() for one in [*going, *more]) == 0
+            by_hand(world, views["cache"])
     for view in views.values():
         view.close()
+
+
+def by_hand(world: "World", view: client.View) -> None:
+    """What README tells other languages, for a role that may do nothing but connect."""
+    with psycopg.connect(world.dsn) as conn:
+        conn.execute(f"CREATE ROLE {world.name}_guest")
+        conn.commit()
+        conn.execute(f"SET ROLE {world.name}_guest")
+        conn.commit()
+        token = client.token(conn)
+        conn.execute("RESET ROLE")
+        conn.execute(f"DROP ROLE {world.name}_guest")
+    known = wait_until(lambda: view.fence(lsn_number(token)), 30, "the token to be in the log")
+    assert known is not None
+    fence, _ = known
+    url = f"{world.stack.endpoints.elasticsearch}/cdc-position/_doc/{world.name}-public.items"
+
+    def there() -> bool:
+        with redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True) as server:
+            held: dict[str, str] = server.hgetall(f"{world.name}:_cdc:public.items")
+        index = httpx.get(url).json()["_source"]["offsets"]
+        cached = [int(held[str(at)]) for at in range(fence.partition_count)]
+        return all(have >= end for side in (cached, index) for have, end in zip(side, fence.offsets, strict=True))
+
+    wait_until(there, 60, "the positions to reach the fence")

@@ -4,19 +4,19 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pytest
 
-from cdc.compaction import LOWERED, compact
+from cdc.compaction import LOWERED, Compacted, compact
+from cdc.errors import ConnectorError
 from cdc.log import tally
 from cdc.topics import Topics
 from cdc.verify import compare
 from connectors.client import Connect
 from tests.scenarios.test_exact import begin
+from tests.support.load import load
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -36,26 +36,23 @@ compact(Topics(context.pipeline.kafka), context.pipeline, context.tables, count=
 OWN = {"segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.9"}
 
 
-@contextmanager
-def writing(world: "World") -> Iterator[None]:
-    stop = threading.Event()
+def write(conn: "psycopg.Connection[Any]", number: int) -> None:
+    conn.execute("UPDATE items SET n = %s WHERE id = %s", [number, number % 100 + 1])
+    conn.execute("DELETE FROM items WHERE id = %s", [1000 + number - 10])
+    conn.execute("INSERT INTO items VALUES (%s, 0)", [1000 + number])
 
-    def write() -> None:
-        with psycopg.connect(world.dsn, autocommit=True) as conn:
-            number = 0
-            while not stop.wait(0.05):
-                number += 1
-                conn.execute("UPDATE items SET n = %s WHERE id = %s", [number, number % 100 + 1])
-                conn.execute("DELETE FROM items WHERE id = %s", [1000 + number - 10])
-                conn.execute("INSERT INTO items VALUES (%s, 0)", [1000 + number])
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def compacted(world: "World", topics: Topics, timeout_s: float) -> Compacted:
+    (done,) = compact(
+        topics,
+        world.pipeline,
+        world.described,
+        count=lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal),
+        views={one.name: one.position for one in world.sinks},
+        timeout_s=timeout_s,
+        progress=print,
+    )
+    return done
 
 
 def test_compaction_is_forced_and_awaited(world: "World") -> None:
@@ -70,19 +67,14 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
         topics.override({topic: OWN})
         before = topics.overrides([topic])
         assert before[topic].items() >= OWN.items()
+        with pytest.raises(ConnectorError, match="No tombstone may go before every view has seen it"):
+            compacted(world, topics, 1)
+        assert topics.overrides([topic]) == before
         with world.running():
             world.settle()
             goal = topics.ends([topic])
-            with writing(world):
-                (done,) = compact(
-                    topics,
-                    world.pipeline,
-                    world.described,
-                    count=lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal),
-                    views={one.name: one.position for one in world.sinks},
-                    timeout_s=90,
-                    progress=print,
-                )
+            with load(world.dsn, write, 0.05):
+                done = compacted(world, topics, 90)
             assert done.before >= 700
             assert (done.records, done.tombstones) == (done.keys, 0)
             partitions = tally(world.spark, world.stack.endpoints.kafka, goal)[topic]
