@@ -1,5 +1,7 @@
 """One row per key and batch, in offset order and column by column. The only order there is, see DESIGN section 3."""
 
+from functools import cache
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -25,13 +27,20 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
     Newest is the greatest offset: a key lives in one partition, and the offset is its only order.
     """
     value = "after" if form == "events" else "document"
-    wrong = F.col("problem").isNotNull() if "problem" in changes.columns else F.lit(False)
+    # Both ways satisfy the grouping below, so Spark adds no further exchange.
+    placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
+    grouped = placed.groupBy("topic", "partition", "id").agg(*_aggregates(value, careful="problem" in changes.columns))
+    return grouped.select(*_completed(value)).sortWithinPartitions("topic", "partition", "first")
+
+
+# Built once: the hundreds of calls into the JVM that it takes cost more than folding a small batch.
+@cache
+def _aggregates(value: str, *, careful: bool) -> tuple[Column, ...]:
+    wrong = F.col("problem").isNotNull() if careful else F.lit(False)
     living = ~wrong & ~F.col("dead")
     partial = living & F.col("kept").isNotNull()
     change = F.struct("offset", F.when(~wrong, F.col(value)).alias("row"), "kept")
-    # Both ways satisfy the grouping below, so Spark adds no further exchange.
-    placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
-    grouped = placed.groupBy("topic", "partition", "id").agg(
+    return (
         F.max_by(change, F.when(living, F.col("offset"))).alias("newest"),
         F.max_by(change, F.when(living & ~partial, F.col("offset"))).alias("whole"),
         F.collect_list(F.when(wrong, F.col("offset"))).alias("wrong"),
@@ -40,10 +49,10 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
         F.count_if(F.col("dead") & ~wrong).alias("dead"),
         F.count_if(wrong & (F.col("offset") >= 0)).alias("quarantined"),
     )
-    return _completed(grouped, value).sortWithinPartitions("topic", "partition", "first")
 
 
-def _completed(grouped: DataFrame, value: str) -> DataFrame:
+@cache
+def _completed(value: str) -> tuple[Column, ...]:
     newest, whole = F.col("newest"), F.col("whole")
     incomplete = newest.kept.isNotNull()
     # A delete, and a record in quarantine, end the search as well: what lay before them is void.
@@ -61,16 +70,12 @@ def _completed(grouped: DataFrame, value: str) -> DataFrame:
     chain = F.when(base.isNotNull() & (since < newest.offset), F.array_append(before, base)).otherwise(before)
     older = F.when(incomplete, F.transform(chain, lambda one: F.struct(one.row.alias("row"), one.kept.alias("kept"))))
     lowest = F.array_min(F.transform(chain, lambda one: F.greatest(one.offset, F.lit(0))))
-    return grouped.select(
-        "topic",
-        "partition",
-        "id",
+    names = ("topic", "partition", "id", "records", "dead", "quarantined")
+    return (
+        *(F.col(name) for name in names),
         newest.offset.alias("offset"),
         newest.row.alias(value),
         newest.kept.alias("kept"),
         older.alias("older"),
         F.when(incomplete, F.coalesce(lowest, newest.offset)).otherwise(newest.offset).alias("first"),
-        "records",
-        "dead",
-        "quarantined",
     )

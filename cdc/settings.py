@@ -61,14 +61,14 @@ class Source(Section):
 class Elasticsearch(Section):
     type: Literal["elasticsearch"]
     url: str
-    trigger_s: float = Field(default=0.0, ge=0)
+    trigger_s: float = Field(default=0.1, ge=0)
 
 
 class Redis(Section):
     type: Literal["redis"]
     url: str
     prefix: str = Field(pattern=r"^[^\s:]+$")
-    trigger_s: float = Field(default=0.0, ge=0)
+    trigger_s: float = Field(default=0.1, ge=0)
 
 
 class Delta(Section):

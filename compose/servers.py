@@ -21,6 +21,7 @@ from compose.machine import User, own, require_searchable, unprivileged
 from compose.process import end_left, run
 
 TEMPLATES = Path(__file__).parent / "conf"
+JAVA_OPTIONS = "JAVA_TOOL_OPTIONS"
 FOLDERS = ("data", "conf", "log", "tmp")
 STATE_HINT = "choose a folder that every user may search: cdc up --state /var/lib/cdc/NAME"
 
@@ -94,9 +95,13 @@ class Server:
         raise NotImplementedError
 
     def environment(self, place: Place) -> dict[str, str]:
-        """Return the whole environment; the caller's could change what a server does (PGDATA, CLASSPATH)."""
+        """Return the whole environment; the caller's could change what a server does (PGDATA, CLASSPATH).
+
+        Options that are meant for every Java on the machine are for these as well.
+        """
         tmp = str(place.home / "tmp")
-        return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
+        given = {name: os.environ[name] for name in (JAVA_OPTIONS,) if name in os.environ}
+        return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC", **given}
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         """Tell whether the server answers a real request."""
@@ -229,6 +234,8 @@ class Elasticsearch(Server):
             **super().environment(place),
             # The start script's own Java would leave files in the system's folder and in the user's home.
             "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
+            # Its start script takes no notice of the general ones.
+            "ES_JAVA_OPTS": os.environ.get(JAVA_OPTIONS, ""),
             "ES_JAVA_HOME": str(place.java.parent.parent),
             "ES_PATH_CONF": str(place.conf),
             "ES_TMPDIR": str(tmp),

@@ -33,9 +33,9 @@ def resend(
 ) -> bool:
     """Ask for all rows of a table; false when the request of that id was made before.
 
-    A table with stored generated columns, or with dates that JDBC can't carry (infinite, before 1582-10-15), holds up
-    the log while it is read, and a connector that is restarted meanwhile forgets it; all others are read beside the
-    log, also across restarts.
+    A table with stored generated columns, with a time or a time stamp in its key, or with dates that JDBC can't carry
+    (infinite, before 1582-10-15), holds up the log while it is read, and a connector that is restarted meanwhile
+    forgets it; all others are read beside the log, also across restarts.
 
     With `cleanse` rows that vanished without an event vanish from the views as well: a floor is set, so that only what
     is sent again counts.

@@ -59,6 +59,13 @@ class Commits:
             sink=self._sink,
         )
 
+    def bytes(self, folder: str) -> int:
+        """How large the files of a Delta table are."""
+        import pyarrow as pa
+
+        table = self.table(folder)
+        return sum(pa.table(table.get_add_actions()).column("size_bytes").to_pylist()) if table else 0
+
     def table(self, folder: str) -> deltalake.DeltaTable | None:
         try:
             if folder in self._open:

@@ -107,6 +107,23 @@ def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
     assert shop.state() == "RUNNING"
 
 
+def test_keys_that_are_not_compared_with_text(shop: Shop) -> None:
+    """Read beside the log such a table would be skipped, and all that is asked for after it."""
+    values = {"timestamptz": "now", "timestamp": "now", "time": "now", "timetz": "now", "bit(3)": "101", "money": "1"}
+    names = [f"shop.odd{number}" for number in range(len(values))]
+    for name, (kind, value) in zip(names, values.items(), strict=True):
+        shop.conn.execute(f"CREATE TABLE {name} (k {kind} PRIMARY KEY)".encode())
+        shop.conn.execute(f"INSERT INTO {name} VALUES ('{value}')".encode())
+    shop = shop.capturing({"table": "shop.counters", "partitions": 1}, *names)
+    shop.migrate()
+    shop.register()
+    wait_until(lambda: [reads(shop, name) for name in names] == [1] * len(names), 30, "the first time")
+    for name in (*names, "shop.counters"):
+        assert resend(shop.conn, shop.table(name), id=name)
+    wait_until(lambda: [reads(shop, name) for name in names] == [2] * len(names), 30, "the second time")
+    wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the table that was asked for last")
+
+
 def test_dates_that_jdbc_cannot_carry_come_again_as_they_were(shop: Shop) -> None:
     shop.conn.execute("CREATE TABLE shop.days (id int PRIMARY KEY, d date, hidden text, e date)")
     shop.conn.execute(
