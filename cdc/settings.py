@@ -62,6 +62,7 @@ class Elasticsearch(Section):
     type: Literal["elasticsearch"]
     url: str
     trigger_s: float = Field(default=0.1, ge=0)
+    """Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."""
 
 
 class Redis(Section):

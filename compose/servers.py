@@ -6,6 +6,7 @@ Starting and stopping it is stack.py's work.
 
 import base64
 import os
+import shlex
 import shutil
 import signal
 import uuid
@@ -21,7 +22,6 @@ from compose.machine import User, own, require_searchable, unprivileged
 from compose.process import end_left, run
 
 TEMPLATES = Path(__file__).parent / "conf"
-JAVA_OPTIONS = "JAVA_TOOL_OPTIONS"
 FOLDERS = ("data", "conf", "log", "tmp")
 STATE_HINT = "choose a folder that every user may search: cdc up --state /var/lib/cdc/NAME"
 
@@ -95,13 +95,9 @@ class Server:
         raise NotImplementedError
 
     def environment(self, place: Place) -> dict[str, str]:
-        """Return the whole environment; the caller's could change what a server does (PGDATA, CLASSPATH).
-
-        Options that are meant for every Java on the machine are for these as well.
-        """
+        """Return the whole environment; the caller's could change what a server does (PGDATA, CLASSPATH)."""
         tmp = str(place.home / "tmp")
-        given = {name: os.environ[name] for name in (JAVA_OPTIONS,) if name in os.environ}
-        return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC", **given}
+        return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         """Tell whether the server answers a real request."""
@@ -163,6 +159,7 @@ class JavaServer(Server):
         """Return java with the options of a small server that leaves nothing outside its folder."""
         return [
             place.java,
+            *shlex.split(java_options()),
             *("-Xms128m", f"-Xmx{self.heap}", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={place.home / 'tmp'}",
@@ -234,8 +231,7 @@ class Elasticsearch(Server):
             **super().environment(place),
             # The start script's own Java would leave files in the system's folder and in the user's home.
             "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
-            # Its start script takes no notice of the general ones.
-            "ES_JAVA_OPTS": os.environ.get(JAVA_OPTIONS, ""),
+            "ES_JAVA_OPTS": java_options(),
             "ES_JAVA_HOME": str(place.java.parent.parent),
             "ES_PATH_CONF": str(place.conf),
             "ES_TMPDIR": str(tmp),
@@ -254,6 +250,11 @@ class Redis(Server):
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.redis(ports[self.name])
+
+
+def java_options() -> str:
+    """Return what the caller says for all Java on the machine: it is meant for the servers as well."""
+    return os.environ.get("JAVA_TOOL_OPTIONS", "")
 
 
 # In the order of starting; stopped in reverse.

@@ -64,7 +64,7 @@ class Commits:
         import pyarrow as pa
 
         table = self.table(folder)
-        return sum(pa.table(table.get_add_actions()).column("size_bytes").to_pylist()) if table else 0
+        return 0 if table is None else sum(pa.table(table.get_add_actions())["size_bytes"].to_pylist())
 
     def table(self, folder: str) -> deltalake.DeltaTable | None:
         try:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import deltalake
 import pytest
 from pyspark.sql import functions as F
 
@@ -55,6 +56,24 @@ def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) 
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
 def test_law(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None:
     law(harness)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_large_mirror_keeps_its_files(
+    small: bool, spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are marked as deleted where rewriting would cost too much; other readers see the same rows either way."""
+    if not small:
+        monkeypatch.setattr("sinks.delta.REWRITTEN_BYTES", 0)
+    sink = Delta("warehouse", str(tmp_path), unique)
+    made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
+    laws.an_older_position_never_wins(made)
+    mirror = Path(sink.folder(made.table, "mirror"))
+    log = "".join(path.read_text() for path in (mirror / "_delta_log").glob("*.json"))
+    assert ('"deletionVector":{' in log) is not small
+    reader = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(mirror)))
+    ids = reader.execute("SELECT _cdc_id AS id FROM t").read_all()["id"].to_pylist()
+    assert sorted(ids) == sorted(row["id"] for row in sink.scan(made.table, spark).collect())
 
 
 class Forgetful(Memory):

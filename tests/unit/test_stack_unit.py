@@ -183,6 +183,14 @@ def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
     assert at.to_dict()["state"] == "s"
 
 
+def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -Dother=2")
+    place = servers.Place(tmp_path, {}, artifacts.Servers(*[tmp_path] * 6), Path("java"))
+    for name in ("kafka", "connect"):
+        assert {"-Dgiven=1", "-Dother=2"} <= set(servers.BY_NAME[name].command(place))
+    assert servers.BY_NAME["elasticsearch"].environment(place)["ES_JAVA_OPTS"] == "-Dgiven=1 -Dother=2"
+
+
 # refusals
 
 
