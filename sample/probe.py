@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -65,19 +66,19 @@ class Probe:
         self.watches = dict(watches)
         self._dsn, self._lock, self._next = dsn, threading.Lock(), 0.0
         self._done = threading.Event()
-        self._threads = [threading.Thread(target=self._watch, args=(w,), daemon=True) for w in self.watches.values()]
+        self._pool = ThreadPoolExecutor(len(self.watches))
 
     def __enter__(self) -> "Probe":
         self._connection = psycopg.connect(self._dsn, autocommit=True)
-        for thread in self._threads:
-            thread.start()
+        self._watching = [self._pool.submit(self._watch, watch) for watch in self.watches.values()]
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        for thread in self._threads:
-            thread.join()
+        self._pool.shutdown()
         self._connection.close()
+        for watching in self._watching:
+            watching.result()
 
     def on_commit(self, table: str, key: tuple[Any, ...], _: datetime) -> None:
         """Take a row now and then. The replay's next change of this key comes after this call, on its thread."""
@@ -111,7 +112,7 @@ def redis_watch(url: str, prefix: str) -> Watch:
 
 
 def elasticsearch_watch(url: str, pipeline: str) -> Watch:
-    client = httpx.Client(base_url=url)
+    client = httpx.Client(base_url=url, timeout=GIVE_UP_S)
 
     def find(ids: list[str]) -> Mapping[str, datetime]:
         answer = client.post(f"/{pipeline}-public.flights/_mget", json={"ids": ids}).raise_for_status().json()
