@@ -17,8 +17,8 @@ $(STAMP): requirements.lock pyproject.toml compose/setup.sh
 demo: setup ## the whole pipeline on real flights, from an empty machine
 	@$(PY) -m sample.demo
 
-test: setup ## every test that this machine can run
-	@.venv/bin/pytest
+test: setup ## every test, in two halves side by side
+	@$(PY) -m tests
 
 properties: setup ## random records and histories, 20 times as many as in test
 	@CDC_EXAMPLES=20 .venv/bin/pytest --timeout 7200 $(PROPERTIES)

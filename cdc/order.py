@@ -30,7 +30,7 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
     # Both ways satisfy the grouping below, so Spark adds no further exchange.
     placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
     grouped = placed.groupBy("topic", "partition", "id").agg(*_aggregates(value, careful="problem" in changes.columns))
-    return grouped.select(*_completed(value)).sortWithinPartitions("topic", "partition", "first")
+    return grouped.select(*_chained(value)).select(*_completed(value)).sortWithinPartitions("topic", "partition", "first")
 
 
 # Built once: the hundreds of calls into the JVM that it takes cost more than folding a small batch.
@@ -52,30 +52,35 @@ def _aggregates(value: str, *, careful: bool) -> tuple[Column, ...]:
 
 
 @cache
-def _completed(value: str) -> tuple[Column, ...]:
+def _chained(value: str) -> tuple[Column, ...]:
     newest, whole = F.col("newest"), F.col("whole")
-    incomplete = newest.kept.isNotNull()
     # A delete, and a record in quarantine, end the search as well: what lay before them is void.
     wall = F.array_max(F.filter("wrong", lambda offset: offset < newest.offset))
     void = F.struct(
         wall.alias("offset"), F.lit(None).cast("string").alias("row"), F.lit(None).cast("array<string>").alias("kept")
     )
     base = F.when(wall.isNotNull() & F.coalesce(wall > whole.offset, F.lit(True)), void).otherwise(whole)
-    since = F.coalesce(base.offset, F.lit(-2))
 
-    def between(one: Column) -> Column:
-        return (one.offset > since) & (one.offset < newest.offset)
+    def chain(base: Column) -> Column:
+        since = F.coalesce(base.offset, F.lit(-2))
+        between = F.filter("partial", lambda one: (one.offset > since) & (one.offset < newest.offset))
+        before = F.reverse(F.array_sort(between))
+        return F.when(base.isNotNull() & (since < newest.offset), F.array_append(before, base)).otherwise(before)
 
-    before = F.reverse(F.array_sort(F.filter("partial", between)))
-    chain = F.when(base.isNotNull() & (since < newest.offset), F.array_append(before, base)).otherwise(before)
-    older = F.when(incomplete, F.transform(chain, lambda one: F.struct(one.row.alias("row"), one.kept.alias("kept"))))
-    lowest = F.array_min(F.transform(chain, lambda one: F.greatest(one.offset, F.lit(0))))
     names = ("topic", "partition", "id", "records", "dead", "quarantined")
     return (
         *(F.col(name) for name in names),
         newest.offset.alias("offset"),
         newest.row.alias(value),
         newest.kept.alias("kept"),
-        older.alias("older"),
-        F.when(incomplete, F.coalesce(lowest, newest.offset)).otherwise(newest.offset).alias("first"),
+        # A list of one, so that the base is written once: Spark analyses and optimises each batch's plan anew.
+        F.when(newest.kept.isNotNull(), F.get(F.transform(F.array(base), chain), F.lit(0))).alias("chain"),
     )
+
+
+@cache
+def _completed(value: str) -> tuple[Column, ...]:
+    older = F.transform("chain", lambda one: F.struct(one.row.alias("row"), one.kept.alias("kept")))
+    lowest = F.array_min(F.transform("chain", lambda one: F.greatest(one.offset, F.lit(0))))
+    names = ("topic", "partition", "id", "records", "dead", "quarantined", "offset", value, "kept")
+    return *(F.col(name) for name in names), older.alias("older"), F.coalesce(lowest, F.col("offset")).alias("first")

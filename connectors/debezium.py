@@ -52,7 +52,7 @@ TEMPLATE = {
     # Each chunk of an incremental snapshot costs two rows of cdc.signal and a round trip through the log.
     "incremental.snapshot.chunk.size": "4096",
     "errors.tolerance": "none",
-    "poll.interval.ms": "10",
+    "poll.interval.ms": "50",
     "max.batch.size": "8192",
     "max.queue.size": "32768",
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",

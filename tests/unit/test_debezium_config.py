@@ -43,7 +43,7 @@ def test_the_promises_are_in_the_template() -> None:
         "interval.handling.mode": "string",
         "binary.handling.mode": "bytes",
         "errors.tolerance": "none",
-        "poll.interval.ms": "10",
+        "poll.interval.ms": "50",
         "producer.override.compression.type": "lz4",
         "key.converter.schemas.enable": "false",
         "value.converter.schemas.enable": "false",
