@@ -30,7 +30,9 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
     # Both ways satisfy the grouping below, so Spark adds no further exchange.
     placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
     grouped = placed.groupBy("topic", "partition", "id").agg(*_aggregates(value, careful="problem" in changes.columns))
-    return grouped.select(*_chained(value)).select(*_completed(value)).sortWithinPartitions("topic", "partition", "first")
+    return (
+        grouped.select(*_chained(value)).select(*_completed(value)).sortWithinPartitions("topic", "partition", "first")
+    )
 
 
 # Built once: the hundreds of calls into the JVM that it takes cost more than folding a small batch.

@@ -84,14 +84,17 @@ def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[Non
 
     Session settings, because MERGE takes no options; so one batch writes its tables one after the other.
     """
-    from delta.exceptions import DeltaConcurrentModificationException
+    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
+    from pyspark.errors import PySparkException
 
     settings = {METADATA: stored.to_json(), NUMBER[0]: APPLICATION, NUMBER[1]: str(number)}
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield
-    except DeltaConcurrentModificationException:
+    except PySparkException as error:
+        if not conflicting(error):
+            raise
         raise SinkUnavailable(
             "Somebody else committed to the Delta table at the same time.",
             hint="nothing to do: it is tried again",
@@ -99,3 +102,8 @@ def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[Non
     finally:
         for name in settings:
             spark.conf.unset(name)
+
+
+def conflicting(error: Exception) -> bool:
+    """Whether a commit failed because of another. In Python these errors have no class in common, but their module."""
+    return type(error).__module__.startswith("delta.exceptions")
