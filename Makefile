@@ -4,7 +4,7 @@ PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
 PROPERTIES := tests/unit/test_patch.py tests/spark/test_decode.py tests/spark/test_toast.py tests/contract/test_histories.py
 STAMP := .venv/.installed
-.PHONY: help setup demo test properties check up down status clean fmt lint type unit spark contract integration scenarios lock
+.PHONY: help setup demo test bench properties check up down status clean fmt lint type unit spark contract integration scenarios lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: setup ## every test, in two halves side by side
 
 properties: setup ## random records and histories, 20 times as many as in test
 	@CDC_EXAMPLES=20 .venv/bin/pytest --timeout 7200 $(PROPERTIES)
+
+bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L)
+	@$(PY) -m bench --size $${SIZE:-M}
 
 check: lint type ## before every commit: lint, types and the tests that need no server
 	@.venv/bin/pytest tests/unit tests/spark

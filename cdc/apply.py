@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from tenacity import Retrying
 
 from cdc.change import Advance, Applied
-from cdc.errors import CdcError, DecodeError, SinkError
+from cdc.errors import CdcError, DecodeError, Fenced, SinkError
 from cdc.explain import Unholdable, explain
 from cdc.quarantine import Quarantine, marked
 from cdc.redrive import redrive
@@ -35,12 +35,15 @@ class Applier:
         stand: Stand,
         writer: str,
         insist: Callable[[], Retrying],
+        *,
+        shadow: bool = False,
     ) -> None:
+        """A `shadow` is of views that readers don't see: what is asked of the sink's quarantine isn't for it."""
         self._sink, self._pipeline, self._kafka, self._stand = sink, pipeline, kafka, stand
         self._writer, self._insist = writer, insist
         self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         self._quarantine = Quarantine(spark, sink.name, pipeline, kafka)
-        self._spark = spark
+        self._spark, self._shadow = spark, shadow
         self.total, self.batches = Applied(), 0
 
     def begin(self) -> None:
@@ -50,7 +53,7 @@ class Applier:
             CdcError: what the sink raises.
         """
         self._quarantine.refresh()
-        if self._quarantine.requests:
+        if self._quarantine.requests and not self._shadow:
             redrive(
                 self._spark,
                 self._pipeline.kafka,
@@ -65,7 +68,7 @@ class Applier:
 
     def asked(self) -> bool:
         """Whether somebody has done something to the quarantine of a sink that has entries there."""
-        return bool(self._quarantine.open) and self._quarantine.moved()
+        return not self._shadow and bool(self._quarantine.open) and self._quarantine.moved()
 
     def apply(self, decoded: DataFrame, ends: Ends) -> None:
         """Make a batch durable in the sink.
@@ -89,6 +92,10 @@ class Applier:
                 self._carefully(steps, decoded)
             else:
                 self._send(steps, self._batch(steps, decoded))
+        except Fenced as error:
+            if stand.switching():
+                raise Again from error
+            raise
         except (CdcError, PySparkException, Py4JJavaError) as error:
             told = error if isinstance(error, CdcError) else explain(error, self._sink.name)
             if careful or self._pipeline.on_error == "stop" or not isinstance(told, OF_A_RECORD):
@@ -117,7 +124,8 @@ class Applier:
                     if error.rows.keys() <= refused.keys():
                         raise
                     refused |= error.rows
-            self._quarantine.settle(self._quarantine.cured(batch.changes))
+            if not self._shadow:
+                self._quarantine.settle(self._quarantine.cured(batch.changes))
             self._quarantine.refresh()
         finally:
             careful.unpersist()

@@ -73,6 +73,8 @@ class Stored:
     """Unix seconds of the last change of this record."""
     floor: int = 0
     """The LSN of the last TRUNCATE that the view was made after: it holds nothing from before."""
+    generation: str = ""
+    """Which build of the view it is."""
 
     MARK: ClassVar[str] = '{"topic_id"'
     """How its JSON begins: tells it from other people's notes in the same place."""
@@ -86,6 +88,7 @@ class Stored:
                 "rows": self.rows,
                 "at": self.at,
                 "floor": self.floor,
+                "generation": self.generation,
             }
         )
 
@@ -93,7 +96,8 @@ class Stored:
     def from_mapping(cls, stored: Mapping[str, Any]) -> "Stored":
         offsets = tuple(int(offset) for offset in stored["offsets"])
         position = Position(stored["topic_id"], offsets)
-        return cls(position, stored["writer"], int(stored["rows"]), float(stored["at"]), int(stored.get("floor", 0)))
+        floor, generation = int(stored.get("floor", 0)), str(stored.get("generation", ""))
+        return cls(position, stored["writer"], int(stored["rows"]), float(stored["at"]), floor, generation)
 
     @classmethod
     def from_json(cls, text: str) -> "Stored":
@@ -172,6 +176,11 @@ class Progress:
     error: str | None = None
     hint: str | None = None
     since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def new_generation() -> str:
+    """A name for a build of a view, made now: in order of time, and good for a file, an index and a key."""
+    return datetime.now(UTC).strftime("%Y%m%dt%H%M%S%f")
 
 
 def row_id(values: list[Any]) -> str:

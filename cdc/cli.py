@@ -2,16 +2,16 @@
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from cdc import cli_quarantine, cli_topics
+from cdc import cli_quarantine, cli_rebuild, cli_topics, cli_verify
 from cdc.console import Json, Master, err, out, print_error, print_json, say
 from cdc.context import Context, spark_on
-from cdc.errors import CdcError, DivergenceError, SettingsError
+from cdc.errors import CdcError, SettingsError
 
 if TYPE_CHECKING:
     from cdc.change import Progress
@@ -25,6 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_quarantine.app, name="quarantine")
 app.add_typer(cli_topics.app, name="topics")
+cli_rebuild.add_to(app)
+cli_verify.add_to(app)
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
@@ -134,11 +136,17 @@ def run(
         kafka.check(pipeline)
     with spark_on(master) as spark:
         streams = context.obj.streams(spark, sinks)
-        with render.live(err, quiet=as_json) as show, told_to_stop() as stopping:
+        with (
+            render.live(err, quiet=as_json) as show,
+            told_to_stop() as stopping,
+            closing(context.obj.keeper(spark, sinks)) as keeper,
+        ):
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.obj.runs, progress)
                 show(progress)
+                if not until_caught_up:
+                    keeper.look()
 
             errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
     for one in sinks:
@@ -168,54 +176,6 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
     out.print(render.status(found, slow_hop(found)))
     return None
-
-
-@app.command()
-def rebuild(
-    context: typer.Context,
-    sink: Annotated[str, typer.Argument(help="The sink whose views are made again.")],
-    table: Annotated[str | None, typer.Option(help="Only this table, schema.table.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Empty views and make them again from offset zero: `cdc run` does it, at once where it runs."""
-    (one,) = context.obj.sinks([sink])
-    names = []
-    # Only files need Spark to be emptied.
-    with spark_on("local[*]") if one.form == "events" else nullcontext():
-        for each in context.obj.captured(table):
-            one.clear(each)
-            names.append(each.qualified)
-    if as_json:
-        return print_json({"sink": sink, "tables": names})
-    out.print(f"{', '.join(names)} in {sink}: empty, cdc run fills it from the topic's start", highlight=False)
-    return None
-
-
-@app.command()
-def verify(
-    context: typer.Context,
-    sink: SinkNames = None,
-    table: Annotated[str | None, typer.Option(help="Only this table, schema.table.")] = None,
-    master: Master = "local[*]",
-    as_json: Json = False,
-) -> None:
-    """Compare every row and column of the views with Postgres, while nothing writes. Exit 8 when they differ."""
-    from cdc import render
-    from cdc.verify import compare
-
-    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.captured(table)
-    with spark_on(master) as spark:
-        found = [one for each in tables for one in compare(spark, each, pipeline.source.dsn, sinks)]
-    if as_json:
-        print_json({"equal": all(one.equal for one in found), "views": [one.to_dict() for one in found]})
-    else:
-        out.print(render.comparisons(found))
-    wrong = [one for one in found if not one.equal]
-    if wrong:
-        raise DivergenceError(
-            f"{len(wrong)} of {len(found)} views differ from their source.",
-            hint="is `cdc run` caught up, and does nothing write? `cdc status` tells",
-        )
 
 
 def main() -> NoReturn:

@@ -1,15 +1,20 @@
-"""`cdc topics`: create and show the topics, have the broker compact them."""
+"""`cdc topics`: create and show the topics, have the broker compact them, tell whether they can be replayed."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdc.console import Json, Master, out, print_json, say
 from cdc.context import spark_on
-from cdc.errors import SettingsError
+from cdc.errors import DivergenceError, SettingsError
 
-app = typer.Typer(help="The topics: create, show, compact.", rich_markup_mode=None)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.finding import Audit
+
+app = typer.Typer(help="The topics: create, show, compact, audit.", rich_markup_mode=None)
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
 
 
@@ -79,3 +84,43 @@ def compact(
         words = f"{one.topic}: {one.before:,} records, now {one.records:,} of {one.keys:,} keys"
         out.print(words, highlight=False)
     return None
+
+
+@app.command()
+def audit(
+    context: typer.Context,
+    table: TableName = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Have rows sent again that the log no longer holds whole; audit again.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for repaired rows.")] = 600,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Whether the log can still make the views again, and if not, for which keys. Exit 8 when it can't."""
+    from cdc.topics import Topics
+
+    pipeline, tables = context.obj.pipeline, context.obj.captured(table)
+    with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
+        from cdc.audit import Auditor
+
+        auditor = Auditor(spark, pipeline, kafka, context.obj.placeholder, context.obj.sinks(None))
+        found = [auditor.audit(one, timeout_s if repair else None) for one in tables]
+    tell(found, as_json=as_json)
+
+
+def tell(found: "Sequence[Audit]", *, as_json: bool) -> None:
+    from cdc import render
+
+    sent = sum(one.repaired for one in found)
+    wrong = [one for one in found if one.defects]
+    if as_json:
+        print_json({"replayable": not wrong, "topics": [one.to_dict() for one in found]})
+    else:
+        if sent:
+            out.print(f"{sent:,} rows were sent again", highlight=False)
+        out.print(render.audits(found))
+    if wrong:
+        raise DivergenceError(
+            f"{len(wrong)} of {len(found)} topics can't make their views again.", hint=wrong[0].defects[0].hint
+        )

@@ -15,8 +15,13 @@ from cdc.errors import SettingsError
 from compose import stack
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pyspark.sql import SparkSession
 
+    from cdc.follow import Follower
+    from cdc.generations import Build
+    from cdc.keeper import Keeper
     from cdc.sink import Sink
     from cdc.stream import Stream
 
@@ -71,13 +76,28 @@ class Context:
             raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
         return [sinks.build(self.pipeline, name) for name in names or known]
 
+    @cached_property
+    def follower(self) -> "Follower":
+        from cdc.follow import Follower
+
+        return Follower(self.load, self.tables)
+
+    def keeper(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "Keeper":
+        """What keeps the generations current that a way back needs."""
+        from cdc.keeper import Keeper
+        from cdc.rebuild import following, narrowed
+
+        def follow(sink: "Sink", build: "Build") -> "AbstractContextManager[Stream]":
+            describe = narrowed(self.follower, build.names)
+            return following(spark, sink.beside(build.names), self.pipeline, describe, self.placeholder)
+
+        return Keeper(self.pipeline, sinks, self.tables, follow)
+
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """One that applies all tables to each sink, and follows the file and the tables while it does."""
-        from cdc.follow import Follower
         from cdc.stream import Stream
 
-        describe = Follower(self.load, self.tables)
-        return [Stream(spark, sink, self.pipeline, describe, self.placeholder) for sink in sinks]
+        return [Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks]
 
 
 @contextmanager

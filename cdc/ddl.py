@@ -112,6 +112,15 @@ def consequences(history: Sequence[Definition], captured: Collection[str]) -> li
     return found
 
 
+def unsent_below(history: Sequence[Definition], table: str) -> int:
+    """The LSN of the last definition that changed rows of a table without events; 0 when none did.
+
+    A row whose newest record is from before it has to be sent again, and hasn't been.
+    """
+    silent = {one.id for one in consequences(history, [table]) if one.kind in ("refresh", "cleanse")}
+    return max((entry.lsn for entry in history if entry.id in silent), default=0)
+
+
 @dataclass
 class _Journal:
     """What is known before the next entry."""

@@ -39,6 +39,8 @@ class Reading:
     floors: Mapping[str, int] = field(default_factory=dict)
     """Per topic, the LSN below which its changes are dead."""
     careful: bool = False
+    holds: Form | None = None
+    """Whose limits a careful reading minds: those of sinks of that form; None for the form that it gives."""
 
     def carefully(self) -> "Reading":
         return replace(self, careful=True)
@@ -99,8 +101,8 @@ def _wrong(tables: Sequence[Table], form: Form, reading: Reading) -> Column:
         .when(elsewhere, "it is of another table")
     )
     if reading.careful:
-        masked = Placeholder(reading.placeholder).masked(after)
-        found = found.when(op != "d", by_topic(tables, lambda table: unfit(table, masked, form)))
+        masked, holds = Placeholder(reading.placeholder).masked(after), reading.holds or form
+        found = found.when(op != "d", by_topic(tables, lambda table: unfit(table, masked, holds)))
     return found
 
 

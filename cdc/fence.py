@@ -1,7 +1,8 @@
-"""Wait until views hold everything that was committed before now, while nothing else writes."""
+"""Wait until views hold everything that was committed before a moment, while others go on writing."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from cdc import source
 from cdc.change import Position, Table
@@ -15,6 +16,25 @@ from cdc.topics import Topics
 POLL_S = 0.25
 
 
+@dataclass(frozen=True)
+class Fence:
+    """By topic, the end that a view must have reached; by table, the LSN that it must have been made after."""
+
+    ends: Mapping[str, Position]
+    floors: Mapping[str, int]
+
+    def problem(self, sink: Sink, table: Table) -> str | None:
+        """What a view lacks that this fence asks for; None when it has got past it."""
+        stored, end = sink.position(table), self.ends[table.topic]
+        if stored and stored.floor < self.floors.get(table.qualified, 0):
+            return f"{table.qualified} in {sink.name} holds rows from before a TRUNCATE"
+        if stored and stored.position.topic_id != end.topic_id:
+            return f"{table.qualified} in {sink.name} was made from another topic of that name"
+        if left := stored.position.lag(end) if stored else sum(end.offsets):
+            return f"{table.qualified} in {sink.name} is {left} offsets behind"
+        return None
+
+
 def settle(
     pipeline: Pipeline,
     tables: Sequence[Table],
@@ -23,46 +43,35 @@ def settle(
     timeout_s: float,
     still: Callable[[], object] = lambda: None,
 ) -> float:
-    """Wait for the views; the seconds it took. `still` is called again and again and may raise to end the waiting.
-
-    The connector sends changes in commit order, so a heartbeat made after this call proves that all before it is in
-    the topics; what the topics end at then is what the views must reach.
+    """Wait for the views to hold what is committed by now; the seconds it took. `still`: see `pass_fence`.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
     """
     began = time.monotonic()
+    with source.connect(pipeline.source.dsn) as connection:
+        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
-        _until(_beaten(pipeline, kafka), began + timeout_s, still)
-        ends = kafka.ends([table.topic for table in tables])
-        control = Control(pipeline, kafka)
-        control.read()
-
-    waiting = [(sink, table) for sink in sinks for table in tables]
-
-    def behind() -> list[str]:
-        # Views that have been seen there aren't asked again: with many tables asking is what takes the time.
-        found = [(view, _late(*view, ends[view[1].topic], control)) for view in waiting]
-        waiting[:] = [view for view, late in found if late]
-        return [late for _, late in found if late]
-
-    _until(behind, began + timeout_s, still)
+        fence = raise_fence(pipeline, kafka, tables, now_ms, timeout_s=timeout_s, still=still)
+    pass_fence(fence, tables, sinks, timeout_s=began + timeout_s - time.monotonic(), still=still)
     return time.monotonic() - began
 
 
-def _late(sink: Sink, table: Table, end: Position, control: Control) -> str | None:
-    stored = sink.position(table)
-    if stored and stored.floor < control.floors.get(table.qualified, 0):
-        return f"{table.qualified} in {sink.name} holds rows from before a TRUNCATE"
-    if left := stored.position.lag(end) if stored else sum(end.offsets):
-        return f"{table.qualified} in {sink.name} is {left} offsets behind"
-    return None
+def raise_fence(
+    pipeline: Pipeline,
+    kafka: Topics,
+    tables: Sequence[Table],
+    now_ms: float,
+    *,
+    timeout_s: float,
+    still: Callable[[], object] = lambda: None,
+) -> Fence:
+    """The fence behind all that was committed before now_ms, by the clock of Postgres. Raises ConnectorError.
 
-
-def _beaten(pipeline: Pipeline, kafka: Topics) -> Callable[[], list[str]]:
-    """Whether a heartbeat has arrived that was made after now: by the clock of Postgres, as its own time is."""
-    with source.connect(pipeline.source.dsn) as connection:
-        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp()) * 1000").fetchone() or (0,)
+    The connector sends changes in commit order, so a heartbeat made after that moment proves that all before it is in
+    the topics. Their ends are those of what is written, decided or not: the heartbeat's transaction may hold changes
+    as well, and reaches the topics one by one.
+    """
 
     def missing() -> list[str]:
         beat = last_beat(kafka, pipeline)
@@ -70,7 +79,35 @@ def _beaten(pipeline: Pipeline, kafka: Topics) -> Callable[[], list[str]]:
             return []
         return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
 
-    return missing
+    _until(missing, time.monotonic() + timeout_s, still)
+    ends = kafka.ends([table.topic for table in tables], decided=False)
+    control = Control(pipeline, kafka)
+    control.read()
+    return Fence(ends, control.floors)
+
+
+def pass_fence(
+    fence: Fence,
+    tables: Sequence[Table],
+    sinks: Sequence[Sink],
+    *,
+    timeout_s: float,
+    still: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait for views to get past a fence. `still` is called again and again and may raise to end the waiting.
+
+    Raises:
+        ConnectorError: not within timeout_s; names the hop that is behind.
+    """
+    waiting = [(sink, table) for sink in sinks for table in tables]
+
+    def behind() -> list[str]:
+        # Views that have been seen there aren't asked again: with many tables asking is what takes the time.
+        found = [(view, fence.problem(*view)) for view in waiting]
+        waiting[:] = [view for view, problem in found if problem]
+        return [problem for _, problem in found if problem]
+
+    _until(behind, time.monotonic() + timeout_s, still)
 
 
 def _until(problems: Callable[[], list[str]], deadline: float, still: Callable[[], object]) -> None:

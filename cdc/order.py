@@ -1,5 +1,6 @@
 """One row per key and batch, in offset order and column by column. The only order there is, see DESIGN section 3."""
 
+from collections.abc import Sequence
 from functools import cache
 
 from pyspark.sql import Column, DataFrame
@@ -7,11 +8,13 @@ from pyspark.sql import functions as F
 
 from cdc.change import Form
 
+COUNTED = ("topic", "partition", "id", "records", "dead", "quarantined")
+"""What says which row it is, and how many records of the batch it stands for."""
 SMALL = 10_000
 """Records up to which one task folds a batch alone: cheaper than a shuffle's second stage."""
 
 
-def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
+def fold(changes: DataFrame, form: Form, records: int, tasks: int, further: Sequence[str] = ()) -> DataFrame:
     """The newest change of each row in one batch, and what it has to be completed with.
 
     In:  `decode.decoded` in that form; `records` bounds their number, `tasks` is how many a large batch is folded by
@@ -23,27 +26,31 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
                                            that lacks a value too, the view has it.
          first                             the least offset that the row is made from
          records, dead, quarantined        how many records of the batch the row stands for
+         further columns                   of the newest living change
          All rows of a Kafka partition are in one task, sorted by topic, partition, first.
     Newest is the greatest offset: a key lives in one partition, and the offset is its only order.
     """
     value = "after" if form == "events" else "document"
     # Both ways satisfy the grouping below, so Spark adds no further exchange.
     placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
-    grouped = placed.groupBy("topic", "partition", "id").agg(*_aggregates(value, careful="problem" in changes.columns))
-    return (
-        grouped.select(*_chained(value)).select(*_completed(value)).sortWithinPartitions("topic", "partition", "first")
+    beyond = tuple(further)
+    grouped = placed.groupBy("topic", "partition", "id").agg(
+        *_aggregates(value, beyond, careful="problem" in changes.columns)
     )
+    chained = grouped.select(*_chained(value, beyond))
+    return chained.select(*_completed(value, beyond)).sortWithinPartitions("topic", "partition", "first")
 
 
 # Built once: the hundreds of calls into the JVM that it takes cost more than folding a small batch.
 @cache
-def _aggregates(value: str, *, careful: bool) -> tuple[Column, ...]:
+def _aggregates(value: str, further: tuple[str, ...], *, careful: bool) -> tuple[Column, ...]:
     wrong = F.col("problem").isNotNull() if careful else F.lit(False)
     living = ~wrong & ~F.col("dead")
     partial = living & F.col("kept").isNotNull()
     change = F.struct("offset", F.when(~wrong, F.col(value)).alias("row"), "kept")
     return (
         F.max_by(change, F.when(living, F.col("offset"))).alias("newest"),
+        *(F.max_by(F.col(name), F.when(living, F.col("offset"))).alias(name) for name in further),
         F.max_by(change, F.when(living & ~partial, F.col("offset"))).alias("whole"),
         F.collect_list(F.when(wrong, F.col("offset"))).alias("wrong"),
         F.collect_list(F.when(partial, change)).alias("partial"),
@@ -54,7 +61,7 @@ def _aggregates(value: str, *, careful: bool) -> tuple[Column, ...]:
 
 
 @cache
-def _chained(value: str) -> tuple[Column, ...]:
+def _chained(value: str, further: tuple[str, ...]) -> tuple[Column, ...]:
     newest, whole = F.col("newest"), F.col("whole")
     # A delete, and a record in quarantine, end the search as well: what lay before them is void.
     wall = F.array_max(F.filter("wrong", lambda offset: offset < newest.offset))
@@ -69,9 +76,8 @@ def _chained(value: str) -> tuple[Column, ...]:
         before = F.reverse(F.array_sort(between))
         return F.when(base.isNotNull() & (since < newest.offset), F.array_append(before, base)).otherwise(before)
 
-    names = ("topic", "partition", "id", "records", "dead", "quarantined")
     return (
-        *(F.col(name) for name in names),
+        *(F.col(name) for name in (*COUNTED, *further)),
         newest.offset.alias("offset"),
         newest.row.alias(value),
         newest.kept.alias("kept"),
@@ -81,8 +87,8 @@ def _chained(value: str) -> tuple[Column, ...]:
 
 
 @cache
-def _completed(value: str) -> tuple[Column, ...]:
+def _completed(value: str, further: tuple[str, ...]) -> tuple[Column, ...]:
     older = F.transform("chain", lambda one: F.struct(one.row.alias("row"), one.kept.alias("kept")))
     lowest = F.array_min(F.transform("chain", lambda one: F.greatest(one.offset, F.lit(0))))
-    names = ("topic", "partition", "id", "records", "dead", "quarantined", "offset", value, "kept")
+    names = (*COUNTED, *further, "offset", value, "kept")
     return *(F.col(name) for name in names), older.alias("older"), F.coalesce(lowest, F.col("offset")).alias("first")

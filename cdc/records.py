@@ -67,8 +67,8 @@ class Records:
             tail *= 16
         return None
 
-    def times(self, places: list[Place], ends: Mapping[str, Position]) -> dict[Place, int]:
-        """When the first record at or after each place was written, in Unix milliseconds.
+    def first(self, places: list[Place], ends: Mapping[str, Position]) -> dict[Place, tuple[int, int]]:
+        """The first record at or after each place: its offset, and when it was written in Unix milliseconds.
 
         Left out: places after which no record is committed, and those not answered within 2 s.
         """
@@ -82,7 +82,7 @@ class Records:
             if free is None:
                 rounds.append(free := {})
             free[at] = offset
-        found: dict[Place, int] = {}
+        found: dict[Place, tuple[int, int]] = {}
         deadline = time.monotonic() + TIMES_S
         with reaching(self._bootstrap):
             for batch in rounds:
@@ -120,8 +120,10 @@ class Records:
                     if record.offset < end:
                         yield Record(record.offset, record.timestamp, record.key, record.value)
 
-    def _first(self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float) -> dict[Place, int]:
-        found: dict[Place, int] = {}
+    def _first(
+        self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float
+    ) -> dict[Place, tuple[int, int]]:
+        found: dict[Place, tuple[int, int]] = {}
         waiting = dict(batch)
         while waiting and time.monotonic() < deadline:
             # Assigned anew without those that are answered: kafka-python doesn't fetch again for a partition
@@ -135,7 +137,7 @@ class Records:
             for at, record in answered.items():
                 offset = waiting.pop(at)
                 if record is not None:
-                    found[at.topic, at.partition, offset] = int(record.timestamp)
+                    found[at.topic, at.partition, offset] = int(record.offset), int(record.timestamp)
         return found
 
 

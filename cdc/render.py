@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
+from rich.status import Status as Spinner
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cdc.change import Progress
+    from cdc.comparison import Comparison
+    from cdc.finding import Audit
+    from cdc.generations import Build
     from cdc.held import Held
     from cdc.status import Sink, Status
-    from cdc.verify import Comparison
 
 OCCASIONALLY_S = 10.0
+SHOWN = 5
+"""Keys on one line."""
 COLOURS = {"running": "green", "caught up": "green", "stopped": "dim", "waiting": "yellow", "failed": "red"}
 
 
@@ -62,6 +67,34 @@ def progress(sinks: Sequence[Progress]) -> RenderableType:
         for table, (what, hint) in one.aside.items()
     ]
     return Group(grid, *troubles, *aside)
+
+
+def generations(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
+    grid = _grid("sink", "table", "live", "beside", "")
+    for one in listed:
+        live, *others = one["generations"] or [""]
+        grid.add_row(one["sink"], one["table"], live or "first", ", ".join(others), one["phase"] or "")
+    return grid
+
+
+@contextmanager
+def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Build], None]]:
+    """A line for each phase of a rebuild, with how far it is."""
+    if quiet:
+        yield lambda _: None
+        return
+    with Spinner("", console=console) as status:
+        seen: list[str] = []
+
+        def show(build: Build) -> None:
+            if build.phase not in seen:
+                seen.append(build.phase)
+                console.print(f"{build.sink}: {build.phase}", highlight=False)
+            left = f", {build.left_s:.0f} s left" if build.left_s is not None and build.phase == "replay" else ""
+            done = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{left}"
+            status.update(f"{build.sink}: {build.phase} {done}")
+
+        yield show
 
 
 @contextmanager
@@ -107,6 +140,29 @@ def comparisons(found: Sequence[Comparison]) -> RenderableType:
         for d in one.sample
     ]
     return Group(grid, *samples)
+
+
+def audits(found: Sequence[Audit]) -> RenderableType:
+    grid = _grid("table", ">records", ">keys", ">compaction saves", ">dirty", "")
+    for one in found:
+        verdict = Text("can't be replayed", "red") if one.defects else Text("replayable", "green")
+        grid.add_row(
+            one.table, f"{one.records:,}", f"{one.keys:,}", f"{one.saved:,}", f"{one.dirty_ratio:.0%}", verdict
+        )
+    told = [
+        Text(
+            f"{audit.table}: {one.what}{_named(one.keys)}. Next: {one.hint}.",
+            "red" if one.defect else "yellow",
+        )
+        for audit in found
+        for one in audit.findings
+    ]
+    return Group(grid, *told)
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = " and more" if len(keys) > SHOWN else ""
+    return f": {', '.join(keys[:SHOWN])}{more}" if keys else ""
 
 
 def status(found: Status, slow: str) -> RenderableType:

@@ -28,6 +28,8 @@ SETTINGS = {
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.metricsEnabled": "false",
+    # The default starts two dozen processes a commit, to look for symbolic links, and is no safer on a local disk.
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     # 50 tasks by default for the few hundred files of a table's log.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",

@@ -69,6 +69,8 @@ class Redis(Section):
     type: Literal["redis"]
     url: str
     prefix: str = Field(pattern=r"^[^\s:]+$")
+    spare: int | None = Field(default=None, ge=0)
+    """The number of the database where `cdc rebuild` makes the next generation: the one after the url's when None."""
     trigger_s: float = Field(default=0.1, ge=0)
 
 
@@ -108,6 +110,11 @@ class Pipeline(Section):
     @property
     def quarantine_topic(self) -> str:
         return f"{self.pipeline}.quarantine"
+
+    @property
+    def generations_topic(self) -> str:
+        """What is built and kept beside the live views, see `cdc.generations`."""
+        return f"{self.pipeline}.generations"
 
     @property
     def message_topic(self) -> str:

@@ -9,7 +9,7 @@ a second writer is fenced; a value that a change doesn't carry stays what it was
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """One destination. Every method may raise SinkUnavailable (try again) or SinkRejected (don't)."""
+    """One destination. Every method may raise SinkUnavailable (try again) or SinkRejected (don't).
+
+    A view has one generation that readers see, and at most one beside it: a build that is on its way, or what readers
+    saw before. `beside` gives a sink of that one; all methods of it mean the views beside.
+    """
 
     name: str
     form: Form
+    whole: bool
+    """Whether `promote` can only switch all views of the pipeline at once."""
 
     def prepare(self, table: Table) -> None:
         """Create what holds the view of a table; does nothing when it is there."""
@@ -46,11 +52,80 @@ class Sink(Protocol):
     def clear(self, table: Table) -> None:
         """Make the view empty and forget its position, so that it is made again from offset zero."""
 
-    def scan(self, table: Table, spark: SparkSession) -> DataFrame:
-        """The whole view: id string, document string (JSON), in any order."""
+    def scan(self, table: Table, spark: SparkSession, ids: Sequence[str] | None = None) -> DataFrame:
+        """The whole view: id string, document string (JSON), in any order; a row may come twice while others write.
+
+        With ids only their rows, as far as there are any, each as often as the view holds it.
+        """
 
     def close(self) -> None:
         """Give connections back."""
+
+    def beside(self, names: Mapping[str, str]) -> Sink:
+        """The same destination with the generations of these names instead of the live ones; by table."""
+
+    def require_room(self, tables: Sequence[Table]) -> None:
+        """Raise SinkRejected when a second generation of these views has no room, or no place of its own."""
+
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """Show readers the generations of these names, each view in one step, and name what they saw until then.
+
+        Waits until none is behind what it replaces, so that no view's position goes back. What is promoted already
+        stays, so this may be repeated.
+
+        Raises:
+            SinkUnavailable: one is behind for 30 s; somebody has to apply to it.
+        """
+
+    def generations(self, table: Table) -> list[str]:
+        """The names of all that exist, the live one first."""
+
+    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Remove every generation but the live ones, those of `keep`, by table, and what these need."""
+
+
+SWITCH_S = 30.0
+POLL_S = 0.02
+
+
+def level(live: Sink, beside: Sink, tables: Sequence[Table]) -> bool:
+    """Whether no view beside is behind the one that readers see."""
+    found = ((live.position(table), beside.position(table)) for table in tables)
+    return all(old is None or (new is not None and not _behind(new, old)) for old, new in found)
+
+
+def _behind(new: Stored, old: Stored) -> bool:
+    if new.position.topic_id != old.position.topic_id:
+        return False
+    return new.floor < old.floor or new.position.lag(old.position) > 0
+
+
+def wait_for(level: Callable[[], bool], sink: str) -> None:
+    """Raise SinkUnavailable if it isn't so within 30 s."""
+    deadline = time.monotonic() + SWITCH_S
+    while not level():
+        if time.monotonic() > deadline:
+            raise SinkUnavailable(
+                f"The other generation in {sink} has been behind the one that readers see for {SWITCH_S:.0f} s.",
+                hint="readers see what they saw; is `cdc run` at work? then the same command goes on",
+                sink=sink,
+            )
+        time.sleep(POLL_S)
+
+
+def require(needed: int, free: int, where: str, sink: str) -> None:
+    """Refuse a second generation that leaves no reserve. Sizes in bytes."""
+    if needed * ROOM > free:
+        raise SinkRejected(
+            f"A second generation of {needed >> 20} MiB needs {int(needed * ROOM) >> 20} MiB free in {where}; there are"
+            f" {free >> 20} MiB.",
+            hint=f"make room, or build one view at a time: cdc -p FILE rebuild {sink} --table TABLE",
+            sink=sink,
+        )
+
+
+ROOM = 1.2
+"""Free space for a second generation, of what the first takes."""
 
 
 class Rewound(SinkUnavailable):
@@ -133,7 +208,9 @@ def mismatch(table: Table, expected: Position | None, found: Position | None, *,
     )
 
 
-def stored_after(advance: Advance, before: Stored | None, applied: Applied, writer: str) -> Stored:
+def stored_after(
+    advance: Advance, before: Stored | None, applied: Applied, writer: str, generation: str | None = None
+) -> Stored:
     """What to store once `advance` is applied."""
     base = before or Stored(advance.until)
     return replace(
@@ -143,4 +220,5 @@ def stored_after(advance: Advance, before: Stored | None, applied: Applied, writ
         rows=base.rows + applied.rows,
         at=round(time.time(), 3),
         floor=advance.floor,
+        generation=base.generation if generation is None else generation,
     )

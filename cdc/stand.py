@@ -14,12 +14,15 @@ from cdc.control import Control
 from cdc.ddl import Definition
 from cdc.decode import Reading
 from cdc.errors import SinkRejected
+from cdc.generations import Builds
 from cdc.settings import Pipeline
 from cdc.sink import Misfit, Sink
 from cdc.topics import Topics
 
 AGAIN_S = 10.0
 """How often the sink itself is looked at: a table set aside may fit by now, a view may have been lost or cleared."""
+HOLD_S = 5.0
+"""How long the live views wait at most while readers are being shown others."""
 
 
 Describe = Callable[[Sequence[Definition]], tuple[Sequence[Table], Mapping[str, list[str]]]]
@@ -43,7 +46,9 @@ class Stand:
     ) -> None:
         self._sink, self._kafka, self._describe = sink, kafka, describe
         self._control = Control(pipeline, kafka)
-        self._taken_at = 0.0
+        self._builds = Builds(pipeline, kafka)
+        self._generations: dict[str, str] = {}
+        self._taken_at = self._kept = 0.0
         self.reading = Reading(placeholder)
         self.tables: tuple[Table, ...] = ()
         self.at: dict[str, Position | None] = {}
@@ -54,6 +59,8 @@ class Stand:
     def take(self) -> None:
         """Ask the sink where it stands, and make sure that the log still reaches back to there."""
         self._control.read()
+        self._builds.read()
+        self._kept = self._keeping()
         tables, troubled = self._describe(self._control.definitions)
         existing = self._kafka.existing(table.topic for table in tables)
         topics = [table.topic for table in tables if table.topic in existing]
@@ -72,6 +79,7 @@ class Stand:
                 self._waiting.append(table)
                 continue
             at[table.topic] = stored.position if stored else None
+            self._generations[table.topic] = stored.generation if stored else ""
             refuse_gap(self._sink.name, table, at[table.topic], starts[table.topic], ends[table.topic])
         if aside and not at:
             message, hint = next(iter(aside.values()))
@@ -85,6 +93,9 @@ class Stand:
     def moved(self) -> bool:
         """Whether it has to be taken again. Raises ConnectorError."""
         if self._control.moved():
+            return True
+        # A rebuild may also have made a view for the columns that a table has by now.
+        if self._builds.moved() and self._builds.read() and (self.switched() or any(map(self._fits, self._waiting))):
             return True
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
@@ -100,6 +111,38 @@ class Stand:
         except Misfit:
             return False
         return True
+
+    def switched(self) -> bool:
+        """Whether readers see another generation of a view than the one that is applied to."""
+        found = ((table, self._sink.position(table)) for table in self.tables)
+        return any(stored and stored.generation != self._generations[table.topic] for table, stored in found)
+
+    def switching(self) -> bool:
+        """Whether another writer may have been at the views because readers are being shown another generation."""
+        self._builds.read()
+        return self.switched() or self._switching() or self._kept != self._keeping()
+
+    def outrun(self) -> bool:
+        """Wait while readers are being shown another generation, which couldn't catch up otherwise; whether they are.
+
+        No longer than 5 s: whoever switches may have been killed.
+        """
+        until = time.monotonic() + HOLD_S
+        waited = False
+        while self._switching() and time.monotonic() < until:
+            waited = True
+            time.sleep(HOLD_S / 100)
+            self._builds.read()
+        return waited and self.switched()
+
+    def _keeping(self) -> float:
+        """Which switch was the last: back and forth again leaves readers with the same generation."""
+        build = self._builds.found.get(self._sink.name)
+        return build.keep_until if build else 0.0
+
+    def _switching(self) -> bool:
+        build = self._builds.found.get(self._sink.name)
+        return build is not None and build.phase == "promote" and build.alive
 
     def _reshaped(self) -> bool:
         """Whether a topic is another one by now, or has partitions that nobody reads."""

@@ -31,8 +31,10 @@ def advances(
 
 def make_batch(writer: str, form: Form, steps: Sequence[Advance], decoded: DataFrame, tasks: int) -> Batch:
     """The records of a step, decoded in a sink's form, with their fold; lazy."""
-    folded = order.fold(decoded, form, sum(step.offsets for step in steps), tasks)
-    return Batch(writer, tuple(steps), decoded, folded)
+    records = sum(step.offsets for step in steps)
+    # Each table's events are picked out of all of them: one task for each picks faster than one for every partition.
+    events = decoded.coalesce(1) if form == "events" and records <= order.SMALL else decoded
+    return Batch(writer, tuple(steps), events, order.fold(events, form, records, tasks))
 
 
 def planned_ends(folder: str, batch_id: int) -> dict[str, dict[int, int]]:

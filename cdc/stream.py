@@ -64,16 +64,21 @@ class Stream:
         pipeline: Pipeline,
         describe: Describe,
         placeholder: str,
+        *,
+        shadow: bool = False,
     ) -> None:
+        """A `shadow` applies to a generation that readers don't see."""
         self.sink, self.progress = sink, Progress(sink.name)
         if sink.form == "documents":
             spark = spark.newSession()
             for name, value in LIGHT.items():
                 spark.conf.set(name, value)
-        self._spark, self._pipeline = spark, pipeline
+        self._spark, self._pipeline, self._shadow = spark, pipeline, shadow
         self._kafka = Topics(pipeline.kafka)
         self._stand = Stand(sink, pipeline, self._kafka, describe, placeholder)
-        self._applier = Applier(spark, sink, pipeline, self._kafka, self._stand, uuid4().hex, self._insist)
+        self._applier = Applier(
+            spark, sink, pipeline, self._kafka, self._stand, uuid4().hex, self._insist, shadow=shadow
+        )
         self._turn = threading.Lock()
         self._stopping = threading.Event()
         self._failure: Exception | None = None
@@ -192,7 +197,7 @@ class Stream:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
         # Decoded in the stream's own plan, which Spark analyses once; a batch then adds only its fold.
         decoded = decode.decoded(records, self._stand.tables, self.sink.form, self._stand.reading)
-        writer = decoded.writeStream.queryName(self.sink.name).option("checkpointLocation", folder)
+        writer = decoded.writeStream.option("checkpointLocation", folder)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
         else:
@@ -207,7 +212,7 @@ class Stream:
             try:
                 ends = planned_ends(folder, number)
                 # After the end of the batch is known: so it misses nothing that the batch could depend on.
-                if self._stand.moved():
+                if self._stand.moved() or (not self._shadow and self._stand.outrun()):
                     raise Again
                 self._applier.apply(decoded, ends)
             except (PySparkException, Py4JJavaError) as error:

@@ -47,7 +47,12 @@ def wanted(pipeline: Pipeline) -> dict[str, int]:
     """Every topic of the pipeline, with its number of partitions."""
     tables = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
     control = {pipeline.topic(table): 1 for table in CONTROL_TABLES}
-    own = (pipeline.quarantine_topic, pipeline.settings_topic, pipeline.message_topic)
+    own = (
+        pipeline.quarantine_topic,
+        pipeline.settings_topic,
+        pipeline.message_topic,
+        pipeline.generations_topic,
+    )
     return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, **dict.fromkeys(own, 1)}
 
 
@@ -114,7 +119,7 @@ class Topics:
         if missing := [topic for topic in topics if not found.get(topic)]:
             raise _missing(missing[0])
         for topic, count in topics.items():
-            _check(topic, count, len(existing[topic]["partitions"]), found[topic]["cleanup.policy"])
+            check_shape(topic, count, len(existing[topic]["partitions"]), found[topic]["cleanup.policy"])
 
     def existing(self, topics: Iterable[str]) -> set[str]:
         with reaching(self.bootstrap):
@@ -140,6 +145,11 @@ class Topics:
             topic: {name: one["value"] for name, one in found.items() if one["config_source"] == OWN_SETTING}
             for topic, found in described.items()
         }
+
+    def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """The settings that hold for each topic, its own or the broker's."""
+        with reaching(self.bootstrap):
+            return self._settings(topics)
 
     def override(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
         """Change settings by topic; None: the topic has none of its own any more. Others stay."""
@@ -176,14 +186,18 @@ class Topics:
         return self._records.last(topic, start, end, accept)
 
     def times(self, at: Iterable[Place]) -> dict[Place, int]:
-        """When the first record at or after each place was written, in Unix milliseconds.
+        """When the first record at or after each place was written, in Unix milliseconds; see `first`."""
+        return {place: at_ms for place, (_, at_ms) in self.first(at).items()}
+
+    def first(self, at: Iterable[Place]) -> dict[Place, tuple[int, int]]:
+        """The offset and the time, in Unix milliseconds, of the first record at or after each place.
 
         Left out: places after which no record is committed, and those not answered within 2 s.
         """
         places = list(at)
         if not places:
             return {}
-        return self._records.times(places, self.ends(sorted({topic for topic, _, _ in places})))
+        return self._records.first(places, self.ends(sorted({topic for topic, _, _ in places})))
 
     def _make(self, topics: Mapping[str, int], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Check, then create what is missing; the settings of what was there. Raises UNSETTLED to be tried again."""
@@ -192,7 +206,7 @@ class Topics:
         for topic, described in existing.items():
             if not found[topic]:
                 raise kafka.errors.UnknownTopicOrPartitionError(topic)
-            _check(topic, topics[topic], len(described["partitions"]), found[topic]["cleanup.policy"])
+            check_shape(topic, topics[topic], len(described["partitions"]), found[topic]["cleanup.policy"])
         configs = {"cleanup.policy": "compact", **settings}
         shapes = {
             topic: {"num_partitions": count, "configs": configs}
@@ -254,7 +268,8 @@ def _missing(topic: str) -> ConnectorError:
     )
 
 
-def _check(topic: str, partitions: int, found: int, policy: str) -> None:
+def check_shape(topic: str, partitions: int, found: int, policy: str) -> None:
+    """Refuse a topic that isn't what `Topics.ensure` makes. Raises ConnectorError."""
     if found != partitions:
         raise ConnectorError(
             f"Topic {topic} has {found} partitions, the pipeline file says {partitions}: keys may have moved.",

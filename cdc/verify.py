@@ -1,205 +1,279 @@
-"""Compare a view with its source, row by row and column by column, while nothing writes.
+"""Compare views with their source, row by row and column by column, while others go on writing.
 
-Postgres says what each document must be (`types.Kind.source`); the view says what it is. Both are read by Spark's
-executors and joined there; only counts and a few keys come back, never values.
+Postgres says what each document must be (`types.Kind.source`); the view says what it is. A look at some rows goes so:
+
+    1. where the topic ends; then a snapshot of the source, and its rows
+    2. the fence behind that snapshot; wait until the views have passed it
+    3. the views' rows, compared; then what the topic has got of them since 1
+
+What differs and has no record since is wrong: nothing that came later can be the reason. What is as one of its records
+since has made it is right: a row may change more often than it can be looked at. Any other is a suspect, and is looked
+at again. The first look covers the buckets that differ (`cdc.tree`), found beforehand in one pass over each
+side. Rows stay with Spark's executors: only counts and keys come back, never values.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
-import psycopg
 from psycopg import sql
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc import types
-from cdc.change import Column as TableColumn
+from cdc import changed, tree
 from cdc.change import Table
-from cdc.exact import NUMBER, STRING, marked
-from cdc.produce import produced
+from cdc.comparison import KNOWN, Comparison, Difference
+from cdc.control import Control
+from cdc.errors import SettingsError
+from cdc.fence import Fence, pass_fence, raise_fence, settle
+from cdc.settings import Pipeline
 from cdc.sink import Sink
+from cdc.source_rows import BUCKETS, Reader, Snapshot, bucket
+from cdc.topics import Topics
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-SAMPLE = 5
-"""Differing keys named per view."""
-FETCH_ROWS = 5000
-
-
-@dataclass
-class Difference:
-    id: str
-    kind: str
-    """missing, extra or different"""
-    column: str | None = None
-    """The first column that differs."""
+SUSPECTS = 20_000
+"""Keys per view that are looked at again; what differs beyond is counted as undecided."""
+ROUNDS = 5
+Suspects = Mapping[str, Sequence[str]]
+"""By sink, ids of rows to look at again."""
 
 
-@dataclass
-class Comparison:
-    """What was found for one table in one sink; extra counts rows that the view holds twice as well."""
+@dataclass(frozen=True)
+class Options:
+    """What is compared and how.
 
-    sink: str
-    table: str
-    source_rows: int = 0
-    view_rows: int = 0
-    missing: int = 0
-    extra: int = 0
-    different: int = 0
-    sample: list[Difference] = field(default_factory=list)
-
-    @property
-    def equal(self) -> bool:
-        return not (self.missing or self.extra or self.different)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "equal": self.equal}
-
-
-def compare(spark: SparkSession, table: Table, dsn: str, sinks: list[Sink]) -> Iterator[Comparison]:
-    """One comparison per sink; the source is read once."""
-    expected = (
-        source(spark, table, dsn).withColumn("expected", _canonical(table, "document")).drop("document").persist()
-    )
-    try:
-        for sink in sinks:
-            yield _compare(table, sink.name, expected, sink.scan(table, spark))
-    finally:
-        expected.unpersist()
-
-
-def source(spark: SparkSession, table: Table, dsn: str) -> DataFrame:
-    """The table as Postgres would write its documents: id string, document string."""
-    query = source_query(table).as_string(None)
-
-    def read() -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
-
-        with psycopg.connect(dsn, options="-c timezone=UTC -c extra_float_digits=1") as connection:
-            cursor = connection.cursor("cdc_verify")
-            cursor.itersize = FETCH_ROWS
-            cursor.execute(query)
-            while rows := cursor.fetchmany(FETCH_ROWS):
-                ids, documents = zip(*rows, strict=True)
-                yield pa.RecordBatch.from_pydict({"id": ids, "document": documents})
-
-    return produced(spark, read, "id string, document string")
-
-
-def source_query(table: Table) -> sql.Composed:
-    """Every row as (id, document), built by Postgres in the form that DESIGN section 7 gives a view."""
-
-    def form(name: str) -> sql.Composable:
-        source = types.kind(table.column(name).type).source
-        return sql.SQL("({})").format(sql.SQL(source).format(sql.Identifier(name)))
-
-    def member(name: str) -> sql.Composable:
-        return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(
-            sql.Literal(name), form(name)
-        )
-
-    if len(table.key) == 1:
-        identity: sql.Composable = sql.SQL("{}::text").format(form(table.key[0]))
-    else:
-        literals = [sql.SQL("to_json({})::text").format(form(name)) for name in table.key]
-        identity = sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(sql.SQL(", ").join(literals))
-    members = sql.SQL(", ").join([member(column.name) for column in table.columns])
-    return sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
-        identity, members, sql.Identifier(table.schema, table.name)
-    )
-
-
-def _compare(table: Table, sink: str, expected: DataFrame, view: DataFrame) -> Comparison:
-    found = (
-        view.withColumn("found", _canonical(table, "document"))
-        .groupBy("id")
-        .agg(F.first("found").alias("found"), F.count("*").alias("copies"))
-    )
-    joined = expected.join(found, "id", "full_outer").select(
-        "id",
-        "copies",
-        "expected",
-        "found",
-        F.col("expected").isNull().alias("extra"),
-        F.col("found").isNull().alias("missing"),
-    )
-    here = F.coalesce("copies", F.lit(0))
-    differs = ~F.col("extra") & ~F.col("missing") & (F.col("expected") != F.col("found"))
-    counts = joined.agg(
-        F.count_if(~F.col("extra")),
-        F.sum(here),
-        F.count_if("missing"),
-        F.sum(F.when(F.col("extra"), here).otherwise(F.greatest(here - 1, F.lit(0)))),
-        F.count_if(differs),
-    ).first()
-    source_rows, view_rows, missing, extra, different = (int(value or 0) for value in counts or (0,) * 5)
-    result = Comparison(sink, table.qualified, source_rows, view_rows, missing, extra, different)
-    if not result.equal:
-        wrong = joined.where(F.col("extra") | F.col("missing") | differs | (here > 1)).select(
-            "id",
-            "copies",
-            "extra",
-            "missing",
-            _first_difference(F.col("expected"), F.col("found")).alias("column"),
-        )
-        result.sample = [_difference(row.asDict()) for row in wrong.orderBy("id").take(SAMPLE)]
-    return result
-
-
-def _difference(row: dict[str, Any]) -> Difference:
-    kind = "missing" if row["missing"] else "extra" if row["extra"] or (row["copies"] or 0) > 1 else "different"
-    return Difference(row["id"], kind, row["column"] if kind == "different" else None)
-
-
-def _canonical(table: Table, document: str) -> Column:
-    """A document as (column, comparable text) pairs, one for each of the table's columns.
-
-    Members that are no column of the table (a view's bookkeeping) are left out. A column that the document lacks
-    counts as null: a view made before the column was added holds rows without it.
+    sample      percent of the buckets of ids, drawn anew for every call; of both sides alike
+    since_ms    only rows that have a record in the log since then, Unix milliseconds
+    rate        rows per second that are read from the source
+    timeout_s   of each wait for the views
     """
 
-    def pair(column: TableColumn, members: Column) -> Column:
-        value = F.try_element_at(members, F.lit(column.name))
-        compared = _comparable(types.kind(column.type).compare, value)
-        return F.struct(F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value"))
-
-    # A list of one, so that the document is parsed once and not for every column.
-    members = F.array(F.from_json(marked(F.col(document)), "map<string, string>"))
-    return F.transform(members, lambda one: F.array(*(pair(column, one) for column in table.columns)))[0]
+    sample: float | None = None
+    since_ms: int | None = None
+    rate: float | None = None
+    timeout_s: float = 300.0
 
 
-def _comparable(compare: str, value: Column) -> Column:
-    """The text that equals another one's exactly when Postgres calls the values equal."""
-    if compare in ("real", "double"):
-        return _number(compare, value)
-    if compare == "json":
-        # What can't be parsed as one value (an object that has a member twice) is compared as it is written.
-        return F.coalesce(F.to_json(F.try_parse_json(value)), value)
-    if compare in ("reals", "doubles"):
-        return _numbers(compare.removesuffix("s"), value)
-    if compare == "path":
-        parts = F.from_json(value, "closed string, points string")
-        return F.concat(parts.getField("closed"), F.lit(" "), _numbers("double", parts.getField("points")))
-    return value
+def verify(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    sinks: Sequence[Sink],
+    options: Options = Options(),  # frozen
+) -> list[Comparison]:
+    """One comparison per table and sink: waits for the views, compares, looks again at what changed meanwhile.
+
+    Raises:
+        ConnectorError: a view isn't past the fence in time; names the hop that is late.
+        SettingsError: more keys have changed than can be looked at one by one.
+        SourceError, SinkError: a server can't be read.
+    """
+    settle(pipeline, tables, sinks, timeout_s=options.timeout_s)
+    with Topics(pipeline.kafka) as kafka:
+        return [
+            one for table in tables for one in _Verification(spark, pipeline, kafka, table, sinks, options).result()
+        ]
 
 
-def _numbers(type_: str, value: Column) -> Column:
-    listed = F.from_json(value, "array<string>")
-    numbers = F.to_json(F.transform(listed, lambda element: _number(type_, element)))
-    return F.when(value.startswith("[") & listed.isNotNull(), numbers).otherwise(value)
+def look_at(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    table: Table,
+    sinks: Sequence[Sink],
+    options: Options,
+    ids: Sequence[str],
+) -> list[Comparison]:
+    """`verify` of these rows of a table alone."""
+    with Topics(pipeline.kafka) as kafka:
+        return _Verification(spark, pipeline, kafka, table, sinks, options).result(ids)
 
 
-def _number(type_: str, value: Column) -> Column:
-    """By value: 1e20 is 100000000000000000000, NaN is NaN, and -0 is 0 as in Postgres. Other text stays."""
-    held = "float" if type_ == "real" else "double"
-    number = F.regexp_replace(value, f"[{STRING}{NUMBER}]", "").try_cast(held)
-    return F.coalesce((number + F.lit(0).cast(held)).cast("string"), value)
+def compare(spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]) -> Iterator[Comparison]:
+    """One comparison per sink, while nothing writes and all is applied: every difference counts."""
+    reader, found = Reader(spark), {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
+    with Snapshot(dsn, table) as snapshot, ExitStack() as kept:
+        if buckets := sift(reader, snapshot, sinks, found, None):
+            expected = persisted(kept, _of_buckets(reader, snapshot, buckets))
+            for sink in sinks:
+                view = tree.within(sink.scan(table, spark), buckets)
+                book(found[sink.name], differing(kept, table, sink, expected, view))
+    yield from found.values()
 
 
-def _first_difference(expected: Column, found: Column) -> Column:
-    """The name of a column whose text differs or that only one side has."""
-    changed = F.array_except(expected, found)
-    added = F.array_except(found, expected)
-    return F.coalesce(F.try_element_at(changed, F.lit(1)), F.try_element_at(added, F.lit(1))).getField("key")
+class _Verification:
+    """One table in several views."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        kafka: Topics,
+        table: Table,
+        sinks: Sequence[Sink],
+        options: Options,
+    ) -> None:
+        self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
+        self._table, self._sinks, self._options = table, sinks, options
+        self._reader = Reader(spark, options.rate)
+        self._found = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
+
+    def result(self, ids: Sequence[str] | None = None) -> list[Comparison]:
+        if ids is not None:
+            suspects: Suspects = {sink.name: ids for sink in self._sinks}
+        else:
+            suspects = self._since(self._options.since_ms) if self._options.since_ms is not None else self._whole()
+        for _ in range(ROUNDS):
+            if not any(suspects.values()):
+                break
+            suspects = self._look(suspects)
+        for name, left in suspects.items():
+            self._found[name].undecided += len(left)
+        return list(self._found.values())
+
+    def _whole(self) -> Suspects:
+        sample = drawn(self._options.sample) if self._options.sample is not None else None
+        with Snapshot(self._pipeline.source.dsn, self._table) as snapshot:
+            buckets = sift(self._reader, snapshot, self._sinks, self._found, sample)
+        suspects = self._look(None, buckets) if buckets else {}
+        for name, ids in suspects.items():
+            self._found[name].rechecked = len(ids)
+        for one in self._found.values():
+            one.scope = "all rows" if sample is None else f"{self._options.sample:g} % of the rows"
+        return suspects
+
+    def _since(self, since_ms: int) -> Suspects:
+        listed = changed.since_time(self._spark, self._pipeline.kafka, self._table, since_ms)
+        ids = [row["id"] for row in listed.limit(SUSPECTS + 1).collect()]
+        if len(ids) > SUSPECTS:
+            raise SettingsError(
+                f"More than {SUSPECTS:,} rows of {self._table.qualified} have changed since then.",
+                hint="name a later time, or leave --since out: comparing all rows is faster then",
+            )
+        for sink in self._sinks:
+            one = self._found[sink.name]
+            one.view_rows = sink.scan(self._table, self._spark, ids).count() if ids else 0
+            one.scope = f"{len(ids)} rows that changed"
+        return {sink.name: ids for sink in self._sinks}
+
+    def _look(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
+        """Compare suspects, or else the rows of buckets; book what is wrong, return what has to be looked at again."""
+        sinks = [sink for sink in self._sinks if suspects is None or suspects.get(sink.name)]
+        ids = sorted({key for some in suspects.values() for key in some}) if suspects else []
+        with ExitStack() as kept:
+            before = self._kafka.ends([self._table.topic])[self._table.topic]
+            with self._snapshot() as snapshot:
+                chosen = self._reader.chosen(snapshot, ids)
+                expected = persisted(kept, chosen if suspects else _of_buckets(self._reader, snapshot, buckets))
+            fence = self._passed(snapshot.taken_ms, sinks)
+            wrong = {}
+            for sink in sinks:
+                mine = suspects[sink.name] if suspects else None
+                view = sink.scan(self._table, self._spark, mine)
+                rows = expected if mine is None else tree.of(expected, mine)
+                view = view if mine is not None else tree.within(view, buckets)
+                wrong[sink.name] = differing(kept, self._table, sink, rows, view)
+            if all(frame.isEmpty() for frame in wrong.values()):
+                return {}
+            intact = {sink.name for sink in sinks if self._holds(fence, sink)}
+            states = persisted(kept, changed.states_since(self._spark, self._pipeline.kafka, self._table, before))
+            return {name: self._decide(name, wrong[name], states if name in intact else None) for name in wrong}
+
+    def _decide(self, name: str, wrong: DataFrame, states: DataFrame | None) -> list[str]:
+        """Book the rows that have no record since; the ids of those that are as none of their records has made them.
+
+        None instead of states: the view has been emptied meanwhile, anything may be the reason.
+        """
+        if states is not None:
+            book(self._found[name], wrong.join(states, "id", "left_anti"))
+            wrong = wrong.join(states, "id", "left_semi")
+            made = (wrong["id"] == states["id"]) & wrong["seen"].eqNullSafe(states["seen"])
+            wrong = wrong.join(states, made & (wrong["kind"] != "duplicate"), "left_anti")
+        ids = [row["id"] for row in wrong.select("id").limit(SUSPECTS).collect()]
+        if len(ids) == SUSPECTS:
+            self._found[name].undecided += wrong.count() - SUSPECTS
+        return ids
+
+    def _passed(self, taken_ms: float, sinks: Sequence[Sink]) -> Fence:
+        timeout_s = self._options.timeout_s
+        fence = raise_fence(self._pipeline, self._kafka, [self._table], taken_ms, timeout_s=timeout_s)
+        pass_fence(fence, [self._table], sinks, timeout_s=timeout_s)
+        return fence
+
+    def _holds(self, fence: Fence, sink: Sink) -> bool:
+        """Whether the view has stood past its fence all the time: a TRUNCATE or a rebuild would have set it back."""
+        control = Control(self._pipeline, self._kafka)
+        control.read()
+        name = self._table.qualified
+        return control.floors.get(name) == fence.floors.get(name) and fence.problem(sink, self._table) is None
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._pipeline.source.dsn, self._table)
+
+
+def drawn(percent: float) -> tuple[str, str]:
+    """The first and the last of so many percent of the buckets, in a row, beginning anywhere."""
+    width = max(1, round(BUCKETS * min(percent, 100.0) / 100))
+    start = random.randrange(BUCKETS - width + 1)  # noqa: S311  # which rows are looked at is no secret
+    return f"{start:04x}", f"{start + width - 1:04x}"
+
+
+def sift(
+    reader: Reader,
+    snapshot: Snapshot,
+    sinks: Sequence[Sink],
+    found: Mapping[str, Comparison],
+    sample: tuple[str, str] | None,
+) -> list[str]:
+    """The buckets that differ in any view, of those between a first and a last one; counts the rows of each side."""
+    table, began, where = snapshot.table, time.monotonic(), None
+    if sample:
+        where = sql.SQL('{} COLLATE "C" BETWEEN {} AND {}').format(bucket(table), *map(sql.Literal, sample))
+    with ExitStack() as kept:
+        source = persisted(kept, tree.leaves(table, reader.rows(snapshot, where)))
+        source_s = round(time.monotonic() - began, 3)
+        differ: set[str] = set()
+        for sink in sinks:
+            began, one = time.monotonic(), found[sink.name]
+            leaves = tree.leaves(table, sink.scan(table, reader.spark))
+            pairs = tree.paired(source, leaves.where(F.col("bucket").between(*sample)) if sample else leaves).persist()
+            counts = pairs.agg(F.sum("source_rows"), F.sum("view_rows")).first() or (0, 0)
+            one.source_rows, one.view_rows = (int(count or 0) for count in counts)
+            differ |= {row["bucket"] for row in pairs.where("differs").select("bucket").collect()}
+            pairs.unpersist()
+            one.source_s, one.view_s = source_s, round(time.monotonic() - began, 3)
+    return sorted(differ)
+
+
+def differing(kept: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame) -> DataFrame:
+    """`tree.differing`, read once; what a scan gave twice is asked for by its id."""
+    wrong = persisted(kept, tree.differing(table, expected, view))
+    twice = [row["id"] for row in wrong.where("kind = 'duplicate'").select("id").limit(SUSPECTS).collect()]
+    if not twice:
+        return wrong
+    again = tree.differing(table, tree.of(expected, twice), sink.scan(table, expected.sparkSession, twice))
+    return persisted(kept, wrong.where("kind <> 'duplicate'").unionByName(again))
+
+
+def book(one: Comparison, wrong: DataFrame) -> None:
+    """Count rows as `tree.differing` gives them, and name some."""
+    counts: dict[str, int] = {}
+    for kind, count in wrong.groupBy("kind").agg(F.sum("count")).collect():
+        name = "extra" if kind == "duplicate" else kind
+        counts[name] = counts.get(name, 0) + int(count)
+    named = wrong.select("id", "kind", "column").orderBy("id").take(KNOWN) if counts else []
+    one.add(counts, (Difference(key, kind, column) for key, kind, column in named))
+
+
+def persisted(kept: ExitStack, frame: DataFrame) -> DataFrame:
+    """The frame, computed now and once; given up together with `kept`."""
+    frame = frame.persist()
+    kept.callback(frame.unpersist)
+    frame.count()
+    return frame
+
+
+def _of_buckets(reader: Reader, snapshot: Snapshot, buckets: Sequence[str]) -> DataFrame:
+    chosen = sql.SQL("{} = ANY ({}::text[])").format(bucket(snapshot.table), sql.Literal(list(buckets)))
+    return reader.rows(snapshot, chosen)

@@ -11,6 +11,6 @@ trap 'rm -rf "$tools"' EXIT
 "$tools/venv/bin/pip" install --quiet pip-tools
 cp requirements.lock "$tools/requirements.lock"
 "$tools/venv/bin/pip-compile" --quiet --generate-hashes --extra dev --strip-extras --allow-unsafe --all-build-deps \
-    --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+    --no-header --no-emit-options \
     --output-file "$tools/requirements.lock" "$@" pyproject.toml
 cp "$tools/requirements.lock" requirements.lock

@@ -1,19 +1,20 @@
 """What the connector is asked for so that it sends the rows of a table right: read beside the log, or with it held up.
 
-In:  a table, the catalogue. Out: the data of a row of cdc.signal.
-Invariant: what is sent again reads as it did in the first snapshot and does in the log.
+In:  a table, which of its rows, the catalogue. Out: the data of a row of cdc.signal.
+Invariant: what is sent again reads as it did in the first snapshot and does in the log. After the rows that a request
+is for comes a mark with its id, as a row that was read from one of MARKS: when that has come, they have.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from psycopg import sql
 
 from cdc.change import Table
 from cdc.source import Connection
 from cdc.type_names import base
-from connectors.snapshot import overrides
+from connectors.snapshot import query
 
 # Debezium 3.7 forgets stored generated columns of a table that it reads incrementally; from Postgres 18 on the log has
 # them, and the next change ends its task ("Index out of bounds"). Such tables are read with the log held up.
@@ -26,6 +27,14 @@ ORDER BY a.attnum
 # An incremental snapshot has no statement of its own, so that nothing could turn such a date into a number.
 ODD = "({0} IS NOT NULL AND (NOT isfinite({0}) OR {0} < DATE '1582-10-15'))"
 
+
+MARKS = ("cdc.signal", "cdc.heartbeat")
+"""Where a mark comes from, as the key of a record: beside the log the request's own row, with it held up a made up one.
+
+Debezium never snapshots its signals; it reads tables in the order in which it is told to capture them.
+"""
+
+
 # Debezium gives the bounds of a chunk as text, which Postgres doesn't compare with these; it would skip the table, and
 # all that was asked for after it, with a line in its log.
 UNCOMPARED = (
@@ -34,15 +43,19 @@ UNCOMPARED = (
 )
 
 
-def request(conn: Connection, table: Table) -> str:
+def request(conn: Connection, table: Table, id: str, where: sql.Composable | None = None) -> str:  # noqa: A002
+    """The data of the request of that id, for the rows that meet a condition over the table's columns."""
     name = table.qualified
     columns = conn.execute(COLUMNS, [name]).fetchall()
-    if _has_odd_dates(conn, name, [column for column, kind, _ in columns if kind == "date"]):
-        (statement,) = (text for setting, text in overrides([table]).items() if setting.endswith(f".{name}"))
-        return _data(name, "blocking", statement)
-    stored = any(generated == "s" for _, _, generated in columns) and conn.info.server_version >= 180000
-    uncompared = any(base(table.column(one).type) in UNCOMPARED for one in table.key)
-    return _data(name, "blocking" if stored or uncompared else "incremental")
+    odd = _has_odd_dates(conn, name, [column for column, kind, _ in columns if kind == "date"])
+    stored = any(generated == "s" for _, _, generated in columns)
+    uncompared = any(base(table.column(name).type) in UNCOMPARED for name in table.key)
+    beside, held_up = MARKS
+    if not (odd or uncompared or (stored and conn.info.server_version >= 180000)):
+        return _data("incremental", {name: where, beside: sql.SQL("id = {}").format(sql.Literal(id))})
+    chosen = query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
+    mark = sql.SQL("SELECT {} AS pipeline, 0 AS beat, now() AS at").format(sql.Literal(id))
+    return _data("blocking", {name: chosen if odd or where else None, held_up: mark})
 
 
 def _has_odd_dates(conn: Connection, table: str, dates: Sequence[str]) -> bool:
@@ -54,9 +67,10 @@ def _has_odd_dates(conn: Connection, table: str, dates: Sequence[str]) -> bool:
     return found.fetchone() == (True,)
 
 
-def _data(table: str, kind: str, statement: str | None = None) -> str:
-    data: dict[str, object] = {"type": kind, "data-collections": [re.escape(table)]}
-    # Compared as text, unlike the name above.
-    if statement:
-        data["additional-conditions"] = [{"data-collection": table, "filter": statement}]
-    return json.dumps(data)
+def _data(kind: str, filters: Mapping[str, sql.Composable | None]) -> str:
+    """By table: a condition for a request that is read beside the log, a whole query for the other."""
+    # Patterns above, below names that are compared as text, or patterns too.
+    conditions = [{"data-collection": name, "filter": one.as_string(None)} for name, one in filters.items() if one]
+    return json.dumps(
+        {"type": kind, "data-collections": [re.escape(name) for name in filters], "additional-conditions": conditions}
+    )

@@ -1,8 +1,10 @@
-"""Have the running connector send all rows of a table again, while it goes on with the log.
+"""Have the running connector send rows of a table again, while it goes on with the log.
 
 In:  a connection of the table's owner, the table. Out: a row of cdc.signal, which the connector reads from the log.
 Invariant: a request has an id and is made once; a crash before the commit makes none.
 """
+
+from psycopg import sql
 
 from cdc.change import Table
 from cdc.errors import SourceError
@@ -30,8 +32,9 @@ def resend(
     *,
     id: str,  # noqa: A002  # the column's name
     cleanse: bool = False,
+    where: sql.Composable | None = None,
 ) -> bool:
-    """Ask for all rows of a table; false when the request of that id was made before.
+    """Ask for all rows of a table, or those that meet a condition; false when the request of that id was made before.
 
     A table with stored generated columns, with a time or a time stamp in its key, or with dates that JDBC can't carry
     (infinite, before 1582-10-15), holds up the log while it is read, and a connector that is restarted meanwhile
@@ -59,5 +62,7 @@ def resend(
         if cleanse:
             raise_floor(conn, [table.qualified])
         conn.execute(SWEEP)
-        conn.execute("INSERT INTO cdc.signal VALUES (%s, 'execute-snapshot', %s)", [id, request(conn, table)])
+        conn.execute(
+            "INSERT INTO cdc.signal VALUES (%s, 'execute-snapshot', %s)", [id, request(conn, table, id, where)]
+        )
     return True

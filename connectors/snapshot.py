@@ -24,14 +24,14 @@ def overrides(tables: Sequence[Table]) -> dict[str, str]:
     listed = "snapshot.select.statement.overrides"
     return {
         listed: ",".join(table.qualified for table in dated),
-        **{f"{listed}.{table.qualified}": _query(table) for table in dated},
+        **{f"{listed}.{table.qualified}": query(table).as_string(None) for table in dated},
     }
 
 
-def _query(table: Table) -> str:
+def query(table: Table) -> sql.Composed:
+    """All rows of a table, each date as a number."""
     columns = [
         DAYS.format(sql.Identifier(column.name)) if column.type == "date" else sql.Identifier(column.name)
         for column in table.columns
     ]
-    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), sql.Identifier(table.schema, table.name))
-    return query.as_string(None)
+    return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), sql.Identifier(table.schema, table.name))

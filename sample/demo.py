@@ -25,10 +25,11 @@ from rich.table import Table as Grid
 
 import sinks
 from cdc import fence, settings, source
+from cdc.comparison import Comparison
 from cdc.console import print_error
 from cdc.errors import CdcError, DivergenceError, SinkError
 from cdc.sink import Sink
-from cdc.verify import Comparison, compare
+from cdc.verify import compare
 from compose import artifacts, stack
 from sample.load import load
 from sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
@@ -39,6 +40,7 @@ LOADED = (date(2013, 1, 1), date(2013, 1, 31))
 REPLAYED = (date(2013, 2, 1), date(2013, 2, 3))
 RATE = 300.0
 CAUGHT_UP_S = 120.0
+WATCHED = "public.flights"
 console = Console(highlight=False)
 
 
@@ -131,9 +133,9 @@ class Demo:
 
     def live(self) -> tuple[Replayed, Probe]:
         by_type: dict[str, Callable[[Any], Any]] = {
-            "redis": lambda s: redis_watch(s.url, s.prefix),
-            "elasticsearch": lambda s: elasticsearch_watch(s.url, self.pipeline.pipeline),
-            "delta": lambda s: delta_watch(s.path),
+            "redis": lambda s: redis_watch(s.url, s.prefix, WATCHED),
+            "elasticsearch": lambda s: elasticsearch_watch(s.url, self.pipeline.pipeline, WATCHED),
+            "delta": lambda s: delta_watch(s.path, WATCHED),
         }
         watches = {name: by_type[sink.type](sink) for name, sink in self.pipeline.sinks.items()}
         with Probe(self.dsn, watches) as probe:

@@ -101,39 +101,39 @@ class Probe:
             watch.look()
 
 
-def redis_watch(url: str, prefix: str) -> Watch:
+def redis_watch(url: str, prefix: str, table: str) -> Watch:
     client = redis.Redis.from_url(url, decode_responses=True)
 
     def find(ids: list[str]) -> Mapping[str, datetime]:
-        rows = client.mget([f"{prefix}:public.flights:{key}" for key in ids])
+        rows = client.mget([f"{prefix}:{table}:{key}" for key in ids])
         return {key: _updated(json.loads(row)) for key, row in zip(ids, rows, strict=True) if row}
 
     return Watch(find, 0.01)
 
 
-def elasticsearch_watch(url: str, pipeline: str) -> Watch:
+def elasticsearch_watch(url: str, pipeline: str, table: str) -> Watch:
     client = httpx.Client(base_url=url, timeout=GIVE_UP_S)
 
     def find(ids: list[str]) -> Mapping[str, datetime]:
-        answer = client.post(f"/{pipeline}-public.flights/_mget", json={"ids": ids}).raise_for_status().json()
+        answer = client.post(f"/{pipeline}-{table}/_mget", json={"ids": ids}).raise_for_status().json()
         return {doc["_id"]: _updated(doc["_source"]) for doc in answer["docs"] if doc.get("found")}
 
     return Watch(find, 0.02)
 
 
-def delta_watch(path: str) -> Watch:
-    folder = f"{path}/public.flights/mirror"
+def delta_watch(path: str, table: str) -> Watch:
+    folder = f"{path}/{table}/mirror"
     version = -1
 
     def find(ids: list[str]) -> Mapping[str, datetime]:
         nonlocal version
-        table = deltalake.DeltaTable(folder)
-        if table.version() == version:
+        delta = deltalake.DeltaTable(folder)
+        if delta.version() == version:
             return {}
-        version = table.version()
+        version = delta.version()
         listed = ", ".join("'" + key.replace("'", "''") + "'" for key in ids)
-        query = f"SELECT _cdc_id, updated_at FROM flights WHERE _cdc_id IN ({listed})"
-        rows = deltalake.QueryBuilder().register("flights", table).execute(query).read_all()
+        query = f"SELECT _cdc_id, updated_at FROM rows WHERE _cdc_id IN ({listed})"
+        rows = deltalake.QueryBuilder().register("rows", delta).execute(query).read_all()
         return dict(zip(*(rows.column(name).to_pylist() for name in ("_cdc_id", "updated_at")), strict=True))
 
     return Watch(find, 0.2)

@@ -18,7 +18,7 @@ def build(pipeline: Pipeline, name: str) -> "Sink":
     if isinstance(settings, Redis):
         from sinks import redis
 
-        return redis.Redis(name, settings.url, settings.prefix)
+        return redis.Redis(name, settings.url, settings.prefix, settings.spare)
     assert isinstance(settings, Delta)
     from sinks import delta
 

@@ -66,14 +66,21 @@ class Commits:
         table = self.table(folder)
         return 0 if table is None else sum(pa.table(table.get_add_actions())["size_bytes"].to_pylist())
 
+    def opened(self, folder: str) -> deltalake.DeltaTable | None:
+        """The table as the last `found` saw it."""
+        return self._open.get(folder)
+
     def table(self, folder: str) -> deltalake.DeltaTable | None:
-        try:
-            if folder in self._open:
+        if folder in self._open:
+            try:
                 self._open[folder].update_incremental()
-            else:
-                self._open[folder] = deltalake.DeltaTable(folder)
+                return self._open[folder]
+            except deltalake.exceptions.DeltaError:
+                # Its log isn't there any more: removed, or removed and made anew.
+                self._open.pop(folder)
+        try:
+            self._open[folder] = deltalake.DeltaTable(folder)
         except deltalake.exceptions.TableNotFoundError:
-            self._open.pop(folder, None)
             return None
         return self._open[folder]
 
@@ -95,13 +102,16 @@ def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[Non
     except PySparkException as error:
         if not conflicting(error):
             raise
-        raise SinkUnavailable(
-            "Somebody else committed to the Delta table at the same time.",
-            hint="nothing to do: it is tried again",
-        ) from None
+        raise contended() from None
     finally:
         for name in settings:
             spark.conf.unset(name)
+
+
+def contended() -> SinkUnavailable:
+    return SinkUnavailable(
+        "Somebody else committed to the Delta table at the same time.", hint="nothing to do: it is tried again"
+    )
 
 
 def conflicting(error: Exception) -> bool:

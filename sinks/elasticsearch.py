@@ -2,110 +2,105 @@
 
 Whole documents by `index` and `delete` with version_type=external_gte and version = Kafka offset, so an older change
 never wins, whoever sends it. The bulk bodies are built in the JVM; Python frames and sends them, and reads every item.
-Positions are documents of the index `cdc-position`, changed by if_seq_no compare-and-set after the bulks are durable.
+Positions are documents of the index `cdc-position`, one for each index, changed by if_seq_no compare-and-set after the
+bulks are durable.
+A generation is an index <alias>@<generation>; the alias says which one readers see. Writes go to an index by an alias
+of its own, for a bulk creates an index that is not there, but never an alias.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import httpx
-
-from cdc.change import Advance, Applied, Form, Stored, Table
-from cdc.errors import SinkError, SinkRejected, SinkUnavailable
-from cdc.produce import produced
+from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
+from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.report import Row, send
-from cdc.sink import Batch, Misfit, check, mismatch, stored_after
-from sinks.elasticsearch_bulk import BUSY, HASHED, OWN_ID, bulk_item, client, forget, sender
+from cdc.sink import SWITCH_S, Batch, Misfit, check, level, mismatch, require, stored_after, wait_for
+from sinks.elasticsearch_bulk import OWN_ID, bulk_item, document_id, forget, sender
 from sinks.elasticsearch_fields import field
+from sinks.elasticsearch_scan import KEEP, SLICES, getter, scanner
+from sinks.elasticsearch_server import HINTS, Server
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 POSITIONS = "cdc-position"
-PAGE_ROWS = 2000
-HINTS = {
-    "unavailable": "it is tried again; is the server up?",
-    "rejected": "repair the row or the index's mapping, then start `cdc run` again",
-    "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
-}
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "12h"}
 """gc_deletes: how long a delete's version is remembered, so that a late older write can't bring the row back."""
+UNSEEN = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
+SEEN = {"refresh_interval": None, "auto_expand_replicas": INDEX_SETTINGS["auto_expand_replicas"]}
+"""What makes a bulk load cheap while nobody reads, and takes it back."""
+BLOCKED = "cluster_block_exception"
 OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 
 
 class Elasticsearch:
     form: Form = "documents"
+    whole = False
 
-    def __init__(self, name: str, url: str, pipeline: str) -> None:
-        self.name, self.url, self.pipeline = name, url.rstrip("/"), pipeline
+    def __init__(self, name: str, url: str, pipeline: str, beside: Mapping[str, str] | None = None) -> None:
+        self.name, self.url, self.pipeline, self._beside = name, url.rstrip("/"), pipeline, beside
+        self._server = Server(name, self.url)
+        self._blocked_at = 0.0
 
     def prepare(self, table: Table) -> None:
         """Create the index, or give the one that is there the fields it lacks."""
-        self._create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
-        if index := self._index(table):
+        self._server.create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
+        if index := self._indices([table]).get(table.qualified):
             try:
-                self._ask("PUT", f"/{index}/_mapping", {"properties": _properties(table)})
+                self._server.ask("PUT", f"/{index}/_mapping", {"properties": _properties(table)})
             except SinkRejected:
                 raise Misfit(table, self.name) from None
         else:
-            self._make(table, 1, {self.alias(table): {}})
+            self._make(table)
 
     def clear(self, table: Table) -> None:
-        """A new index takes the alias in one step. The position goes last: until then this can be done again."""
-        index = self._index(table)
-        number = int(index.rsplit("@", 1)[1]) if index else 0
-        fresh = f"{self.alias(table)}@{number + 1}"
-        self._ask("DELETE", f"/{fresh}", absent={})
-        self._make(table, number + 1, {})
-        actions: list[dict[str, Any]] = [{"add": {"index": fresh, "alias": self.alias(table)}}]
+        """A new index, which has no position yet, in place of the one that is there."""
+        index = self._indices([table]).get(table.qualified)
+        if self._beside is None:
+            self._make(table)
         if index:
-            actions.append({"remove_index": {"index": index}})
-        self._ask("POST", "/_aliases", {"actions": actions})
-        self._ask("DELETE", f"/{POSITIONS}/_doc/{quote(self.alias(table), safe='')}", absent={})
+            self._forget(index)
 
     def position(self, table: Table) -> Stored | None:
-        return self._stored([table])[table.qualified][0]
+        return self._stored(self._indices([table])).get(table.qualified, (None, {}))[0]
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        before = self._stored([advance.table for advance in batch.advances])
+        indices = self._indices([advance.table for advance in batch.advances])
+        before = self._stored(indices)
         pending = [a for a in batch.advances if check(a, before[a.table.qualified][0], batch.writer)]
         if not pending:
             return {}
-        sent = send(self._lines(batch), sender(self.url, {a.table.topic for a in pending}), self.name, HINTS)
+        lines = self._lines(batch, indices)
+        try:
+            sent = send(lines, sender(self.url, {a.table.topic for a in pending}), self.name, HINTS)
+        except SinkUnavailable as error:
+            self._unblock(error, indices.values())
+            raise
+        self._blocked_at = 0.0
         result = {a.table.qualified: sent.get(a.table.topic, Applied()) for a in pending}
-        self._commit(pending, before, result, batch.writer)
+        self._commit(pending, indices, before, result, batch.writer)
         return result
 
-    def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
+    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         from pyspark.sql import functions as F
 
-        from cdc.exact import marked, string, unmarked
-
-        url, index = self.url, self.alias(table)
-        self.refresh(table)
-
-        def read() -> Iterator["pa.RecordBatch"]:
-            import pyarrow as pa
-
-            for page in _pages(url, index):
-                yield pa.RecordBatch.from_pydict({"page": [page]})
-
-        pages = produced(spark, read, "page string")
-        # Marked, so that Spark's parser rounds no number on the way from the answer to a source.
-        answer = F.from_json(marked(F.col("page")), "hits struct<hits array<struct<_id string, _source string>>>")
-        hits, source = answer.getField("hits"), unmarked(F.col("hit._source"))
-        found = string(F.col("hit._id"))
-        own = F.when(found.startswith(HASHED), F.get_json_object(source, f"$.{OWN_ID}"))
-        return pages.select(F.explode(hits.getField("hits")).alias("hit")).select(
-            F.coalesce(own, found).alias("id"), source.alias("document")
-        )
+        url, row = self.url, "id string, document string"
+        index = self.alias(table) if self._beside is None else self._index(table, self._beside[table.qualified])
+        if ids is not None:
+            keys = spark.createDataFrame([(key,) for key in ids], "id string")
+            return keys.select(document_id(F.col("id")).alias("key")).mapInArrow(getter(url, index), row)
+        self._server.ask("POST", f"/{index}/_refresh")
+        pit = self._server.ask("POST", f"/{index}/_pit?keep_alive={KEEP}")["id"]
+        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, pit), row)
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""
-        self._ask("POST", f"/{quote(self.alias(table), safe='')}/_refresh")
+        self._server.ask("POST", f"/{quote(self.alias(table), safe='')}/_refresh")
 
     def close(self) -> None:
         forget(self.url)
@@ -113,38 +108,133 @@ class Elasticsearch:
     def alias(self, table: Table) -> str:
         return f"{self.pipeline}-{table.qualified}".lower()
 
-    def _index(self, table: Table) -> str | None:
-        """The index behind the alias."""
-        found = self._ask("GET", f"/_alias/{quote(self.alias(table), safe='')}", absent={})
-        return next(iter(found), None)
+    def beside(self, names: Mapping[str, str]) -> "Elasticsearch":
+        return Elasticsearch(self.name, self.url, self.pipeline, dict(names))
 
-    def _make(self, table: Table, number: int, aliases: dict[str, dict[str, Any]]) -> None:
+    def require_room(self, tables: Sequence[Table]) -> None:
+        stats = self._server.ask("GET", f"/{','.join(self._indices(tables).values()) or POSITIONS}/_stats/store")
+        needed = int(stats["_all"]["primaries"].get("store", {}).get("size_in_bytes", 0))
+        nodes = self._server.ask("GET", "/_nodes/stats/fs")["nodes"].values()
+        free = max(int(node["fs"]["total"]["available_in_bytes"]) for node in nodes)
+        require(needed, free, f"the index at {self.url}", self.name)
+
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it isn't ahead."""
+        live = self._indices(tables)
+        fresh = {table.qualified: self._index(table, names[table.qualified]) for table in tables}
+        switched = [table for table in tables if live.get(table.qualified) != fresh[table.qualified]]
+        if not switched:
+            return {}
+        old = [live[table.qualified] for table in switched if table.qualified in live]
+        there = partial(level, self, self.beside(names), switched)
+        wait_for(there, self.name)
+        try:
+            for index in old:
+                self._server.ask("PUT", f"/{index}/_block/write")
+            wait_for(there, self.name)
+            self._server.ask("PUT", f"/{','.join(fresh.values())}/_settings", SEEN)
+            self._server.ask("POST", f"/{','.join(fresh.values())}/_refresh")
+            self._server.ask("POST", "/_aliases", {"actions": list(self._switch(switched, live, fresh))})
+        finally:
+            for index in old:
+                self._release(index)
+        return {table.qualified: _generation(live[table.qualified]) for table in switched if table.qualified in live}
+
+    def generations(self, table: Table) -> list[str]:
+        found = self._server.ask("GET", f"/{quote(self.alias(table) + '@*', safe='@*')}/_alias", absent={})
+        live = [name for name, told in found.items() if self.alias(table) in told["aliases"]]
+        return [_generation(index) for index in (*live, *sorted(found.keys() - live))]
+
+    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        for table in tables:
+            for generation in self.generations(table)[1:]:
+                if generation != keep.get(table.qualified):
+                    self._forget(self._index(table, generation))
+
+    def _switch(
+        self, tables: Sequence[Table], live: Mapping[str, str], fresh: Mapping[str, str]
+    ) -> Iterator[dict[str, Any]]:
+        for table in tables:
+            yield {"add": {"index": fresh[table.qualified], "alias": self.alias(table)}}
+            if table.qualified in live:
+                yield {"remove": {"index": live[table.qualified], "alias": self.alias(table)}}
+
+    def _unblock(self, error: SinkUnavailable, indices: Iterable[str]) -> None:
+        """Release indices that a `promote` has left blocked: it has been killed if it takes so long."""
+        if BLOCKED not in error.message:
+            return
+        self._blocked_at = self._blocked_at or time.monotonic()
+        if time.monotonic() - self._blocked_at > 2 * SWITCH_S:
+            for index in indices:
+                self._release(index)
+
+    def _release(self, index: str) -> None:
+        self._server.ask("PUT", f"/{index}/_settings", {"index.blocks.write": None}, absent={})
+
+    def _index(self, table: Table, generation: str) -> str:
+        return f"{self.alias(table)}@{generation}"
+
+    def _indices(self, tables: Sequence[Table]) -> dict[str, str]:
+        """The index of each table, for those that have one."""
+        aliases = {self.alias(table): table for table in tables}
+        if self._beside is not None:
+            wanted = {self._index(table, self._beside[table.qualified]): table for table in tables}
+            found = self._server.ask(
+                "GET", f"/{_names(map(own_alias, wanted))}/_alias?ignore_unavailable=true", absent={}
+            )
+            return {wanted[index].qualified: index for index in found}
+        # With one of several names missing the answer is a 404 that has the others all the same.
+        found = self._server.ask("GET", f"/_alias/{_names(aliases)}", partly=True)
+        return {
+            aliases[alias].qualified: index
+            for index, told in found.items()
+            if isinstance(told, dict)
+            for alias in told["aliases"]
+            if alias in aliases
+        }
+
+    def _make(self, table: Table) -> None:
+        """An index that can be written to; readers see it unless this sink is of another generation."""
+        generation = new_generation() if self._beside is None else self._beside[table.qualified]
+        index = self._index(table, generation)
+        settings = INDEX_SETTINGS if self._beside is None else INDEX_SETTINGS | UNSEEN
         # Not strict: the log may hold records from before a column was dropped.
         mappings = {"dynamic": False, "properties": _properties(table)}
-        body = {"settings": INDEX_SETTINGS, "mappings": mappings, "aliases": aliases}
-        self._create(f"{self.alias(table)}@{number}", body)
+        self._server.create(index, {"settings": settings, "mappings": mappings, "aliases": {own_alias(index): {}}})
+        if self._beside is None:
+            old = self._indices([table])
+            actions = list(self._switch([table], old, {table.qualified: index}))
+            self._server.ask("POST", "/_aliases", {"actions": actions})
 
-    def _lines(self, batch: Batch) -> "DataFrame":
+    def _forget(self, index: str) -> None:
+        """The position first: an index that has lost its rows must not have one."""
+        self._server.ask("DELETE", f"/{POSITIONS}/_doc/{quote(index, safe='')}", absent={})
+        self._server.ask("DELETE", f"/{index}", absent={})
+
+    def _lines(self, batch: Batch, indices: Mapping[str, str]) -> "DataFrame":
         """Folded changes with the bulk item of each as the text that is sent."""
-        aliases = tuple((table.topic, self.alias(table)) for table in (advance.table for advance in batch.advances))
-        return batch.changes.select("topic", "partition", *Row._fields, *bulk_item(aliases))
+        targets = tuple((a.table.topic, own_alias(indices[a.table.qualified])) for a in batch.advances)
+        return batch.changes.select("topic", "partition", *Row._fields, *bulk_item(targets))
 
-    def _stored(self, tables: list[Table]) -> dict[str, tuple[Stored | None, dict[str, int]]]:
+    def _stored(self, indices: Mapping[str, str]) -> dict[str, tuple[Stored | None, dict[str, int]]]:
         """Per table what is stored, with the conditions under which it may be replaced."""
-        ids = [self.alias(table) for table in tables]
-        answer = self._ask("POST", f"/{POSITIONS}/_mget", {"ids": ids}, absent={"docs": [{} for _ in ids]})
+        ids = list(indices.values())
+        nothing: dict[str, Any] = {"docs": [{} for _ in indices]}
+        answer = self._server.ask("POST", f"/{POSITIONS}/_mget", {"ids": ids}, absent=nothing) if ids else nothing
         result: dict[str, tuple[Stored | None, dict[str, int]]] = {}
-        for table, found in zip(tables, answer["docs"], strict=True):
+        for (table, index), found in zip(indices.items(), answer["docs"], strict=True):
             if found.get("found"):
                 condition = {"if_seq_no": found["_seq_no"], "if_primary_term": found["_primary_term"]}
-                result[table.qualified] = Stored.from_mapping(found["_source"]), condition
+                stored = replace(Stored.from_mapping(found["_source"]), generation=_generation(index))
+                result[table] = stored, condition
             else:
-                result[table.qualified] = None, {}
+                result[table] = None, {}
         return result
 
     def _commit(
         self,
         pending: list[Advance],
+        indices: Mapping[str, str],
         before: Mapping[str, tuple[Stored | None, dict[str, int]]],
         result: Mapping[str, Applied],
         writer: str,
@@ -153,9 +243,11 @@ class Elasticsearch:
         for advance in pending:
             stored, condition = before[advance.table.qualified]
             action = "index" if condition else "create"
-            lines.append(json.dumps({action: {"_index": POSITIONS, "_id": self.alias(advance.table), **condition}}))
+            lines.append(
+                json.dumps({action: {"_index": POSITIONS, "_id": indices[advance.table.qualified], **condition}})
+            )
             lines.append(stored_after(advance, stored, result[advance.table.qualified], writer).to_json())
-        answer = self._ask("POST", "/_bulk", "\n".join(lines) + "\n")
+        answer = self._server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
         for advance, item in zip(pending, answer["items"], strict=True):
             status = next(iter(item.values()))["status"]
             if status == 409:
@@ -170,63 +262,17 @@ class Elasticsearch:
                     sink=self.name,
                 )
 
-    def _create(self, index: str, body: Mapping[str, Any]) -> None:
-        try:
-            self._ask("PUT", f"/{index}", body)
-        except SinkRejected as error:
-            if "resource_already_exists_exception" not in error.message:
-                raise
 
-    def _ask(self, method: str, path: str, body: object = None, absent: object = None) -> Any:
-        """One request. A 404 answers `absent` when that is given."""
-        content = body if isinstance(body, str) else json.dumps(body) if body is not None else None
-        kind = "application/x-ndjson" if isinstance(body, str) else "application/json"
-        try:
-            response = client(self.url).request(method, path, content=content, headers={"content-type": kind})
-        except httpx.TransportError:
-            raise SinkUnavailable(
-                f"The index at {self.url} can't be reached.", hint=HINTS["unavailable"], sink=self.name
-            ) from None
-        if response.status_code == 404 and absent is not None:
-            return absent
-        if response.is_success:
-            return response.json()
-        raise self._refused(response, path)
-
-    def _refused(self, response: httpx.Response, path: str) -> SinkError:
-        status, where = response.status_code, f"The index at {self.url}"
-        if status in BUSY:
-            return SinkUnavailable(f"{where} is busy (status {status}).", hint=HINTS["unavailable"], sink=self.name)
-        if status in (401, 403):
-            return SinkRejected(f"{where} refuses the user.", hint="see the sink's url", sink=self.name)
-        error = response.json().get("error", {})
-        kind = error.get("type", "?") if isinstance(error, dict) else str(error)
-        return SinkRejected(f"{where} refuses {path} (status {status}): {kind}.", hint=HINTS["rejected"])
+def own_alias(index: str) -> str:
+    return f"{index}.write"
 
 
-def _pages(url: str, index: str) -> Iterator[str]:
-    """Every document of an index, as the text of search answers: one point in time, in the order of the shards."""
-    server = client(url)
-    pit = server.post(f"/{index}/_pit", params={"keep_alive": "2m"}).raise_for_status().json()["id"]
-    after: list[Any] | None = None
-    try:
-        while True:
-            query: dict[str, Any] = {
-                "size": PAGE_ROWS,
-                "pit": {"id": pit, "keep_alive": "2m"},
-                "sort": ["_shard_doc"],
-                "track_total_hits": False,
-            }
-            if after:
-                query["search_after"] = after
-            answer = server.post("/_search", json=query).raise_for_status()
-            hits = answer.json()["hits"]["hits"]
-            if not hits:
-                return
-            after = hits[-1]["sort"]
-            yield answer.text
-    finally:
-        server.request("DELETE", "/_pit", json={"id": pit})
+def _names(names: Iterable[str]) -> str:
+    return ",".join(quote(name, safe="@") for name in names)
+
+
+def _generation(index: str) -> str:
+    return index.rsplit("@", 1)[1]
 
 
 def _properties(table: Table) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """A dict per table: the reference that the other sinks are tested against. For tests only, it fills the driver."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cdc.change import Applied, Form, Stored, Table
+from cdc.change import Applied, Form, Stored, Table, new_generation
 from cdc.report import Report, Row
-from cdc.sink import UNKNOWN, Batch, Refused, check, stored_after
+from cdc.sink import UNKNOWN, Batch, Refused, check, level, stored_after, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -16,11 +16,14 @@ class Memory:
     """Views as {table: {id: document text}}."""
 
     form: Form = "documents"
+    whole = False
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, generation: str | None = None) -> None:
+        self.name, self.generation = name, generation
         self.views: dict[str, dict[str, str]] = {}
         self.stored: dict[str, Stored] = {}
+        self.others: dict[str, Memory] = {}
+        """By the name of the generation."""
 
     def prepare(self, table: Table) -> None:
         self.views.setdefault(table.qualified, {})
@@ -39,12 +42,42 @@ class Memory:
             name = advance.table.qualified
             view, said = planned[name]
             self.views[name] = view
-            self.stored[name] = stored_after(advance, self.stored.get(name), said, batch.writer)
+            self.stored[name] = stored_after(advance, self.stored.get(name), said, batch.writer, self.generation)
         return {name: said for name, (_, said) in planned.items()}
 
     def clear(self, table: Table) -> None:
         self.views[table.qualified] = {}
         self.stored.pop(table.qualified, None)
+
+    def beside(self, names: Mapping[str, str]) -> "Memory":
+        (name,) = set(names.values())
+        return self.others.setdefault(name, Memory(self.name, name))
+
+    def require_room(self, tables: Sequence[Table]) -> None:
+        """There is."""
+
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        if self.others.keys().isdisjoint(names.values()):
+            return {}
+        wait_for(lambda: level(self, self.beside(names), tables), self.name)
+        kept, other = new_generation(), self.others.pop(next(iter(names.values())))
+        for table in tables:
+            name = table.qualified
+            self.views[name], other.views[name] = other.views[name], self.views[name]
+            self.stored[name], other.stored[name] = other.stored[name], self.stored[name]
+        other.generation = None
+        self.others[kept] = other
+        return {table.qualified: kept for table in tables}
+
+    def generations(self, table: Table) -> list[str]:
+        return ["", *(name for name, other in self.others.items() if table.qualified in other.views)]
+
+    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        for table in tables:
+            for name, other in self.others.items():
+                if keep.get(table.qualified) != name:
+                    other.views.pop(table.qualified, None)
+                    other.stored.pop(table.qualified, None)
 
     def _plan(self, table: Table, rows: list[Row]) -> tuple[dict[str, str], Report]:
         view, said = dict(self.views[table.qualified]), Report(topic=table.topic)
@@ -64,8 +97,9 @@ class Memory:
             raise Refused({(table.topic, key): reason for key, reason in said.refused}, self.name)
         return view, said
 
-    def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
-        rows = list(self.views.get(table.qualified, {}).items())
+    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+        held = self.views.get(table.qualified, {})
+        rows = list(held.items()) if ids is None else [(key, held[key]) for key in ids if key in held]
         return spark.createDataFrame(rows, "id string, document string")
 
     def close(self) -> None:

@@ -3,28 +3,31 @@
 One Lua call applies a chunk of a partition and moves that partition's position, so the two can't part. Chunks go in
 offset order; a chunk's position is its last offset + 1, and a row above it has not been written by then. So a crash
 between chunks leaves an exact position, and no row is ever set back.
-Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions, rows, at, and one field a partition.
+Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions, rows, at, floor, generation, and one
+field a partition.
+Another generation lies under the same names in another database of the server; SWAPDB exchanges the two.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import redis
 
 from cdc.change import Advance, Applied, Form, Position, Stored, Table
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.produce import produced
 from cdc.report import send
-from cdc.sink import Batch, check, mismatch
-from sinks.redis_send import APPLY, UNREACHABLE, address, arguments, client, forget, sender
+from cdc.sink import Batch, check, mismatch, require, wait_for
+from sinks.redis_send import APPLY, EXCHANGE, UNREACHABLE, address, arguments, client, forget, sender
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 SCAN_ROWS = 2000
+ROW = ["id", "document"]
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
@@ -35,9 +38,15 @@ HINTS = {
 
 class Redis:
     form: Form = "documents"
+    whole = True
 
-    def __init__(self, name: str, url: str, prefix: str) -> None:
-        self.name, self.url, self.prefix = name, url, prefix
+    def __init__(
+        self, name: str, url: str, prefix: str, spare: int | None = None, beside: Mapping[str, str] | None = None
+    ) -> None:
+        """`spare` is the number of the database for other generations: the next one when None."""
+        self.name, self.url, self.prefix, self._beside = name, url, prefix, beside
+        self.database = int(urlsplit(url).path.strip("/") or 0)
+        self.spare = self.database + 1 if spare is None else spare
 
     def prepare(self, table: Table) -> None:
         """Check that the server keeps what it is given: a view that evicts rows is no view."""
@@ -48,15 +57,18 @@ class Redis:
                 hint="CONFIG SET maxmemory-policy noeviction",
                 sink=self.name,
             )
+        if self._beside:
+            generation = self._beside[table.qualified]
+            self._ask(lambda server: server.hsetnx(self.position_key(table), "generation", generation))
 
     def position(self, table: Table) -> Stored | None:
         found = self._ask(lambda server: server.hgetall(self.position_key(table)))
-        if not found:
+        if "topic_id" not in found:
             return None
         offsets = tuple(int(found.get(str(partition), 0)) for partition in range(int(found["partitions"])))
         at = float(found["at"])
         position, floor = Position(found["topic_id"], offsets), int(found.get("floor", 0))
-        return Stored(position, found["writer"], int(found["rows"]), at, floor)
+        return Stored(position, found["writer"], int(found["rows"]), at, floor, found.get("generation", ""))
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         before = {a.table.topic: self.position(a.table) for a in batch.advances}
@@ -75,25 +87,77 @@ class Redis:
         self._ask(lambda server: _clear(server, f"{self.prefix}:{table.qualified}:"))
         self._ask(lambda server: server.delete(self.position_key(table)))
 
-    def scan(self, table: Table, spark: "SparkSession") -> "DataFrame":
+    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         url, start = self.url, f"{self.prefix}:{table.qualified}:"
 
-        def read() -> Iterator["pa.RecordBatch"]:
+        def rows(keys: list[str]) -> "pa.RecordBatch":
             import pyarrow as pa
 
-            keys = client(url).scan_iter(match=_glob(start) + "*", count=SCAN_ROWS)
-            seen: set[str] = set()
-            while page := list(itertools.islice(keys, SCAN_ROWS)):
-                # SCAN may give a key twice while the table of keys grows or shrinks.
-                fresh = [key for key in dict.fromkeys(page) if key not in seen]
-                seen.update(fresh)
-                values = client(url).mget(fresh) if fresh else []
-                yield pa.RecordBatch.from_pydict({"id": [key[len(start) :] for key in fresh], "document": values})
+            # A key that SCAN has named may be gone by now; MGET takes one key at least.
+            values = client(url).mget(keys) if keys else []
+            held = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+            ids, documents = [key[len(start) :] for key, _ in held], [value for _, value in held]
+            return pa.RecordBatch.from_arrays([pa.array(ids, "string"), pa.array(documents, "string")], names=ROW)
 
-        return produced(spark, read, "id string, document string")
+        def read(_: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+            keys = client(url).scan_iter(match=_glob(start) + "*", count=SCAN_ROWS)
+            while page := list(itertools.islice(keys, SCAN_ROWS)):
+                yield rows(page)
+
+        def read_ids(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+            for part in parts:
+                yield rows([start + key for key in part.column("key").to_pylist()])
+
+        if ids is None:
+            return spark.range(1, numPartitions=1).mapInArrow(read, "id string, document string")
+        keys = spark.createDataFrame([(key,) for key in ids], "key string")
+        return keys.mapInArrow(read_ids, "id string, document string")
 
     def close(self) -> None:
         forget(self.url)
+
+    def beside(self, names: Mapping[str, str]) -> "Redis":
+        url = urlsplit(self.url)._replace(path=f"/{self.spare}").geturl()
+        return Redis(self.name, url, self.prefix, self.database, dict(names))
+
+    def require_room(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
+        """The two databases change places as a whole, so both have to be the pipeline's own."""
+        for sink in (self, self.beside({})):
+            if key := sink._ask(sink._foreign):
+                raise SinkRejected(
+                    f"Database {sink.database} of the cache holds keys of others ({key.split(':', 1)[0]}:…), which"
+                    " would change places with those of the new generation.",
+                    hint="give the pipeline two databases of its own: url: redis://host:port/2 and spare: 3",
+                    sink=self.name,
+                )
+        memory = self._ask(lambda server: server.info("memory"))
+        limit = int(memory["maxmemory"]) or int(memory["total_system_memory"])
+        used = int(memory["used_memory"])
+        require(used, limit - used, f"the memory of the cache at {address(self.url)}", self.name)
+
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """One script compares all positions and exchanges the databases, so that no view goes back."""
+        if all((at := self.position(table)) and at.generation == names[table.qualified] for table in tables):
+            return {}
+        keys = [self.position_key(table) for table in tables]
+        wait_for(lambda: bool(self._ask(partial(_exchange, self, keys))), self.name)
+        other = self.beside({})
+        return {table.qualified: (at.generation if (at := other.position(table)) else "") for table in tables}
+
+    def generations(self, table: Table) -> list[str]:
+        found = (sink.position(table) for sink in (self, self.beside({})))
+        return [stored.generation for stored in found if stored]
+
+    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        other = self.beside({})
+        for table in tables:
+            if table.qualified not in keep:
+                other.clear(table)
+
+    def _foreign(self, server: redis.Redis) -> str | None:
+        """A key that isn't the pipeline's."""
+        keys = server.scan_iter(count=SCAN_ROWS)
+        return next((key for key in keys if not key.startswith(f"{self.prefix}:")), None)
 
     def position_key(self, table: Table) -> str:
         return f"{self.prefix}:_cdc:{table.qualified}"
@@ -140,6 +204,10 @@ class Redis:
 
 def _run(script: Any, key: str, arguments: list[str | int], _: redis.Redis) -> Any:
     return script(keys=[key], args=arguments)
+
+
+def _exchange(sink: Redis, keys: list[str], server: redis.Redis) -> Any:
+    return server.eval(EXCHANGE, 0, sink.database, sink.spare, *keys)
 
 
 def _glob(text: str) -> str:

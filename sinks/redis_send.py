@@ -45,6 +45,23 @@ redis.call('HINCRBY', KEYS[1], 'rows', n)
 return {'ok'}
 """
 
+# ARGV: two databases, then the position hashes. 0 when the first is ahead of the second anywhere.
+EXCHANGE = """
+for i = 3, #ARGV do
+  redis.call('SELECT', ARGV[1])
+  local live = redis.call('HGETALL', ARGV[i])
+  redis.call('SELECT', ARGV[2])
+  for j = 1, #live, 2 do
+    if string.match(live[j], '^%d+$') then
+      local at = redis.call('HGET', ARGV[i], live[j])
+      if tonumber(at or '0') < tonumber(live[j + 1]) then return 0 end
+    end
+  end
+end
+redis.call('SWAPDB', ARGV[1], ARGV[2])
+return 1
+"""
+
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
 
 _clients: dict[str, redis.Redis] = {}

@@ -1,30 +1,40 @@
-"""Every test, in two halves side by side: one alone keeps a core waiting. `make test`.
+"""Every test, `make test`: two halves side by side, for one alone keeps a core waiting; then those that measure.
 
-Words go to both pytests. Ctrl-C reaches them as well, and is waited for: they stop their servers.
+The latter only if the rest passes. Ctrl-C reaches every pytest, and is waited for: they stop their servers.
 """
 
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-MOVED = ("tests/scenarios/test_types.py",)
+MEASURING = ("tests/scenarios/test_rebuild.py", "tests/scenarios/test_verify.py")
+"""What readers see under load, and how long it takes: right only when nothing else runs."""
+MOVED = ("tests/scenarios/test_types.py", "tests/scenarios/test_audit.py")
 """Scenarios of the first half, so that both end at about the same time."""
-HALVES = {
-    "servers": ("tests/unit", "tests/spark", "tests/contract", "tests/integration", *MOVED),
-    "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in MOVED)),
-}
+Stage = Mapping[str, Sequence[str]]
+"""What runs side by side: pytest's words by the name that stands before its lines."""
+STAGES: Sequence[Stage] = (
+    {
+        "servers": ("tests/unit", "tests/spark", "tests/contract", "tests/integration", *MOVED),
+        "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in (*MOVED, *MEASURING))),
+    },
+    {"measuring": MEASURING},
+)
 
 
-def main() -> int:
+def main(stages: Sequence[Stage]) -> int:
+    return int(any(_side_by_side(stage) for stage in stages))
+
+
+def _side_by_side(stage: Stage) -> bool:
+    """Whether any of them has failed."""
     runs = {
         name: subprocess.Popen(
-            [sys.executable, "-m", "pytest", *words, *sys.argv[1:]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            [sys.executable, "-m", "pytest", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        for name, words in HALVES.items()
+        for name, words in stage.items()
     }
     threads = [threading.Thread(target=_pass_on, args=item) for item in runs.items()]
     for thread in threads:
@@ -35,16 +45,17 @@ def main() -> int:
                 run.wait()
     for thread in threads:
         thread.join()
-    return int(any(run.returncode for run in runs.values()))
+    return any(run.returncode for run in runs.values())
 
 
 def _pass_on(name: str, run: "subprocess.Popen[str]") -> None:
     """Print whole lines, so that the halves don't mix within one."""
     assert run.stdout
-    for line in run.stdout:
-        sys.stdout.write(f"{name:<9} {line}")
-        sys.stdout.flush()
+    with run.stdout:
+        for line in run.stdout:
+            sys.stdout.write(f"{name:<9} {line}")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(STAGES))

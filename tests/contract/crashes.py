@@ -176,7 +176,8 @@ def lost_position(consumer: "Consumer", batch: Batch, seed: int) -> None:
     sink = consumer.sink
     assert isinstance(sink, Elasticsearch)
     consumer.send(batch)
-    url = f"{sink.url}/{POSITIONS}/_doc/{sink.alias(consumer.world.table)}"
+    (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(consumer.world.table)}").raise_for_status().json()
+    url = f"{sink.url}/{POSITIONS}/_doc/{index}"
     httpx.delete(url, params={"refresh": "true"}).raise_for_status()
 
 

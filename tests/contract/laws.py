@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc import decode
-from cdc.change import Advance, Applied, Position, Table, row_id
+from cdc.change import Advance, Applied, Position, Table, new_generation, row_id
 from cdc.decode import Reading
-from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected
+from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, SinkUnavailable
 from cdc.explain import explain
 from cdc.sink import Batch, Refused, Sink
 from cdc.step import make_batch
@@ -67,8 +67,8 @@ class Harness:
             raise explain(error, "sink") from error
         return applied.get(self.table.qualified, Applied())
 
-    def view(self) -> dict[str, Row]:
-        rows = self.sink.scan(self.table, self.spark).collect()
+    def view(self, sink: Sink | None = None) -> dict[str, Row]:
+        rows = (sink or self.sink).scan(self.table, self.spark).collect()
         assert len({row["id"] for row in rows}) == len(rows), "an id twice in the view"
         documents = {row["id"]: json.loads(row["document"]) for row in rows}
         # A view may have fields of its own; they begin like this.
@@ -263,6 +263,67 @@ def every_record_is_accounted_for(harness: Harness) -> None:
     assert rest.folded > 0
 
 
+def a_generation_is_built_unseen(harness: Harness) -> None:
+    """Built beside the live view, switched to in one step, and back; both can go on all the time."""
+    fill(harness)
+    harness.apply()
+    seen, table = harness.view(), harness.table
+    live, name = harness.sink, new_generation()
+    beside = live.beside({table.qualified: name})
+    beside.prepare(table)
+    assert beside.position(table) is None
+    harness.topic.add("c", row("fresh", 1))
+    harness.topic.add("d", row("k1", 1))
+    harness.apply(writer="another", sink=beside)
+    assert harness.view() == seen, "the build is seen"
+    assert harness.view(beside) == harness.topic.model()
+    kept = live.promote([table], {table.qualified: name})
+    assert harness.view() == harness.topic.model()
+    stored = live.position(table)
+    assert stored is not None
+    assert stored.generation == name
+    # Whoever has been killed on the way repeats it.
+    kept = live.promote([table], {table.qualified: name}) or kept
+    assert harness.view() == harness.topic.model()
+    old = live.beside(kept)
+    old.prepare(table)
+    assert harness.view(old) == seen
+    harness.topic.add("u", row("fresh", 1, "second"))
+    harness.topic.add("d", row("k3", 3))
+    harness.apply(writer="three")
+    harness.apply(writer="four", sink=old)
+    assert harness.view() == harness.view(old) == harness.topic.model()
+    assert len(live.generations(table)) >= 2
+    back = live.promote([table], kept)
+    assert harness.view() == harness.topic.model()
+    harness.topic.add("c", row("last", 1))
+    harness.apply(writer="five")
+    assert harness.view() == harness.topic.model()
+    live.sweep([table], back)
+    assert harness.view(live.beside(back)) != harness.view()
+    live.sweep([table], {})
+    assert harness.view() == harness.topic.model()
+    harness.apply(writer="five")
+
+
+def a_generation_that_is_behind_waits(harness: Harness) -> None:
+    """Readers would see older values otherwise."""
+    fill(harness)
+    live, name = harness.sink, new_generation()
+    beside = live.beside({harness.table.qualified: name})
+    beside.prepare(harness.table)
+    harness.apply([1, 1], writer="another", sink=beside)
+    harness.apply()
+    seen = harness.view()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cdc.sink.SWITCH_S", 0.5)
+        with pytest.raises(SinkUnavailable):
+            live.promote([harness.table], {harness.table.qualified: name})
+    assert harness.view() == seen
+    harness.topic.add("c", row("last", 1))
+    harness.apply()
+
+
 def a_later_change_wins_whatever_its_lsn(harness: Harness) -> None:
     """Within a topic's partition the offset is the order; LSNs go back at every snapshot."""
     harness.topic.add("c", row("k", 1, "first"), lsn=50)
@@ -314,6 +375,8 @@ LAWS = [
     a_cleared_view_is_made_again,
     a_repair_moves_nothing,
     every_record_is_accounted_for,
+    a_generation_is_built_unseen,
+    a_generation_that_is_behind_waits,
     a_later_change_wins_whatever_its_lsn,
     what_a_truncate_has_voided_stays_away,
 ]

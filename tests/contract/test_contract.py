@@ -9,9 +9,12 @@ import deltalake
 import pytest
 from pyspark.sql import functions as F
 
-from cdc.change import Applied
+from cdc.change import Applied, Position, Stored
+from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Sink, stored_after
+from sinks import delta_files, delta_vectors, delta_write
 from sinks.delta import Delta
+from sinks.delta_commits import numbered
 from sinks.elasticsearch import Elasticsearch
 from sinks.memory import Memory
 from sinks.redis import Redis
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Stack
 
-SINKS = ["memory", "redis", "elasticsearch", "delta"]
+SINKS = ["memory", "redis", "elasticsearch", "delta", "delta, large"]
 
 
 @pytest.fixture(params=SINKS)
@@ -45,11 +48,16 @@ def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) 
             return sink
 
         return again
-    if kind == "delta":
+    if kind.startswith("delta"):
+        if kind.endswith("large"):
+            monkeypatch = request.getfixturevalue("monkeypatch")
+            for size in ("MADE_ANEW_BYTES", "REWRITTEN_BYTES"):
+                monkeypatch.setattr(f"sinks.delta.{size}", 0)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
-        return lambda: Redis("cache", stack.endpoints.redis, unique)
+        # Databases of its own: generations change places with all that is in them.
+        return lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique)
     return lambda: Elasticsearch("search", stack.endpoints.elasticsearch, unique)
 
 
@@ -58,22 +66,45 @@ def test_law(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None
     law(harness)
 
 
-@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("larger_than", [(), ("MADE_ANEW_BYTES",), ("MADE_ANEW_BYTES", "REWRITTEN_BYTES")])
 def test_a_large_mirror_keeps_its_files(
-    small: bool, spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    larger_than: tuple[str, ...],
+    spark: "SparkSession",
+    unique: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows are marked as deleted where rewriting would cost too much; other readers see the same rows either way."""
-    if not small:
-        monkeypatch.setattr("sinks.delta.REWRITTEN_BYTES", 0)
+    for size in larger_than:
+        monkeypatch.setattr(f"sinks.delta.{size}", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.an_older_position_never_wins(made)
     mirror = Path(sink.folder(made.table, "mirror"))
     log = "".join(path.read_text() for path in (mirror / "_delta_log").glob("*.json"))
-    assert ('"deletionVector":{' in log) is not small
+    assert ('"operation":"MERGE"' in log, '"deletionVector":{' in log) == (bool(larger_than), len(larger_than) == 2)
     reader = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(mirror)))
     ids = reader.execute("SELECT _cdc_id AS id FROM t").read_all()["id"].to_pylist()
     assert sorted(ids) == sorted(row["id"] for row in sink.scan(made.table, spark).collect())
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_replaced_files_are_removed(
+    beside: bool, spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless there is another generation, which may be made of them."""
+    monkeypatch.setattr("sinks.delta.TIDY_S", 0)
+    monkeypatch.setattr("sinks.delta_generations.READ_HOURS", 0)
+    sink = Delta("warehouse", str(tmp_path), unique)
+    made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
+    mirror = Path(sink.folder(made.table, "mirror"))
+    if beside:
+        mirror.with_name("mirror@another").mkdir(parents=True)
+    for number in range(4):
+        made.topic.add("u", laws.row("k", 1, str(number)))
+        made.apply()
+    assert made.view() == made.topic.model()
+    assert (len(list(mirror.glob("*.parquet"))) == 1) is not beside
 
 
 class Forgetful(Memory):
@@ -99,6 +130,29 @@ class Unfolded(Memory):
         )
         changes = batch.changes.drop("document", "offset").join(first.select("topic", "id", "first.*"), ["topic", "id"])
         return super().apply(replace(batch, changes=changes))
+
+
+def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
+    folder = str(tmp_path / "table")
+    spark.range(3).write.format("delta").save(folder)
+    transaction = delta_vectors._begin(spark, folder)
+    spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 1")
+    operation = getattr(getattr(delta_vectors._delta(spark), "DeltaOperations$ManualUpdate$"), "MODULE$")
+    nothing = spark._jvm.scala.jdk.javaapi.CollectionConverters.asScala(spark._jvm.java.util.ArrayList()).toSeq()  # type: ignore[union-attr]
+    with pytest.raises(SinkUnavailable, match="same time"), numbered(spark, Stored(Position("id", (0,))), 1):
+        transaction.commit(nothing, operation)
+
+
+def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
+    folder, rows = str(tmp_path / "table"), spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
+    delta_write.begin(folder, rows)
+    stale, fresh = deltalake.DeltaTable(folder), deltalake.DeltaTable(folder)
+    stored = Stored(Position("id", (1,)))
+    delta_files.write(fresh, rows, "append", stored, 1)
+    for mode in ("append", "overwrite"):
+        with pytest.raises(SinkUnavailable, match="same time"):
+            delta_files.write(stale, rows, mode, stored, 1)
+    assert spark.read.format("delta").load(folder).count() == 6
 
 
 class KeepsDeleted(Memory):

@@ -6,24 +6,28 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import redis
 
 import sinks
 from cdc import fence, settings, source
-from cdc.change import Table
+from cdc.change import Progress, Table
+from cdc.cli_rebuild import build
+from cdc.comparison import Comparison
 from cdc.context import Context
 from cdc.errors import CdcError
+from cdc.generations import Build
 from cdc.sink import Sink
 from cdc.supervise import publish, supervise
-from cdc.verify import Comparison, compare
+from cdc.verify import compare
 from connectors.client import Connect
 from tests.support.wait import wait_until
 
@@ -40,7 +44,7 @@ source:
   tables: [{tables}]
 sinks:
   search: {{type: elasticsearch, url: "${{CDC_ELASTICSEARCH}}"}}
-  cache: {{type: redis, url: "${{CDC_REDIS}}", prefix: {name}}}
+  cache: {{type: redis, url: "{cache}", prefix: {name}}}
   warehouse: {{type: delta, path: {warehouse}, trigger_s: 1}}
 """
 
@@ -65,6 +69,11 @@ class World:
         return self.folder / "warehouse"
 
     @property
+    def cache(self) -> str:
+        """A database of the pipeline's own; the next one is its spare."""
+        return self.stack.endpoints.redis.rsplit("/", 1)[0] + "/2"
+
+    @property
     def pipeline(self) -> settings.Pipeline:
         return settings.load(self.file, os.environ)
 
@@ -79,7 +88,7 @@ class World:
 
     def write_file(self, *tables: str) -> None:
         listed = ", ".join(tables)
-        text = FILE.format(name=self.name, dsn=self.dsn, tables=listed, warehouse=self.warehouse)
+        text = FILE.format(name=self.name, dsn=self.dsn, tables=listed, cache=self.cache, warehouse=self.warehouse)
         self.file.write_text(text)
 
     def command(self, *words: str) -> list[str]:
@@ -100,14 +109,26 @@ class World:
             for statement in statements:
                 connection.execute(statement)
 
+    def rebuild(self, name: str, table: str | None = None, show: Callable[[Build], object] = lambda _: None) -> Build:
+        """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
+        context = Context(self.file, self.folder)
+        (sink,) = context.sinks([name])
+        return build(context, self.spark, sink, context.captured(table), 3600.0, show)
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """All sinks' streams in this process, whose Spark is warm; they must be at work until the end."""
         context, stopping = Context(self.file, self.folder), threading.Event()
 
         def work() -> list[CdcError]:
-            streams = context.streams(self.spark, context.sinks(None))
-            return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
+            sinks = context.sinks(None)
+            with closing(context.keeper(self.spark, sinks)) as keeper:
+
+                def tick(progress: list[Progress]) -> None:
+                    publish(context.runs, progress)
+                    keeper.look()
+
+                return supervise(context.streams(self.spark, sinks), stopping, on_tick=tick)
 
         with ThreadPoolExecutor(1) as pool:
             errors = pool.submit(work)
@@ -166,6 +187,9 @@ def world(
     for name, value in stack.endpoints.environment().items():
         monkeypatch.setenv(name, value)
     made = World(stack, unique, postgres_dsn, tmp_path, spark)
+    for address in (made.cache, made.cache[:-1] + "3"):
+        with redis.Redis.from_url(address) as server:
+            server.flushdb()
     yield made
     with Connect(stack.endpoints.connect) as connect:
         connect.delete(unique)

@@ -53,7 +53,7 @@ class Reader:
 
     def _read(self, *, search: bool) -> int | None:
         if self.sink == "cache":
-            url = self.world.stack.endpoints.redis
+            url = self.world.cache
             with redis.Redis.from_url(url) as server:
                 found = server.get(f"{self.world.name}:public.items:{self.number}")
                 return int(json.loads(found)["n"]) if isinstance(found, bytes) else None
@@ -108,10 +108,12 @@ def by_hand(world: "World", view: client.View) -> None:
     known = wait_until(lambda: view.fence(lsn_number(token)), 30, "the token to be in the log")
     assert known is not None
     fence, _ = known
-    url = f"{world.stack.endpoints.elasticsearch}/cdc-position/_doc/{world.name}-public.items"
+    elastic = world.stack.endpoints.elasticsearch
+    (name,) = httpx.get(f"{elastic}/_alias/{world.name}-public.items").json()
+    url = f"{elastic}/cdc-position/_doc/{name}"
 
     def there() -> bool:
-        with redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True) as server:
+        with redis.Redis.from_url(world.cache, decode_responses=True) as server:
             held: dict[str, str] = server.hgetall(f"{world.name}:_cdc:public.items")
         index = httpx.get(url).json()["_source"]["offsets"]
         cached = [int(held[str(at)]) for at in range(fence.partition_count)]

@@ -75,7 +75,7 @@ def read_by_other_clients(world: "World") -> None:
         flights = connection.execute("SELECT count(*) FROM flights").fetchone()
     rows = delta_rows(world, "public.airlines", "mirror", "SELECT carrier, name FROM t")
     assert {row["carrier"]: row["name"] for row in rows} == names
-    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    cache = redis.Redis.from_url(world.cache, decode_responses=True)
     assert json.loads(str(cache.get(f"{world.name}:public.airlines:UA")))["name"] == names["UA"]
     url = f"{world.stack.endpoints.elasticsearch}/{world.name}-public"
     assert httpx.get(f"{url}.airlines/_doc/UA").json()["_source"]["name"] == names["UA"]
@@ -204,7 +204,7 @@ def test_verify_finds_every_planted_fault(world: "World") -> None:
     httpx.put(f"{index}/_doc/%5B%22k%22,2%5D", json=document).raise_for_status()
     httpx.put(f"{index}/_doc/extra", json={**document, "b": 99}).raise_for_status()
     httpx.delete(f"{index}/_doc/%5B%22k%22,3%5D").raise_for_status()
-    cache, prefix = redis.Redis.from_url(world.stack.endpoints.redis), f"{world.name}:public.items:"
+    cache, prefix = redis.Redis.from_url(world.cache), f"{world.name}:public.items:"
     cache.set(f'{prefix}["k",2]', json.dumps({**document, "v": "v", "n": "2.0"}))
     cache.set(f"{prefix}extra", json.dumps(document))
     cache.delete(f'{prefix}["k",3]')

@@ -248,7 +248,7 @@ def test_every_type_from_snapshot_and_log(world: "World") -> None:
 
 
 def assert_documents(world: "World", first: int) -> None:
-    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    cache = redis.Redis.from_url(world.cache, decode_responses=True)
     for type_, value, document in DOCUMENTS:
         table, row = place(type_, value, first)
         held = json.loads(str(cache.get(f"{world.name}:{table}:{row}")), parse_float=exactly)
@@ -330,7 +330,7 @@ def test_every_type_as_a_key(world: "World") -> None:
 
 def planted(world: "World", column: str, change: str) -> None:
     """Change one value in the cache and nowhere else; verify has to name the column."""
-    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    cache = redis.Redis.from_url(world.cache, decode_responses=True)
     key = f"{world.name}:public.p:1"
     good = str(cache.get(key))
     before, after = change.split(" -> ")
@@ -375,7 +375,7 @@ def test_verify_finds_every_planted_loss(world: "World") -> None:
     world.assert_equal()
     for column, change in PLANTED:
         planted(world, column, change)
-    cache = redis.Redis.from_url(world.stack.endpoints.redis, decode_responses=True)
+    cache = redis.Redis.from_url(world.cache, decode_responses=True)
     key = f"{world.name}:public.p:1"
     document = json.loads(str(cache.get(key)), parse_float=exactly)
     raw = {"f": "1.0E-1", "j": '{ "u":1,"n": [12345678901234567890.123]}'}

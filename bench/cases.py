@@ -1,0 +1,179 @@
+"""What is measured, one function a line or a few of the table.
+
+Each repeats limit, ours and rival in turn. Ours has no number unless the view equals the source afterwards.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import psycopg
+import redis
+
+from bench.figure import Figure
+from bench.stage import Stage
+from cdc import decode
+from cdc.change import Position
+from cdc.errors import DivergenceError
+from cdc.sink import Sink
+from compose import artifacts
+from connectors.client import Connect
+from sinks.delta import KINDS, Delta
+from sinks.elasticsearch import Elasticsearch
+from sinks.redis import Redis
+
+BATCH = "10000"
+
+
+def capture(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
+    """The connector drains what was written while it was stopped; pg_recvlogical reads the same from a copied slot."""
+    figure = Figure("capture: Postgres to Kafka", "rows/s", 0.5, "limit", changes=changes)
+    with Connect(stage.endpoints.connect) as connect, psycopg.connect(stage.dsn, autocommit=True) as connection:
+        for number in range(times):
+            connect.stop("bench")
+            slot = f"bench_{number}"
+            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+            stage.bench.mixed(changes)
+            end = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+            assert end
+            figure.limit.append(changes / _received(stage.dsn, slot, str(end[0])))
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            before = sum(stage.ends().offsets)
+            with stage.meter() as meter:
+                connect.resume("bench")
+                seen = [one for one in stage.drained() if one[1] > before]
+            first, last = seen[0], seen[-1]
+            figure.ours.append(changes * (last[1] - first[1]) / (last[1] - before) / (last[0] - first[0]))
+            figure.costs.append(meter.cost)
+    yield figure
+
+
+def _received(dsn: str, slot: str, end: str) -> float:
+    program = artifacts.servers().postgres_bin / "pg_recvlogical"
+    words = ["-d", dsn, "-S", slot, "--start", "-f", "/dev/null", "--no-loop", "--endpos", end]
+    began = time.monotonic()
+    subprocess.run([program, *words, "-o", "proto_version=1", "-o", "publication_names=bench"], check=True)
+    return time.monotonic() - began
+
+
+def reading(stage: Stage, times: int) -> Iterator[Figure]:
+    """Spark's own limits on this topic: read it, and read and decode it, into nothing."""
+    records = stage.records()
+    for form in ("documents", "events"):
+        figure = Figure(f"decode as {form}", "records/s", 0.0, "limit", changes=records)
+        for _ in range(times):
+            for into, frame in (
+                (figure.limit, stage.log()),
+                (figure.ours, decode.decoded(stage.log(), [stage.table], form, decode.Reading())),
+            ):
+                began = time.monotonic()
+                frame.write.format("noop").mode("overwrite").save()
+                into.append(records / (time.monotonic() - began))
+        yield figure
+
+
+def apply_redis(stage: Stage, times: int) -> Iterator[Figure]:
+    figure = Figure("apply to Redis", "records/s", 1.5, "rival", changes=stage.records())
+    url = stage.endpoints.redis
+    sink = Redis("cache", url, "bench")
+
+    def empty() -> None:
+        with redis.Redis.from_url(url) as server:
+            server.flushall()
+
+    for _ in range(times):
+        empty()
+        figure.limit.append(_limit(stage, "redis", url, "limit"))
+        empty()
+        figure.rival.append(figure.changes / _rival(stage, "redis", BATCH, url, "rival"))
+        empty()
+        _ours(stage, sink, figure)
+    yield figure
+
+
+def apply_elasticsearch(stage: Stage, times: int) -> Iterator[Figure]:
+    figure = Figure("apply to Elasticsearch", "records/s", 1.0, "rival", changes=stage.records())
+    url = stage.endpoints.elasticsearch
+    sink = Elasticsearch("search", url, "bench")
+    sink.prepare(stage.table)
+    mappings = httpx.get(f"{url}/{sink.alias(stage.table)}/_mapping").raise_for_status().json()
+    same = {"settings": {"number_of_shards": 1, "number_of_replicas": 0}, **next(iter(mappings.values()))}
+
+    def empty(index: str) -> None:
+        httpx.delete(f"{url}/{index}", timeout=60)
+        httpx.put(f"{url}/{index}", json=same, timeout=60).raise_for_status()
+
+    for _ in range(times):
+        empty("limit")
+        figure.limit.append(_limit(stage, "elasticsearch", url, "limit"))
+        httpx.delete(f"{url}/limit", timeout=60)
+        empty("rival")
+        figure.rival.append(figure.changes / _rival(stage, "elasticsearch", BATCH, url, "rival"))
+        httpx.delete(f"{url}/rival", timeout=60)
+        sink.clear(stage.table)
+        _ours(stage, sink, figure)
+    sink.clear(stage.table)
+    yield figure
+
+
+def apply_changes(stage: Stage, times: int) -> Iterator[Figure]:
+    """The warehouse's log of changes alone: both append."""
+    figure = Figure("append to Delta changes", "records/s", 0.4, "rival", changes=stage.records())
+    for number in range(times):
+        folder = f"{stage.folder}/changes{number}"
+        figure.rival.append(figure.changes / _rival(stage, "changes", "100000", f"{folder}-rival"))
+        sink = Delta("warehouse", folder, "bench")
+        sink._kinds = KINDS[:1]
+        _ours(stage, sink, figure, check=False)
+        held = stage.spark.read.format("delta").load(f"{folder}/{stage.table.qualified}/changes").count()
+        if held < stage.spark.read.format("delta").load(f"{folder}-rival").count():
+            raise DivergenceError(f"the log of changes holds {held} rows", hint="a bug in the pipeline")
+    yield figure
+
+
+def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
+    """Random updates merged into the mirror in one batch."""
+    figure = Figure(f"merge {changes:,} into Delta mirror", "changes/s", 0.4, "rival", changes=changes)
+    folder = f"{stage.folder}/mirror"
+    sink = Delta("warehouse", folder, "bench", {stage.table.qualified: "bench"})
+    stage.apply(sink)
+    start = stage.ends()
+    _rival(stage, "mirror", "1000000", f"{folder}-rival")
+    for number in range(times):
+        stage.bench.scattered(changes, number)
+        stage.drained()
+        figure.rival.append(changes / _rival(stage, "mirror", "1000000", f"{folder}-rival", since=start))
+        _ours(stage, sink, figure)
+        start = stage.ends()
+    yield figure
+
+
+def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> None:
+    with stage.meter() as meter:
+        stage.apply(sink)
+    if check and not stage.equal(sink):
+        raise DivergenceError(f"{figure.name}: the view differs from its source.", hint="a bug in the pipeline")
+    figure.ours.append(figure.changes / meter.cost.seconds)
+    figure.costs.append(meter.cost)
+
+
+def _span(stage: Stage, since: Position | None) -> list[str]:
+    ends = stage.ends().offsets
+    starts = since.offsets if since else (0,) * len(ends)
+    return [",".join(map(str, starts)), ",".join(map(str, ends))]
+
+
+def _rival(stage: Stage, target: str, batch: str, *rest: str, since: Position | None = None) -> float:
+    words = [target, stage.endpoints.kafka, stage.table.topic, *_span(stage, since), batch, *rest]
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "bench.plain", *words], check=True)
+    return time.monotonic() - began
+
+
+def _limit(stage: Stage, target: str, *rest: str) -> float:
+    words = [target, stage.endpoints.kafka, stage.table.topic, *_span(stage, None), *rest]
+    done = subprocess.run([sys.executable, "-m", "bench.limits", *words], check=True, capture_output=True, text=True)
+    rows, seconds = done.stdout.split()
+    return int(rows) / float(seconds)

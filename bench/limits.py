@@ -1,0 +1,74 @@
+"""What the servers take when everything is prepared: the client only sends.
+
+Run by itself (`python -m bench.limits`), so that the time is that of one process; prints rows and seconds.
+"""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import orjson
+import redis
+
+from bench import plain
+
+Change = tuple[Any, int, dict[str, Any] | None]
+
+
+def changes(bootstrap: str, topic: str, span: plain.Span) -> list[Change]:
+    """The newest change of each id in batches of the rival's size."""
+    return [
+        (key, offset, row)
+        for _, _, records in plain.batches(bootstrap, topic, span, plain.BATCH)
+        for key, (offset, row) in plain.newest(records).items()
+    ]
+
+
+def to_redis(found: list[Change], url: str, prefix: str) -> float:
+    script = redis.Redis.from_url(url).register_script(plain.LUA)
+    calls = []
+    for at in range(0, len(found), plain.CHUNK):
+        chunk = found[at : at + plain.CHUNK]
+        keys = [f"{prefix}:position", *(f"{prefix}:{key}" for key, _, _ in chunk)]
+        args: list[bytes | int] = [0, at, *(orjson.dumps(row) if row else b"" for _, _, row in chunk)]
+        calls.append((keys, args))
+    began = time.monotonic()
+    for keys, args in calls:
+        script(keys=keys, args=args)
+    return time.monotonic() - began
+
+
+def to_elasticsearch(found: list[Change], url: str, index: str) -> float:
+    bodies: list[bytes] = []
+    lines: list[bytes] = []
+    size = 0
+    for key, offset, row in found:
+        lines += plain.item(key, offset, row)
+        size += len(lines[-1]) + 80
+        if size > plain.BULK_BYTES:
+            bodies.append(b"\n".join(lines) + b"\n")
+            lines, size = [], 0
+    bodies.append(b"\n".join(lines) + b"\n")
+    client = httpx.Client(base_url=url, timeout=120, headers={"Content-Type": "application/x-ndjson"})
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        for answer in pool.map(lambda body: client.post(f"/{index}/_bulk?filter_path=errors", content=body), bodies):
+            answer.raise_for_status()
+    return time.monotonic() - began
+
+
+TARGETS = {"redis": to_redis, "elasticsearch": to_elasticsearch}
+
+
+def main() -> None:
+    """Words: target, broker, topic, first and end offsets with commas, then what the target takes."""
+    target, bootstrap, topic, starts, ends, *rest = sys.argv[1:]
+    span = [int(one) for one in starts.split(",")], [int(one) for one in ends.split(",")]
+    found = changes(bootstrap, topic, span)
+    sys.stdout.write(f"{len(found)} {TARGETS[target](found, *rest)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Which rows have a record in the log since a moment, and what it makes of them; a table's topic as Spark reads it."""
+
+import json
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc import decode, tree
+from cdc.change import Position, Table
+from cdc.rows import row_id
+
+
+def states_since(spark: SparkSession, kafka: str, table: Table, at: Position) -> DataFrame:
+    """id, seen: what each committed record at or above a position makes of its row.
+
+    seen is a hash of the row as `tree.seen` makes it, null where the row is gone. A record that compaction has taken
+    has a newer one of its key, so no id is missed. Records that can't be read are left out.
+    """
+    starts = {str(partition): offset for partition, offset in enumerate(at.offsets)}
+    records = _records(spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})})
+    changes = decode.decoded(records, [table], "documents", decode.Reading().carefully())
+    return changes.where("problem IS NULL").select("id", tree.seen(table, "document").alias("seen"))
+
+
+def since_time(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
+    """Ids, each once, of records that the connector handed to Kafka at that time, Unix milliseconds, or later."""
+    options = {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
+    return _keys(_records(spark, kafka, table, options), table).select("id").distinct()
+
+
+def keys(spark: SparkSession, kafka: str, table: Table) -> DataFrame:
+    """id, key: each key of the topic once, as bytes."""
+    return _keys(_records(spark, kafka, table, {"startingOffsets": "earliest"}), table).distinct()
+
+
+def _keys(records: DataFrame, table: Table) -> DataFrame:
+    return records.select(row_id(table, F.col("key").cast("string")).alias("id"), "key")
+
+
+def _records(spark: SparkSession, kafka: str, table: Table, options: dict[str, str]) -> DataFrame:
+    return (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", kafka)
+        .option("kafka.isolation.level", "read_committed")
+        .option("subscribe", table.topic)
+        .options(**options)
+        .load()
+    )

@@ -1,0 +1,117 @@
+"""`cdc verify`: compare the views with their source while others go on writing, once or again and again."""
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.console import Json, Master, err, out, print_error, print_json
+from cdc.context import spark_on
+from cdc.errors import CdcError, DivergenceError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from cdc.comparison import Comparison
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(verify)
+
+
+def verify(
+    context: typer.Context,
+    sink: Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")] = None,
+    table: Annotated[str | None, typer.Option(help="Only this table, schema.table.")] = None,
+    sample: Annotated[
+        float | None, typer.Option(help="Percent of the rows, others every time.", min=0.01, max=100)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only rows changed since then: 90s, 30m, 2h, 1d or a time with zone.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Rows per second read from Postgres at most.", min=1)] = None,
+    every: Annotated[str | None, typer.Option(help="Again and again, this long after the last: 30m, 1h.")] = None,
+    metrics: Annotated[int | None, typer.Option(help="With --every: a port for Prometheus.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a view that is behind.")] = 300.0,
+    repair: Annotated[bool, typer.Option("--repair", help="Send what differs through the log again.")] = False,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Compare rows and columns of the views with Postgres; others may write meanwhile. Exit 8 when they differ."""
+    from cdc.repair import repair as mend
+    from cdc.verify import Options
+    from cdc.verify import verify as run
+
+    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.captured(table)
+    if metrics is not None and not every:
+        raise SettingsError("--metrics is for a comparison that is made again and again.", hint="add --every 1h")
+
+    def once(spark: "SparkSession") -> "list[Comparison]":
+        options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
+        found = run(spark, pipeline, tables, sinks, options)
+        return mend(spark, pipeline, tables, sinks, options, found) if repair else found
+
+    with spark_on(master) as spark:
+        if every is None:
+            _tell(once(spark), as_json)
+        else:
+            _again(lambda: once(spark), seconds(every), metrics, as_json)
+
+
+def _again(once: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, as_json: bool) -> None:
+    """Until somebody ends it: what goes wrong once is told and counted."""
+    from cdc.metrics import Metrics
+
+    metrics = Metrics(port) if port is not None else None
+    while True:
+        try:
+            found = once()
+            if metrics:
+                metrics.tell(found)
+            _tell(found, as_json)
+        except CdcError as error:
+            if metrics and not isinstance(error, DivergenceError):
+                metrics.failed()
+            print_error(error)
+        time.sleep(pause_s)
+
+
+def seconds(text: str) -> float:
+    """`90s`, `30m`, `2h`, `1d`. Raises SettingsError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if not found:
+        raise SettingsError(f"{text!r} is no length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d")
+    return float(found[1]) * UNITS_S[found[2]]
+
+
+def _moment_ms(text: str) -> int:
+    """Unix milliseconds of a time, or of so long ago."""
+    if text[-1:] in UNITS_S:
+        return int((time.time() - seconds(text)) * 1000)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SettingsError(f"{text!r} is no time.", hint="2h for two hours ago, or 2026-01-31T12:00+01:00") from error
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _tell(found: "Sequence[Comparison]", as_json: bool) -> None:
+    from cdc import render
+
+    if as_json:
+        print_json({"equal": all(one.equal for one in found), "views": [one.to_dict() for one in found]})
+    else:
+        out.print(render.comparisons(found))
+    if undecided := sum(one.undecided for one in found):
+        err.print(f"{undecided} rows changed whenever they were looked at; neither equal nor different", style="yellow")
+    if wrong := [one for one in found if not one.equal]:
+        raise DivergenceError(
+            f"{len(wrong)} of {len(found)} views differ from their source.",
+            hint=f"cdc -p FILE rebuild {wrong[0].sink} --table {wrong[0].table} makes a view again, unseen by readers",
+        )

@@ -1,0 +1,274 @@
+"""Make views again from offset zero beside those that readers see, and show them once they are proven right.
+
+In:  a sink, its tables, the topics. Out: another generation of the views, promoted; the one before, kept for a while.
+Phases: replay (one pass over the log as it is now), catch up (the stream goes on from there), verify, promote. The same
+command goes on where it was ended, in whatever way; until the switch readers see what they saw.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay
+from tenacity.wait import wait_exponential
+
+from cdc import decode
+from cdc.apply import Applier
+from cdc.change import Position, Table, new_generation
+from cdc.ddl import Definition
+from cdc.errors import CdcError, DivergenceError, SettingsError, SinkError, SinkUnavailable
+from cdc.generations import STALE_S, Build, Builds
+from cdc.rollback import keep
+from cdc.settings import Pipeline
+from cdc.sink import Sink
+from cdc.stand import Again, Describe, Stand
+from cdc.step import Ends
+from cdc.stream import Stream
+from cdc.topics import Topics
+
+POLL_S = 0.1
+LAG_S = 1.0
+"""Caught up: what was in the topics is in the view after so long."""
+TRY_S = 120.0
+TELL_S = 1.0
+Verify = Callable[[Sink, Sequence[Table]], None]
+"""Raises DivergenceError when the views of a sink differ from their source."""
+log = structlog.get_logger()
+
+
+class Rebuild:
+    """One rebuild. `show` is told of every step; `kept_s` is how long the generation before is kept current."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sink: Sink,
+        pipeline: Pipeline,
+        tables: Sequence[Table],
+        describe: Describe,
+        placeholder: str,
+        kafka: Topics,
+        *,
+        kept_s: float,
+        verify: Verify,
+        show: Callable[[Build], object],
+    ) -> None:
+        self._spark, self._sink, self._pipeline, self._tables = spark, sink, pipeline, tuple(tables)
+        self._describe, self._placeholder, self._kafka = describe, placeholder, kafka
+        self._kept_s, self._verify, self._show = kept_s, verify, show
+        self._builds, self._saying = Builds(pipeline, kafka), threading.Lock()
+
+    def run(self) -> Build:
+        """Do what is left to do; the generation that was seen before, as it is kept.
+
+        Raises:
+            SettingsError: another one is at work on this sink.
+            DivergenceError: the new generation isn't what the source holds; it is gone, readers see what they saw.
+            CdcError: what the sink or the broker raises; the same command goes on.
+        """
+        self._build = self._begun()
+        self._say()
+        with self._telling():
+            if self._build.phase == "promote" and self._promoted():
+                return self._end(self._left())
+            self._sink.sweep(self._tables, self._build.names)
+            beside = self._sink.beside(self._build.names)
+            if self._build.phase == "replay":
+                self._replay(beside)
+                self._say(phase="catch up", done=self._build.total)
+            with following(self._spark, beside, self._pipeline, self._narrowed, self._placeholder) as stream:
+                self._catch_up(beside, stream)
+                self._say(phase="verify")
+                self._verified(beside)
+                self._say(phase="promote")
+                kept = self._sink.promote(self._tables, self._build.names)
+        return self._end(kept)
+
+    def _begun(self) -> Build:
+        """The build to go on with, or a new one."""
+        found = self._builds.read().found.get(self._sink.name)
+        if found and found.alive:
+            self._wait_for_death(found)
+        if found and found.phase != "kept" and found.names.keys() == {table.qualified for table in self._tables}:
+            return replace(found, keep_until=0.0)
+        self._sink.require_room(self._tables)
+        name = new_generation()
+        return Build(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
+
+    def _wait_for_death(self, found: Build) -> None:
+        while time.time() - found.at < STALE_S:
+            time.sleep(POLL_S)
+            now = self._builds.read().found.get(self._sink.name) if self._builds.moved() else found
+            if now != found:
+                raise SettingsError(
+                    f"Another rebuild of {self._sink.name} is at work ({found.phase}).",
+                    hint="cdc status shows how far it is; one that was killed can be continued after 10 s",
+                )
+
+    def _replay(self, beside: Sink) -> None:
+        """One pass from offset zero to where the topics end now: the newest of each key, written once."""
+        for table in self._tables:
+            beside.clear(table)
+        stand = Stand(beside, self._pipeline, self._kafka, lambda _: (self._tables, {}), self._placeholder)
+        stand.take()
+        ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in stand.shapes.items()}
+        self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in stand.shapes.values()))
+        applier = Applier(self._spark, beside, self._pipeline, self._kafka, stand, uuid4().hex, _patiently, shadow=True)
+        while True:
+            try:
+                applier.apply(self._log(stand, ends), ends)
+                return
+            except Again:
+                log.info("looks at every record", sink=self._sink.name)
+
+    def _log(self, stand: Stand, ends: Ends) -> DataFrame:
+        records = (
+            self._spark.read.format("kafka")
+            .option("kafka.bootstrap.servers", self._pipeline.kafka)
+            .option("subscribe", ",".join(stand.shapes))
+            .option("startingOffsets", "earliest")
+            .option("endingOffsets", json.dumps(ends))
+            .option("kafka.isolation.level", "read_committed")
+            .load()
+        )
+        return decode.decoded(records, stand.tables, self._sink.form, stand.reading)
+
+    def _catch_up(self, beside: Sink, stream: Stream) -> None:
+        """Wait until what the topics hold at a moment is in the view within a second, or no sooner than before."""
+        took = float("inf")
+        while True:
+            before, asked = took, time.monotonic()
+            there = _reached(self._kafka, beside, self._tables)
+            while not there():
+                if stream.progress.state == "failed":
+                    raise SinkError(
+                        f"The new generation of {self._sink.name} can't go on: {stream.progress.error}",
+                        hint=stream.progress.hint or "readers see what they saw; the same command goes on",
+                        sink=self._sink.name,
+                    )
+                time.sleep(POLL_S)
+            took = time.monotonic() - asked
+            if took < LAG_S or took > before / 2:
+                return
+
+    def _verified(self, beside: Sink) -> None:
+        try:
+            self._verify(beside, self._tables)
+        except DivergenceError:
+            self._builds.forget(self._sink.name)
+            self._sink.sweep(self._tables, {})
+            raise
+
+    def _promoted(self) -> bool:
+        """Whether readers see it already: the rebuild was killed after the switch."""
+        found = ((table, self._sink.position(table)) for table in self._tables)
+        return all(at and at.generation == self._build.names[table.qualified] for table, at in found)
+
+    def _left(self) -> dict[str, str]:
+        """What readers saw before: the killed rebuild knew, and could not say."""
+        found = {table.qualified: self._sink.generations(table)[1:] for table in self._tables}
+        return {name: others[-1] for name, others in found.items() if others}
+
+    def _end(self, kept: Mapping[str, str]) -> Build:
+        return keep(self._builds, self._sink, self._tables, kept, self._kept_s)
+
+    def _narrowed(self, history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+        return narrowed(self._describe, self._build.names)(history)
+
+    def _say(self, **news: Any) -> None:
+        with self._saying:
+            self._build = self._builds.write(replace(self._build, **news))
+            self._show(self._build)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Say every second that somebody is at work, and how far it is."""
+        ended = threading.Event()
+
+        def tell() -> None:
+            began = time.monotonic()
+            while not ended.wait(TELL_S):
+                if self._build.phase == "replay":
+                    done = max(self._build.done, _records(self._spark, self._build.total))
+                    self._say(done=done, rows_per_s=round(done / (time.monotonic() - began), 1))
+                else:
+                    self._say()
+
+        thread = threading.Thread(target=tell, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def narrowed(describe: Describe, names: Collection[str]) -> Describe:
+    """The same description, of these tables only."""
+
+    def some(history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+        tables, aside = describe(history)
+        mine = [table for table in tables if table.qualified in names]
+        return mine, {name: told for name, told in aside.items() if name in names}
+
+    return some
+
+
+@contextmanager
+def following(
+    spark: SparkSession, sink: Sink, pipeline: Pipeline, describe: Describe, placeholder: str
+) -> Iterator[Stream]:
+    """Apply changes to a generation that readers don't see, in a thread. A failure ends it: positions tell."""
+    stream = Stream(spark, sink, pipeline, describe, placeholder, shadow=True)
+
+    def run() -> None:
+        try:
+            stream.run()
+        except CdcError as error:
+            log.warning("the second generation is not kept current", sink=sink.name, error=error.message)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield stream
+    finally:
+        stream.stop()
+        thread.join()
+
+
+def _reached(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Callable[[], bool]:
+    """Whether a sink has all that was in the topics when this was first asked."""
+    ends: dict[str, Position] = {}
+
+    def there() -> bool:
+        if not ends:
+            ends.update(kafka.ends([table.topic for table in tables]))
+        found = ((sink.position(table), ends[table.topic]) for table in tables)
+        return all(at.position.lag(end) == 0 if at else not any(end.offsets) for at, end in found)
+
+    return there
+
+
+def _patiently() -> Retrying:
+    return Retrying(
+        retry=retry_if_exception_type(SinkUnavailable),
+        wait=wait_exponential(multiplier=0.25, max=10),
+        stop=stop_after_delay(TRY_S),
+        reraise=True,
+    )
+
+
+def _records(spark: SparkSession, total: int) -> int:
+    """How many records the running stages have handled: each is read once and handed on once."""
+    active: Any = spark._jsc.sc().statusStore().activeStages()
+    stages = [active.apply(at) for at in range(active.size())]
+    seen = sum(int(stage.inputRecords()) + int(stage.shuffleReadRecords()) for stage in stages)
+    waiting = sum(int(stage.shuffleReadRecords()) > 0 for stage in stages)
+    return min(total, (seen + (total if waiting else 0)) // 2)

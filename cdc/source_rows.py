@@ -1,0 +1,265 @@
+"""The rows of a table as Postgres itself would write a view's documents; read by Spark's executors.
+
+In:  a snapshot of the source, which of its rows. Out: frames of id string, document string.
+Invariant: every transaction is READ ONLY and sees that one snapshot; memory doesn't grow with the table.
+"""
+
+import io
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc import source, type_names, types
+from cdc.change import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_ROWS = 5000
+PAGES_PER_TASK = 256
+IDS_PER_QUERY = 1000
+BUCKET_DIGITS = 4
+BUCKETS = 16**BUCKET_DIGITS
+READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+SESSION = "-c timezone=UTC -c extra_float_digits=1 -c datestyle=ISO"
+# Of a partitioned table the largest partition: a range of pages is read in all of them.
+PAGES = """
+SELECT coalesce(max(pg_relation_size(t.relid) / current_setting('block_size')::int), 0)::bigint
+FROM (SELECT relid FROM pg_partition_tree(%(table)s::regclass) UNION SELECT %(table)s::regclass) AS t (relid)
+"""
+DATES = ("date", "timestamp without time zone", "timestamp with time zone")
+CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid")
+"""Types whose values, as an id has them, Postgres reads as these very values: their index finds them."""
+
+
+class Snapshot:
+    """One state of a table, held open for readers that join it; as a context manager.
+
+    `taken_ms` is a time, by the server's clock, at which it had been taken. The table's lock is that of a SELECT: it
+    keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one reader and the next.
+    """
+
+    def __init__(self, dsn: str, table: Table) -> None:
+        self.dsn, self.table = dsn, table
+        self._connection = source.connect(dsn)
+        try:
+            self._open()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self) -> None:
+        name = sql.Identifier(self.table.schema, self.table.name)
+        self._connection.execute(READ_ONLY)
+        self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(name))
+        (self.id,) = self._one("SELECT pg_export_snapshot()")
+        (self.taken_ms,) = self._one("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000")
+        (self.pages,) = self._one(PAGES, {"table": name.as_string(None)})
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._connection.close()
+
+    def _one(self, query: str, values: dict[str, str] | None = None) -> tuple[Any, ...]:
+        row = self._connection.execute(query, values).fetchone()
+        assert row is not None
+        return row
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the source is read: `rate` limits rows per second over all tasks together."""
+
+    spark: SparkSession
+    rate: float | None = None
+
+    def rows(self, snapshot: Snapshot, where: sql.Composable | None = None) -> DataFrame:
+        """The rows of a whole table that meet a condition: ranges of its pages, read side by side."""
+        tasks = max(1, min(self.spark.sparkContext.defaultParallelism, snapshot.pages // PAGES_PER_TASK))
+        rate, dsn, begin = self.rate and self.rate / tasks, snapshot.dsn, _join(snapshot)
+        bounds = [snapshot.pages * task // tasks for task in range(tasks)]
+        queries = [
+            row_query(snapshot.table, _all(where, _pages(low, high))).as_string(None)
+            for low, high in zip(bounds, [*bounds[1:], None], strict=True)
+        ]
+
+        def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+            for task in (task for part in parts for task in part.column("id").to_pylist()):
+                with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
+                    _begin(connection, begin)
+                    yield from _throttled(_copied(connection, queries[task]), rate)
+
+        return self.spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, "id string, document string")
+
+    def chosen(self, snapshot: Snapshot, ids: Sequence[str]) -> DataFrame:
+        """The rows of these ids, as far as there are any."""
+        table, rate, dsn, begin = snapshot.table, self.rate, snapshot.dsn, _join(snapshot)
+
+        def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+            wanted = [key for part in parts for key in part.column("key").to_pylist()]
+            with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
+                _begin(connection, begin)
+                for at in range(0, len(wanted), IDS_PER_QUERY):
+                    some = wanted[at : at + IDS_PER_QUERY]
+                    try:
+                        found = list(_copied(connection, row_query(table, by_id(table, some)).as_string(None)))
+                    except psycopg.DataError:
+                        # An id that is no value of the key's type; only the text can be compared with it.
+                        connection.execute("ROLLBACK")
+                        _begin(connection, begin)
+                        found = list(_copied(connection, row_query(table, by_text(table, some)).as_string(None)))
+                    yield from _throttled(iter(found), rate)
+
+        keys = self.spark.createDataFrame([(key,) for key in ids], "key string").coalesce(1)
+        return keys.mapInArrow(read, "id string, document string")
+
+
+def row_query(table: Table, where: sql.Composable | None = None) -> sql.Composed:
+    """Rows as (id, document), built by Postgres in the form that DESIGN section 7 gives a view."""
+
+    def member(name: str) -> sql.Composable:
+        return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(
+            sql.Literal(name), _form(table, name)
+        )
+
+    # Values of json last, as the views have them: rows that are written alike needn't be parsed.
+    columns = sorted(table.columns, key=lambda column: types.kind(column.type).raw)
+    members = sql.SQL(", ").join([member(column.name) for column in columns])
+    query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
+        identity(table), members, sql.Identifier(table.schema, table.name)
+    )
+    return query + sql.SQL(" WHERE ") + where if where else query
+
+
+def identity(table: Table) -> sql.Composable:
+    """A row's id, as an expression over its columns: the twin of `rows.row_id`."""
+    if len(table.key) == 1:
+        return sql.SQL("{}::text").format(_form(table, table.key[0]))
+    literals = [sql.SQL("to_json({})::text").format(_form(table, name)) for name in table.key]
+    return sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(sql.SQL(", ").join(literals))
+
+
+def bucket(table: Table) -> sql.Composable:
+    """The bucket of a row, of 65,536: the twin of `tree.bucket`."""
+    return sql.SQL("substr(md5(convert_to({}, 'UTF8')), 1, {})").format(identity(table), sql.Literal(BUCKET_DIGITS))
+
+
+def by_text(table: Table, ids: Sequence[str]) -> sql.Composable:
+    """The condition that a row has one of these ids, for any key; reads the whole table."""
+    known = [key for key in ids if "\0" not in key]
+    return sql.SQL("({}) = ANY ({}::text[])").format(identity(table), sql.Literal(known))
+
+
+def by_id(table: Table, ids: Sequence[str]) -> sql.Composable:
+    """The same by the columns of the key, so that their index is used, where their types allow it.
+
+    A query with it may raise DataError: then one of the ids is no value of the key's type.
+    """
+    kinds = [type_names.base(table.column(name).type) for name in table.key]
+    values = [_values(key, len(kinds)) for key in ids]
+    if not all(_castable(kinds, each) for each in values):
+        return by_text(table, ids)
+    rows = [
+        sql.SQL("({})").format(sql.SQL(", ").join(_cast(kind, one) for kind, one in zip(kinds, each, strict=True)))
+        for each in values
+        if each
+    ]
+    names = sql.SQL(", ").join(map(sql.Identifier, table.key))
+    return sql.SQL("({}) IN (VALUES {})").format(names, sql.SQL(", ").join(rows)) if rows else sql.SQL("false")
+
+
+def _cast(kind: str, text: str) -> sql.Composable:
+    return sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(kind))
+
+
+def _castable(kinds: Sequence[str], values: Sequence[str]) -> bool:
+    """No values at all are an id that no row can have."""
+    each = zip(kinds, values, strict=True) if values else ()
+    return all(kind in CASTABLE for kind in kinds) and all(
+        "\0" not in text and (kind not in DATES or re.match(r"\d{4}-", text) is not None) for kind, text in each
+    )
+
+
+def _values(key: str, count: int) -> list[str]:
+    """The texts of an id's parts; none when it isn't an id of so many columns."""
+    if count == 1:
+        return [key]
+    try:
+        found = json.loads(key, parse_int=str, parse_float=str)
+    except ValueError:
+        return []
+    good = isinstance(found, list) and len(found) == count and all(isinstance(one, str) for one in found)
+    return found if good else []
+
+
+def _form(table: Table, name: str) -> sql.Composable:
+    expression = types.kind(table.column(name).type).source
+    return sql.SQL("({})").format(sql.SQL(expression).format(sql.Identifier(name)))
+
+
+def _pages(low: int, high: int | None) -> sql.Composable:
+    """Pages from low up to high, all the rest for None: rows may have come since the pages were counted."""
+    above = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({low},0)"))
+    if high is None:
+        return above
+    return sql.SQL("{} AND ctid < {}::tid").format(above, sql.Literal(f"({high},0)"))
+
+
+def _all(where: sql.Composable | None, pages: sql.Composable) -> sql.Composable:
+    return sql.SQL("({}) AND {}").format(where, pages) if where else pages
+
+
+def _join(snapshot: Snapshot) -> str:
+    return sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.id)).as_string(None)
+
+
+def _begin(connection: source.Connection, join: str) -> None:
+    connection.execute(READ_ONLY)
+    connection.execute(join.encode())
+
+
+def _copied(connection: source.Connection, query: str) -> Iterator["pa.RecordBatch"]:
+    """The rows of a query, some thousand at a time."""
+    with connection.cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT csv)".encode()) as copy:
+        lines: list[bytes | bytearray | memoryview] = []
+        for line in copy:
+            lines.append(line)
+            if len(lines) == CHUNK_ROWS:
+                yield _parsed(b"".join(lines))
+                lines = []
+        if lines:
+            yield _parsed(b"".join(lines))
+
+
+def _parsed(text: bytes) -> "pa.RecordBatch":
+    import pyarrow as pa
+    from pyarrow import csv
+
+    table = csv.read_csv(
+        io.BytesIO(text),
+        csv.ReadOptions(column_names=["id", "document"], use_threads=False, block_size=len(text) + 1),
+        csv.ParseOptions(newlines_in_values=True),
+        csv.ConvertOptions(column_types={"id": pa.string(), "document": pa.string()}, strings_can_be_null=False),
+    )
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
+
+
+def _throttled(batches: Iterator["pa.RecordBatch"], rate: float | None) -> Iterator["pa.RecordBatch"]:
+    """Not more than `rate` rows per second from now on."""
+    began, rows = time.monotonic(), 0
+    for batch in batches:
+        yield batch
+        rows += batch.num_rows
+        if rate:
+            time.sleep(max(0.0, began + rows / rate - time.monotonic()))

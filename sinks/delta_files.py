@@ -1,0 +1,205 @@
+"""Files of a Delta table written by executors and committed by the driver: one Spark job, a commit of milliseconds.
+
+A commit through Spark reads the table's log as a DataFrame first and starts a process for each file's permissions:
+more CPU than a batch of some thousand rows takes otherwise. That way stays where deletion vectors are needed.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
+from uuid import uuid4
+
+import deltalake
+from deltalake import CommitProperties, Transaction
+from deltalake.transaction import AddAction
+
+from cdc.change import Stored
+from sinks.delta_commits import APPLICATION, contended
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Mode = Literal["append", "overwrite"]
+URI = re.compile(r"[a-z0-9]+:/")
+WRITTEN = "path string, size long, stats string"
+GROUP_ROWS = 100_000
+"""Rows of a row group, which are in a worker's memory at once."""
+LONGEST = 32
+"""Characters of a text that may bound a file's values."""
+
+
+def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: Mode, stored: Stored, number: int) -> None:
+    """Add rows to a table, or put them in the place of all it has, in one commit with position and number.
+
+    Columns that the table lacks are added to it before. Raises SinkUnavailable when another commit comes in between.
+    """
+    from pyspark.sql.types import StructType
+
+    _extend(table, rows)
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    now = int(time.time() * 1000)
+    files = rows.to(schema).mapInArrow(_writer(table.table_uri), WRITTEN).collect()
+    actions = [AddAction(file["path"], file["size"], {}, now, True, file["stats"]) for file in files]
+    commit(table, actions, mode, table.schema(), stored, number)
+
+
+def commit(
+    table: deltalake.DeltaTable,
+    files: Sequence[AddAction],
+    mode: Mode,
+    schema: deltalake.Schema,
+    stored: Stored,
+    number: int,
+    mark: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """One commit with position and number; `mark` goes beside them. Raises SinkUnavailable, see `write`."""
+    told = CommitProperties(
+        {"userMetadata": stored.to_json(), **mark}, app_transactions=[Transaction(APPLICATION, number)]
+    )
+    try:
+        table.create_write_transaction(list(files), mode, schema, commit_properties=told)
+    except deltalake.exceptions.CommitFailedError:
+        raise contended() from None
+
+
+def unmarked(table: deltalake.DeltaTable) -> bool:
+    """Whether none of the rows in a table's files is marked as deleted."""
+    return not table.deletion_vectors().read_all().num_rows
+
+
+def paths(table: deltalake.DeltaTable) -> list[str]:
+    """A table's files as its log names them: within its folder, or as a whole where they are another generation's."""
+    return [str(path) for path in _actions(table)["path"].to_pylist()]
+
+
+def absolute(path: str) -> bool:
+    return path.startswith("/") or URI.match(path) is not None
+
+
+def named(table: deltalake.DeltaTable) -> list[AddAction] | None:
+    """A table's files, named as a whole, to be added to another table; None when some of their rows are marked."""
+    if not unmarked(table):
+        return None
+    # Spark compares names as text, and writes file:/ itself.
+    folder = table.table_uri.rstrip("/").replace("file:///", "file:/")
+    now, found, actions = int(time.time() * 1000), [], _actions(table)
+    for at, path in enumerate(paths(table)):
+        stats = {
+            "numRecords": actions["num_records"][at].as_py(),
+            "nullCount": _plain(actions["null_count"][at]),
+            "minValues": _plain(actions["min"][at]),
+            "maxValues": _plain(actions["max"][at]),
+        }
+        place, size = path if absolute(path) else f"{folder}/{path}", actions["size_bytes"][at].as_py()
+        found.append(AddAction(place, size, {}, now, True, json.dumps(stats)))
+    return found
+
+
+def _actions(table: deltalake.DeltaTable) -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.table(table.get_add_actions())
+
+
+def _plain(values: "pa.StructScalar") -> dict[str, Any]:
+    """What can be said in JSON of a struct's values; a year that Python doesn't know can't."""
+    found = {}
+    for name, value in values.items() if values.is_valid else ():
+        with suppress(ValueError, OverflowError):
+            if (bound := _bound(value.as_py())) is not None:
+                found[name] = bound
+    return found
+
+
+def plain(table: deltalake.DeltaTable, folder: str, spark: "SparkSession") -> "DataFrame | None":
+    """A table's rows read from its files alone; None when some of their rows are marked as deleted."""
+    from pyspark.sql.types import StructType
+
+    if not unmarked(table):
+        return None
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    # `file_uris` puts the table's folder before all of them.
+    files = [unquote(path) if absolute(path) else f"{folder}/{unquote(path)}" for path in paths(table)]
+    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def _extend(table: deltalake.DeltaTable, rows: "DataFrame") -> None:
+    known = {field.name for field in table.schema().fields}
+    new = [field for field in deltalake.Schema.from_json(rows.schema.json()).fields if field.name not in known]
+    if new:
+        table.alter.add_columns([deltalake.Field(field.name, field.type, nullable=True) for field in new])
+        table.update_incremental()
+
+
+def _writer(folder: str) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+    """Each task writes one file, if it has a row."""
+
+    def write_file(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+        import pyarrow.fs
+        import pyarrow.parquet as pq
+
+        files, root = pyarrow.fs.FileSystem.from_uri(folder)
+        about: list[Any] = []
+        name, writer = f"part-{uuid4()}.parquet", None
+        for group in _groups(parts):
+            writer = writer or pq.ParquetWriter(
+                f"{root}/{name}", group.schema, filesystem=files, metadata_collector=about
+            )
+            writer.write_table(group, row_group_size=GROUP_ROWS)
+        if writer is None:
+            return
+        writer.close()
+        size = files.get_file_info(f"{root}/{name}").size
+        yield pa.RecordBatch.from_pylist([{"path": name, "size": size, "stats": json.dumps(_stats(about[0]))}])
+
+    return write_file
+
+
+def _groups(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
+    import pyarrow as pa
+
+    held: list[Any] = []
+    for part in parts:
+        held.append(part)
+        if sum(one.num_rows for one in held) >= GROUP_ROWS:
+            yield pa.Table.from_batches(held)
+            held = []
+    if sum(one.num_rows for one in held):
+        yield pa.Table.from_batches(held)
+
+
+def _stats(file: Any) -> dict[str, Any]:
+    """A file's rows, and the bounds of columns of numbers, texts, dates and times, as the Delta protocol has them."""
+    found: dict[str, Any] = {"numRecords": file.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    for at in range(file.num_columns):
+        column = file.schema.column(at)
+        groups = [file.row_group(group).column(at).statistics for group in range(file.num_row_groups)]
+        if column.max_definition_level > 1 or not all(groups):
+            continue
+        found["nullCount"][column.path] = sum(group.null_count for group in groups)
+        # A year that Python doesn't know has no bounds.
+        with suppress(ValueError, OverflowError):
+            filled = [group for group in groups if group.has_min_max]
+            bounds = _bound(min(group.min for group in filled)), _bound(max(group.max for group in filled))
+            if None not in bounds:
+                found["minValues"][column.path], found["maxValues"][column.path] = bounds
+    return found
+
+
+def _bound(value: Any) -> Any:
+    """As JSON; None for what can't be compared there."""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return value if isinstance(value, str) and len(value) <= LONGEST else None

@@ -1,0 +1,105 @@
+"""Generations of a Delta table some of whose rows are marked as deleted, through Spark: only that knows the marks.
+
+Slow beside `delta_generations`: the log is read as a DataFrame.
+"""
+
+from typing import Any
+
+import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from cdc.change import Stored
+from sinks.delta_commits import APPLICATION, METADATA, Commits, conflicting
+
+
+def switch(spark: SparkSession, commits: Commits, live: str, other: str, stored: Stored) -> bool:
+    """Commit the files of `other` as those of `live`; false while `live` is ahead, or was changed meanwhile."""
+    fresh, transaction = _log(spark, other).update(False, *_none(spark, 2)), _begin(spark, live)
+    # Read after the transaction has begun: a newer version than its own makes it fail.
+    here = commits.found(live)
+    if here.stored and stored.position.lag(here.stored.position):
+        return False
+    _take_schema(transaction, fresh.metadata())
+    actions = spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]
+    for file in transaction.snapshot().allFiles().collectAsList():
+        actions.add(file.remove())
+    for file in fresh.allFiles().collectAsList():
+        actions.add(_absolute(file, fresh))
+    actions.add(_delta(spark).actions.SetTransaction(APPLICATION, here.number + 1, *_none(spark, 1)))
+    operation = getattr(getattr(_delta(spark), "DeltaOperations$ManualUpdate$"), "MODULE$")
+    return _commit(spark, transaction, actions, operation, stored)
+
+
+def clone(spark: SparkSession, source: str, version: int, target: str, stored: Stored) -> None:
+    """Make a table of the files that another had at a version."""
+    # Over an empty table: a clone that begins one has read version -1, which deltalake can't read.
+    spark.range(0).write.format("delta").save(target)
+    spark.conf.set(METADATA, stored.to_json())
+    try:
+        spark.sql(f"CREATE OR REPLACE TABLE delta.`{target}` SHALLOW CLONE delta.`{source}` VERSION AS OF {version}")
+    finally:
+        spark.conf.unset(METADATA)
+
+
+def paths(spark: SparkSession, folder: str) -> list[str]:
+    """The files of a table and of its marks, as its log names them."""
+    found = []
+    for file in _log(spark, folder).update(False, *_none(spark, 2)).allFiles().collectAsList():
+        vector = file.deletionVector()
+        found += [file.path()] + ([vector.pathOrInlineDv()] if vector and vector.storageType() == "p" else [])
+    return found
+
+
+def _commit(spark: SparkSession, transaction: Any, actions: Any, operation: Any, stored: Stored) -> bool:
+    jvm: Any = spark._jvm
+    spark.conf.set(METADATA, stored.to_json())
+    try:
+        transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
+    except PySparkException as error:
+        if conflicting(error):
+            return False
+        raise
+    finally:
+        spark.conf.unset(METADATA)
+    return True
+
+
+def _begin(spark: SparkSession, folder: str) -> Any:
+    transaction = _log(spark, folder).startTransaction(*_none(spark, 2))
+    transaction.readWholeTable()
+    return transaction
+
+
+def _take_schema(transaction: Any, other: Any) -> None:
+    own = transaction.metadata()
+    if own.schemaString() != other.schemaString():
+        fields = [own.productElement(at) for at in range(own.productArity())]
+        names = [own.productElementName(at) for at in range(own.productArity())]
+        fields[names.index("schemaString")] = other.schemaString()
+        transaction.updateMetadata(own.copy(*fields), False)
+
+
+def _absolute(file: Any, snapshot: Any) -> Any:
+    """The same file, named by where it lies."""
+    names = [file.productElementName(at) for at in range(file.productArity())]
+    fields = [file.productElement(at) for at in range(file.productArity())]
+    log = snapshot.deltaLog()
+    fields[names.index("path")] = file.absolutePath(log).toUri().toString()
+    if (vector := file.deletionVector()) is not None:
+        fields[names.index("deletionVector")] = vector.copyWithAbsolutePath(log.dataPath())
+    return file.copy(*fields)
+
+
+def _log(spark: SparkSession, folder: str) -> Any:
+    return _delta(spark).DeltaLog.forTable(spark._jsparkSession, folder)
+
+
+def _delta(spark: SparkSession) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.delta
+
+
+def _none(spark: SparkSession, times: int) -> list[Any]:
+    jvm: Any = spark._jvm
+    return [jvm.scala.Option.apply(None)] * times

@@ -1,0 +1,80 @@
+"""How executors read an index: all documents of a point in time, or some by `_id`, each as the text that was sent."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from cdc.patch import elements, members
+from sinks.elasticsearch_bulk import HASHED, OWN_ID, client
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+PAGE_ROWS = 2000
+SLICES = 2
+KEEP = "2m"
+"""How long a point in time waits for its next reader."""
+# A number may have more digits than Python takes for one; its value doesn't matter here.
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+
+
+def scanner(url: str, pit: str) -> Read:
+    """Reads the slices whose numbers it is given, of one point in time."""
+
+    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for number in (number for part in parts for number in part.column("id").to_pylist()):
+            for page in _pages(url, pit, number):
+                yield _rows(page)
+
+    return read
+
+
+def getter(url: str, index: str) -> Read:
+    """Reads the documents whose `_id`s it is given, as far as there are any."""
+
+    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for part in parts:
+            keys = part.column("key").to_pylist()
+            for at in range(0, len(keys), PAGE_ROWS):
+                answer = client(url).post(f"/{index}/_mget", json={"ids": keys[at : at + PAGE_ROWS]}).raise_for_status()
+                found = map(members, elements(members(answer.text)["docs"]))
+                yield _rows([(json.loads(one["_id"]), one["_source"]) for one in found if "_source" in one])
+
+    return read
+
+
+def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
+    query: dict[str, Any] = {
+        "size": PAGE_ROWS,
+        "pit": {"id": pit, "keep_alive": KEEP},
+        "slice": {"id": number, "max": SLICES},
+        "sort": ["_shard_doc"],
+        "track_total_hits": False,
+    }
+    while True:
+        text = client(url).post("/_search", json=query).raise_for_status().text
+        hits = list(_hits(text))
+        if not hits:
+            return
+        yield hits
+        query["search_after"], _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
+        query["search_after"] = [int(one) for one in query["search_after"]]
+
+
+def _hits(text: str) -> Iterator[tuple[str, str]]:
+    """`_id` and source of each hit. Quotes within a string are escaped: what is looked for is never part of one."""
+    at = text.index('"hits":[')
+    while (at := text.find('"_id":', at)) >= 0:
+        key, at = _DECODER.raw_decode(text, at + len('"_id":'))
+        at = text.index('"_source":', at) + len('"_source":')
+        _, end = _DECODER.raw_decode(text, at)
+        yield key, text[at:end]
+        at = end
+
+
+def _rows(hits: list[tuple[str, str]]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    ids = [json.loads(members(source)[OWN_ID]) if key.startswith(HASHED) else key for key, source in hits]
+    return pa.RecordBatch.from_pydict({"id": ids, "document": [source for _, source in hits]})

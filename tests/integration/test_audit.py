@@ -1,0 +1,282 @@
+"""An audit of topics with planted defects: each is found, by its kind and its keys, and nothing else is."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc import cli_topics
+from cdc.audit import Auditor
+from cdc.change import Column, Position, Stored, Table
+from cdc.errors import DivergenceError
+from cdc.finding import Audit, of_rows
+from cdc.records import kafka
+from cdc.settings import Pipeline
+from cdc.topic_state import of_views
+from cdc.topics import Topics
+from tests.support.envelopes import PLACEHOLDER, encoded
+from tests.support.envelopes import envelope as enveloped
+from tests.support.pipelines import pipeline
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FLOOR, CHANGED = 100, 1000
+"""LSNs: of the TRUNCATE of every table, and of the definition that gave `other` a column with a default."""
+Value = dict[str, Any] | None
+Planted = list[tuple[bytes | None, Value, int]]
+"""Records: key, value, partition."""
+
+
+def row(id_: int, v: str | None = "v", lsn: int = 500, op: str = "u", **more: Any) -> tuple[bytes, Value, int]:
+    value = enveloped(op, None, {"id": id_, "v": v, "w": "w", **more}, lsn)
+    return key(id_), value, id_ % 2
+
+
+def gone(id_: int, lsn: int = 500) -> Planted:
+    """What a delete leaves."""
+    return [(key(id_), enveloped("d", {"id": id_}, None, lsn), id_ % 2), (key(id_), None, id_ % 2)]
+
+
+def key(id_: int) -> bytes:
+    return json.dumps({"id": id_}).encode()
+
+
+MASKED = PLACEHOLDER
+CLEAN: Planted = [
+    row(1),
+    row(1, MASKED),
+    # One value from one record, the other from another.
+    row(2),
+    row(2, MASKED, w=MASKED),
+    row(2, "new", w=MASKED),
+    # Not a row any more, whatever it lacked.
+    row(3, MASKED),
+    *gone(3),
+    row(4, MASKED),
+    (key(4), None, 0),
+    # From before the TRUNCATE.
+    row(5, MASKED, lsn=50),
+    # A column that came without a default.
+    row(6, more=1),
+]
+UNKNOWN: Planted = [
+    *CLEAN,
+    row(11, MASKED),
+    row(12),
+    *gone(12),
+    row(12, MASKED),
+    row(13, lsn=50),
+    row(13, MASKED),
+    row(14, MASKED, w=MASKED),
+    row(14, "v", w=MASKED),
+    (key(15), None, 1),
+    row(15, MASKED),
+]
+OUTDATED: Planted = [
+    row(1, lsn=999),
+    row(2, lsn=999),
+    row(2, lsn=1000, more=1),
+    row(3, lsn=999),
+    *gone(3, lsn=1001),
+    row(4, lsn=1001),
+    row(4, lsn=999),
+    row(5, lsn=50),
+]
+FOREIGN: Planted = [*CLEAN, (b'{"id":1,"x":2}', None, 0), (b'{"x":2}', None, 0), (b"", None, 0), (b"no", None, 1)]
+MOVED: Planted = [*CLEAN, (key(1), row(1)[1], 0), (key(6), None, 1)]
+UNREADABLE: Planted = [
+    *CLEAN,
+    (key(7), {"op": "z"}, 1),
+    (key(8), enveloped("u", None, {"id": "eight", "v": None, "w": None}), 0),
+]
+Change = Callable[["Broker", str], object]
+
+
+class Broker:
+    def __init__(self, shop: Pipeline, topics: Topics) -> None:
+        self.shop, self.topics = shop, topics
+        self.admin = kafka.KafkaAdminClient(bootstrap_servers=shop.kafka)
+        self.producer = kafka.KafkaProducer(bootstrap_servers=shop.kafka, acks="all")
+
+    def table(self, name: str) -> Table:
+        columns = (Column("id", "integer", False), *(Column(one, "text") for one in ("v", "w", "more")))
+        return Table("public", name, columns, ("id",), self.shop.topic(f"public.{name}"))
+
+    def send(self, topic: str, planted: Planted) -> None:
+        for key_, value, partition in planted:
+            self.producer.send(topic, key=key_, value=encoded(value), partition=partition).get(10)
+
+    def define(self, table: str) -> None:
+        """A journal as the connector writes it: `more` was added, with a default, while the table was captured."""
+        for id_, names, lsn in ((1, ("id", "v", "w"), 1), (2, ("id", "v", "w", "more"), CHANGED)):
+            columns = [{"name": one, "type": "text", "number": n} for n, one in enumerate(names)]
+            columns[-1] |= {"default": "'x'"} if "more" in names else {}
+            after = {"id": id_, "table_name": table, "relation": 1, "lsn": f"0/{lsn:X}", "command": "ALTER TABLE"}
+            after |= {"columns": json.dumps(columns), "partitions": None}
+            value = {"op": "c", "after": after}
+            self.send(self.shop.topic("cdc.ddl"), [(json.dumps({"id": id_}).encode(), value, 0)])
+
+    def truncate(self, table: str) -> None:
+        value = {"op": "c", "after": {"table_name": table, "lsn": f"0/{FLOOR:X}"}}
+        self.send(self.shop.topic("cdc.truncation"), [(json.dumps({"table_name": table}).encode(), value, 0)])
+
+    def policy(self, topic: str, value: str) -> None:
+        self.topics.override({topic: {"cleanup.policy": value}})
+        wait_until(lambda: self.topics.settings([topic])[topic]["cleanup.policy"] == value, 10, "the policy")
+
+    def without_keys(self, topic: str) -> None:
+        """A compacted topic takes none."""
+        self.policy(topic, "delete")
+        wait_until(lambda: self._takes_no_key(topic), 10, "records without a key")
+        self.policy(topic, "compact")
+
+    def _takes_no_key(self, topic: str) -> bool:
+        try:
+            self.send(topic, [(None, row(1)[1], 0), (None, row(2)[1], 1)])
+        except kafka.errors.InvalidRecordError:
+            return False
+        return True
+
+    def cut(self, topic: str) -> None:
+        """What is compacted alone can't be cut."""
+        self.policy(topic, "delete")
+        wait_until(lambda: self._cuts(topic), 10, "records to be deleted")
+        self.policy(topic, "compact")
+
+    def _cuts(self, topic: str) -> bool:
+        try:
+            self.admin.delete_records({kafka.TopicPartition(topic, 0): 1})
+        except kafka.errors.PolicyViolationError:
+            return False
+        return True
+
+    def grow(self, topic: str) -> None:
+        self.admin.create_partitions({topic: 3})
+        wait_until(lambda: self.topics.ends([topic])[topic].partition_count == 3, 10, "the third partition")
+
+
+DEFECTS: dict[str, tuple[Planted, Change | None, dict[str, tuple[int, tuple[str, ...]]]]] = {
+    "clean": (CLEAN, None, {}),
+    "unknown": (UNKNOWN, None, {"unknown": (5, ("11", "12", "13", "14", "15"))}),
+    "outdated": (OUTDATED, None, {"outdated": (2, ("1", "4"))}),
+    "foreign": (FOREIGN, None, {"foreign": (4, ())}),
+    "keyless": (CLEAN, Broker.without_keys, {"keyless": (2, ())}),
+    "moved": (MOVED, None, {"moved": (2, ("1", "6"))}),
+    "unreadable": (UNREADABLE, None, {"unreadable": (2, ())}),
+    "policy": (CLEAN, lambda broker, topic: broker.policy(topic, "compact,delete"), {"policy": (1, ())}),
+    "start": ([row(2), *CLEAN], Broker.cut, {"start": (1, ())}),
+    "partitions": (CLEAN, Broker.grow, {"partitions": (1, ())}),
+    "retention": (
+        CLEAN,
+        lambda broker, topic: broker.topics.override({topic: {"delete.retention.ms": "3600000"}}),
+        {"retention": (1, ())},
+    ),
+}
+
+
+@pytest.fixture
+def broker(stack: Any, unique: str) -> Iterator[Broker]:
+    tables = ({"table": f"public.{name}", "partitions": 2} for name in DEFECTS)
+    shop = pipeline(unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka)
+    with Topics(shop.kafka) as topics:
+        topics.ensure(shop)
+        made = Broker(shop, topics)
+        yield made
+        made.producer.close()
+        made.admin.delete_topics([topic for topic in made.admin.list_topics() if unique in topic])
+        made.admin.close()
+
+
+def test_every_planted_defect_is_found_and_nothing_else(broker: Broker, spark: "SparkSession") -> None:
+    for name, (planted, change, _) in DEFECTS.items():
+        table = broker.table(name)
+        broker.truncate(table.qualified)
+        broker.send(table.topic, planted)
+        if change:
+            change(broker, table.topic)
+    broker.define("public.outdated")
+    auditor = Auditor(spark, broker.shop, broker.topics, PLACEHOLDER, [])
+    audits = {name: auditor.audit(broker.table(name)) for name in DEFECTS}
+    found = {name: {one.kind: (one.count, one.keys) for one in audit.findings} for name, audit in audits.items()}
+    assert found == {name: expected for name, (_, _, expected) in DEFECTS.items()}
+    warnings = {"clean", "unreadable", "retention"}
+    assert {name for name, audit in audits.items() if not audit.defects} == warnings
+    clean = audits["clean"]
+    assert (clean.records, clean.keys, clean.tombstones, clean.saved) == (len(CLEAN), 6, 2, len(CLEAN) - 6)
+    assert clean.dirty_ratio == round(clean.saved / len(CLEAN), 4)
+
+
+def test_views_that_have_missed_something(broker: Broker) -> None:
+    table = broker.table("clean")
+    broker.send(table.topic, CLEAN)
+    end = broker.topics.ends([table.topic])[table.topic]
+    odd, even = end.offsets[1], end.offsets[0]
+    # What is aborted leaves offsets without a record: nothing tells how old it is.
+    aborted = kafka.KafkaProducer(bootstrap_servers=broker.shop.kafka, transactional_id=table.topic)
+    aborted.init_transactions()
+    aborted.begin_transaction()
+    aborted.send(table.topic, key=key(1), value=None, partition=1).get(10)
+    aborted.abort_transaction()
+    aborted.close()
+    wait_until(lambda: broker.topics.ends([table.topic])[table.topic].offsets[1] == odd + 2, 10, "the end")
+
+    def at(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> Stored:
+        return Stored(Position(topic_id, offsets), at=time.time() - days * 86400)
+
+    views = {
+        "new": None,
+        "there": at(even, odd + 2, days=30),
+        # The next record is a minute old at most, so are the tombstones behind it.
+        "behind": at(even - 1, odd + 2, days=30),
+        "apart": at(even, odd, days=6),
+        "late": at(even, odd, days=8),
+        "recreated": at(even, odd, topic_id="another"),
+        "ahead": at(even + 1, odd + 2),
+        "narrow": at(even),
+    }
+    found = [(one.kind, one.defect, one.hint.split()[-1]) for one in of_views(broker.topics, table, views)]
+    late = ("deletes", False, "public.clean")
+    assert found == [late, ("behind", False, "recreated"), ("behind", False, "ahead"), ("partitions", True, "it")]
+
+
+def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> None:
+    shop = broker.shop.model_copy(update={"pipeline": "another"})
+    table = Table("public", "clean", (), ("id",), "another.public.clean")
+    found = Auditor(spark, shop, broker.topics, PLACEHOLDER, []).audit(table).findings
+    assert {(one.kind, one.defect) for one in found} == {("missing", True)}
+
+
+def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tuple(map(str, range(100)))
+    damaged = Audit("public.items", "t.public.items", (of_rows("unknown", 123, keys),), 20_000, 150, 3)
+    warned = Audit("public.others", "t.public.others", (of_rows("unreadable", 1),), 10, 10, repaired=7)
+    with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
+        cli_topics.tell([damaged, warned], as_json=False)
+    assert "--repair" in caught.value.hint
+    told = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in told.splitlines())
+    for words in (
+        "can't be replayed",
+        "replayable",
+        "19,850",
+        "99%",
+        "123 rows",
+        ": 0, 1, 2, 3, 4 and more",
+        "quarantine",
+    ):
+        assert words in " ".join(told.split()), told
+    cli_topics.tell([warned], as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["replayable"], document["topics"][0]["repaired"]) == (True, 7)
+    assert document["topics"][0]["findings"][0] | {"what": "", "hint": ""} == {
+        "kind": "unreadable",
+        "count": 1,
+        "what": "",
+        "hint": "",
+        "keys": [],
+        "defect": False,
+    }

@@ -1,0 +1,108 @@
+"""`cdc topics audit` on a real log: rows that only a compacted log lacks, found, sent again, and the view made anew."""
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from cdc import fence
+from cdc.audit import Auditor
+from cdc.compaction import compact
+from cdc.context import Context
+from cdc.finding import Audit
+from cdc.log import tally
+from cdc.topics import Topics
+from cdc.verify import compare
+from tests.scenarios.test_exact import begin
+from tests.support.shop import read
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+TABLE = "public.wide"
+
+
+def audited(world: "World", kafka: Topics) -> Audit:
+    """Once all that is committed is in the log, whether or not a view has applied it."""
+    with psycopg.connect(world.dsn) as connection:
+        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
+    fence.raise_fence(world.pipeline, kafka, world.described, now_ms, timeout_s=30)
+    placeholder = Context(world.file, world.folder).placeholder
+    return Auditor(world.spark, world.pipeline, kafka, placeholder, world.sinks).audit(world.described[0])
+
+
+def told(audit: Audit) -> dict[str, set[str]]:
+    return {one.kind: set(one.keys) for one in audit.findings}
+
+
+def ids(*numbers: int) -> set[str]:
+    return set(map(str, numbers))
+
+
+def compacted(world: "World", kafka: Topics) -> None:
+    count = lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
+    compact(kafka, world.pipeline, world.described, count=count, timeout_s=60)
+
+
+def sent(world: "World") -> Counter[str]:
+    """How often each row was read from its table."""
+    found = read(world.stack.endpoints.kafka, f"{world.name}.{TABLE}")
+    return Counter(str(one.key["id"]) for one in found if one.op == "r")
+
+
+def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> None:
+    world.sql(
+        "CREATE TABLE wide (id int PRIMARY KEY, n int, t text)",
+        "ALTER TABLE wide ALTER t SET STORAGE EXTERNAL",
+        "INSERT INTO wide SELECT n, 0, repeat('t', 9000) FROM generate_series(1, 20) n",
+    )
+    begin(world, f"{{table: {TABLE}, partitions: 2}}")
+    world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
+    # `cdc migrate` has set FULL.
+    world.sql("ALTER TABLE wide REPLICA IDENTITY DEFAULT", "UPDATE wide SET n = 1 WHERE id <= 5")
+    with world.running():
+        world.settle()
+    with Topics(world.stack.endpoints.kafka) as kafka:
+        whole = audited(world, kafka)
+        assert told(whole) == {}
+        assert (whole.records, whole.keys, whole.saved, whole.dirty_ratio) == (25, 20, 5, 0.2)
+        compacted(world, kafka)
+        lacking = audited(world, kafka)
+        assert told(lacking) == {"unknown": ids(*range(1, 6))}
+        assert (lacking.records, lacking.keys, lacking.saved) == (20, 20, 0)
+        # Nobody runs who would have all rows sent again.
+        world.sql(
+            "ALTER TABLE wide ADD d int DEFAULT 7",
+            "ALTER TABLE wide ADD e int",
+            "UPDATE wide SET t = t || n WHERE id = 6",
+        )
+        world.sql("DELETE FROM wide WHERE id = 20")
+        missed_deletes(world, kafka)
+        before = sent(world)
+        repaired = world.json("topics", "audit", "--repair")
+        assert (repaired["replayable"], repaired["topics"][0]["repaired"]) == (True, 18)
+        assert repaired["topics"][0]["findings"] == []
+        assert sent(world) - before == Counter(ids(*range(1, 6), *range(7, 20)))
+    world.rebuild("cache")
+    found = [one for table in world.described for one in compare(world.spark, table, world.dsn, world.sinks)]
+    assert [(one.equal, one.source_rows, one.view_rows) for one in found] == [(True, 19, 19)]
+
+
+def with_deletes(audit: Audit) -> Audit | None:
+    return audit if "deletes" in told(audit) else None
+
+
+def missed_deletes(world: "World", kafka: Topics) -> None:
+    """The view is behind a tombstone: no harm for as long as such are kept."""
+    outdated = {"unknown": ids(*range(1, 6)), "outdated": ids(*range(1, 6), *range(7, 20))}
+    assert told(audited(world, kafka)) == outdated
+    topic = f"{world.name}.{TABLE}"
+    before = kafka.overrides([topic])[topic]["delete.retention.ms"]
+    kafka.override({topic: {"delete.retention.ms": "1000"}})
+    late = wait_until(lambda: with_deletes(audited(world, kafka)), 30, "the tombstone to be of age")
+    assert late
+    assert told(late) == {**outdated, "deletes": set(), "retention": set()}
+    assert {one.kind for one in late.defects} == {"unknown", "outdated"}
+    kafka.override({topic: {"delete.retention.ms": before}})

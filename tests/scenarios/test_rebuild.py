@@ -1,0 +1,168 @@
+"""Views made again beside those that readers see: nobody notices, nothing wrong is shown, nothing is left over."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer
+
+from cdc.context import Context
+from cdc.generations import Build, Builds
+from cdc.rollback import rollback
+from cdc.topics import Topics
+from tests.support import readers, writer
+from tests.support.load import load
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+SINKS = ("search", "cache", "warehouse")
+USUAL_S = 15.0
+OLDEST_S = 15.0
+"""How much older than usual under this load a row may get that readers see: all servers, three streams, a rebuild, the
+writer and the readers share two cores."""
+KEPT_S = 3600.0
+
+
+def begin(world: "World", seed: str = writer.FILL) -> None:
+    world.write_file("{table: public.busy, partitions: 2}")
+    world.sql(writer.TABLE, seed)
+    world.cdc("migrate")
+    world.cdc("register")
+
+
+def pulse(world: "World") -> AbstractContextManager[None]:
+    """Row 0 says when it was written."""
+    world.sql(f"INSERT INTO busy VALUES (0, '{time.time()}', 0, now())")
+    beat = "UPDATE busy SET name = %s WHERE id = 0"
+    return load(world.dsn, lambda connection, _: connection.execute(beat, [str(time.time())]), readers.PULSE_S)
+
+
+def rolled_back(world: "World", name: str) -> float:
+    """`cdc rollback`; the seconds that it took."""
+    context = Context(world.file, world.folder)
+    (sink,) = context.sinks([name])
+    tables = context.tables
+    with Topics(context.pipeline.kafka) as kafka:
+        builds = Builds(context.pipeline, kafka)
+        began = time.monotonic()
+        rollback(builds, sink, tables, KEPT_S)
+        return time.monotonic() - began
+
+
+def rebuilt(world: "World", name: str) -> dict[str, float]:
+    """`cdc rebuild`; the seconds that each phase took."""
+    began: dict[str, float] = {}
+
+    def show(one: Build) -> None:
+        began.setdefault(one.phase, time.monotonic())
+
+    world.rebuild(name, show=show)
+    ends = [*began.values(), time.monotonic()][1:]
+    return {phase: round(end - start, 1) for (phase, start), end in zip(began.items(), ends, strict=True)}
+
+
+def generations(world: "World") -> dict[str, int]:
+    """How many there are of each sink's view."""
+    (table,) = world.described
+    return {sink.name: len(sink.generations(table)) for sink in world.sinks}
+
+
+def test_readers_notice_nothing(world: "World") -> None:
+    begin(world)
+    # Two of the three share two cores with everything else here; the third at its usual pace leaves them some.
+    world.file.write_text(world.file.read_text().replace("trigger_s: 1", "trigger_s: 5"))
+    with world.running():
+        with pulse(world), writer.writing(world.dsn, 300.0) as written:
+            world.settle()
+            polls = {
+                "search": readers.search(world.stack.endpoints.elasticsearch, f"{world.name}-public.busy"),
+                "cache": readers.cache(world.cache, f"{world.name}:public.busy:"),
+                "warehouse": readers.warehouse(world.warehouse / "public.busy" / "mirror"),
+            }
+            with readers.reading(polls) as usual:
+                time.sleep(USUAL_S)
+            with readers.reading(polls) as seen:
+                for name in SINKS:
+                    print(name, "rebuilt", rebuilt(world, name))
+                    time.sleep(3)
+                    for way in ("back", "forward"):
+                        took = rolled_back(world, name)
+                        print(name, way, round(took, 2))
+                        time.sleep(2)
+            print(written.rate, usual, seen)
+        world.settle()
+    assert {name: (one.errors, one.partial) for name, one in seen.items()} == dict.fromkeys(SINKS, ([], []))
+    late = {name: (usual[name].oldest_s, one.oldest_s) for name, one in seen.items()}
+    assert all(now < before + OLDEST_S for before, now in late.values()), late
+    assert all(one.polls > 20 for one in seen.values())
+    world.assert_equal()
+
+
+def test_what_differs_is_never_shown(world: "World") -> None:
+    """A row that the log has and the source has not: the planted twin of every rebuild that ends well."""
+    begin(world, "INSERT INTO busy SELECT n, 'row', n, now() FROM generate_series(1, 100) n")
+    with world.running():
+        world.settle()
+    (table,) = world.described
+    consumer = KafkaConsumer(table.topic, bootstrap_servers=world.stack.endpoints.kafka, auto_offset_reset="earliest")
+    try:
+        record = next(one for one in consumer if one.value)
+    finally:
+        consumer.close()
+    producer = KafkaProducer(bootstrap_servers=world.stack.endpoints.kafka)
+    producer.send(
+        table.topic, key=record.key.replace(b'"id":', b'"id":90'), value=record.value.replace(b'"id":', b'"id":90')
+    ).get(10)
+    producer.close()
+    before = [sink.generations(table) for sink in world.sinks]
+    failed = world.cdc("rebuild", "search", code=8)
+    assert "1 extra" in " ".join(failed.stderr.split())
+    assert [sink.generations(table) for sink in world.sinks] == before
+    world.assert_equal()
+
+
+KILLED = """
+import os, signal, sys, threading
+from cdc import cli, rebuild
+from cdc.generations import Build, Builds
+at, after_s = sys.argv[1], float(sys.argv[2])
+def kill(): os.kill(os.getpid(), signal.SIGKILL)
+say = rebuild.Rebuild._say
+def told(self, **news):
+    say(self, **news)
+    if self._build.phase == at and not told.armed:
+        told.armed = True
+        threading.Timer(after_s, kill).start() if after_s else kill()
+told.armed = False
+rebuild.Rebuild._say = told
+if at == "retire":
+    rebuild.keep = lambda *_: kill()
+sys.argv = ["cdc", *sys.argv[3:]]
+cli.main()
+"""
+PHASES = (("replay", 1.0), ("catch up", 0.0), ("verify", 1.0), ("promote", 0.0), ("retire", 0.0))
+
+
+@pytest.mark.parametrize("sink", ["warehouse"])
+def test_killed_in_every_phase(world: "World", sink: str) -> None:
+    """The same command again and again, each time ended in a later phase; then once to the end."""
+    begin(world)
+    with world.running():
+        world.settle()
+        for phase, after_s in PHASES:
+            world.sql("UPDATE busy SET amount = amount + 1 WHERE id % 10 = 0")
+            words = world.command("rebuild", sink, "--keep", "0")[3:]
+            done = subprocess.run(
+                [sys.executable, "-c", KILLED, phase, str(after_s), *words], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == -signal.SIGKILL, (phase, done.returncode, done.stderr[-3000:])
+        world.cdc("rebuild", sink, "--keep", "0")
+        world.settle()
+        world.assert_equal()
+    assert generations(world) == dict.fromkeys(SINKS, 1)

@@ -1,0 +1,90 @@
+"""`cdc verify` while others write: no false alarm, every planted fault and no other, repair through the log."""
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+import redis
+from pyspark.sql import functions as F
+
+from cdc.comparison import Comparison
+from cdc.repair import repair
+from cdc.verify import Options, verify
+from tests.support import writer
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+PLANTED = 7
+"""Faults of each class in each view: in rows that nobody changes any more."""
+
+
+def begin(world: "World") -> None:
+    world.write_file("{table: public.busy, partitions: 2}")
+    world.sql(writer.TABLE, writer.FILL)
+    world.cdc("migrate")
+    world.cdc("register")
+
+
+def verified(world: "World", options: Options | None = None) -> list[Comparison]:
+    return verify(world.spark, world.pipeline, world.described, world.sinks, options or Options())
+
+
+def plant(world: "World") -> None:
+    """PLANTED rows missing, extra and different in each view."""
+    missing, different = range(1, PLANTED + 1), range(101, PLANTED + 101)
+    index = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.busy"
+    cache, prefix = redis.Redis.from_url(world.cache), f"{world.name}:public.busy:"
+    for number in missing:
+        httpx.delete(f"{index}/_doc/{number}").raise_for_status()
+        cache.delete(f"{prefix}{number}")
+    for number in different:
+        wrong = {"id": number, "name": "wrong", "amount": f"{number / 7.0:.2f}"}
+        httpx.put(f"{index}/_doc/{number}", json=wrong).raise_for_status()
+        cache.set(f"{prefix}{number}", json.dumps(wrong))
+    for number in range(90_001, 90_001 + PLANTED):
+        httpx.put(f"{index}/_doc/{number}", json={"id": number}).raise_for_status()
+        cache.set(f"{prefix}{number}", json.dumps({"id": number}))
+    mirror = f"delta.`{world.warehouse}/public.busy/mirror`"
+    world.spark.sql(f"DELETE FROM {mirror} WHERE id BETWEEN 1 AND {PLANTED}")
+    world.spark.sql(f"UPDATE {mirror} SET name = 'wrong' WHERE id BETWEEN 101 AND {100 + PLANTED}")
+    folder = f"{world.warehouse}/public.busy/mirror"
+    rows = world.spark.read.format("delta").load(folder).where(f"id BETWEEN 201 AND {200 + PLANTED}")
+    ghosts = rows.withColumn("id", F.col("id") + 90_000).withColumn("_cdc_id", F.col("id").cast("string"))
+    ghosts.write.format("delta").mode("append").save(folder)
+
+
+def assert_equal(found: list[Comparison]) -> None:
+    assert [one.to_dict() for one in found if not one.equal or one.undecided] == []
+    assert all(one.view_rows > 0 for one in found)
+
+
+def test_under_load(world: "World") -> None:
+    began = int(time.time() * 1000)
+    begin(world)
+    with world.running():
+        world.settle()
+        with writer.writing(world.dsn, 250.0) as written:
+            assert_equal(verified(world))
+        assert written.rate > 150
+        for options in (Options(sample=20.0), Options(since_ms=began)):
+            assert_equal(verified(world, options))
+    plant(world)
+    with world.running():
+        with writer.writing(world.dsn, 250.0):
+            found = verified(world)
+            assert [(one.sink, one.missing, one.extra, one.different) for one in found] == [
+                (sink.name, PLANTED, PLANTED, PLANTED) for sink in world.sinks
+            ]
+            for one in found:
+                named = {(row.id, row.kind, row.column) for row in one.known}
+                assert {(str(n), "missing", None) for n in range(1, PLANTED + 1)} <= named
+                assert {(str(n), "different", "name") for n in range(101, 101 + PLANTED)} <= named
+            mended = repair(world.spark, world.pipeline, world.described, world.sinks, Options(), found)
+            told = [(one.sink, one.equal, one.undecided, one.repaired) for one in mended]
+            assert told == [(sink.name, True, 0, 3 * PLANTED) for sink in world.sinks]
+        world.settle()
+    world.assert_equal()

@@ -1,0 +1,41 @@
+"""What Prometheus finds after comparisons."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import httpx
+import pytest
+
+from cdc.comparison import Comparison
+from cdc.errors import SettingsError
+from cdc.metrics import Metrics
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    with closing(Metrics(0)) as made:
+        yield made
+
+
+def fetched(metrics: Metrics) -> dict[str, float]:
+    text = httpx.get(f"http://127.0.0.1:{metrics.port}/metrics").raise_for_status().text
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_the_last_comparison_is_told(metrics: Metrics) -> None:
+    for missing in (3, 2):
+        metrics.tell([Comparison("cache", "public.busy", source_rows=10, missing=missing, undecided=1)])
+    metrics.failed()
+    found = fetched(metrics)
+    assert found['cdc_verify_differences{kind="missing",sink="cache",table="public.busy"}'] == 2
+    assert found['cdc_verify_differences{kind="extra",sink="cache",table="public.busy"}'] == 0
+    assert found['cdc_verify_undecided{sink="cache",table="public.busy"}'] == 1
+    assert found['cdc_verify_source_rows{sink="cache",table="public.busy"}'] == 10
+    assert found["cdc_verify_failures_total"] == 1
+    assert found["cdc_verify_timestamp_seconds"] > 1.7e9
+
+
+def test_a_port_that_is_taken_is_named(metrics: Metrics) -> None:
+    with pytest.raises(SettingsError, match=str(metrics.port)):
+        Metrics(metrics.port)

@@ -1,0 +1,58 @@
+"""`make test` runs every test file once, fails when one of them does, and leaves none behind on Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.__main__ import STAGES, main
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_every_file_is_in_one_stage() -> None:
+    runs = [words for stage in STAGES for words in stage.values()]
+    for path in TESTS.rglob("test_*.py"):
+        name = str(path.relative_to(TESTS.parent))
+        taking = [
+            words
+            for words in runs
+            if f"--ignore={name}" not in words and any(name == word or name.startswith(f"{word}/") for word in words)
+        ]
+        assert len(taking) == 1, (name, taking)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "pytest.ini").touch()
+    for name, body in {"good": "pass", "bad": "assert False", "slow": "import time; time.sleep(60)"}.items():
+        (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
+    return {path.stem.removeprefix("test_"): str(path) for path in tmp_path.glob("test_*.py")}
+
+
+def test_one_that_fails_ends_it(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([{"good": [files["good"]]}]) == 0
+    assert main([{"good": [files["good"]], "bad": [files["bad"]]}, {"after": [files["good"]]}]) == 1
+    printed = capfd.readouterr().out
+    assert "bad       " in printed
+    assert "after     " not in printed
+
+
+def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
+    script = f"from tests.__main__ import main; main([dict(slow=[{files['slow']!r}], good=[{files['good']!r}])])"
+    run = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=TESTS.parent
+    )
+    assert run.stdout
+    while "good" not in run.stdout.readline():
+        pass
+    time.sleep(2)
+    os.killpg(run.pid, signal.SIGINT)
+    printed, _ = run.communicate(timeout=20)
+    assert "KeyboardInterrupt" in printed
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run.pid, 0)
