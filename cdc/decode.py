@@ -14,7 +14,7 @@ it gets a `problem` instead, and every record keeps its `record` (key, value) fo
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -58,7 +58,7 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
         F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
         *((F.struct("key", "value").alias("record"),) if reading.careful else ()),
     )
-    named = opened.withColumn("id", by_topic(tables, lambda table: row_id(table, F.col("key"))))
+    named = opened.withColumn("id", by_topic(tables, _id))
     wrong = _wrong(tables, form, reading)
     good = named.withColumn("problem", wrong) if reading.careful else named.withColumn("id", _or_stop(wrong))
     return good.select(*_columns(tables, form, reading))
@@ -66,23 +66,41 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
 
 def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Column]:
     placeholder, envelope = Placeholder(reading.placeholder), F.col("envelope")
-    after = F.when(envelope.op != "d", envelope.after)
-    carried = placeholder.masked(after)
+    after = _after()
     own = [F.col(name) for name in ("topic", "partition", "offset", "id")]
     own += [placeholder.kept(after).alias("kept"), _dead(_lsn(envelope.source), reading.floors).alias("dead")]
     if reading.careful:
         own += [F.col("problem"), F.col("record")]
-        carried = F.when(F.col("problem").isNull(), carried)
+
+    def intact(value: Column) -> Column:
+        return F.when(F.col("problem").isNull(), value) if reading.careful else value
+
     if form == "documents":
-        return [*own, by_topic(tables, lambda table: document(table, carried)).alias("document")]
+        documents = by_topic(tables, lambda table: _document(table, reading.placeholder))
+        return [*own, intact(documents).alias("document")]
     return [
         *own,
         F.col("key"),
         envelope.op.alias("op"),
-        carried.alias("after"),
+        intact(placeholder.masked(after)).alias("after"),
         _lsn(envelope.source).alias("lsn"),
         envelope.source.ts_us.alias("commit_us"),
     ]
+
+
+def _after() -> Column:
+    return F.when(F.col("envelope").op != "d", F.col("envelope").after)
+
+
+# Built once a table: a stream that starts again would wait seconds for its thousands of calls into the JVM.
+@cache
+def _id(table: Table) -> Column:
+    return row_id(table, F.col("key"))
+
+
+@cache
+def _document(table: Table, placeholder: str) -> Column:
+    return document(table, Placeholder(placeholder).masked(_after()))
 
 
 def _wrong(tables: Sequence[Table], form: Form, reading: Reading) -> Column:

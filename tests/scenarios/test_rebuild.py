@@ -77,24 +77,22 @@ def test_readers_notice_nothing(world: "World") -> None:
     begin(world)
     # Two of the three share two cores with everything else here; the third at its usual pace leaves them some.
     world.file.write_text(world.file.read_text().replace("trigger_s: 1", "trigger_s: 5"))
-    with world.running():
+    places = {
+        "search": [world.stack.endpoints.elasticsearch, f"{world.name}-public.busy"],
+        "cache": [world.cache, f"{world.name}:public.busy:"],
+        "warehouse": [str(world.warehouse / "public.busy" / "mirror")],
+    }
+    with world.process():
         with pulse(world), writer.writing(world.dsn, 300.0) as written:
             world.settle()
-            polls = {
-                "search": readers.search(world.stack.endpoints.elasticsearch, f"{world.name}-public.busy"),
-                "cache": readers.cache(world.cache, f"{world.name}:public.busy:"),
-                "warehouse": readers.warehouse(world.warehouse / "public.busy" / "mirror"),
-            }
-            with readers.reading(polls) as usual:
+            with readers.reading(places) as usual:
                 time.sleep(USUAL_S)
-            with readers.reading(polls) as seen:
+            with readers.reading(places) as seen:
                 for name in SINKS:
                     print(name, "rebuilt", rebuilt(world, name))
-                    time.sleep(3)
                     for way in ("back", "forward"):
-                        took = rolled_back(world, name)
-                        print(name, way, round(took, 2))
-                        time.sleep(2)
+                        world.settle()
+                        print(name, way, round(rolled_back(world, name), 2))
             print(written.rate, usual, seen)
         world.settle()
     assert {name: (one.errors, one.partial) for name, one in seen.items()} == dict.fromkeys(SINKS, ([], []))

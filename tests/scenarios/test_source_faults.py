@@ -33,8 +33,7 @@ def shop(stack: Any, postgres_dsn: str, unique: str) -> Iterator[Shop]:
 def restarted(shop: Shop) -> None:
     """Connect starts the task anew."""
     with Connect(shop.connect) as connect:
-        before = connect.state(shop.pipeline.pipeline)
-        assert before.running
+        wait_until(lambda: connect.state(shop.pipeline.pipeline).running, 30, "the connector to run")
     answer = httpx.post(f"{shop.connect}/connectors/{shop.pipeline.pipeline}/restart?includeTasks=true", timeout=30)
     assert answer.status_code in (202, 204)
 

@@ -1,15 +1,17 @@
 """Readers of three views that know nothing of generations: what they see, and how old it is, again and again.
 
-The table is `tests.support.writer`'s: rows 1 to ROWS are there for good, row 0 says when it was written.
+The table is `tests.support.writer`'s: rows 1 to ROWS are there for good, row 0 says when it was written. They read in
+a process of their own, so that nothing else of a test keeps them waiting.
 """
 
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 
 import deltalake
 import httpx
@@ -57,9 +59,9 @@ def cache(url: str, prefix: str) -> Poll:
     return poll
 
 
-def warehouse(path: Path) -> Poll:
+def warehouse(path: str) -> Poll:
     def poll() -> tuple[int, float]:
-        table = deltalake.DeltaTable(str(path))
+        table = deltalake.DeltaTable(path)
         query = f"SELECT count(CASE WHEN id BETWEEN 1 AND {ROWS} THEN 1 END) AS n, max(CASE WHEN id = 0 THEN name END)"
         found = deltalake.QueryBuilder().register("t", table).execute(f"{query} AS pulse FROM t").read_all()
         return found.column("n").to_pylist()[0], float(found.column("pulse").to_pylist()[0])
@@ -67,31 +69,49 @@ def warehouse(path: Path) -> Poll:
     return poll
 
 
+VIEWS: Mapping[str, Callable[..., Poll]] = {"search": search, "cache": cache, "warehouse": warehouse}
+
+
 @contextmanager
-def reading(polls: dict[str, Poll]) -> Iterator[dict[str, Seen]]:
-    """Poll each view for as long as the context lasts."""
-    stop, seen = threading.Event(), {name: Seen() for name in polls}
-
-    def read(name: str, poll: Poll) -> None:
-        one = seen[name]
-        while not stop.wait(PULSE_S):
-            try:
-                began = time.time()
-                rows, pulse = poll()
-            except Exception as error:
-                one.errors.append(repr(error)[:300])
-                continue
-            one.polls += 1
-            if rows != ROWS:
-                one.partial.append(rows)
-            one.oldest_s = max(one.oldest_s, began - pulse)
-
-    threads = [threading.Thread(target=read, args=item) for item in polls.items()]
-    for thread in threads:
-        thread.start()
+def reading(places: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Seen]]:
+    """Poll each view, by its name in VIEWS, for as long as the context lasts; what was seen is there afterwards."""
+    seen: dict[str, Seen] = {}
+    command = [sys.executable, "-m", __name__, json.dumps(places)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield seen
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+        told, _ = process.communicate()
+    seen.update({name: Seen(**one) for name, one in json.loads(told).items()})
+
+
+def main() -> None:
+    """The word: places as JSON. Reads until standard input ends, then prints what it has seen."""
+    polls = {name: VIEWS[name](*place) for name, place in json.loads(sys.argv[1]).items()}
+    stop, seen = threading.Event(), {name: Seen() for name in polls}
+    threads = [threading.Thread(target=_read, args=(poll, seen[name], stop)) for name, poll in polls.items()]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    json.dump({name: asdict(one) for name, one in seen.items()}, sys.stdout)
+
+
+def _read(poll: Poll, seen: Seen, stop: threading.Event) -> None:
+    while not stop.wait(PULSE_S):
+        try:
+            began = time.time()
+            rows, pulse = poll()
+        except Exception as error:
+            seen.errors.append(repr(error)[:300])
+            continue
+        seen.polls += 1
+        if rows != ROWS:
+            seen.partial.append(rows)
+        seen.oldest_s = max(seen.oldest_s, began - pulse)
+
+
+if __name__ == "__main__":
+    main()

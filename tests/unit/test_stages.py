@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,9 @@ def test_every_file_is_in_one_stage() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "pytest.ini").touch()
-    for name, body in {"good": "pass", "bad": "assert False", "slow": "import time; time.sleep(60)"}.items():
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -s\n")
+    slow = "import time; print('begun', flush=True); time.sleep(60)"
+    for name, body in {"good": "pass", "bad": "assert False", "slow": slow}.items():
         (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
     return {path.stem.removeprefix("test_"): str(path) for path in tmp_path.glob("test_*.py")}
 
@@ -48,9 +48,8 @@ def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=TESTS.parent
     )
     assert run.stdout
-    while "good" not in run.stdout.readline():
+    while "begun" not in run.stdout.readline():
         pass
-    time.sleep(2)
     os.killpg(run.pid, signal.SIGINT)
     printed, _ = run.communicate(timeout=20)
     assert "KeyboardInterrupt" in printed
