@@ -48,27 +48,44 @@ class Reading:
 
 def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Reading) -> DataFrame:
     """Every record as a change, in the form that a sink takes."""
+    placeholder, envelope, after = Placeholder(reading.placeholder), F.col("envelope"), F.col("after")
+    place = ("topic", "partition", "offset", *(("record",) if reading.careful else ()))
+    told = ("key", "tombstone", "valid")
     opened = records.select(
-        "topic",
-        "partition",
-        "offset",
+        *place[:3],
         F.col("key").cast("string").alias("key"),
         F.col("value").isNull().alias("tombstone"),
         _is_text("key", "value").alias("valid"),
         F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
         *((F.struct("key", "value").alias("record"),) if reading.careful else ()),
     )
-    named = opened.withColumn("id", by_topic(tables, _id))
+    # A select for each value that several others are made from: within one Spark would make it anew for each of them.
+    named = opened.select(
+        *place,
+        *told,
+        by_topic(tables, _id).alias("id"),
+        envelope.op.alias("op"),
+        F.when(envelope.op != "d", envelope.after).alias("after"),
+        _lsn(envelope.source).alias("lsn"),
+        envelope.source.ts_us.alias("commit_us"),
+        F.concat(F.lit("."), envelope.source.schema, F.lit("."), envelope.source.table).alias("origin"),
+    )
+    suspected = named.withColumn("suspected", placeholder.suspected(after))
+    carried = suspected.select(
+        *place,
+        *told,
+        *("id", "op", "lsn", "commit_us", "origin"),
+        placeholder.masked(after, F.col("suspected")).alias("after"),
+        placeholder.kept(after, F.col("suspected")).alias("kept"),
+    )
     wrong = _wrong(tables, form, reading)
-    good = named.withColumn("problem", wrong) if reading.careful else named.withColumn("id", _or_stop(wrong))
+    good = carried.withColumn("problem", wrong) if reading.careful else carried.withColumn("id", _or_stop(wrong))
     return good.select(*_columns(tables, form, reading))
 
 
 def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Column]:
-    placeholder, envelope = Placeholder(reading.placeholder), F.col("envelope")
-    after = _after()
-    own = [F.col(name) for name in ("topic", "partition", "offset", "id")]
-    own += [placeholder.kept(after).alias("kept"), _dead(_lsn(envelope.source), reading.floors).alias("dead")]
+    own = [F.col(name) for name in ("topic", "partition", "offset", "id", "kept")]
+    own.append(_dead(F.col("lsn"), reading.floors).alias("dead"))
     if reading.careful:
         own += [F.col("problem"), F.col("record")]
 
@@ -76,20 +93,8 @@ def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Colu
         return F.when(F.col("problem").isNull(), value) if reading.careful else value
 
     if form == "documents":
-        documents = by_topic(tables, lambda table: _document(table, reading.placeholder))
-        return [*own, intact(documents).alias("document")]
-    return [
-        *own,
-        F.col("key"),
-        envelope.op.alias("op"),
-        intact(placeholder.masked(after)).alias("after"),
-        _lsn(envelope.source).alias("lsn"),
-        envelope.source.ts_us.alias("commit_us"),
-    ]
-
-
-def _after() -> Column:
-    return F.when(F.col("envelope").op != "d", F.col("envelope").after)
+        return [*own, intact(by_topic(tables, _document)).alias("document")]
+    return [*own, *map(F.col, ("key", "op")), intact(F.col("after")).alias("after"), *map(F.col, ("lsn", "commit_us"))]
 
 
 # Built once a table: a stream that starts again would wait seconds for its thousands of calls into the JVM.
@@ -99,35 +104,34 @@ def _id(table: Table) -> Column:
 
 
 @cache
-def _document(table: Table, placeholder: str) -> Column:
-    return document(table, Placeholder(placeholder).masked(_after()))
+def _document(table: Table) -> Column:
+    return document(table, F.col("after"))
 
 
 def _wrong(tables: Sequence[Table], form: Form, reading: Reading) -> Column:
     """Why a record isn't a change of its topic's table; null when it is. Names no value."""
-    envelope, tombstone = F.col("envelope"), F.col("tombstone")
-    op, after, origin = envelope.op, envelope.after, envelope.source
-    elsewhere = ~F.col("topic").endswith(F.concat(F.lit("."), origin.schema, F.lit("."), origin.table))
+    op, row = F.col("op"), F.col("after")
     found = (
         F.when(F.col("key").isNull(), "it has no key")
         .when(~F.col("valid"), "its bytes are no text")
         .when(F.col("id").isNull(), "its key is not one of the table")
-        .when(tombstone, F.lit(None))
+        .when(F.col("tombstone"), F.lit(None))
         .when(op.isNull(), "its value is no change event")
         .when(~op.isin("r", "c", "u", "d"), "its operation is unknown")
-        .when((op != "d") & (after.isNull() | ~after.startswith("{")), "it lacks the row")
-        .when(elsewhere, "it is of another table")
+        .when((op != "d") & (row.isNull() | ~row.startswith("{")), "it lacks the row")
+        .when(~F.col("topic").endswith(F.col("origin")), "it is of another table")
     )
     if reading.careful:
-        masked, holds = Placeholder(reading.placeholder).masked(after), reading.holds or form
-        found = found.when(op != "d", by_topic(tables, lambda table: unfit(table, masked, holds)))
+        holds = reading.holds or form
+        found = found.when(op != "d", by_topic(tables, lambda table: unfit(table, row, holds)))
     return found
 
 
 def _is_text(*names: str) -> Column:
     """Whether bytes are UTF-8: Spark would replace what isn't, silently."""
     return reduce(
-        lambda a, b: a & b, (F.coalesce(F.is_valid_utf8(F.col(n).cast("string")), F.lit(True)) for n in names)
+        lambda a, b: a & b,
+        (F.col(n).isNull() | F.try_validate_utf8(F.col(n).cast("string")).isNotNull() for n in names),
     )
 
 

@@ -52,7 +52,10 @@ def _aggregates(value: str, further: tuple[str, ...], *, careful: bool) -> tuple
         F.max_by(change, F.when(living, F.col("offset"))).alias("newest"),
         *(F.max_by(F.col(name), F.when(living, F.col("offset"))).alias(name) for name in further),
         F.max_by(change, F.when(living & ~partial, F.col("offset"))).alias("whole"),
-        F.collect_list(F.when(wrong, F.col("offset"))).alias("wrong"),
+        # A list costs more than all else here, even an empty one.
+        (F.collect_list(F.when(wrong, F.col("offset"))) if careful else F.lit(None).cast("array<bigint>")).alias(
+            "wrong"
+        ),
         F.collect_list(F.when(partial, change)).alias("partial"),
         F.count_if(F.col("offset") >= 0).alias("records"),
         F.count_if(F.col("dead") & ~wrong).alias("dead"),

@@ -12,6 +12,8 @@ from cdc.sink import Batch
 
 Ends = Mapping[str, Mapping[int, int]]
 """Topic, partition: an offset."""
+COMPILED = 50_000
+"""Records from which expressions are compiled: seconds once, then a third less for each; a small batch would wait."""
 
 
 def advances(
@@ -32,6 +34,7 @@ def advances(
 def make_batch(writer: str, form: Form, steps: Sequence[Advance], decoded: DataFrame, tasks: int) -> Batch:
     """The records of a step, decoded in a sink's form, with their fold; lazy."""
     records = sum(step.offsets for step in steps)
+    decoded.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if records > COMPILED else "NO_CODEGEN")
     # Each table's events are picked out of all of them: one task for each picks faster than one for every partition.
     events = decoded.coalesce(1) if form == "events" and records <= order.SMALL else decoded
     return Batch(writer, tuple(steps), events, order.fold(events, form, records, tasks))

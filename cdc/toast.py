@@ -38,19 +38,19 @@ class Placeholder:
         marks = (*(one for one in self.shapes[:3]), _compact(list(raw))[1:-1])
         return reduce(lambda a, b: a | b, (row.contains(F.lit(mark)) for mark in marks))
 
-    def kept(self, row: Column) -> Column:
-        """The names of the columns without a value, array<string>; null when there is none."""
+    def kept(self, row: Column, suspected: Column) -> Column:
+        """The names of the columns without a value, array<string>; null when there is none, or none is suspected."""
         values = F.from_json(row, "map<string, string>")
         # Spark gives a nested value as its JSON text, a string as itself.
         listed = [shape if isinstance(shape, str) else _compact(shape) for shape in self.shapes]
         names = F.map_keys(F.map_filter(values, lambda _, value: value.isin(listed)))
-        return F.when(self.suspected(row), F.when(F.size(names) > 0, names))
+        return F.when(suspected, F.when(F.size(names) > 0, names))
 
-    def masked(self, row: Column) -> Column:
+    def masked(self, row: Column, suspected: Column) -> Column:
         """The row with null in the place of every placeholder."""
         fragments = sorted((_compact(shape) for shape in self.shapes), key=len, reverse=True)
         cleaned = reduce(lambda text, part: F.replace(text, F.lit(part), F.lit("null")), fragments, row)
-        return F.when(self.suspected(row), cleaned).otherwise(row)
+        return F.when(suspected, cleaned).otherwise(row)
 
 
 def _compact(value: object) -> str:

@@ -52,11 +52,11 @@ def floor_ignored(lsn: Column, floors: Mapping[str, int]) -> Column:
     return F.lit(False)
 
 
-def placeholder_passed(self: Placeholder, row: Column) -> Column:
+def placeholder_passed(self: Placeholder, row: Column, _: Column) -> Column:
     return row
 
 
-def nothing_kept(self: Placeholder, row: Column) -> Column:
+def nothing_kept(self: Placeholder, row: Column, _: Column) -> Column:
     return F.lit(None).cast("array<string>")
 
 

@@ -41,10 +41,11 @@ def test_every_shape_is_a_placeholder(spark: "SparkSession", kind: str) -> None:
     """Alone, beside others, and never what merely looks like one."""
     shape = SHAPES[kind]
     near = {"x": PLACEHOLDER[:-1], "y": [PLACEHOLDER[:-1]], "z": list(PLACEHOLDER.encode())[:-1]}
-    row = packed({"a": shape, **near, "b": "b", "é": shape, "c": None}).decode()
-    placeholder = Placeholder(PLACEHOLDER)
-    held = spark.createDataFrame([(row,)], "row string")
-    kept, masked = held.select(placeholder.kept(F.col("row")), placeholder.masked(F.col("row"))).collect()[0]
+    text = packed({"a": shape, **near, "b": "b", "é": shape, "c": None}).decode()
+    placeholder, row = Placeholder(PLACEHOLDER), F.col("row")
+    held = spark.createDataFrame([(text,)], "row string")
+    suspected = placeholder.suspected(row)
+    kept, masked = held.select(placeholder.kept(row, suspected), placeholder.masked(row, suspected)).collect()[0]
     assert sorted(kept) == ["a", "é"]
     assert twin.loads(masked) == {"a": None, **near, "b": "b", "é": None, "c": None}
 
