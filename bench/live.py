@@ -22,6 +22,8 @@ MARK_S = 0.05
 WARM_S = 20.0
 SINKS = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (10.0, 10.0)}
 """The most that p50 and p99 may be, seconds."""
+RUN = ("spark", "python", "bench")
+"""The processes that `cdc run` would be: the driver is this one."""
 
 
 @contextmanager
@@ -62,6 +64,9 @@ def latency(stage: Stage, rate: float, seconds: float) -> Iterator[Figure]:
         stop.set()
         for thread in threads:
             thread.join()
+    used = Figure("memory of `cdc run`, three sinks", "GB", 3.0, "most", changes=changes)
+    used.ours.append(sum(meter.cost.peak_mb.get(name, 0.0) for name in RUN) / 1024)
+    yield used
     for name, watch in watches.items():
         for share, most in zip((0.5, 0.99), SINKS[name], strict=True):
             missed = watch.unseen + len(watch.pending)
@@ -108,7 +113,7 @@ def idle(stage: Stage, seconds: float) -> Iterator[Figure]:
         time.sleep(WARM_S)
         with stage.meter() as meter:
             time.sleep(seconds)
-    used = sum(meter.cost.cpu_s.get(name, 0.0) for name in ("spark", "python", "bench"))
+    used = sum(meter.cost.cpu_s.get(name, 0.0) for name in RUN)
     figure = Figure("idle: share of one core in Spark", "%", 3.0, "most", changes=1)
     figure.ours.append(100 * used / seconds)
     yield figure
