@@ -72,9 +72,11 @@ class Meter:
         found: list[tuple[str, psutil.Process]] = []
         for name, pid in self._roots.items():
             found += [(name, one) for one in _tree(pid)]
-        own = psutil.Process()
+        own, servers = psutil.Process(), {one.pid for _, one in found}
         found.append(("bench", own))
-        return found + [(_role(one), one) for one in own.children(recursive=True) if _role(one)]
+        # The servers are children of this process as well.
+        others = [one for one in own.children(recursive=True) if one.pid not in servers]
+        return found + [(role, one) for one in others if (role := _role(one))]
 
 
 def _tree(pid: int) -> list[psutil.Process]:
