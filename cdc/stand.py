@@ -23,6 +23,8 @@ AGAIN_S = 10.0
 """How often the sink itself is looked at: a table set aside may fit by now, a view may have been lost or cleared."""
 HOLD_S = 5.0
 """How long the live views wait at most while readers are being shown others."""
+LATELY_S = 10.0
+"""How long after a switch whoever has kept current what readers see now may still be at it."""
 
 
 Describe = Callable[[Sequence[Definition]], tuple[Sequence[Table], Mapping[str, list[str]]]]
@@ -120,7 +122,9 @@ class Stand:
     def switching(self) -> bool:
         """Whether another writer may have been at the views because readers are being shown another generation."""
         self._builds.read()
-        return self.switched() or self._switching() or self._kept != self._keeping()
+        build = self._builds.found.get(self._sink.name)
+        lately = build is not None and build.phase == "kept" and time.time() - build.at < LATELY_S
+        return lately or self.switched() or self._switching() or self._kept != self._keeping()
 
     def outrun(self) -> bool:
         """Wait while readers are being shown another generation, which couldn't catch up otherwise; whether they are.
