@@ -14,6 +14,7 @@ from bench.workload import Bench
 from cdc import settings, source
 from cdc.change import Position
 from cdc.context import Context
+from cdc.log import records
 from cdc.session import session
 from cdc.sink import Sink
 from cdc.stream import Stream
@@ -96,13 +97,7 @@ class Stage:
 
     def log(self) -> DataFrame:
         """The topic as Spark reads it."""
-        return (
-            self.spark.read.format("kafka")
-            .option("kafka.bootstrap.servers", self.pipeline.kafka)
-            .option("subscribe", self.table.topic)
-            .option("kafka.isolation.level", "read_committed")
-            .load()
-        )
+        return records(self.spark, self.pipeline.kafka, {self.table.topic: self.ends()})
 
     def apply(self, sink: Sink) -> None:
         """What `cdc run --until-caught-up` does for one sink, in a Spark that is warm."""

@@ -49,19 +49,18 @@ class Reading:
 def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Reading) -> DataFrame:
     """Every record as a change, in the form that a sink takes."""
     placeholder, envelope, after = Placeholder(reading.placeholder), F.col("envelope"), F.col("after")
-    place = ("topic", "partition", "offset", *(("record",) if reading.careful else ()))
-    told = ("key", "tombstone", "valid")
+    place, whole = ("topic", "partition", "offset"), ("record",) if reading.careful else ()
+    told = (*place, *whole, "key", "tombstone", "valid")
     opened = records.select(
-        *place[:3],
+        *place,
         F.col("key").cast("string").alias("key"),
         F.col("value").isNull().alias("tombstone"),
         _is_text("key", "value").alias("valid"),
         F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
-        *((F.struct("key", "value").alias("record"),) if reading.careful else ()),
+        *(F.struct("key", "value").alias(name) for name in whole),
     )
     # A select for each value that several others are made from: within one Spark would make it anew for each of them.
     named = opened.select(
-        *place,
         *told,
         by_topic(tables, _id).alias("id"),
         envelope.op.alias("op"),
@@ -72,7 +71,6 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
     )
     suspected = named.withColumn("suspected", placeholder.suspected(after))
     carried = suspected.select(
-        *place,
         *told,
         *("id", "op", "lsn", "commit_us", "origin"),
         placeholder.masked(after, F.col("suspected")).alias("after"),

@@ -5,7 +5,6 @@ Phases: replay (one pass over the log as it is now), catch up (the stream goes o
 command goes on where it was ended, in whatever way; until the switch readers see what they saw.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,11 +24,11 @@ from cdc.change import Position, Table, new_generation
 from cdc.ddl import Definition
 from cdc.errors import CdcError, DivergenceError, SettingsError, SinkError, SinkUnavailable
 from cdc.generations import STALE_S, Build, Builds
+from cdc.log import records
 from cdc.rollback import keep
 from cdc.settings import Pipeline
 from cdc.sink import Sink
 from cdc.stand import Again, Describe, Stand
-from cdc.step import Ends
 from cdc.stream import Stream
 from cdc.topics import Topics
 
@@ -123,22 +122,14 @@ class Rebuild:
         applier = Applier(self._spark, beside, self._pipeline, self._kafka, stand, uuid4().hex, _patiently, shadow=True)
         while True:
             try:
-                applier.apply(self._log(stand, ends), ends)
+                applier.apply(self._log(stand), ends)
                 return
             except Again:
                 log.info("looks at every record", sink=self._sink.name)
 
-    def _log(self, stand: Stand, ends: Ends) -> DataFrame:
-        records = (
-            self._spark.read.format("kafka")
-            .option("kafka.bootstrap.servers", self._pipeline.kafka)
-            .option("subscribe", ",".join(stand.shapes))
-            .option("startingOffsets", "earliest")
-            .option("endingOffsets", json.dumps(ends))
-            .option("kafka.isolation.level", "read_committed")
-            .load()
-        )
-        return decode.decoded(records, stand.tables, self._sink.form, stand.reading)
+    def _log(self, stand: Stand) -> DataFrame:
+        read = records(self._spark, self._pipeline.kafka, stand.shapes)
+        return decode.decoded(read, stand.tables, self._sink.form, stand.reading)
 
     def _catch_up(self, beside: Sink, stream: Stream) -> None:
         """Wait until what the topics hold at a moment is in the view within a second, or no sooner than before."""

@@ -44,9 +44,8 @@ def writing(dsn: str, rate: float = 500.0) -> Iterator[Written]:
                 _change(connection, chance, done.changes)
                 done.changes += 1
         done.seconds = time.monotonic() - began
-        time.sleep(max(0.0, done.changes / rate - done.seconds))
 
-    with load(dsn, write, 0.0):
+    with load(dsn, write, CHANGES / rate):
         yield done
 
 

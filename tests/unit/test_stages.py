@@ -28,7 +28,7 @@ def test_every_file_is_in_one_stage() -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -s\n")
-    slow = "import time; print('begun', flush=True); time.sleep(60)"
+    slow = "import threading; print('begun', flush=True); threading.Event().wait(60)"
     for name, body in {"good": "pass", "bad": "assert False", "slow": slow}.items():
         (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
     return {path.stem.removeprefix("test_"): str(path) for path in tmp_path.glob("test_*.py")}
