@@ -90,14 +90,8 @@ class Topics:
             # A record in quarantine is a third longer than it was.
             "max.message.bytes": str(2 * MAX_MESSAGE_BYTES),
         }
-        retrying = Retrying(
-            retry=retry_if_exception_type(UNSETTLED),
-            stop=stop_after_delay(TIMEOUT_MS / 1000),
-            wait=wait_fixed(0.1),
-            reraise=True,
-        )
         with reaching(self.bootstrap):
-            found = retrying(self._make, topics, settings)
+            found = _briefly(*UNSETTLED)(self._make, topics, settings)
             changed = {topic: dict(settings.items() - found[topic].items()) for topic in found}
             self._alter(changed)
         return [
@@ -138,9 +132,8 @@ class Topics:
 
     def overrides(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """The settings that each topic has of its own."""
-        resources = [kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic) for topic in topics]
         with reaching(self.bootstrap):
-            described = self._admin.describe_configs(resources)["topic"]
+            described = self._entries(topics)
         return {
             topic: {name: one["value"] for name, one in found.items() if one["config_source"] == OWN_SETTING}
             for topic, found in described.items()
@@ -152,13 +145,17 @@ class Topics:
             return self._settings(topics)
 
     def override(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Change settings by topic; None: the topic has none of its own any more. Others stay."""
+        """Change settings by topic, and wait until the broker goes by them; None: the topic has none of its own.
+
+        A setting that isn't named stays. A broker learns of a change after its controller has taken it.
+        """
         operations = {
             topic: {name: ("DELETE" if value is None else "SET", value) for name, value in change.items()}
             for topic, change in changes.items()
         }
         with reaching(self.bootstrap):
             self._alter(operations)
+        _briefly(ConnectorError)(self._check_settings, changes)
 
     def all(self, topic: str) -> list[Record]:
         """Every committed record of a one-partition topic: for the small ones that the pipeline keeps about itself."""
@@ -227,11 +224,12 @@ class Topics:
         return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
 
     def _settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        described = self._entries(topics)
+        return {topic: {name: one["value"] for name, one in found.items()} for topic, found in described.items()}
+
+    def _entries(self, topics: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
         resources = [kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic) for topic in topics]
-        if not resources:
-            return {}
-        described = self._admin.describe_configs(resources, config_filter="all")["topic"]
-        return {topic: {name: entry["value"] for name, entry in described[topic].items()} for topic in topics}
+        return self._admin.describe_configs(resources, config_filter="all")["topic"] if resources else {}
 
     def _alter(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
         resources = [
@@ -241,6 +239,13 @@ class Topics:
         ]
         if resources:
             self._admin.alter_configs(resources)
+
+    def _check_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+        own = self.overrides(changes)
+        for topic, new in changes.items():
+            if {name: own[topic].get(name) for name in new} != new:
+                hint = "see the broker's log; then the same command again"
+                raise ConnectorError(f"The broker doesn't go by {topic}'s new settings yet.", hint=hint)
 
     def _positions(
         self, topics: Sequence[str], spec: kafka.admin.OffsetSpec, decided: bool = True
@@ -260,6 +265,11 @@ class Topics:
             )
             for topic in topics
         }
+
+
+def _briefly(*errors: type[Exception]) -> Retrying:
+    stop = stop_after_delay(TIMEOUT_MS / 1000)
+    return Retrying(retry=retry_if_exception_type(errors), stop=stop, wait=wait_fixed(0.1), reraise=True)
 
 
 def _missing(topic: str) -> ConnectorError:
