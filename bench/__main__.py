@@ -20,8 +20,8 @@ class Size(StrEnum):
     L = "L"
 
 
-ROWS = {Size.S: 5_000, Size.M: 300_000, Size.L: 2_000_000}
-CHANGES = {Size.S: 3_000, Size.M: 150_000, Size.L: 1_000_000}
+ROWS = {Size.S: 5_000, Size.M: 200_000, Size.L: 2_000_000}
+CHANGES = {Size.S: 3_000, Size.M: 100_000, Size.L: 1_000_000}
 SECONDS = {Size.S: 10.0, Size.M: 60.0, Size.L: 600.0}
 TIMES = {Size.S: 1, Size.M: 3, Size.L: 3}
 

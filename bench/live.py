@@ -53,7 +53,7 @@ def latency(stage: Stage, rate: float, seconds: float) -> Iterator[Figure]:
     stop = threading.Event()
     threads = [threading.Thread(target=_watch, args=(watch, stop), daemon=True) for watch in watches.values()]
     with running(stage):
-        _write(stage, rate, WARM_S, {})
+        _write(stage, rate, max(WARM_S, seconds), {})
         for thread in threads:
             thread.start()
         with stage.meter() as meter:

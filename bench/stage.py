@@ -82,7 +82,8 @@ class Stage:
                     seen.append((now, end))
                 elif end and now - seen[-1][0] > QUIET_S:
                     return seen
-                time.sleep(0.02)
+                # Looking costs the connector's cores.
+                time.sleep(0.1)
 
     def records(self) -> int:
         """How many records the topic holds: markers between them have offsets as well."""

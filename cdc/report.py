@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.change import Applied
@@ -59,7 +61,12 @@ def send(frame: DataFrame, sender: Any, sink: str, hints: Mapping[str, str]) -> 
     Raises:
         Refused, or the error of the first failure reported, with the hint for its kind.
     """
-    rows = frame.mapInArrow(sender, REPORT).collect()
+
+    def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from sender(batches)
+        _freeze()
+
+    rows = frame.mapInArrow(apply, REPORT).collect()
     for row in rows:
         if row["failure"]:
             hint = hints.get(row["failure"], "see the message")
@@ -71,6 +78,12 @@ def send(frame: DataFrame, sender: Any, sink: str, hints: Mapping[str, str]) -> 
     for row in rows:
         applied.setdefault(row["topic"], Applied()).add(Applied(*(row[name] for name in COUNTS)))
     return applied
+
+
+@cache
+def _freeze() -> None:
+    """Leave what a worker has loaded by its first task out of the collection of garbage that Spark has after each."""
+    gc.freeze()
 
 
 def report(rows: Iterable[Report]) -> pa.RecordBatch:

@@ -3,6 +3,7 @@
 Spark expressions only, built per table from `cdc.types`.
 """
 
+import json
 from collections.abc import Iterable
 from functools import cache, reduce
 
@@ -29,9 +30,21 @@ def row_id(table: Table, key: Column) -> Column:
     parsed = F.from_json(key, wire_fields(table.column(name) for name in table.key))
     values = [_document(kind, parsed.getField(name)) for name, kind in kinds.items()]
     if len(values) == 1:
-        return values[0].cast("string")
+        return F.coalesce(_cut(table.key[0], kinds[table.key[0]], key), values[0].cast("string"))
     listed = F.concat(F.lit("["), F.concat_ws(",", *(_literal(value) for value in values)), F.lit("]"))
     return F.when(reduce(lambda a, b: a & b, (value.isNotNull() for value in values)), listed)
+
+
+def _cut(name: str, kind: Kind, key: Column) -> Column:
+    """The id as it stands in a key of one member, where that is its form; null where the key has to be parsed."""
+    if kind.document or kind.wire not in ("bigint", "string"):
+        return F.lit(None).cast("string")
+    mark = '"' if kind.wire == "string" else ""
+    before, behind = json.dumps(name, ensure_ascii=False), F.lit(mark + "}")
+    before = "{" + before + ":" + mark
+    value = F.substring(key, F.lit(len(before) + 1), F.length(key) - F.lit(len(before) + len(mark) + 1))
+    plain = F.when(~value.contains('"') & ~value.contains("\\"), value) if mark else value.try_cast("bigint")
+    return F.when(key.startswith(before) & key.endswith(behind), plain.cast("string"))
 
 
 def _document(kind: Kind, value: Column) -> Column:

@@ -32,6 +32,9 @@ SETTINGS = {
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     # 50 tasks by default for the few hundred files of a table's log.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Spark asks for the size of all vectors at every row, nested ones are walked through for it: 10,000 rows took as
+    # long as all the rest of a batch.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.driver.bindAddress": "127.0.0.1",
 }
 LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g"}

@@ -55,15 +55,18 @@ TEMPLATE = {
     # Every poll is a Kafka transaction, also an empty one: at 10 ms an idle worker takes 20 % of a core and the broker
     # 10, at 50 ms 7 and 5.
     "poll.interval.ms": "50",
-    "max.batch.size": "8192",
-    "max.queue.size": "32768",
+    "max.batch.size": "16384",
+    "max.queue.size": "65536",
+    # Rows may be large: a queue of so many would not fit into memory.
+    "max.queue.size.in.bytes": "67108864",
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
     "key.converter.schemas.enable": "false",
     "value.converter": "org.apache.kafka.connect.json.JsonConverter",
     "value.converter.schemas.enable": "false",
     "producer.override.compression.type": "lz4",
-    "producer.override.linger.ms": "5",
-    "producer.override.batch.size": "262144",
+    # Nobody waits for it: the end of a transaction sends what there is.
+    "producer.override.linger.ms": "50",
+    "producer.override.batch.size": "1000000",
     "producer.override.max.request.size": str(MAX_MESSAGE_BYTES),
 }
 OVERRIDES = tuple(name.removeprefix("producer.override.") for name in TEMPLATE if name.startswith("producer.override."))
