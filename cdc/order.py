@@ -33,11 +33,9 @@ def fold(changes: DataFrame, form: Form, records: int, tasks: int, further: Sequ
     value = "after" if form == "events" else "document"
     # Both ways satisfy the grouping below, so Spark adds no further exchange.
     placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
-    beyond = tuple(further)
-    grouped = placed.groupBy("topic", "partition", "id").agg(
-        *_aggregates(value, beyond, careful="problem" in changes.columns)
-    )
-    chained = grouped.select(*_chained(value, beyond))
+    beyond, careful = tuple(further), "problem" in changes.columns
+    grouped = placed.groupBy("topic", "partition", "id").agg(*_aggregates(value, beyond, careful=careful))
+    chained = grouped.select(*_chained(value, beyond, careful=careful))
     return chained.select(*_completed(value, beyond)).sortWithinPartitions("topic", "partition", "first")
 
 
@@ -48,14 +46,13 @@ def _aggregates(value: str, further: tuple[str, ...], *, careful: bool) -> tuple
     living = ~wrong & ~F.col("dead")
     partial = living & F.col("kept").isNotNull()
     change = F.struct("offset", F.when(~wrong, F.col(value)).alias("row"), "kept")
+    # A list costs more than all else here, even an empty one.
+    listed = (F.collect_list(F.when(wrong, F.col("offset"))).alias("wrong"),) if careful else ()
     return (
         F.max_by(change, F.when(living, F.col("offset"))).alias("newest"),
         *(F.max_by(F.col(name), F.when(living, F.col("offset"))).alias(name) for name in further),
         F.max_by(change, F.when(living & ~partial, F.col("offset"))).alias("whole"),
-        # A list costs more than all else here, even an empty one.
-        (F.collect_list(F.when(wrong, F.col("offset"))) if careful else F.lit(None).cast("array<bigint>")).alias(
-            "wrong"
-        ),
+        *listed,
         F.collect_list(F.when(partial, change)).alias("partial"),
         F.count_if(F.col("offset") >= 0).alias("records"),
         F.count_if(F.col("dead") & ~wrong).alias("dead"),
@@ -64,14 +61,9 @@ def _aggregates(value: str, further: tuple[str, ...], *, careful: bool) -> tuple
 
 
 @cache
-def _chained(value: str, further: tuple[str, ...]) -> tuple[Column, ...]:
-    newest, whole = F.col("newest"), F.col("whole")
-    # A delete, and a record in quarantine, end the search as well: what lay before them is void.
-    wall = F.array_max(F.filter("wrong", lambda offset: offset < newest.offset))
-    void = F.struct(
-        wall.alias("offset"), F.lit(None).cast("string").alias("row"), F.lit(None).cast("array<string>").alias("kept")
-    )
-    base = F.when(wall.isNotNull() & F.coalesce(wall > whole.offset, F.lit(True)), void).otherwise(whole)
+def _chained(value: str, further: tuple[str, ...], *, careful: bool) -> tuple[Column, ...]:
+    newest = F.col("newest")
+    base = _walled(newest, F.col("whole")) if careful else F.col("whole")
 
     def chain(base: Column) -> Column:
         since = F.coalesce(base.offset, F.lit(-2))
@@ -87,6 +79,15 @@ def _chained(value: str, further: tuple[str, ...]) -> tuple[Column, ...]:
         # A list of one, so that the base is written once: Spark analyses and optimises each batch's plan anew.
         F.when(newest.kept.isNotNull(), F.get(F.transform(F.array(base), chain), F.lit(0))).alias("chain"),
     )
+
+
+def _walled(newest: Column, whole: Column) -> Column:
+    """Where a search for older values ends: at a record in quarantine too, as at a delete; what lay before is void."""
+    wall = F.array_max(F.filter("wrong", lambda offset: offset < newest.offset))
+    void = F.struct(
+        wall.alias("offset"), F.lit(None).cast("string").alias("row"), F.lit(None).cast("array<string>").alias("kept")
+    )
+    return F.when(wall.isNotNull() & F.coalesce(wall > whole.offset, F.lit(True)), void).otherwise(whole)
 
 
 @cache

@@ -61,7 +61,7 @@ class Source(Section):
 class Elasticsearch(Section):
     type: Literal["elasticsearch"]
     url: str
-    trigger_s: float = Field(default=0.1, ge=0)
+    trigger_s: float = Field(default=0.2, ge=0)
     """Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."""
 
 
@@ -71,7 +71,7 @@ class Redis(Section):
     prefix: str = Field(pattern=r"^[^\s:]+$")
     spare: int | None = Field(default=None, ge=0)
     """The number of the database where `cdc rebuild` makes the next generation: the one after the url's when None."""
-    trigger_s: float = Field(default=0.1, ge=0)
+    trigger_s: float = Field(default=0.2, ge=0)
 
 
 class Delta(Section):
