@@ -159,10 +159,8 @@ class JavaServer(Server):
         """Return java with the options of a small server that leaves nothing outside its folder."""
         return [
             place.java,
-            *shlex.split(java_options()),
-            # A fifth faster than the default collector, whose short pauses a small heap has anyway.
-            *("-Xms128m", f"-Xmx{self.heap}", "-XX:+UseParallelGC", "-XX:+ExitOnOutOfMemoryError"),
-            *("-XX:-UsePerfData", "-Duser.timezone=UTC"),
+            *collected(shlex.split(java_options())),
+            *("-Xms128m", f"-Xmx{self.heap}", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={place.home / 'tmp'}",
             f"-Dlog4j2.configurationFile={place.conf / 'log4j2.properties'}",
@@ -257,6 +255,12 @@ class Redis(Server):
 def java_options() -> str:
     """Return what the caller says for all Java on the machine: it is meant for the servers as well."""
     return os.environ.get("JAVA_TOOL_OPTIONS", "")
+
+
+def collected(options: list[str]) -> list[str]:
+    """Options with a garbage collector: by default the one for throughput, whose pauses are short in a small heap."""
+    chosen = any(option.startswith("-XX:+Use") and option.endswith("GC") for option in options)
+    return options if chosen else [*options, "-XX:+UseParallelGC"]
 
 
 # In the order of starting; stopped in reverse.

@@ -191,6 +191,11 @@ def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pyt
     assert servers.BY_NAME["elasticsearch"].environment(place)["ES_JAVA_OPTS"] == "-Dgiven=1 -Dother=2"
 
 
+def test_java_takes_one_collector() -> None:
+    assert servers.collected(["-Dgiven=1"]) == ["-Dgiven=1", "-XX:+UseParallelGC"]
+    assert servers.collected(["-XX:+UseSerialGC"]) == ["-XX:+UseSerialGC"]
+
+
 # refusals
 
 
