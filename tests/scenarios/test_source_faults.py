@@ -48,7 +48,12 @@ def arrived(shop: Shop, keys: set[int]) -> None:
     def missing() -> set[int]:
         return keys - shop.rows("shop.notes").keys()
 
-    wait_until(lambda: not missing(), 60, lambda: f"{len(missing())} of {len(keys)} rows never came")
+    def never() -> str:
+        with Connect(shop.connect) as connect:
+            return f"{len(missing())} of {len(keys)} rows never came: {connect.state(shop.pipeline.pipeline)}"
+
+    # A transaction that a killed worker has left open hides what follows until the broker aborts it, after 60 s.
+    wait_until(lambda: not missing(), 120, never)
 
 
 @pytest.mark.parametrize("restart", [restarted, put_again])
