@@ -17,6 +17,8 @@ from cdc.types import Kind
 
 UNHOLDABLE = "cdc cannot hold a value of"
 """First words of a failure that Spark reports as text; `cdc.explain` gives it its class back."""
+ESCAPED = r'["\\\x00-\x1f]'
+"""What a text in JSON has only behind a backslash, and the backslash."""
 # Jackson writes these escapes with capitals, Postgres and Python without.
 CAPITAL_ESCAPES = ("000B", "000E", "000F", "001A", "001B", "001C", "001D", "001E", "001F")
 
@@ -40,11 +42,11 @@ def _cut(name: str, kind: Kind, key: Column) -> Column:
     if kind.document or kind.wire not in ("bigint", "string"):
         return F.lit(None).cast("string")
     mark = '"' if kind.wire == "string" else ""
-    before, behind = json.dumps(name, ensure_ascii=False), F.lit(mark + "}")
-    before = "{" + before + ":" + mark
-    value = F.substring(key, F.lit(len(before) + 1), F.length(key) - F.lit(len(before) + len(mark) + 1))
-    plain = F.when(~value.contains('"') & ~value.contains("\\"), value) if mark else value.try_cast("bigint")
-    return F.when(key.startswith(before) & key.endswith(behind), plain.cast("string"))
+    before, behind = "{" + json.dumps(name, ensure_ascii=False) + ":" + mark, mark + "}"
+    value = F.substring(key, F.lit(len(before) + 1), F.length(key) - F.lit(len(before) + len(behind)))
+    plain = ~value.rlike(ESCAPED) if mark else value.try_cast("bigint").cast("string") == value
+    whole = key.startswith(before) & key.endswith(F.lit(behind)) & (F.length(key) >= len(before) + len(behind))
+    return F.when(whole & plain, value)
 
 
 def _document(kind: Kind, value: Column) -> Column:

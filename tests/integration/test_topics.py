@@ -262,3 +262,15 @@ def test_a_broker_that_is_down(address: str) -> None:
     assert time.monotonic() - started < 10
     assert "can't be reached" in caught.value.message
     assert "cdc -p FILE up" in caught.value.hint
+
+
+def test_settings_are_in_force_on_return(topics: Topics, shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics.ensure(shop)
+    topic = shop.topic("public.orders")
+    for value in ("3600000", None, "7200000", None):
+        topics.override({topic: {"segment.ms": value}})
+        assert topics.overrides([topic])[topic].get("segment.ms") == value
+    # A broker that doesn't take them over.
+    monkeypatch.setattr(topics, "_alter", lambda _: None)
+    with pytest.raises(ConnectorError, match=f"doesn't go by {topic}'s new settings"):
+        topics.override({topic: {"segment.ms": "3600000"}})

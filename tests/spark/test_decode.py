@@ -25,7 +25,7 @@ from sinks.elasticsearch_bulk import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, RECORDS, Record, Row, Topic, envelope, frame, table
-from tests.support.scribe import Scribe
+from tests.support.scribe import Scribe, packed
 from tests.support.twin import Change, Folded, Raw, Twin
 
 if TYPE_CHECKING:
@@ -230,13 +230,26 @@ def test_no_two_keys_collide(
     assert_told_apart(spark, replace(made, key=tuple(column.name for column in made.columns)), mixed)
 
 
+@pytest.mark.parametrize(
+    ("type_", "keys"),
+    [
+        ("bigint", ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}', '{"k":+1}', '{"j":1}']),
+        ("text", ['{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}', '{"j":"a"}']),
+    ],
+)
+def test_what_is_no_key_has_no_id(spark: "SparkSession", type_: str, keys: list[str]) -> None:
+    made = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
+    ids = spark.createDataFrame(pa.table({"key": keys})).select(row_id_column(made, F.col("key")).alias("id"))
+    assert [row["id"] for row in ids.collect()] == [None] * len(keys)
+
+
 def assert_told_apart(
     spark: "SparkSession",
     keyed: Table,
     mixed: Sequence[tuple[Any, ...]],
     make: Callable[[Table, SparkColumn], SparkColumn] = row_id_column,
 ) -> None:
-    keys = [json.dumps(dict(zip(keyed.key, key, strict=True)), ensure_ascii=False) for key in mixed]
+    keys = [packed(dict(zip(keyed.key, key, strict=True))).decode() for key in mixed]
     held = spark.createDataFrame(pa.table({"key": keys}))
     ids = held.select(make(keyed, F.col("key")).alias("id"))
     rows = ids.select("id", document_id(F.col("id")).alias("document_id")).collect()
