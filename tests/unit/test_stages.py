@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,25 @@ def test_one_that_fails_ends_it(files: dict[str, str], capfd: pytest.CaptureFixt
 
 
 def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
+    # A shell starts what it puts in the background with interrupts ignored, and every process after it inherits that.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     script = f"from tests.__main__ import main; main([dict(slow=[{files['slow']!r}], good=[{files['good']!r}])])"
-    run = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=TESTS.parent
-    )
-    assert run.stdout
-    while "begun" not in run.stdout.readline():
-        pass
-    os.killpg(run.pid, signal.SIGINT)
-    printed, _ = run.communicate(timeout=20)
-    assert "KeyboardInterrupt" in printed
-    with pytest.raises(ProcessLookupError):
-        os.killpg(run.pid, 0)
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{heeds}; {script}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=TESTS.parent,
+    ) as run:
+        assert run.stdout
+        try:
+            while "begun" not in run.stdout.readline():
+                pass
+            os.killpg(run.pid, signal.SIGINT)
+            printed, _ = run.communicate(timeout=20)
+            assert "KeyboardInterrupt" in printed
+            with pytest.raises(ProcessLookupError):
+                os.killpg(run.pid, 0)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
