@@ -11,6 +11,7 @@ from tenacity import Retrying
 from cdc.change import Advance, Applied
 from cdc.errors import CdcError, DecodeError, Fenced, SinkError
 from cdc.explain import Unholdable, explain
+from cdc.order import LACKING
 from cdc.quarantine import Quarantine, marked
 from cdc.redrive import redrive
 from cdc.settings import Pipeline
@@ -44,6 +45,7 @@ class Applier:
         self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         self._quarantine = Quarantine(spark, sink.name, pipeline, kafka)
         self._spark, self._shadow = spark, shadow
+        self._plain = sink.form == "documents"
         self.total, self.batches = Applied(), 0
 
     def begin(self) -> None:
@@ -91,7 +93,7 @@ class Applier:
             if careful:
                 self._carefully(steps, decoded)
             else:
-                self._send(steps, self._batch(steps, decoded))
+                self._lightly(steps, decoded)
         except Fenced as error:
             if stand.switching():
                 raise Again from error
@@ -105,6 +107,17 @@ class Applier:
         if careful and not self._quarantine.open:
             stand.look(careful=False)
             raise Again
+
+    def _lightly(self, steps: list[Advance], decoded: DataFrame) -> None:
+        """Fold the plain way, from the first change that lacks a value on in full: where one is, more will come."""
+        if self._plain:
+            try:
+                return self._send(steps, self._batch(steps, decoded, plain=True))
+            except (PySparkException, Py4JJavaError) as error:
+                if LACKING not in str(error):
+                    raise
+                self._plain = False
+        return self._send(steps, self._batch(steps, decoded))
 
     def _carefully(self, steps: list[Advance], decoded: DataFrame) -> None:
         """Apply what can be, once the rest is safe in quarantine."""
@@ -130,8 +143,8 @@ class Applier:
         finally:
             careful.unpersist()
 
-    def _batch(self, steps: list[Advance], decoded: DataFrame) -> Batch:
-        batch = make_batch(self._writer, self._sink.form, steps, decoded, self._tasks)
+    def _batch(self, steps: list[Advance], decoded: DataFrame, *, plain: bool = False) -> Batch:
+        batch = make_batch(self._writer, self._sink.form, steps, decoded, self._tasks, plain=plain)
         if "problem" not in decoded.columns:
             return batch
         return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)

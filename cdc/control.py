@@ -7,6 +7,7 @@ the connector writes both in commit order, and a broker that hasn't yet shown on
 
 import json
 import time
+from collections.abc import Mapping
 
 from cdc.change import Position
 from cdc.ddl import Definition, lsn_number, parse
@@ -24,7 +25,7 @@ class Control:
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
         self._kafka = kafka
-        self._truncation, self._ddl = (pipeline.topic(f"cdc.{name}") for name in ("truncation", "ddl"))
+        self._truncation, self._ddl = self.topics = [pipeline.topic(f"cdc.{name}") for name in ("truncation", "ddl")]
         self._seen: dict[str, Position] = {}
         self.floors: dict[str, int] = {}
         """By table, the LSN below which its changes are dead."""
@@ -37,9 +38,10 @@ class Control:
         found = (parse(record.value or b"") for record in self._kafka.all(self._ddl))
         self.definitions = tuple(one for one in found if one)
 
-    def moved(self) -> bool:
-        """Whether there is something to read that `read` hasn't seen."""
-        return self._ends(decided=False) != self._seen
+    def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
+        """Whether there is something to read that `read` hasn't seen; `ends`: where the topics end, decided or not."""
+        found = ends or self._ends(decided=False)
+        return any(found[topic] != self._seen[topic] for topic in self.topics)
 
     def _decided(self) -> dict[str, Position]:
         """The topics' ends, once whatever is written there is committed or not: markers reach topics one by one."""
@@ -55,7 +57,7 @@ class Control:
         return ends
 
     def _ends(self, *, decided: bool) -> dict[str, Position]:
-        return self._kafka.ends([self._truncation, self._ddl], decided=decided)
+        return self._kafka.ends(self.topics, decided=decided)
 
 
 def _floor(record: Record) -> tuple[str, int] | None:

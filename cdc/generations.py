@@ -52,26 +52,26 @@ class Builds:
     """The record of each sink as `read` found it; one user per thread. Every method raises ConnectorError."""
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
-        self._topic, self._kafka = pipeline.generations_topic, kafka
+        self.topic, self._kafka = pipeline.generations_topic, kafka
         self._end: Position | None = None
         self.found: dict[str, Build] = {}
 
     def read(self) -> "Builds":
-        if self._topic in self._kafka.existing([self._topic]):
-            self._end = self._kafka.ends([self._topic])[self._topic]
-            records = {record.key: record.value for record in self._kafka.all(self._topic)}
+        if self.topic in self._kafka.existing([self.topic]):
+            self._end = self._kafka.ends([self.topic])[self.topic]
+            records = {record.key: record.value for record in self._kafka.all(self.topic)}
             self.found = {one.sink: one for value in records.values() if value for one in [Build(**json.loads(value))]}
         return self
 
-    def moved(self) -> bool:
-        """Whether somebody has written since `read`."""
-        return self._end is not None and self._kafka.ends([self._topic])[self._topic] != self._end
+    def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
+        """Whether somebody has written since `read`; `ends`: where the topic ends, if that was just asked."""
+        return self._end is not None and (ends or self._kafka.ends([self.topic]))[self.topic] != self._end
 
     def write(self, build: Build) -> Build:
         """Durable on return."""
         now = replace(build, at=round(time.time(), 3))
-        self._kafka.write(self._topic, [(build.sink.encode(), json.dumps(asdict(now)).encode())])
+        self._kafka.write(self.topic, [(build.sink.encode(), json.dumps(asdict(now)).encode())])
         return now
 
     def forget(self, sink: str) -> None:
-        self._kafka.write(self._topic, [(sink.encode(), None)])
+        self._kafka.write(self.topic, [(sink.encode(), None)])

@@ -102,8 +102,15 @@ def report(rows: Iterable[Report]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(listed, schema=schema)
 
 
+COMPLETING = ("document", "kept", "older")
+"""Fields of a row that only those need that aren't whole, once the document is part of what is sent."""
+
+
 class Row(NamedTuple):
-    """A folded change as an executor gets it, see `order.fold`; older holds {row, kept}."""
+    """A folded change as an executor gets it, see `order.fold`; older holds {row, kept}.
+
+    What isn't handed on is null: a plain fold has neither `kept` nor `older`.
+    """
 
     id: str
     offset: int | None
@@ -132,7 +139,9 @@ class Row(NamedTuple):
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    return map(Row._make, zip(*(batch.column(name).to_pylist() for name in Row._fields), strict=True))
+    there = set(batch.schema.names)
+    columns = [batch.column(name).to_pylist() if name in there else [None] * batch.num_rows for name in Row._fields]
+    return map(Row._make, zip(*columns, strict=True))
 
 
 def partitions(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[pa.RecordBatch]]]:

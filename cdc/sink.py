@@ -168,14 +168,15 @@ UNKNOWN = "a value that the log doesn't carry isn't known here either"
 class Batch:
     """The changes between two positions, for all tables at once.
 
-    events: every record, in the sink's form (`decode.decoded`); changes: folded, one row per key (`order.fold`).
-    Both are lazy; a sink reads what it needs. writer names this run, for the fence.
+    events: every record, in the sink's form (`decode.decoded`); changes: folded, one row per key (`order.fold`), in
+    the plain way or in full. Both are lazy; a sink reads what it needs. writer names this run, for the fence.
     """
 
     writer: str
     advances: tuple[Advance, ...]
     events: DataFrame
     changes: DataFrame
+    plain: bool = False
 
 
 def check(advance: Advance, stored: Stored | None, writer: str) -> bool:

@@ -94,10 +94,16 @@ class Stand:
 
     def moved(self) -> bool:
         """Whether it has to be taken again. Raises ConnectorError."""
-        if self._control.moved():
+        # Before every batch, so in one request.
+        ends = self._kafka.ends([*self._control.topics, self._builds.topic], decided=False)
+        if self._control.moved(ends):
             return True
         # A rebuild may also have made a view for the columns that a table has by now.
-        if self._builds.moved() and self._builds.read() and (self.switched() or any(map(self._fits, self._waiting))):
+        if (
+            self._builds.moved(ends)
+            and self._builds.read()
+            and (self.switched() or any(map(self._fits, self._waiting)))
+        ):
             return True
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False

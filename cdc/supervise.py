@@ -17,7 +17,7 @@ from cdc.change import Applied, Progress
 from cdc.errors import CdcError
 from cdc.stream import Stream
 
-TICK_S = 0.5
+TICK_S = 1.0
 
 
 def supervise(
@@ -102,7 +102,7 @@ def published(folder: Path) -> dict[str, Progress]:
 
 
 def _alive(pid: int, at: float) -> bool:
-    """A run writes every half second; a pid alone may have been given to somebody else since."""
+    """A run writes every second; a pid alone may have been given to somebody else since."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.report import Row, send
+from cdc.report import COMPLETING, Row, send
 from cdc.sink import SWITCH_S, Batch, Misfit, check, level, mismatch, require, stored_after, wait_for
 from sinks.elasticsearch_bulk import OWN_ID, bulk_item, document_id, forget, sender
 from sinks.elasticsearch_fields import field
@@ -214,7 +214,8 @@ class Elasticsearch:
     def _lines(self, batch: Batch, indices: Mapping[str, str]) -> "DataFrame":
         """Folded changes with the bulk item of each as the text that is sent."""
         targets = tuple((a.table.topic, own_alias(indices[a.table.qualified])) for a in batch.advances)
-        return batch.changes.select("topic", "partition", *Row._fields, *bulk_item(targets))
+        told = [name for name in Row._fields if not batch.plain or name not in COMPLETING]
+        return batch.changes.select("topic", "partition", *told, *bulk_item(targets))
 
     def _stored(self, indices: Mapping[str, str]) -> dict[str, tuple[Stored | None, dict[str, int]]]:
         """Per table what is stored, with the conditions under which it may be replaced."""

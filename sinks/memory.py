@@ -33,8 +33,8 @@ class Memory:
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         pending = [a for a in batch.advances if check(a, self.position(a.table), batch.writer)]
-        found = batch.changes.select("topic", *Row._fields).collect() if pending else []
-        changes = [(row["topic"], Row._make(row.asDict(recursive=True)[name] for name in Row._fields)) for row in found]
+        found = [row.asDict(recursive=True) for row in batch.changes.collect()] if pending else []
+        changes = [(row["topic"], Row._make(map(row.get, Row._fields))) for row in found]
         planned = {
             a.table.qualified: self._plan(a.table, [row for t, row in changes if t == a.table.topic]) for a in pending
         }

@@ -89,7 +89,8 @@ class Consumer:
         records = [(world.table, record) for record in world.topic.between(advance.start_offsets, until)]
         reading = Reading(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         decoded = decode.decoded(frame(self.spark, records), [world.table], form, reading)
-        return make_batch(self.writer, form, [advance], decoded, tasks=2)
+        plain = form == "documents" and PLACEHOLDER not in str([record.value for _, record in records])
+        return make_batch(self.writer, form, [advance], decoded, tasks=2, plain=plain)
 
     def send(self, batch: Batch) -> Applied:
         try:

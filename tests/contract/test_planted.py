@@ -39,7 +39,7 @@ def harness_of(spark: "SparkSession", unique: str, make: Callable[[], Sink] | No
     return laws.Harness(spark, make or (lambda: held), table(f"{unique}.public.items"))
 
 
-def last_row_wins(changes: DataFrame, form: Form, records: int, tasks: int) -> DataFrame:
+def last_row_wins(changes: DataFrame, form: Form, records: int, tasks: int, **_: object) -> DataFrame:
     """The newest change as it is, for all columns: null where it carries no value."""
     whole = FOLD(changes, form, records, tasks)
     return whole.withColumn("kept", F.lit(None).cast("array<string>")).withColumn("first", F.col("offset"))

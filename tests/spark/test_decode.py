@@ -186,6 +186,32 @@ def test_decode_and_fold_equal_their_twins(
     decoded.unpersist()
 
 
+@given(seed=st.integers(0, 2**32), small=st.booleans())
+@budget(3)
+def test_a_plain_fold_equals_the_full_one_where_nothing_lacks(spark: "SparkSession", seed: int, small: bool) -> None:
+    tables = [named("t.public.one", STRANGE[:9]), named("t.public.two", STRANGE[8::-1])]
+    scribes = [Scribe(one, seed + n, ["a", ""], pool(one.key, ["a", "b"])) for n, one in enumerate(tables)]
+    records = [record for scribe in scribes for record in scribe.log(300, lacking=0.0)]
+    reading = Reading(PLACEHOLDER, {tables[0].topic: 150})
+    decoded = decode.decoded(framed(spark, records), tables, "documents", reading)
+    found = order.fold(decoded, "documents", 1 if small else order.SMALL + 1, tasks=2, plain=True)
+    none = {name: F.lit(None).cast("array<string>") for name in ("kept", "older")}
+    reader = Twin(tables, "documents", PLACEHOLDER, reading.floors)
+    assert_folded(found.withColumns(none), twin.fold([reader.decode(record) for record in records]), "documents")
+
+
+def test_a_plain_fold_fails_where_a_value_lacks(spark: "SparkSession") -> None:
+    topic = Topic(ITEMS)
+    topic.add("c", {"a": "k", "b": 1, "v": "1", "n": 1})
+    topic.add("u", {"a": "k", "b": 1, "v": "2", "n": 2}, lacking=["v"])
+    topic.add("u", {"a": "k", "b": 1, "v": "3", "n": 3})
+    records = [(ITEMS, record) for record in topic.records]
+    decoded = decode.decoded(frame(spark, records), [ITEMS], "documents", Reading(PLACEHOLDER))
+    with pytest.raises(PySparkException, match=order.LACKING):
+        order.fold(decoded, "documents", 3, tasks=2, plain=True).collect()
+    assert order.fold(decoded, "documents", 3, tasks=2).count() == 1
+
+
 LONG = "x" * 600
 TRICKY = [
     "",
