@@ -3,15 +3,16 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench import cases, live, plots, report
+from bench import cases, growth, latency, live, paths, plots, replayed, report
 from bench.figure import Figure
-from bench.stage import Stage
+from bench.stage import Servers, Stage
 
 
 class Size(StrEnum):
@@ -20,20 +21,31 @@ class Size(StrEnum):
     L = "L"
 
 
-ROWS = {Size.S: 5_000, Size.M: 200_000, Size.L: 2_000_000}
-CHANGES = {Size.S: 3_000, Size.M: 100_000, Size.L: 1_000_000}
-SECONDS = {Size.S: 10.0, Size.M: 60.0, Size.L: 600.0}
-TIMES = {Size.S: 1, Size.M: 3, Size.L: 3}
+@dataclass(frozen=True)
+class Scale:
+    """`rows` of the table that most parts share; `factors` that others are larger by. `times` repeats what has a
+    ratio to reach; the rest is measured once.
+    """
+
+    rows: int
+    changes: int
+    times: int
+    seconds: float
+    factors: tuple[int, ...]
+    rates: tuple[float, ...]
 
 
-def main(
-    size: Annotated[Size, typer.Option(help="S: two minutes; M: under twenty; L: hours.")] = Size.M,
-    only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given again.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
-) -> None:
-    """Measure limits, rival and this pipeline in one run on the same data."""
-    rows, changes, times = ROWS[size], CHANGES[size], TIMES[size]
-    parts: dict[str, Callable[[Stage], Iterator[Figure]]] = {
+SCALES = {
+    Size.S: Scale(5_000, 3_000, 1, 5.0, (4,), (100, 300)),
+    Size.M: Scale(100_000, 50_000, 3, 30.0, (10,), (250, 500, 1000, 2000)),
+    Size.L: Scale(100_000, 1_000_000, 3, 120.0, (10, 100), (250, 500, 1000, 2000)),
+}
+
+
+def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
+    """What can be measured, in the order in which it is. Those with tables of their own come last."""
+    rows, changes, times = scale.rows, scale.changes, scale.times
+    found: dict[str, Callable[[Stage], Iterator[Figure]]] = {
         "capture": lambda stage: cases.capture(stage, changes, times),
         "decode": lambda stage: cases.reading(stage, times),
         "redis": lambda stage: cases.apply_redis(stage, times),
@@ -42,29 +54,52 @@ def main(
         "merge": lambda stage: cases.merge(stage, min(100_000, rows // 3), times),
         "rebuild": lambda stage: live.rebuilding(stage, times),
         "verify": lambda stage: live.verifying(stage, times),
-        "latency": lambda stage: live.latency(stage, 200.0, SECONDS[size]),
-        "idle": lambda stage: live.idle(stage, SECONDS[size]),
+        "mixed": lambda stage: paths.drain(stage, changes, times, paths.MIXED),
+        "bulk": lambda stage: paths.drain(stage, rows, 1, paths.BULK),
+        "hot": lambda stage: paths.drain(stage, changes, 1, paths.HOT),
+        "latency": lambda stage: latency.latency(stage, changes, scale.seconds),
+        "idle": lambda stage: live.idle(stage, scale.seconds),
+        "oltp": lambda stage: paths.oltp(stage, rows, changes),
+        "wide": lambda stage: paths.wide(stage, rows // 10, changes),
+        "replay": lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 2),
     }
+    for factor in scale.factors:
+        found[f"growth{factor}"] = lambda stage, factor=factor: growth.growth(  # type: ignore[misc]
+            stage, rows, factor, min(50_000, rows // 2), times
+        )
+    return found
+
+
+def main(
+    size: Annotated[Size, typer.Option(help="S: minutes; M: under twenty; L: hours.")] = Size.M,
+    only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given again.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
+) -> None:
+    """Measure limits, rival and this pipeline in one run on the same data."""
+    chosen = parts(SCALES[size])
+    if unknown := set(only or ()) - chosen.keys():
+        raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")
     folder = Path(tempfile.mkdtemp(prefix="cdc-bench-"))
     folder.chmod(0o755)
     figures: list[Figure] = []
     try:
-        stage = Stage(folder, rows)
+        servers = Servers(folder)
         try:
-            for name, part in parts.items():
+            stage = Stage(servers, "bench", ["public.bench"], lambda data: data.fill(SCALES[size].rows))
+            for name, part in chosen.items():
                 if only and name not in only:
                     continue
                 for figure in part(stage):
                     figures.append(figure)
-                    typer.echo(report.table([figure]).splitlines()[-1])
+                    typer.echo(report.line(figure))
         finally:
-            stage.close()
+            servers.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     report.write(out / f"{size}.json", size, figures)
     plots.draw(out, size, figures)
-    typer.echo(report.table(figures))
+    typer.echo(report.tables(figures))
 
 
 if __name__ == "__main__":
