@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -31,14 +31,15 @@ class Scale:
     changes: int
     times: int
     seconds: float
+    shares: tuple[float, ...]
     factors: tuple[int, ...]
     rates: tuple[float, ...]
 
 
 SCALES = {
-    Size.S: Scale(5_000, 3_000, 1, 5.0, (4,), (100, 300)),
-    Size.M: Scale(100_000, 50_000, 3, 30.0, (10,), (250, 500, 1000, 2000)),
-    Size.L: Scale(100_000, 1_000_000, 3, 120.0, (10, 100), (250, 500, 1000, 2000)),
+    Size.S: Scale(5_000, 3_000, 1, 5.0, (0.5,), (4,), (100, 300)),
+    Size.M: Scale(100_000, 50_000, 3, 30.0, (0.1, 0.5, 0.8), (10,), (250, 500, 1000, 2000)),
+    Size.L: Scale(100_000, 1_000_000, 3, 120.0, (0.1, 0.5, 0.8), (10, 100), (250, 500, 1000, 2000)),
 }
 
 
@@ -57,7 +58,7 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
         "mixed": lambda stage: paths.drain(stage, changes, times, paths.MIXED),
         "bulk": lambda stage: paths.drain(stage, rows, 1, paths.BULK),
         "hot": lambda stage: paths.drain(stage, changes, 1, paths.HOT),
-        "latency": lambda stage: latency.latency(stage, changes, scale.seconds),
+        "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),
         "idle": lambda stage: live.idle(stage, scale.seconds),
         "oltp": lambda stage: paths.oltp(stage, rows, changes),
         "wide": lambda stage: paths.wide(stage, rows // 10, changes),
@@ -91,13 +92,13 @@ def main(
                     continue
                 for figure in part(stage):
                     figures.append(figure)
-                    typer.echo(report.line(figure))
+                    typer.echo(report.told(figure))
         finally:
             servers.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    report.write(out / f"{size}.json", size, figures)
+    report.write(out / f"{size}.json", {"size": size, **asdict(SCALES[size])}, figures)
     plots.draw(out, size, figures)
     typer.echo(report.tables(figures))
 

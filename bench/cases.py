@@ -69,9 +69,10 @@ def reading(stage: Stage, times: int) -> Iterator[Figure]:
                 (figure.limit, stage.log()),
                 (figure.ours, decode.decoded(stage.log(), [stage.table], form, decode.Reading())),
             ):
-                began = time.monotonic()
-                frame.write.format("noop").mode("overwrite").save()
-                into.append(records / (time.monotonic() - began))
+                with stage.meter() as meter:
+                    frame.write.format("noop").mode("overwrite").save()
+                into.append(records / meter.cost.seconds)
+            figure.costs.append(meter.cost)
         yield figure
 
 

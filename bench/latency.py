@@ -28,7 +28,6 @@ from sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
 
 MARK_S = 0.05
 LATE_S = 30.0
-SHARES = (0.1, 0.5, 0.8)
 ASKED = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (10.0, 10.0)}
 """The most that p50 and p99 may be, seconds."""
 Mark = tuple[str, datetime]
@@ -37,10 +36,10 @@ Marks = dict[Mark, datetime]
 """When they were committed."""
 
 
-def latency(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
+def latency(stage: Stage, changes: int, shares: Sequence[float], seconds: float) -> Iterator[Figure]:
     """What the sinks can take for good, then the hops at shares of it."""
     with stage.running() as streams:
-        sustained = Figure("sustained: one-row transactions, three sinks", "changes/s", changes=changes)
+        sustained = Figure("sustained, one-row transactions", "changes/s", changes=changes)
         for _ in range(2):
             sustained.ours, sustained.limit, sustained.costs = [], [], []
             _sustain(stage, streams, sustained)
@@ -48,17 +47,26 @@ def latency(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
         used = Figure("memory of `cdc run`, three sinks", "GB", 3.0, "", at_most=True, changes=changes)
         used.ours.append(sum(sustained.costs[-1].peak_mb.get(name, 0.0) for name in RUN) / 1024)
         yield used
-        for share in SHARES:
+        for share in shares:
             yield from _hops(stage, streams, f"{share:.0%}", share * sustained.ours[-1], seconds)
 
 
 def _sustain(stage: Stage, streams: list[Watched], figure: Figure) -> None:
-    """As many as Postgres commits, until the views hold all of them: so many a second could have come for good."""
+    """As many as Postgres commits: what the slowest sink takes of them in a second is what all could take for good."""
     began = time.time()
     with stage.meter() as meter:
         stage.data.single(figure.changes)
-        ended = stage.durable(streams)
-    book(figure, ended - began, meter.cost)
+        stage.settle(streams)
+    slowest = min(pace([one for one in stream.batches(stage.ends()) if one.began > began]) for stream in streams)
+    book(figure, figure.changes / slowest, meter.cost)
+
+
+def pace(batches: Sequence[Batch]) -> float:
+    """Records per second of a sink that has always something to do: from the end of the first batch on."""
+    first, *rest = batches
+    if not rest:
+        return first.rows / (first.durable - first.began)
+    return sum(one.rows for one in rest) / (rest[-1].durable - first.durable)
 
 
 def _hops(stage: Stage, streams: list[Watched], share: str, rate: float, seconds: float) -> Iterator[Figure]:
@@ -155,7 +163,7 @@ def times(
     marks: Marks, arrived: Mapping[Mark, tuple[int, int, float]], batches: Sequence[Batch], topic: str
 ) -> dict[str, list[float]]:
     """Seconds from commit to Kafka, to the begin and to the end of the batch that holds the record."""
-    hops: dict[str, list[float]] = {"in Kafka": [], "batch begins": [], "durable": []}
+    hops: dict[str, list[float]] = {"Kafka": [], "begun": [], "durable": []}
     for mark, committed in marks.items():
         partition, offset, arrival = arrived[mark]
         batch = next(one for one in batches if one.ends[topic][str(partition)] > offset)

@@ -62,7 +62,7 @@ def _drained(stage: Stage, streams: list[Watched], write: Write, changes: int) -
         before = stage.ends()
         connect.resume(stage.name)
         while stage.ends() == before:
-            time.sleep(0.05)
+            time.sleep(0.1)
         began = time.time()
         with stage.meter() as meter:
             ended = stage.durable(streams)

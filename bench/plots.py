@@ -30,13 +30,12 @@ def draw(folder: Path, size: str, figures: Sequence[Figure]) -> None:
     for name, (make, of) in pictures.items():
         if chosen := [figure for figure in figures if of(figure)]:
             picture = make(chosen)
-            picture.tight_layout()
             picture.savefig(folder / f"{size}-{name}.png", dpi=110)
             plt.close(picture)
 
 
 def _rates(figures: Sequence[Figure]) -> Picture:
-    picture, axes = plt.subplots(figsize=(9, 0.55 * len(figures) + 1.2))
+    picture, axes = plt.subplots(figsize=(9, 0.55 * len(figures) + 1.2), layout="constrained")
     _bars(axes, figures)
     axes.set_xscale("log")
     least = min(value for one in figures for name in COLOURS for value in getattr(one, name))
@@ -48,7 +47,7 @@ def _rates(figures: Sequence[Figure]) -> Picture:
 
 
 def _growth(figures: Sequence[Figure]) -> Picture:
-    picture, axes = plt.subplots(figsize=(9, 0.55 * len(figures) + 1.2))
+    picture, axes = plt.subplots(figsize=(9, 0.55 * len(figures) + 1.2), layout="constrained")
     _bars(axes, figures, {"limit": "small table", "ours": "large table"})
     axes.set_xlabel("µs per change (medians)")
     return picture
@@ -70,7 +69,9 @@ def _bars(axes: Any, figures: Sequence[Figure], labels: dict[str, str] | None = 
 
 def _throughput(figures: Sequence[Figure]) -> Picture:
     """A row for each drain: how fast records came into Kafka, and into each view."""
-    picture, rows = plt.subplots(len(figures), 1, figsize=(9, 2.1 * len(figures) + 0.6), squeeze=False)
+    picture, rows = plt.subplots(
+        len(figures), 1, figsize=(9, 2.1 * len(figures) + 0.6), squeeze=False, layout="constrained"
+    )
     for axes, figure in zip(rows[:, 0], figures, strict=True):
         for name, spans in figure.over_time.items():
             edges = [0.0, *(moment for began, ended, _ in spans for moment in (began, began, ended, ended))]
@@ -87,16 +88,18 @@ def _latency(figures: Sequence[Figure]) -> Picture:
     """A panel for each sink and rate: the share of rows that had come so far."""
     sinks = list(dict.fromkeys(figure.name.partition(" ")[0] for figure in figures))
     across = -(-len(figures) // len(sinks))
-    size = (3.2 * across + 1, 2.4 * len(sinks) + 0.6)
-    picture, rows = plt.subplots(len(sinks), across, figsize=size, squeeze=False, sharex="row", sharey=True)
+    size = (3 * across + 1, 2.2 * len(sinks) + 0.8)
+    picture, rows = plt.subplots(len(sinks), across, figsize=size, squeeze=False, sharex=True, sharey=True)
+    picture.set_layout_engine("constrained")
     for down, sink in enumerate(sinks):
         for axes, figure in zip(rows[down], (one for one in figures if one.name.startswith(sink)), strict=False):
             for hop, values in figure.hops.items():
                 shares = [100 * (at + 1) / len(values) for at in range(len(values))]
                 axes.plot(sorted(values), shares, label=hop)
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
             axes.set_title(figure.name, fontsize="medium")
         rows[down, 0].set_ylabel("% of the rows watched")
     rows[-1, across // 2].set_xlabel("seconds since the commit")
-    rows[0, 0].legend(frameon=False, fontsize="small")
+    picture.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside upper right")
     return picture

@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 
 from bench.figure import Figure
+from cdc.session import SETTINGS
 from compose import versions
 
+SERIES = ("limit", "rival", "ours")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
@@ -23,7 +25,7 @@ def summary(figure: Figure) -> dict[str, Any]:
     """Median, least and greatest of each series, the ratio of the medians, percentiles, CPU seconds per million changes
     and peak memory by process.
     """
-    series = {name: getattr(figure, name) for name in ("limit", "rival", "ours")}
+    series = {name: getattr(figure, name) for name in SERIES}
     found: dict[str, Any] = {
         name: {"median": statistics.median(values), "min": min(values), "max": max(values)}
         for name, values in series.items()
@@ -68,12 +70,14 @@ def machine() -> dict[str, Any]:
         "versions": {
             name: value for name, value in vars(versions).items() if name.isupper() and isinstance(value, str)
         },
+        "spark": SETTINGS,
     }
 
 
-def write(path: Path, size: str, figures: Sequence[Figure]) -> None:
+def write(path: Path, scale: Mapping[str, Any], figures: Sequence[Figure]) -> None:
+    """`scale` is how much of everything was measured."""
     found = [{**asdict(figure), **summary(figure)} for figure in figures]
-    path.write_text(json.dumps({"size": size, **machine(), "figures": found}, indent=1))
+    path.write_text(json.dumps({"scale": scale, **machine(), "figures": found}, indent=1))
 
 
 def tables(figures: Sequence[Figure]) -> str:
@@ -82,13 +86,22 @@ def tables(figures: Sequence[Figure]) -> str:
     late = [_late(figure) for figure in figures if figure.hops]
     hops = next((list(figure.hops)[:-1] for figure in figures if figure.hops), [])
     found = [_aligned([["what", "limit", "rival", "ours", "ratio", "asked"], *lines])] if lines else []
-    heads = ["commit to visible, s", *PERCENTILES, "asked", *(f"{hop}, p50" for hop in hops)]
+    heads = ["commit to visible, s", *PERCENTILES, "asked", *(f"p50 {hop}" for hop in hops)]
     return "\n\n".join([*found, _aligned([heads, *late])] if late else found)
 
 
-def line(figure: Figure) -> str:
-    """What is told as soon as it is known."""
-    return "  ".join(cell for cell in (_late(figure)[:5] if figure.hops else _cells(figure)) if cell)
+def told(figure: Figure) -> str:
+    """What is printed as soon as it is known: all of a figure but its single values."""
+    found, lines = summary(figure), [f"{figure.name}, {figure.unit}"]
+    for name in (name for name in SERIES if name in found):
+        lines.append(f"{name}: {', '.join(f'{what} {_shown(value)}' for what, value in found[name].items())}")
+    for hop, values in found.get("hops", {}).items():
+        lines.append(f"{hop}: {', '.join(f'{what} {_shown(value)}' for what, value in values.items())}")
+    for what, by_process in (("CPU s per million", "cpu_s_per_million"), ("peak MB", "peak_mb")):
+        if by_process in found:
+            shown = (f"{name} {_shown(value)}" for name, value in found[by_process].items())
+            lines.append(f"{what}: {', '.join(shown)}")
+    return "\n    ".join(lines)
 
 
 def _aligned(rows: list[list[str]]) -> str:
@@ -101,7 +114,7 @@ def _aligned(rows: list[list[str]]) -> str:
 
 def _cells(figure: Figure) -> list[str]:
     found = summary(figure)
-    cells = [_shown(found[name]["median"]) if name in found else "" for name in ("limit", "rival", "ours")]
+    cells = [_shown(found[name]["median"]) if name in found else "" for name in SERIES]
     ratio = f"{found['ratio']:.2f} of {figure.against}" if "ratio" in found else ""
     goal = f"{'<=' if figure.at_most else '>='} {figure.goal:.2g}" if figure.goal else ""
     return [f"{figure.name}, {figure.unit}", *cells, ratio, goal]

@@ -57,9 +57,11 @@ def test_hops_are_those_of_the_batch_that_holds_the_record() -> None:
     arrived = {first: (0, 9, start + 0.25), second: (0, 10, start + 1.25)}
     batches = [batch(start + 0.5, start + 1, 10), batch(start + 2, start + 3, 11)]
     found = latency.times({first: committed, second: second[1]}, arrived, batches, "t")
-    assert found == {"in Kafka": [0.25, 0.25], "batch begins": [0.5, 1.0], "durable": [1.0, 2.0]}
+    assert found == {"Kafka": [0.25, 0.25], "begun": [0.5, 1.0], "durable": [1.0, 2.0]}
     assert batches[0].past({"t": Position("x", (10, 0))})
     assert not batches[0].past({"t": Position("x", (11, 0))})
+    assert latency.pace(batches) == 10 / 2
+    assert latency.pace(batches[:1]) == 10 / 0.5
     assert spans(batches, start + 1) == [(1.0, 2.0, 10.0)]
 
 
@@ -69,7 +71,7 @@ def test_percentiles() -> None:
 
 
 def figures() -> list[Figure]:
-    hops = {"in Kafka": [0.1, 0.2], "durable": [0.3, 0.5], "visible": [0.4, 12.0]}
+    hops = {"Kafka": [0.1, 0.2], "durable": [0.3, 0.5], "visible": [0.4, 12.0]}
     return [
         Figure("W1 mixed", "changes/s", 0.8, ours=[1000.0], limit=[2000.0], over_time={"cache": [(0.0, 1.0, 5.0)]}),
         Figure("W7 cache", "µs/change", 1.1, at_most=True, ours=[5.5], limit=[5.0]),
@@ -84,6 +86,20 @@ def test_the_table() -> None:
     assert mixed.replace(" ", "") == "|W1mixed,changes/s|2,000||1,000|0.50oflimit|>=0.8|"
     assert growth.replace(" ", "") == "|W7cache,µs/change|5.00||5.50|1.10oflimit|<=1.1|"
     assert late.splitlines()[-1].replace(" ", "") == "|cacheat20/s(10%)(3unseen)|12|12|12|12|0.2,0.5|0.20|0.50|"
+
+
+def test_what_is_told_as_soon_as_it_is_known() -> None:
+    drained, _, late = figures()
+    drained.ours = [3000.0, 1000.0, 1500.0]
+    drained.costs, drained.changes = [Cost(1.0, {"spark": 0.5}, {"spark": 100.0})], 1000
+    assert report.told(drained).splitlines() == [
+        "W1 mixed, changes/s",
+        "    limit: median 2,000, min 2,000, max 2,000",
+        "    ours: median 1,500, min 1,000, max 3,000",
+        "    CPU s per million: spark 500",
+        "    peak MB: spark 100",
+    ]
+    assert "    visible: p50 12, p95 12, p99 12, max 12" in report.told(late).splitlines()
 
 
 def test_a_picture_for_each_kind_of_figure(tmp_path: Path) -> None:
