@@ -18,8 +18,10 @@ def growth(stage: Stage, rows: int, factor: int, changes: int, times: int) -> It
     """The snapshot of a table `factor` times as large as the first; then the same number of updates on either."""
     table = f"public.bench_{factor}"
     with stage.beside(f"bench_{factor}", [table], lambda data: data.fill(rows * factor)) as other:
-        yield from _snapshot(other)
-        yield from _compared(stage, other, changes, times)
+        found = [*_snapshot(other), *_compared(stage, other, changes, times)]
+        for one in (stage, other):
+            equal(one, "W4, W7")
+        yield from found
 
 
 def _snapshot(stage: Stage) -> Iterator[Figure]:
@@ -37,7 +39,6 @@ def _snapshot(stage: Stage) -> Iterator[Figure]:
     views = Figure("W4 snapshot to three views", "rows/s", changes=rows)
     with stage.meter() as meter, stage.running() as streams:
         batches = [batch for stream in streams for batch in stream.batches(stage.ends())]
-    equal(stage, views.name)
     book(views, max(one.durable for one in batches) - min(one.began for one in batches), meter.cost)
     yield views
 
@@ -52,18 +53,18 @@ def _compared(small: Stage, large: Stage, changes: int, times: int) -> Iterator[
     with Connect(small.endpoints.connect) as connect:
         connect.resume(small.name)
     for number in range(-1, times):
+        # The first time is to warm up.
+        number_of = changes if number >= 0 else changes // 10
         for stage in (small, large):
-            stage.data.scattered(changes, number)
+            stage.data.scattered(number_of, number)
+        for stage, into in ((small, "limit"), (large, "ours")):
             stage.drained()
             for name, figure in figures.items():
                 (sink,) = stage.context.sinks([name])
                 with stage.meter() as meter:
                     took = sum(batch.durable - batch.began for batch in stage.apply(sink).batches(stage.ends()))
-                # The first time is to warm up.
                 if number >= 0:
-                    (figure.limit if stage is small else figure.ours).append(took / changes * 1e6)
+                    getattr(figure, into).append(took / changes * 1e6)
                 if number >= 0 and stage is large:
                     figure.costs.append(meter.cost)
-    for stage in (small, large):
-        equal(stage, "W7")
     yield from figures.values()

@@ -28,11 +28,14 @@ def idle(stage: Stage, seconds: float) -> Iterator[Figure]:
     yield figure
 
 
-def rebuilding(stage: Stage, times: int) -> Iterator[Figure]:
-    """W8: a rebuild's replay, against the same sink applying the same backlog as a stream."""
+def rebuilding(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
+    """W8: a rebuild's replay of a snapshot and W1, against the same sink applying the same backlog as a stream."""
+    stage.data.mixed(changes)
+    stage.drained()
     for name in ("cache", "search", "warehouse"):
         figure = Figure(f"rebuild of {name}: replay", "records/s", 1.0, "limit", changes=stage.records())
         (sink,) = stage.context.sinks([name])
+        stage.apply(sink)
         for _ in range(times):
             sink.clear(stage.table)
             began = time.monotonic()

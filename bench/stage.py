@@ -42,7 +42,7 @@ sinks:
 kafka: "{kafka}"
 connect: "{connect}"
 """
-QUIET_S = 2.0
+QUIET_S = 0.5
 SETTLE_S = 3600.0
 
 
