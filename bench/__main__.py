@@ -24,12 +24,17 @@ class Size(StrEnum):
 
 @dataclass(frozen=True)
 class Scale:
-    """`rows` of the table that most parts share; `factors` that others are larger by. `times` repeats what has a
-    ratio to reach; the rest is measured once.
+    """How much of everything.
+
+    rows     of the table that most parts share; `factors` that others are larger by
+    changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count
+    times    repeats what has a ratio to reach; the rest is measured once
+    seconds  of a load at a rate: at `shares` of what can be sustained, or at `rates` in transactions per second
     """
 
     rows: int
     changes: int
+    backlog: int
     times: int
     seconds: float
     shares: tuple[float, ...]
@@ -38,9 +43,9 @@ class Scale:
 
 
 SCALES = {
-    Size.S: Scale(5_000, 3_000, 1, 5.0, (0.5,), (4,), (100,)),
-    Size.M: Scale(50_000, 25_000, 3, 30.0, (0.1, 0.5, 0.8), (10,), (300, 1000, 3000)),
-    Size.L: Scale(100_000, 1_000_000, 3, 120.0, (0.1, 0.5, 0.8), (10, 100), (300, 1000, 3000)),
+    Size.S: Scale(5_000, 3_000, 3_000, 1, 5.0, (0.5,), (4,), (100,)),
+    Size.M: Scale(50_000, 25_000, 100_000, 3, 30.0, (0.1, 0.5, 0.8), (10,), (300, 1000, 2000)),
+    Size.L: Scale(100_000, 1_000_000, 1_000_000, 3, 120.0, (0.1, 0.5, 0.8), (10, 100), (300, 1000, 2000)),
 }
 
 
@@ -49,7 +54,7 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
     rows, changes, times = scale.rows, scale.changes, scale.times
     found: dict[str, Callable[[Stage], Iterator[Figure]]] = {
         # First, while the topic is short: it is read six times for each repetition.
-        "rebuild": lambda stage: live.rebuilding(stage, changes, times),
+        "rebuild": lambda stage: live.rebuilding(stage, changes, (times + 1) // 2),
         "capture": lambda stage: cases.capture(stage, changes, times),
         "decode": lambda stage: cases.reading(stage, 1),
         "redis": lambda stage: cases.apply_redis(stage, times),
@@ -57,7 +62,7 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
         "changes": lambda stage: cases.apply_changes(stage, times),
         "merge": lambda stage: cases.merge(stage, min(100_000, rows // 3), times),
         "verify": lambda stage: live.verifying(stage, times),
-        "mixed": lambda stage: paths.drain(stage, changes, times, paths.MIXED),
+        "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
         "bulk": lambda stage: paths.drain(stage, rows, 1, paths.BULK),
         "hot": lambda stage: paths.drain(stage, changes, 1, paths.HOT),
         "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),

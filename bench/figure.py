@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from bench.batches import Span
 from bench.cost import Cost
 
 
@@ -26,7 +27,7 @@ class Figure:
     """Rows that were watched and didn't become visible in time."""
     asked: tuple[float, ...] = ()
     """The most that p50 and p99 of the last hop may be."""
-    over_time: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
-    """Of each sink and of Kafka: from when to when, in seconds, how many records a second."""
+    over_time: dict[str, list[Span]] = field(default_factory=dict)
+    """Of each sink and of Kafka, counted from the first record in Kafka."""
     changes: int = 0
     """How many one repetition handles: what `costs` are of."""

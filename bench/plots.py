@@ -13,9 +13,11 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import NullFormatter
 
+from bench.batches import Span
 from bench.figure import Figure
 
 COLOURS = {"limit": "#b8c4ce", "rival": "#e0a458", "ours": "#2f6f9f"}
+MEET_S = 0.05
 SINKS = {"Kafka": "#b8c4ce", "cache": "#c8553d", "search": "#e0a458", "warehouse": "#2f6f9f"}
 
 
@@ -74,14 +76,22 @@ def _throughput(figures: Sequence[Figure]) -> Picture:
     )
     for axes, figure in zip(rows[:, 0], figures, strict=True):
         for name, spans in figure.over_time.items():
-            edges = [0.0, *(moment for began, ended, _ in spans for moment in (began, began, ended, ended))]
-            rates = [0.0, *(value for _, _, rate in spans for value in (0.0, rate, rate, 0.0))]
-            axes.plot(edges, rates, label=name, color=SINKS[name])
+            axes.plot(*zip(*_steps(spans), strict=True), label=name, color=SINKS[name])
         axes.set_title(figure.name, loc="left", fontsize="medium")
         axes.set_ylabel("records/s")
     rows[0, 0].legend(frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
     rows[-1, 0].set_xlabel("seconds since the first record in Kafka")
     return picture
+
+
+def _steps(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """The corners of a line that is at zero between spans that don't meet."""
+    corners = [(0.0, 0.0)]
+    for began, ended, rate in spans:
+        if began - corners[-1][0] > MEET_S:
+            corners += [(corners[-1][0], 0.0), (began, 0.0)]
+        corners += [(began, rate), (ended, rate)]
+    return [*corners, (corners[-1][0], 0.0)]
 
 
 def _latency(figures: Sequence[Figure]) -> Picture:
