@@ -162,11 +162,13 @@ def _arrived(stage: Stage, since: Position, marks: Marks) -> dict[Mark, tuple[in
 def times(
     marks: Marks, arrived: Mapping[Mark, tuple[int, int, float]], batches: Sequence[Batch], topic: str
 ) -> dict[str, list[float]]:
-    """Seconds from commit to Kafka, to the begin and to the end of the batch that holds the record."""
+    """Seconds from commit to Kafka, to the begin and to the end of the batch that holds the record.
+
+    A mark whose record has been compacted away has none.
+    """
     hops: dict[str, list[float]] = {"Kafka": [], "begun": [], "durable": []}
-    for mark, committed in marks.items():
-        partition, offset, arrival = arrived[mark]
+    for mark, (partition, offset, arrival) in arrived.items():
         batch = next(one for one in batches if one.ends[topic][str(partition)] > offset)
         for hop, at in zip(hops, (arrival, batch.began, batch.durable), strict=True):
-            hops[hop].append(at - committed.timestamp())
+            hops[hop].append(at - marks[mark].timestamp())
     return hops
