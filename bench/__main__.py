@@ -22,11 +22,14 @@ class Size(StrEnum):
     L = "L"
 
 
+SHARES, RATES = (0.1, 0.5, 0.8), (300, 1000, 2000)
+
+
 @dataclass(frozen=True)
 class Scale:
     """How much of everything.
 
-    rows     of the table that most parts share; `factors` that others are larger by
+    rows     of the table that most parts share; `sizes` are those of the tables that are compared
     changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count
     times    repeats what has a ratio to reach; the rest is measured once
     seconds  of a load at a rate: at `shares` of what can be sustained, or at `rates` in transactions per second
@@ -38,21 +41,21 @@ class Scale:
     times: int
     seconds: float
     shares: tuple[float, ...]
-    factors: tuple[int, ...]
+    sizes: tuple[int, ...]
     rates: tuple[float, ...]
 
 
 SCALES = {
-    Size.S: Scale(5_000, 3_000, 3_000, 1, 5.0, (0.5,), (4,), (100,)),
-    Size.M: Scale(50_000, 25_000, 100_000, 3, 30.0, (0.1, 0.5, 0.8), (10,), (300, 1000, 2000)),
-    Size.L: Scale(100_000, 1_000_000, 1_000_000, 3, 120.0, (0.1, 0.5, 0.8), (10, 100), (300, 1000, 2000)),
+    Size.S: Scale(5_000, 3_000, 3_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
+    Size.M: Scale(30_000, 20_000, 60_000, 3, 20.0, SHARES, (100_000, 1_000_000), RATES),
+    Size.L: Scale(1_000_000, 1_000_000, 1_000_000, 3, 120.0, SHARES, (100_000, 1_000_000, 10_000_000), RATES),
 }
 
 
 def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
     """What can be measured, in the order in which it is. Those with tables of their own come last."""
     rows, changes, times = scale.rows, scale.changes, scale.times
-    found: dict[str, Callable[[Stage], Iterator[Figure]]] = {
+    return {
         # First, while the topic is short: it is read six times for each repetition.
         "rebuild": lambda stage: live.rebuilding(stage, changes, (times + 1) // 2),
         "capture": lambda stage: cases.capture(stage, changes, times),
@@ -63,18 +66,13 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
         "merge": lambda stage: cases.merge(stage, min(100_000, rows // 3), times),
         "verify": lambda stage: live.verifying(stage, times),
         "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
-        "bulk": lambda stage: paths.drain(stage, rows, 1, paths.BULK),
-        "hot": lambda stage: paths.drain(stage, changes, 1, paths.HOT),
+        "single": lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK),
         "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),
         "idle": lambda stage: live.idle(stage, scale.seconds),
         "oltp": lambda stage: paths.oltp(stage, rows, changes),
-        "replay": lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 3),
+        "replay": lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 2),
+        "growth": lambda stage: growth.growth(stage, scale.sizes, min(50_000, scale.sizes[0] // 2), times),
     }
-    for factor in scale.factors:
-        found[f"growth{factor}"] = lambda stage, factor=factor: growth.growth(  # type: ignore[misc]
-            stage, rows, factor, min(50_000, rows // 2), times
-        )
-    return found
 
 
 def main(

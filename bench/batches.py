@@ -66,10 +66,10 @@ def _offsets(told: Any) -> Mapping[str, Mapping[str, int]]:
     return json.loads(told) if isinstance(told, str) else told or {}
 
 
-def spans(batches: Sequence[Batch], since: float) -> list[Span]:
-    """Of each batch that began after `since`, counted from then."""
+def spans(batches: Sequence[Batch], since: float, early_s: float) -> list[Span]:
+    """Of each batch that began after `since`, or so little before, counted from then."""
     return [
         (one.began - since, one.durable - since, one.rows / (one.durable - one.began))
         for one in batches
-        if one.rows and one.began >= since
+        if one.rows and one.began >= since - early_s
     ]

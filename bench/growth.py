@@ -1,32 +1,37 @@
 """W4, W7: the snapshot of a large table, and what a change costs on it over what it costs on a small one."""
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from pyspark.sql import functions as F
 
+from bench.cost import Cost
 from bench.figure import Figure
 from bench.live import copy
 from bench.paths import book, equal
 from bench.stage import Stage
-from connectors.client import Connect
+from bench.workload import Data
 
 GOALS = {"cache": 1.1, "search": 1.1, "warehouse": 1.3}
 
 
-def growth(stage: Stage, rows: int, factor: int, changes: int, times: int) -> Iterator[Figure]:
-    """The snapshot of a table `factor` times as large as the first; then the same number of updates on either."""
-    table = f"public.bench_{factor}"
-    with stage.beside(f"bench_{factor}", [table], lambda data: data.fill(rows * factor)) as other:
-        found = [*_snapshot(other), *_compared(stage, other, changes, times)]
-        for one in (stage, other):
-            equal(one, "W4, W7")
+def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
+    """Tables of so many rows in one pipeline: their snapshot, then the same number of updates on each in turn."""
+    tables = {f"public.grown_{rows}": rows for rows in sizes}
+
+    def make(data: Data) -> None:
+        for table, rows in tables.items():
+            Data(data.dsn, [table]).fill(rows)
+
+    with stage.beside("growth", list(tables), make) as other:
+        found = [*_snapshot(other, sum(sizes)), *_compared(other, sizes, changes, times)]
+        equal(other, "W4, W7")
         yield from found
 
 
-def _snapshot(stage: Stage) -> Iterator[Figure]:
+def _snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
     """Into Kafka, against COPY; then from there into three views at once."""
-    rows = stage.rows()
     figure = Figure(f"W4 snapshot of {rows:,} rows to Kafka", "rows/s", changes=rows)
     began = time.monotonic()
     copy(stage)
@@ -43,28 +48,24 @@ def _snapshot(stage: Stage) -> Iterator[Figure]:
     yield views
 
 
-def _compared(small: Stage, large: Stage, changes: int, times: int) -> Iterator[Figure]:
-    """Each sink alone, from Kafka; `limit` is the small table's cost. All rows are equally likely to be changed."""
-    sizes = f"{large.rows():,} rows / {small.rows():,}"
-    figures = {
-        name: Figure(f"W7 {name}, {sizes}", "µs/change", goal, at_most=True, changes=changes)
-        for name, goal in GOALS.items()
-    }
-    with Connect(small.endpoints.connect) as connect:
-        connect.resume(small.name)
+def _compared(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
+    """Each sink alone, from Kafka; `limit` is the smallest table's cost. All rows are equally likely to be changed."""
+    cost: dict[tuple[str, int], list[float]] = defaultdict(list)
+    meters: dict[tuple[str, int], list[Cost]] = defaultdict(list)
     for number in range(-1, times):
-        # The first time is to warm up.
-        number_of = changes if number >= 0 else changes // 10
-        for stage in (small, large):
-            stage.data.scattered(number_of, number)
-        for stage, into in ((small, "limit"), (large, "ours")):
+        for table, rows in zip(stage.data.tables, sizes, strict=True):
+            # The first time is to warm up.
+            Data(stage.dsn, [table]).scattered(changes if number >= 0 else changes // 10, number)
             stage.drained()
-            for name, figure in figures.items():
-                (sink,) = stage.context.sinks([name])
+            for sink in stage.context.sinks(None):
                 with stage.meter() as meter:
                     took = sum(batch.durable - batch.began for batch in stage.apply(sink).batches(stage.ends()))
                 if number >= 0:
-                    getattr(figure, into).append(took / changes * 1e6)
-                if number >= 0 and stage is large:
-                    figure.costs.append(meter.cost)
-    yield from figures.values()
+                    cost[sink.name, rows].append(took / changes * 1e6)
+                    meters[sink.name, rows].append(meter.cost)
+    for name, goal in GOALS.items():
+        for rows in sizes[1:]:
+            figure = Figure(f"W7 {name}, {rows:,} rows / {sizes[0]:,}", "µs/change", goal, at_most=True)
+            figure.changes, figure.costs = changes, meters[name, rows]
+            figure.limit, figure.ours = cost[name, sizes[0]], cost[name, rows]
+            yield figure

@@ -21,6 +21,8 @@ from cdc.errors import DivergenceError
 from connectors.client import Connect
 
 STEP_S = 0.5
+EARLY_S = 1.0
+"""How long before the first record was seen something may have begun."""
 Write = Callable[[Data, int], None]
 """Makes so many changes."""
 
@@ -45,9 +47,9 @@ def drain(stage: Stage, changes: int, times: int, *workloads: Workload) -> Itera
     """A figure for each workload, all of one run, once the views are proved equal."""
     found = []
     with stage.running() as streams:
+        _drained(stage, streams, workloads[0].write, max(100, changes // 4))
         for workload in workloads:
             figure = Figure(f"{workload.name}, whole path", "changes/s", workload.goal, changes=changes)
-            _drained(stage, streams, workload.write, max(100, changes // 4))
             for _ in range(times):
                 began, ended, cost = _drained(stage, streams, workload.write, changes)
                 book(figure, ended - began, cost)
@@ -62,9 +64,9 @@ def _drained(stage: Stage, streams: list[Watched], write: Write, changes: int) -
     with Connect(stage.endpoints.connect) as connect:
         connect.stop(stage.name)
         write(stage.data, changes)
-        before = stage.ends()
+        before = stage.ends(decided=False)
         connect.resume(stage.name)
-        while stage.ends() == before:
+        while stage.ends(decided=False) == before:
             time.sleep(0.1)
         began = time.time()
         with stage.meter() as meter:
@@ -88,9 +90,9 @@ def book(figure: Figure, seconds: float, cost: Cost) -> None:
 def _over_time(stage: Stage, streams: list[Watched], since: float) -> dict[str, list[Span]]:
     """See `Figure.over_time`; Kafka in steps of half a second."""
     step = F.floor((F.col("timestamp").cast("double") - since) / STEP_S)
-    counted = stage.log().where(step >= 0).groupBy(step.alias("step")).count().orderBy("step").collect()
+    counted = stage.log().where(step >= -EARLY_S / STEP_S).groupBy(step.alias("step")).count().orderBy("step").collect()
     arrivals = [(at * STEP_S, (at + 1) * STEP_S, count / STEP_S) for at, count in counted]
-    return {"Kafka": arrivals, **{stream.sink.name: spans(stream.batches(), since) for stream in streams}}
+    return {"Kafka": arrivals, **{stream.sink.name: spans(stream.batches(), since, EARLY_S) for stream in streams}}
 
 
 def oltp(stage: Stage, rows: int, changes: int) -> Iterator[Figure]:

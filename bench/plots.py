@@ -37,7 +37,7 @@ def draw(folder: Path, size: str, figures: Sequence[Figure]) -> None:
 
 
 def _rates(figures: Sequence[Figure]) -> Picture:
-    picture, axes = plt.subplots(figsize=(9, 0.55 * len(figures) + 1.2), layout="constrained")
+    picture, axes = plt.subplots(figsize=(9, 0.42 * len(figures) + 1), layout="constrained")
     _bars(axes, figures)
     axes.set_xscale("log")
     least = min(value for one in figures for name in COLOURS for value in getattr(one, name))
@@ -49,7 +49,7 @@ def _rates(figures: Sequence[Figure]) -> Picture:
 
 
 def _growth(figures: Sequence[Figure]) -> Picture:
-    picture, axes = plt.subplots(figsize=(9, 0.55 * len(figures) + 1.2), layout="constrained")
+    picture, axes = plt.subplots(figsize=(9, 0.42 * len(figures) + 1), layout="constrained")
     _bars(axes, figures, {"limit": "small table", "ours": "large table"})
     axes.set_xlabel("µs per change (medians)")
     return picture
@@ -65,6 +65,7 @@ def _bars(axes: Any, figures: Sequence[Figure], labels: dict[str, str] | None = 
             axes.barh(at + 0.27 * (place - (len(held) - 1) / 2), value, 0.26, label=label, color=COLOURS[name])
             drawn.add(name)
     axes.set_yticks(range(len(figures)), [figure.name for figure in figures])
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
@@ -86,7 +87,7 @@ def _throughput(figures: Sequence[Figure]) -> Picture:
 
 def _steps(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """The corners of a line that is at zero between spans that don't meet."""
-    corners = [(0.0, 0.0)]
+    corners = [(min(0.0, *(began for began, _, _ in spans)), 0.0)] if spans else [(0.0, 0.0)]
     for began, ended, rate in spans:
         if began - corners[-1][0] > MEET_S:
             corners += [(corners[-1][0], 0.0), (began, 0.0)]
@@ -98,7 +99,7 @@ def _latency(figures: Sequence[Figure]) -> Picture:
     """A panel for each sink and rate: the share of rows that had come so far."""
     sinks = list(dict.fromkeys(figure.name.partition(" ")[0] for figure in figures))
     across = -(-len(figures) // len(sinks))
-    size = (3 * across + 1, 2.2 * len(sinks) + 0.8)
+    size = (max(6, 3 * across + 1), 2.2 * len(sinks) + 0.8)
     picture, rows = plt.subplots(len(sinks), across, figsize=size, squeeze=False, sharex=True, sharey=True)
     picture.set_layout_engine("constrained")
     for down, sink in enumerate(sinks):

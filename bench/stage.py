@@ -109,10 +109,10 @@ class Stage:
         command = [sys.executable, "-m", "cdc.cli", "-p", str(self.file), "--state", str(self.folder / "stack"), *words]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def ends(self) -> dict[str, Position]:
-        """By topic."""
+    def ends(self, *, decided: bool = True) -> dict[str, Position]:
+        """By topic; with what the connector has written and not yet committed if not `decided`."""
         with Topics(self.pipeline.kafka) as kafka:
-            return kafka.ends([table.topic for table in self.tables])
+            return kafka.ends([table.topic for table in self.tables], decided=decided)
 
     def end(self) -> Position:
         """Of the first table's topic."""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bench import cases, latency, paths, plots, report
-from bench.__main__ import SCALES, Size, parts
 from bench.batches import Batch, spans
 from bench.cost import Cost
 from bench.figure import Figure
@@ -62,7 +61,8 @@ def test_hops_are_those_of_the_batch_that_holds_the_record() -> None:
     assert not batches[0].past({"t": Position("x", (11, 0))})
     assert latency.pace(batches) == 10 / 2
     assert latency.pace(batches[:1]) == 10 / 0.5
-    assert spans(batches, start + 1) == [(1.0, 2.0, 10.0)]
+    assert spans(batches, start + 1, 0.25) == [(1.0, 2.0, 10.0)]
+    assert len(spans(batches, start + 1, 0.5)) == 2
 
 
 def test_percentiles() -> None:
@@ -108,10 +108,3 @@ def test_a_picture_for_each_kind_of_figure(tmp_path: Path) -> None:
         f"S-{name}.png" for name in ("rates", "throughput", "latency", "growth")
     }
     plots.draw(tmp_path / "none", "S", [])
-
-
-def test_large_sizes_grow_further() -> None:
-    assert {size: [name for name in parts(SCALES[size]) if "growth" in name] for size in (Size.M, Size.L)} == {
-        Size.M: ["growth10"],
-        Size.L: ["growth10", "growth100"],
-    }
