@@ -2,16 +2,18 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench import cases, live, plots, report
+from bench import cases, growth, latency, live, paths, plots, replayed, report
 from bench.figure import Figure
-from bench.stage import Stage
+from bench.stage import Servers, Stage
 
 
 class Size(StrEnum):
@@ -20,51 +22,92 @@ class Size(StrEnum):
     L = "L"
 
 
-ROWS = {Size.S: 5_000, Size.M: 200_000, Size.L: 2_000_000}
-CHANGES = {Size.S: 3_000, Size.M: 100_000, Size.L: 1_000_000}
-SECONDS = {Size.S: 10.0, Size.M: 60.0, Size.L: 600.0}
-TIMES = {Size.S: 1, Size.M: 3, Size.L: 3}
+SHARES, RATES = (0.1, 0.5, 0.8), (300, 1000, 2000)
 
 
-def main(
-    size: Annotated[Size, typer.Option(help="S: two minutes; M: under twenty; L: hours.")] = Size.M,
-    only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given again.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
-) -> None:
-    """Measure limits, rival and this pipeline in one run on the same data."""
-    rows, changes, times = ROWS[size], CHANGES[size], TIMES[size]
-    parts: dict[str, Callable[[Stage], Iterator[Figure]]] = {
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything.
+
+    rows     of the table that most parts share; `sizes` are those of the tables that are compared
+    changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count
+    times    repeats what has a ratio to reach; the rest is measured once
+    seconds  of a load at a rate: at `shares` of what can be sustained, or at `rates` in transactions per second
+    """
+
+    rows: int
+    changes: int
+    backlog: int
+    times: int
+    seconds: float
+    shares: tuple[float, ...]
+    sizes: tuple[int, ...]
+    rates: tuple[float, ...]
+
+
+SCALES = {
+    Size.S: Scale(5_000, 3_000, 3_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
+    Size.M: Scale(30_000, 20_000, 60_000, 3, 20.0, SHARES, (100_000, 1_000_000), RATES),
+    Size.L: Scale(1_000_000, 1_000_000, 1_000_000, 3, 120.0, SHARES, (100_000, 1_000_000, 10_000_000), RATES),
+}
+
+
+def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
+    """What can be measured, in the order in which it is. Those with tables of their own come last."""
+    rows, changes, times = scale.rows, scale.changes, scale.times
+    return {
+        # First, while the topic is short: it is read six times for each repetition.
+        "rebuild": lambda stage: live.rebuilding(stage, changes, (times + 1) // 2),
         "capture": lambda stage: cases.capture(stage, changes, times),
-        "decode": lambda stage: cases.reading(stage, times),
+        "decode": lambda stage: cases.reading(stage, 1),
         "redis": lambda stage: cases.apply_redis(stage, times),
         "elasticsearch": lambda stage: cases.apply_elasticsearch(stage, times),
         "changes": lambda stage: cases.apply_changes(stage, times),
         "merge": lambda stage: cases.merge(stage, min(100_000, rows // 3), times),
-        "rebuild": lambda stage: live.rebuilding(stage, times),
         "verify": lambda stage: live.verifying(stage, times),
-        "latency": lambda stage: live.latency(stage, 200.0, SECONDS[size]),
-        "idle": lambda stage: live.idle(stage, SECONDS[size]),
+        "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
+        "single": lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK),
+        "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),
+        "idle": lambda stage: live.idle(stage, scale.seconds),
+        "oltp": lambda stage: paths.oltp(stage, rows, changes),
+        "replay": lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 2),
+        "growth": lambda stage: growth.growth(stage, scale.sizes, min(50_000, scale.sizes[0] // 2), times),
     }
+
+
+def main(
+    size: Annotated[Size, typer.Option(help="S: minutes; M: under twenty; L: hours.")] = Size.M,
+    only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given again.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
+) -> None:
+    """Measure limits, rival and this pipeline in one run on the same data."""
+    chosen = parts(SCALES[size])
+    if unknown := set(only or ()) - chosen.keys():
+        raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")
     folder = Path(tempfile.mkdtemp(prefix="cdc-bench-"))
     folder.chmod(0o755)
     figures: list[Figure] = []
+    took_s: dict[str, float] = {}
     try:
-        stage = Stage(folder, rows)
+        servers = Servers(folder)
         try:
-            for name, part in parts.items():
+            stage = Stage(servers, "bench", ["public.bench"], lambda data: data.fill(SCALES[size].rows))
+            for name, part in chosen.items():
                 if only and name not in only:
                     continue
+                began = time.monotonic()
                 for figure in part(stage):
                     figures.append(figure)
-                    typer.echo(report.table([figure]).splitlines()[-1])
+                    typer.echo(report.told(figure))
+                took_s[name] = round(time.monotonic() - began, 1)
         finally:
-            stage.close()
+            servers.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    report.write(out / f"{size}.json", size, figures)
+    report.write(out / f"{size}.json", {"size": size, **asdict(SCALES[size]), "took_s": took_s}, figures)
     plots.draw(out, size, figures)
-    typer.echo(report.table(figures))
+    typer.echo(report.tables(figures))
 
 
 if __name__ == "__main__":

@@ -33,17 +33,17 @@ def capture(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
     figure = Figure("capture: Postgres to Kafka", "rows/s", 0.5, "limit", changes=changes)
     with Connect(stage.endpoints.connect) as connect, psycopg.connect(stage.dsn, autocommit=True) as connection:
         for number in range(times):
-            connect.stop("bench")
+            connect.stop(stage.name)
             slot = f"bench_{number}"
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-            stage.bench.mixed(changes)
+            stage.data.mixed(changes)
             end = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
             assert end
             figure.limit.append(changes / _received(stage.dsn, slot, str(end[0])))
             connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-            before = sum(stage.ends().offsets)
+            before = sum(stage.end().offsets)
             with stage.meter() as meter:
-                connect.resume("bench")
+                connect.resume(stage.name)
                 seen = [one for one in stage.drained() if one[1] > before]
             first, last = seen[0], seen[-1]
             figure.ours.append(changes * (last[1] - first[1]) / (last[1] - before) / (last[0] - first[0]))
@@ -69,16 +69,17 @@ def reading(stage: Stage, times: int) -> Iterator[Figure]:
                 (figure.limit, stage.log()),
                 (figure.ours, decode.decoded(stage.log(), [stage.table], form, decode.Reading())),
             ):
-                began = time.monotonic()
-                frame.write.format("noop").mode("overwrite").save()
-                into.append(records / (time.monotonic() - began))
+                with stage.meter() as meter:
+                    frame.write.format("noop").mode("overwrite").save()
+                into.append(records / meter.cost.seconds)
+            figure.costs.append(meter.cost)
         yield figure
 
 
 def apply_redis(stage: Stage, times: int) -> Iterator[Figure]:
     figure = Figure("apply to Redis", "records/s", 1.5, "rival", changes=stage.records())
     url = stage.endpoints.redis
-    sink = Redis("cache", url, "bench")
+    sink = Redis("cache", url, stage.name)
 
     def empty() -> None:
         with redis.Redis.from_url(url) as server:
@@ -98,7 +99,7 @@ def apply_redis(stage: Stage, times: int) -> Iterator[Figure]:
 def apply_elasticsearch(stage: Stage, times: int) -> Iterator[Figure]:
     figure = Figure("apply to Elasticsearch", "records/s", 1.0, "rival", changes=stage.records())
     url = stage.endpoints.elasticsearch
-    sink = Elasticsearch("search", url, "bench")
+    sink = Elasticsearch("search", url, stage.name)
     sink.prepare(stage.table)
     mappings = httpx.get(f"{url}/{sink.alias(stage.table)}/_mapping").raise_for_status().json()
     same = {"settings": {"number_of_shards": 1, "number_of_replicas": 0}, **next(iter(mappings.values()))}
@@ -147,14 +148,14 @@ def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
     folder = f"{stage.folder}/mirror"
     sink = Delta("warehouse", folder, "bench", {stage.table.qualified: "bench"})
     stage.apply(sink)
-    start = stage.ends()
+    start = stage.end()
     _rival(stage, "mirror", "1000000", f"{folder}-rival")
     for number in range(times):
-        stage.bench.scattered(changes, number)
+        stage.data.scattered(changes, number)
         stage.drained()
         figure.rival.append(changes / _rival(stage, "mirror", "1000000", f"{folder}-rival", since=start))
         _ours(stage, sink, figure)
-        start = stage.ends()
+        start = stage.end()
     yield figure
 
 
@@ -168,7 +169,7 @@ def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> No
 
 
 def _span(stage: Stage, since: Position | None) -> list[str]:
-    ends = stage.ends().offsets
+    ends = stage.end().offsets
     starts = since.offsets if since else (0,) * len(ends)
     return [",".join(map(str, starts)), ",".join(map(str, ends))]
 

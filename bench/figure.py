@@ -2,22 +2,32 @@
 
 from dataclasses import dataclass, field
 
+from bench.batches import Span
 from bench.cost import Cost
 
 
 @dataclass
 class Figure:
-    """`ours`, `limit` and `rival` hold one value per repetition; `goal` is the least ratio of ours to `against`."""
+    """`ours`, `limit` and `rival` hold one value per repetition; `goal` is what the ratio of ours to `against` may be
+    at least, or at most. Without anything to compare with (`against` is empty) it is for ours itself.
+    """
 
     name: str
     unit: str
-    goal: float
-    against: str
+    goal: float = 0.0
+    against: str = "limit"
+    at_most: bool = False
     ours: list[float] = field(default_factory=list)
     limit: list[float] = field(default_factory=list)
     rival: list[float] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
-    samples: list[float] = field(default_factory=list)
-    """Single latencies, seconds."""
+    hops: dict[str, list[float]] = field(default_factory=dict)
+    """Of rows that were watched, seconds from their commit to each hop, in the order of the hops."""
+    unseen: int = 0
+    """Rows that were watched and didn't become visible in time."""
+    asked: tuple[float, ...] = ()
+    """The most that p50 and p99 of the last hop may be."""
+    over_time: dict[str, list[Span]] = field(default_factory=dict)
+    """Of each sink and of Kafka, counted from the first record in Kafka."""
     changes: int = 0
     """How many one repetition handles: what `costs` are of."""

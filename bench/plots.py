@@ -1,56 +1,116 @@
-"""The figures as pictures: rates beside their limits, latencies as distributions."""
+"""The figures as pictures: rates beside their limits, throughput over time, latencies by hop, growth."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import floor, log10
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure as Picture
+from matplotlib.ticker import NullFormatter
 
+from bench.batches import Span
 from bench.figure import Figure
 
 COLOURS = {"limit": "#b8c4ce", "rival": "#e0a458", "ours": "#2f6f9f"}
+MEET_S = 0.05
+SINKS = {"Kafka": "#b8c4ce", "cache": "#c8553d", "search": "#e0a458", "warehouse": "#2f6f9f"}
 
 
 def draw(folder: Path, size: str, figures: Sequence[Figure]) -> None:
-    """`<size>-rates.png` and `<size>-latency.png`, those that there are figures for."""
-    rates = [figure for figure in figures if figure.unit.endswith("/s")]
-    if rates:
-        _rates(folder / f"{size}-rates.png", rates)
-    if any(figure.samples for figure in figures):
-        _latency(folder / f"{size}-latency.png", [figure for figure in figures if figure.samples])
+    """`<size>-rates.png`, -throughput, -latency and -growth: those that there are figures for."""
+    pictures: dict[str, tuple[Callable[[Sequence[Figure]], Picture], Callable[[Figure], object]]] = {
+        "rates": (_rates, lambda one: one.unit.endswith("/s")),
+        "throughput": (_throughput, lambda one: one.over_time),
+        "latency": (_latency, lambda one: one.hops),
+        "growth": (_growth, lambda one: one.unit.endswith("/change")),
+    }
+    for name, (make, of) in pictures.items():
+        if chosen := [figure for figure in figures if of(figure)]:
+            picture = make(chosen)
+            picture.savefig(folder / f"{size}-{name}.png", dpi=110)
+            plt.close(picture)
 
 
-def _rates(path: Path, figures: Sequence[Figure]) -> None:
-    picture, axes = plt.subplots(figsize=(9, 0.7 * len(figures) + 1.2))
-    for place, (name, colour) in enumerate(COLOURS.items()):
-        held = [(at, median(values)) for at, one in enumerate(figures) if (values := getattr(one, name))]
-        axes.barh([at + 0.27 * place for at, _ in held], [rate for _, rate in held], 0.26, label=name, color=colour)
-    axes.set_yticks([at + 0.27 for at in range(len(figures))], [figure.name for figure in figures])
-    axes.invert_yaxis()
+def _rates(figures: Sequence[Figure]) -> Picture:
+    picture, axes = plt.subplots(figsize=(9, 0.42 * len(figures) + 1), layout="constrained")
+    _bars(axes, figures)
     axes.set_xscale("log")
+    least = min(value for one in figures for name in COLOURS for value in getattr(one, name))
+    axes.set_xlim(left=10 ** floor(log10(least)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("records, rows or changes per second (medians)")
-    axes.legend(frameon=False)
-    _save(picture, path)
+    return picture
 
 
-def _latency(path: Path, figures: Sequence[Figure]) -> None:
-    picture, axes = plt.subplots(figsize=(9, 3.5))
-    for figure in figures:
-        ordered = sorted(figure.samples)
-        shares = [100 * (at + 1) / len(ordered) for at in range(len(ordered))]
-        axes.plot(ordered, shares, label=figure.name.partition(",")[0])
-    axes.set_xscale("log")
-    axes.set_xlabel("seconds from commit to visible")
-    axes.set_ylabel("% of the rows watched")
-    axes.legend(frameon=False)
-    _save(picture, path)
+def _growth(figures: Sequence[Figure]) -> Picture:
+    picture, axes = plt.subplots(figsize=(9, 0.42 * len(figures) + 1), layout="constrained")
+    _bars(axes, figures, {"limit": "small table", "ours": "large table"})
+    axes.set_xlabel("µs per change (medians)")
+    return picture
 
 
-def _save(picture: Picture, path: Path) -> None:
-    picture.tight_layout()
-    picture.savefig(path, dpi=110)
-    plt.close(picture)
+def _bars(axes: Any, figures: Sequence[Figure], labels: dict[str, str] | None = None) -> None:
+    """Those of a figure side by side, without gaps for what it lacks."""
+    labels, drawn = labels or {name: name for name in COLOURS}, set()
+    for at, figure in enumerate(figures):
+        held = [(name, median(values)) for name in labels if (values := getattr(figure, name))]
+        for place, (name, value) in enumerate(held):
+            label = labels[name] if name not in drawn else None
+            axes.barh(at + 0.27 * (place - (len(held) - 1) / 2), value, 0.26, label=label, color=COLOURS[name])
+            drawn.add(name)
+    axes.set_yticks(range(len(figures)), [figure.name for figure in figures])
+    axes.margins(y=0.01)
+    axes.invert_yaxis()
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _throughput(figures: Sequence[Figure]) -> Picture:
+    """A row for each drain: how fast records came into Kafka, and into each view."""
+    picture, rows = plt.subplots(
+        len(figures), 1, figsize=(9, 2.1 * len(figures) + 0.6), squeeze=False, layout="constrained"
+    )
+    for axes, figure in zip(rows[:, 0], figures, strict=True):
+        for name, spans in figure.over_time.items():
+            axes.plot(*zip(*_steps(spans), strict=True), label=name, color=SINKS[name])
+        axes.set_title(figure.name, loc="left", fontsize="medium")
+        axes.set_ylabel("records/s")
+    rows[0, 0].legend(frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
+    rows[-1, 0].set_xlabel("seconds since the first record in Kafka")
+    return picture
+
+
+def _steps(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """The corners of a line that is at zero between spans that don't meet."""
+    corners = [(min(0.0, *(began for began, _, _ in spans)), 0.0)] if spans else [(0.0, 0.0)]
+    for began, ended, rate in spans:
+        if began - corners[-1][0] > MEET_S:
+            corners += [(corners[-1][0], 0.0), (began, 0.0)]
+        corners += [(began, rate), (ended, rate)]
+    return [*corners, (corners[-1][0], 0.0)]
+
+
+def _latency(figures: Sequence[Figure]) -> Picture:
+    """A panel for each sink and rate: the share of rows that had come so far."""
+    sinks = list(dict.fromkeys(figure.name.partition(" ")[0] for figure in figures))
+    across = -(-len(figures) // len(sinks))
+    size = (max(6, 3 * across + 1), 2.2 * len(sinks) + 0.8)
+    picture, rows = plt.subplots(len(sinks), across, figsize=size, squeeze=False, sharex=True, sharey=True)
+    picture.set_layout_engine("constrained")
+    for down, sink in enumerate(sinks):
+        for axes, figure in zip(rows[down], (one for one in figures if one.name.startswith(sink)), strict=False):
+            for hop, values in figure.hops.items():
+                shares = [100 * (at + 1) / len(values) for at in range(len(values))]
+                axes.plot(sorted(values), shares, label=hop)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.set_title(figure.name, fontsize="medium")
+        rows[down, 0].set_ylabel("% of the rows watched")
+    rows[-1, across // 2].set_xlabel("seconds since the commit")
+    picture.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside upper right")
+    return picture

@@ -1,110 +1,198 @@
-"""What a run needs: servers of its own, one pipeline with one table, Spark; and where its processes are."""
+"""What a run needs: servers of its own, Spark, pipelines; and where its processes are."""
 
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
+from bench.batches import REMEMBERED, Watched
 from bench.cost import Meter
-from bench.workload import Bench
+from bench.workload import Data
 from cdc import settings, source
 from cdc.change import Position
 from cdc.context import Context
+from cdc.errors import SinkError
+from cdc.fence import settle
+from cdc.heartbeat import last_beat
 from cdc.log import records
 from cdc.session import session
 from cdc.sink import Sink
-from cdc.stream import Stream
+from cdc.supervise import supervise
 from cdc.topics import Topics
 from cdc.verify import compare
 from compose import artifacts, stack
+from connectors.client import Connect
 
 FILE = """\
-pipeline: bench
+pipeline: {pipeline}
 source:
   dsn: "{postgres}"
-  tables: [{{table: public.bench, partitions: 4}}]
+  tables: [{tables}]
 sinks:
-  cache: {{type: redis, url: "{redis}", prefix: bench}}
+  cache: {{type: redis, url: "{redis}", prefix: {pipeline}}}
   search: {{type: elasticsearch, url: "{elasticsearch}"}}
   warehouse: {{type: delta, path: "{warehouse}"}}
 kafka: "{kafka}"
 connect: "{connect}"
 """
-QUIET_S = 2.0
+QUIET_S = 0.5
+SETTLE_S = 3600.0
 
 
-class Stage:
-    def __init__(self, folder: Path, rows: int) -> None:
-        """Start everything and take the snapshot of a table of so many rows."""
+class Servers:
+    """All that pipelines share."""
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.endpoints = stack.up(folder / "stack", progress=lambda _: None)
-        self.file = folder / "bench.yaml"
-        self.file.write_text(FILE.format(**self.endpoints.to_dict()))
-        self.dsn = self.endpoints.postgres
-        self.bench = Bench(self.dsn, rows)
-        self.verb("migrate")
-        self.verb("register")
-        self.context = Context(self.file, folder / "stack")
-        self.pipeline = settings.load(self.file, os.environ)
-        with source.connect(self.dsn) as connection:
-            (self.table,) = source.describe(connection, self.pipeline)
-        self.spark: SparkSession = session(f"local[{3 * (os.cpu_count() or 2)}]", artifacts.spark_jars())
-        self.drained()
+        master = f"local[{3 * (os.cpu_count() or 2)}]"
+        self.spark: SparkSession = session(master, artifacts.spark_jars(), REMEMBERED)
 
     def close(self) -> None:
         self.spark.stop()
         stack.down(self.folder / "stack", progress=lambda _: None)
+
+    def meter(self) -> Meter:
+        return Meter({name: one["pid"] for name, one in stack.status(self.folder / "stack").items() if one["pid"]})
+
+
+class Stage:
+    """One pipeline: its tables, its topics with their snapshot, three sinks that have applied nothing yet.
+
+    `snapshot` is what the registration cost.
+    """
+
+    def __init__(self, servers: Servers, name: str, tables: Sequence[str], make: Callable[[Data], object]) -> None:
+        """`make` makes the tables, schema.table, and their rows."""
+        self.servers, self.name = servers, name
+        self.folder, self.endpoints, self.spark = servers.folder, servers.endpoints, servers.spark
+        self.dsn, self.meter = self.endpoints.postgres, servers.meter
+        self.file = self.folder / f"{name}.yaml"
+        self.file.write_text(FILE.format(pipeline=name, tables=", ".join(tables), **self.endpoints.to_dict()))
+        self.data = Data(self.dsn, tables)
+        make(self.data)
+        self.verb("migrate")
+        with self.meter() as meter:
+            self.verb("register")
+        self.snapshot = meter.cost
+        self.context = Context(self.file, self.folder / "stack")
+        self.pipeline = settings.load(self.file, os.environ)
+        with source.connect(self.dsn) as connection:
+            self.tables = source.describe(connection, self.pipeline)
+        self.table = self.tables[0]
+        self.drained()
+
+    @contextmanager
+    def beside(self, name: str, tables: Sequence[str], make: Callable[[Data], object]) -> Iterator["Stage"]:
+        """Another pipeline on the same servers, while this one's connector stands still."""
+        with Connect(self.endpoints.connect) as connect:
+            connect.stop(self.name)
+            other = Stage(self.servers, name, tables, make)
+            yield other
+            for sink in other.context.sinks(None):
+                for table in other.tables:
+                    sink.clear(table)
+            connect.reset(name)
+            with psycopg.connect(self.dsn, autocommit=True) as connection:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
+            connect.resume(self.name)
 
     def verb(self, *words: str) -> None:
         """Run a verb of the command line."""
         command = [sys.executable, "-m", "cdc.cli", "-p", str(self.file), "--state", str(self.folder / "stack"), *words]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def meter(self) -> Meter:
-        return Meter({name: one["pid"] for name, one in stack.status(self.folder / "stack").items() if one["pid"]})
-
-    def ends(self) -> Position:
+    def ends(self, *, decided: bool = True) -> dict[str, Position]:
+        """By topic; with what the connector has written and not yet committed if not `decided`."""
         with Topics(self.pipeline.kafka) as kafka:
-            return kafka.ends([self.table.topic])[self.table.topic]
+            return kafka.ends([table.topic for table in self.tables], decided=decided)
+
+    def end(self) -> Position:
+        """Of the first table's topic."""
+        return self.ends()[self.table.topic]
 
     def drained(self) -> list[tuple[float, int]]:
-        """Wait until nothing comes any more; when the topic's end was where."""
-        seen = [(time.monotonic(), 0)]
+        """Wait until all that is committed by now is in the topics; when the sum of their ends was what."""
+        with psycopg.connect(self.dsn) as connection:
+            (now_ms,) = connection.execute("SELECT extract(epoch FROM now())::float8 * 1000").fetchone() or (0,)
+
+        def beaten(kafka: Topics) -> bool:
+            beat = last_beat(kafka, self.pipeline)
+            return beat is not None and beat.committed_ms > now_ms
+
+        seen, topics = [(time.monotonic(), 0)], [table.topic for table in self.tables]
         with Topics(self.pipeline.kafka) as kafka:
             while True:
-                end = sum(kafka.ends([self.table.topic])[self.table.topic].offsets)
+                end = sum(sum(one.offsets) for one in kafka.ends(topics).values())
                 now = time.monotonic()
                 if end != seen[-1][1]:
                     seen.append((now, end))
-                elif end and now - seen[-1][0] > QUIET_S:
+                # The connector sends in the order of commits, and its heartbeat after them.
+                elif now - seen[-1][0] > QUIET_S and beaten(kafka):
                     return seen
                 # Looking costs the connector's cores.
                 time.sleep(0.1)
 
     def records(self) -> int:
-        """How many records the topic holds: markers between them have offsets as well."""
+        """How many records the topics hold: markers between them have offsets as well."""
         return self.log().count()
 
     def rows(self) -> int:
-        """How many rows the table has."""
+        """How many rows the first table has."""
         with psycopg.connect(self.dsn) as connection:
-            found = connection.execute("SELECT count(*) FROM public.bench").fetchone()
+            found = connection.execute(f"SELECT count(*) FROM {self.table.qualified}").fetchone()
         assert found
         return int(found[0])
 
     def log(self) -> DataFrame:
-        """The topic as Spark reads it."""
-        return records(self.spark, self.pipeline.kafka, {self.table.topic: self.ends()})
+        """The topics as Spark reads them."""
+        return records(self.spark, self.pipeline.kafka, self.ends())
 
-    def apply(self, sink: Sink) -> None:
+    def stream(self, sink: Sink) -> Watched:
+        return Watched(self.spark, sink, self.pipeline, self.context.follower, self.context.placeholder)
+
+    def apply(self, sink: Sink) -> Watched:
         """What `cdc run --until-caught-up` does for one sink, in a Spark that is warm."""
-        Stream(self.spark, sink, self.pipeline, self.context.follower, self.context.placeholder).run(
-            until_caught_up=True
-        )
+        stream = self.stream(sink)
+        stream.run(until_caught_up=True)
+        return stream
 
-    def equal(self, sink: Sink) -> bool:
-        return all(one.equal for one in compare(self.spark, self.table, self.dsn, [sink]))
+    @contextmanager
+    def running(self) -> Iterator[list[Watched]]:
+        """All three sinks, caught up."""
+        stopping = threading.Event()
+        streams = [self.stream(sink) for sink in self.context.sinks(None)]
+        thread = threading.Thread(target=supervise, args=(streams, stopping))
+        thread.start()
+        try:
+            self.settle(streams)
+            yield streams
+        finally:
+            stopping.set()
+            thread.join()
+
+    def settle(self, streams: Sequence[Watched]) -> None:
+        """Wait until the views hold all that is committed by now."""
+
+        def still() -> None:
+            for stream in streams:
+                if stream.progress.state == "failed":
+                    raise SinkError(f"{stream.sink.name}: {stream.progress.error}", hint=stream.progress.hint or "")
+
+        settle(self.pipeline, self.tables, [one.sink for one in streams], timeout_s=SETTLE_S, still=still)
+
+    def durable(self, streams: Sequence[Watched]) -> float:
+        """The same; when the last batch was durable, Unix seconds."""
+        self.settle(streams)
+        ends = self.ends()
+        return max(stream.batches(ends)[-1].durable for stream in streams)
+
+    def equal(self, *sinks: Sink) -> bool:
+        return all(one.equal for table in self.tables for one in compare(self.spark, table, self.dsn, sinks))

@@ -1,20 +1,31 @@
-"""A run of the bench whose view differs from its source has no number."""
+"""What the bench makes of its measurements: no number without equality, hops, percentiles, the table, the plots."""
 
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench import cases
+from bench import cases, latency, paths, plots, report
+from bench.batches import Batch, spans
 from bench.cost import Cost
 from bench.figure import Figure
+from cdc.change import Position
 from cdc.errors import DivergenceError
 
 
 def stage(*, equal: bool) -> Any:
     meter = SimpleNamespace(cost=Cost(seconds=2.0))
-    return SimpleNamespace(meter=lambda: nullcontext(meter), apply=lambda _: None, equal=lambda _: equal)
+    context = SimpleNamespace(sinks=lambda _: [])
+    return SimpleNamespace(
+        meter=lambda: nullcontext(meter), apply=lambda _: None, equal=lambda *_: equal, context=context
+    )
+
+
+def batch(began: float, durable: float, end: int) -> Batch:
+    return Batch(began, durable, 10, {"t": {"0": end, "1": 0}})
 
 
 def test_no_number_without_equality() -> None:
@@ -24,3 +35,76 @@ def test_no_number_without_equality() -> None:
     with pytest.raises(DivergenceError):
         cases._ours(stage(equal=False), object(), bad)  # type: ignore[arg-type]
     assert bad.ours == []
+    paths.equal(stage(equal=True), "whole path")
+    with pytest.raises(DivergenceError):
+        paths.equal(stage(equal=False), "whole path")
+
+
+def test_cpu_allows_what_its_cores_can_pay_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    figure = Figure("drain", "changes/s", 0.8, changes=1000)
+    paths.book(figure, 10.0, Cost(cpu_s={"spark": 12.0, "postgres": 4.0}))
+    assert figure.limit == [125.0]
+    assert report.summary(figure)["ratio"] == 0.8
+    assert report.summary(figure)["cpu_s_per_million"] == {"postgres": 4000.0, "spark": 12000.0}
+
+
+def test_hops_are_those_of_the_batch_that_holds_the_record() -> None:
+    committed = datetime(2026, 1, 1, tzinfo=UTC)
+    start = committed.timestamp()
+    first, second = ("1", committed), ("2", committed + timedelta(seconds=1))
+    arrived = {first: (0, 9, start + 0.25), second: (0, 10, start + 1.25)}
+    batches = [batch(start + 0.5, start + 1, 10), batch(start + 2, start + 3, 11)]
+    found = latency.times({first: committed, second: second[1]}, arrived, batches, "t")
+    assert found == {"Kafka": [0.25, 0.25], "begun": [0.5, 1.0], "durable": [1.0, 2.0]}
+    assert batches[0].past({"t": Position("x", (10, 0))})
+    assert not batches[0].past({"t": Position("x", (11, 0))})
+    assert latency.pace(batches) == 10 / 2
+    assert latency.pace(batches[:1]) == 10 / 0.5
+    assert spans(batches, start + 1, 0.25) == [(1.0, 2.0, 10.0)]
+    assert len(spans(batches, start + 1, 0.5)) == 2
+
+
+def test_percentiles() -> None:
+    found = report.percentiles([float(value) for value in range(100, 0, -1)])
+    assert found == {"p50": 51.0, "p95": 96.0, "p99": 100.0, "max": 100.0}
+
+
+def figures() -> list[Figure]:
+    hops = {"Kafka": [0.1, 0.2], "durable": [0.3, 0.5], "visible": [0.4, 12.0]}
+    return [
+        Figure("W1 mixed", "changes/s", 0.8, ours=[1000.0], limit=[2000.0], over_time={"cache": [(0.0, 1.0, 5.0)]}),
+        Figure("W7 cache", "µs/change", 1.1, at_most=True, ours=[5.5], limit=[5.0]),
+        Figure("cache at 20/s (10%)", "s", hops=hops, unseen=3, asked=(0.2, 0.5)),
+    ]
+
+
+def test_the_table() -> None:
+    rates, late = report.tables(figures()).split("\n\n")
+    head, rule, mixed, growth = rates.splitlines()
+    assert len({len(line) for line in (head, rule, mixed, growth)}) == 1
+    assert mixed.replace(" ", "") == "|W1mixed,changes/s|2,000||1,000|0.50oflimit|>=0.8|"
+    assert growth.replace(" ", "") == "|W7cache,µs/change|5.00||5.50|1.10oflimit|<=1.1|"
+    assert late.splitlines()[-1].replace(" ", "") == "|cacheat20/s(10%)(3unseen)|12|12|12|12|0.2,0.5|0.20|0.50|"
+
+
+def test_what_is_told_as_soon_as_it_is_known() -> None:
+    drained, _, late = figures()
+    drained.ours = [3000.0, 1000.0, 1500.0]
+    drained.costs, drained.changes = [Cost(1.0, {"spark": 0.5}, {"spark": 100.0})], 1000
+    assert report.told(drained).splitlines() == [
+        "W1 mixed, changes/s",
+        "    limit: median 2,000, min 2,000, max 2,000",
+        "    ours: median 1,500, min 1,000, max 3,000",
+        "    CPU s per million: spark 500",
+        "    peak MB: spark 100",
+    ]
+    assert "    visible: p50 12, p95 12, p99 12, max 12" in report.told(late).splitlines()
+
+
+def test_a_picture_for_each_kind_of_figure(tmp_path: Path) -> None:
+    plots.draw(tmp_path, "S", figures())
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"S-{name}.png" for name in ("rates", "throughput", "latency", "growth")
+    }
+    plots.draw(tmp_path / "none", "S", [])

@@ -1,0 +1,75 @@
+"""What Spark tells of each batch of a stream: when it began, when it was durable, how far it went."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from cdc.change import Position
+from cdc.stream import Stream
+
+REMEMBERED = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
+"""For the session: a hundred otherwise, 20 s of a quick sink's batches."""
+LATE_S = 30.0
+Span = tuple[float, float, float]
+"""From when to when, in seconds, how many records a second."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Times are Unix seconds. `ends` are offsets by topic and partition."""
+
+    began: float
+    durable: float
+    rows: int
+    ends: Mapping[str, Mapping[str, int]]
+
+    def past(self, ends: Mapping[str, Position]) -> bool:
+        return all(
+            self.ends[topic][str(at)] >= offset for topic, end in ends.items() for at, offset in enumerate(end.offsets)
+        )
+
+
+class Watched(Stream):
+    """A stream that keeps its last query, ended or not."""
+
+    query: StreamingQuery
+
+    def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
+        self.query = super()._start(folder, until_caught_up)
+        return self.query
+
+    def batches(self, ends: Mapping[str, Position] | None = None) -> list[Batch]:
+        """All that are done; with ends, once they are past those: Spark tells of a batch just after its end."""
+        deadline = time.monotonic() + LATE_S
+        while True:
+            found = [_batch(one) for one in self.query.recentProgress if one["sources"][0]["endOffset"]]
+            if ends is None or (found and found[-1].past(ends)):
+                return found
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.sink.name} hasn't told of its last batch")
+            time.sleep(0.1)
+
+
+def _batch(progress: Any) -> Batch:
+    began = datetime.fromisoformat(progress["timestamp"]).timestamp()
+    took, source = progress["durationMs"], progress["sources"][0]
+    durable = began + (took["triggerExecution"] - took.get("commitOffsets", 0)) / 1000
+    return Batch(began, durable, progress["numInputRows"], _offsets(source["endOffset"]))
+
+
+def _offsets(told: Any) -> Mapping[str, Mapping[str, int]]:
+    return json.loads(told) if isinstance(told, str) else told or {}
+
+
+def spans(batches: Sequence[Batch], since: float, early_s: float) -> list[Span]:
+    """Of each batch that began after `since`, or so little before, counted from then."""
+    return [
+        (one.began - since, one.durable - since, one.rows / (one.durable - one.began))
+        for one in batches
+        if one.rows and one.began >= since - early_s
+    ]

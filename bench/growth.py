@@ -1,0 +1,71 @@
+"""W4, W7: the snapshot of a large table, and what a change costs on it over what it costs on a small one."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import functions as F
+
+from bench.cost import Cost
+from bench.figure import Figure
+from bench.live import copy
+from bench.paths import book, equal
+from bench.stage import Stage
+from bench.workload import Data
+
+GOALS = {"cache": 1.1, "search": 1.1, "warehouse": 1.3}
+
+
+def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
+    """Tables of so many rows in one pipeline: their snapshot, then the same number of updates on each in turn."""
+    tables = {f"public.grown_{rows}": rows for rows in sizes}
+
+    def make(data: Data) -> None:
+        for table, rows in tables.items():
+            Data(data.dsn, [table]).fill(rows)
+
+    with stage.beside("growth", list(tables), make) as other:
+        found = [*_snapshot(other, sum(sizes)), *_compared(other, sizes, changes, times)]
+        equal(other, "W4, W7")
+        yield from found
+
+
+def _snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
+    """Into Kafka, against COPY; then from there into three views at once."""
+    figure = Figure(f"W4 snapshot of {rows:,} rows to Kafka", "rows/s", changes=rows)
+    began = time.monotonic()
+    copy(stage)
+    figure.limit.append(rows / (time.monotonic() - began))
+    sent = [F.max("timestamp").cast("double"), F.min("timestamp").cast("double")]
+    last, first = stage.log().agg(*sent).collect()[0]
+    figure.ours.append(rows / (last - first))
+    figure.costs.append(stage.snapshot)
+    yield figure
+    views = Figure("W4 snapshot to three views", "rows/s", changes=rows)
+    with stage.meter() as meter, stage.running() as streams:
+        batches = [batch for stream in streams for batch in stream.batches(stage.ends())]
+    book(views, max(one.durable for one in batches) - min(one.began for one in batches), meter.cost)
+    yield views
+
+
+def _compared(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
+    """Each sink alone, from Kafka; `limit` is the smallest table's cost. All rows are equally likely to be changed."""
+    cost: dict[tuple[str, int], list[float]] = defaultdict(list)
+    meters: dict[tuple[str, int], list[Cost]] = defaultdict(list)
+    for number in range(-1, times):
+        for table, rows in zip(stage.data.tables, sizes, strict=True):
+            # The first time is to warm up.
+            Data(stage.dsn, [table]).scattered(changes if number >= 0 else changes // 10, number)
+            stage.drained()
+            for sink in stage.context.sinks(None):
+                with stage.meter() as meter:
+                    took = sum(batch.durable - batch.began for batch in stage.apply(sink).batches(stage.ends()))
+                if number >= 0:
+                    cost[sink.name, rows].append(took / changes * 1e6)
+                    meters[sink.name, rows].append(meter.cost)
+    for name, goal in GOALS.items():
+        for rows in sizes[1:]:
+            figure = Figure(f"W7 {name}, {rows:,} rows / {sizes[0]:,}", "µs/change", goal, at_most=True)
+            figure.changes, figure.costs = changes, meters[name, rows]
+            figure.limit, figure.ours = cost[name, sizes[0]], cost[name, rows]
+            yield figure

@@ -1,0 +1,174 @@
+"""How late each hop sees a commit, while all three sinks run and the load is a share of what they can take for good.
+
+The load is written by Postgres at its own pace. Beside it one row every 50 ms is changed and watched, begun when it is
+due whether or not the one before has ended. Its commit's time is Postgres' own; that in Kafka is when the connector
+handed the record over; begin and end of the batch that holds it are Spark's; visible is when a client of the view
+first read it (`sample.probe`), which may be before all of the batch is durable.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import reduce
+from operator import or_
+
+import psycopg
+from pyspark.sql import functions as F
+
+from bench.batches import Batch, Watched
+from bench.figure import Figure
+from bench.live import RUN
+from bench.paths import book
+from bench.stage import Stage
+from cdc.change import Position
+from sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
+
+MARK_S = 0.05
+LATE_S = 30.0
+ASKED = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (10.0, 10.0)}
+"""The most that p50 and p99 may be, seconds."""
+Mark = tuple[str, datetime]
+"""A row's id and its `updated_at`."""
+Marks = dict[Mark, datetime]
+"""When they were committed."""
+
+
+def latency(stage: Stage, changes: int, shares: Sequence[float], seconds: float) -> Iterator[Figure]:
+    """What the sinks can take for good, then the hops at shares of it."""
+    with stage.running() as streams:
+        sustained = Figure("sustained, one-row transactions", "changes/s", changes=changes)
+        for _ in range(2):
+            sustained.ours, sustained.limit, sustained.costs = [], [], []
+            _sustain(stage, streams, sustained)
+        yield sustained
+        used = Figure("memory of `cdc run`, three sinks", "GB", 3.0, "", at_most=True, changes=changes)
+        used.ours.append(sum(sustained.costs[-1].peak_mb.get(name, 0.0) for name in RUN) / 1024)
+        yield used
+        for share in shares:
+            yield from _hops(stage, streams, f"{share:.0%}", share * sustained.ours[-1], seconds)
+
+
+def _sustain(stage: Stage, streams: list[Watched], figure: Figure) -> None:
+    """As many as Postgres commits: what the slowest sink takes of them in a second is what all could take for good."""
+    began = time.time()
+    with stage.meter() as meter:
+        stage.data.single(figure.changes)
+        stage.settle(streams)
+    slowest = min(pace([one for one in stream.batches(stage.ends()) if one.began > began]) for stream in streams)
+    book(figure, figure.changes / slowest, meter.cost)
+
+
+def pace(batches: Sequence[Batch]) -> float:
+    """Records per second of a sink that has always something to do: from the end of the first batch on."""
+    first, *rest = batches
+    if not rest:
+        return first.rows / (first.durable - first.began)
+    return sum(one.rows for one in rest) / (rest[-1].durable - first.durable)
+
+
+def _hops(stage: Stage, streams: list[Watched], share: str, rate: float, seconds: float) -> Iterator[Figure]:
+    watches, before = _watches(stage), stage.end()
+    with stage.meter() as meter:
+        marks = _marked(stage, watches, rate, seconds)
+    stage.settle(streams)
+    arrived = _arrived(stage, before, marks)
+    changes = int(rate * seconds) + len(marks)
+    for stream in streams:
+        watch = watches[stream.sink.name]
+        figure = Figure(f"{stream.sink.name} at {rate:,.0f}/s ({share})", "s", changes=changes)
+        figure.hops = times(marks, arrived, stream.batches(stage.ends()), stage.table.topic)
+        figure.hops["visible"] = watch.latencies
+        figure.unseen = watch.unseen + len(watch.pending)
+        figure.asked = ASKED[stream.sink.name]
+        figure.costs.append(meter.cost)
+        yield figure
+
+
+def _watches(stage: Stage) -> dict[str, Watch]:
+    endpoints, table = stage.endpoints, stage.table.qualified
+    return {
+        "cache": redis_watch(endpoints.redis, stage.name, table),
+        "search": elasticsearch_watch(endpoints.elasticsearch, stage.name, table),
+        "warehouse": delta_watch(endpoints.warehouse, table),
+    }
+
+
+def _marked(stage: Stage, watches: Mapping[str, Watch], rate: float, seconds: float) -> Marks:
+    """Write the load and watch the marks until the views show all of them, or have had the time to."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(watches) + 1) as pool:
+        jobs = [pool.submit(_watch, watch, stop) for watch in watches.values()]
+        load = pool.submit(stage.data.single, int(rate * seconds), rate=rate)
+        try:
+            marks = _mark(stage, watches, seconds)
+            load.result()
+            end = time.monotonic() + LATE_S
+            while any(watch.pending for watch in watches.values()) and time.monotonic() < end:
+                time.sleep(0.1)
+        finally:
+            stop.set()
+        for job in jobs:
+            job.result()
+    return marks
+
+
+def _watch(watch: Watch, stop: threading.Event) -> None:
+    while not stop.wait(watch.poll_s):
+        watch.look()
+
+
+def _mark(stage: Stage, watches: Mapping[str, Watch], seconds: float) -> Marks:
+    marks: Marks = {}
+    chance, began = random.Random(1), time.monotonic()
+    table = stage.table.qualified
+    with psycopg.connect(stage.dsn, autocommit=True) as connection:
+        oldest, newest = connection.execute(f"SELECT min(id), max(id) FROM {table}").fetchone() or (1, 1)
+        for number in range(int(seconds / MARK_S)):
+            time.sleep(max(0.0, began + number * MARK_S - time.monotonic()))
+            key = chance.randint(oldest, newest)
+            connection.execute(
+                f"UPDATE {table} SET amount = amount + 1, updated_at = clock_timestamp() WHERE id = %s", [key]
+            )
+            found = connection.execute(
+                f"SELECT updated_at, pg_xact_commit_timestamp(xmin) FROM {table} WHERE id = %s", [key]
+            ).fetchone()
+            if found:
+                marks[str(key), found[0]] = found[1]
+                for watch in watches.values():
+                    watch.pending[str(key)] = found
+    return marks
+
+
+def _arrived(stage: Stage, since: Position, marks: Marks) -> dict[Mark, tuple[int, int, float]]:
+    """Partition, offset and time of each mark's record."""
+    later = [(F.col("partition") == at) & (F.col("offset") >= offset) for at, offset in enumerate(since.offsets)]
+    name, updated = (
+        F.get_json_object(F.col(column).cast("string"), path)
+        for column, path in (("key", "$.id"), ("value", "$.after.updated_at"))
+    )
+    found = (
+        stage.log()
+        .where(reduce(or_, later))
+        .select(name.alias("id"), updated.alias("updated"), "partition", "offset", F.col("timestamp").cast("double"))
+        .where(F.col("id").isin(sorted({key for key, _ in marks})))
+    )
+    rows = ((row[0], datetime.fromisoformat(row[1]), tuple(row[2:])) for row in found.collect())
+    return {(key, at): place for key, at, place in rows if (key, at) in marks}
+
+
+def times(
+    marks: Marks, arrived: Mapping[Mark, tuple[int, int, float]], batches: Sequence[Batch], topic: str
+) -> dict[str, list[float]]:
+    """Seconds from commit to Kafka, to the begin and to the end of the batch that holds the record.
+
+    A mark whose record has been compacted away has none.
+    """
+    hops: dict[str, list[float]] = {"Kafka": [], "begun": [], "durable": []}
+    for mark, (partition, offset, arrival) in arrived.items():
+        batch = next(one for one in batches if one.ends[topic][str(partition)] > offset)
+        for hop, at in zip(hops, (arrival, batch.began, batch.durable), strict=True):
+            hops[hop].append(at - marks[mark].timestamp())
+    return hops

@@ -1,0 +1,106 @@
+"""The whole way, Postgres to three views at once: how fast a backlog drains, beside what the CPU allows.
+
+The connector stands still while the backlog is written; what is measured goes from the first record in Kafka to the
+last batch that is durable. Before that a part of the same has been applied, see `bench.cases`. What the CPU allows is
+the machine's cores over the CPU seconds of all processes per change, so the ratio tells how much of it lies idle.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pyspark.sql import functions as F
+
+from bench.batches import Span, Watched, spans
+from bench.cost import Cost
+from bench.figure import Figure
+from bench.stage import Stage
+from bench.workload import Data
+from cdc.errors import DivergenceError
+from connectors.client import Connect
+
+STEP_S = 0.5
+EARLY_S = 1.0
+"""How long before the first record was seen something may have begun."""
+Write = Callable[[Data, int], None]
+"""Makes so many changes."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    write: Write
+    goal: float = 0.0
+
+
+MIXED = Workload("W1 mixed", Data.mixed, 0.8)
+BULK = Workload("W3 one update", lambda data, changes: data.scattered(changes, changes))
+HOT = Workload("W6 hot keys", lambda data, changes: data.single(changes, keys="hot"))
+OLTP, WIDE = [f"public.oltp_{number}" for number in range(10)], ["public.wide"]
+UNIFORM = Workload("W2 OLTP, uniform", lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2))
+ZIPF = Workload("W2 OLTP, Zipf", lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2, keys="zipf"))
+UNCHANGED = Workload("W5 wide rows", lambda data, changes: Data(data.dsn, WIDE).single(changes))
+
+
+def drain(stage: Stage, changes: int, times: int, *workloads: Workload) -> Iterator[Figure]:
+    """A figure for each workload, all of one run, once the views are proved equal."""
+    found = []
+    with stage.running() as streams:
+        _drained(stage, streams, workloads[0].write, max(100, changes // 4))
+        for workload in workloads:
+            figure = Figure(f"{workload.name}, whole path", "changes/s", workload.goal, changes=changes)
+            for _ in range(times):
+                began, ended, cost = _drained(stage, streams, workload.write, changes)
+                book(figure, ended - began, cost)
+            figure.over_time = _over_time(stage, streams, began)
+            found.append(figure)
+        equal(stage, "the whole path")
+    yield from found
+
+
+def _drained(stage: Stage, streams: list[Watched], write: Write, changes: int) -> tuple[float, float, Cost]:
+    """When the first record was in Kafka and when the last batch was durable, Unix seconds; what it cost."""
+    with Connect(stage.endpoints.connect) as connect:
+        connect.stop(stage.name)
+        write(stage.data, changes)
+        before = stage.ends(decided=False)
+        connect.resume(stage.name)
+        while stage.ends(decided=False) == before:
+            time.sleep(0.1)
+        began = time.time()
+        with stage.meter() as meter:
+            ended = stage.durable(streams)
+    return began, ended, meter.cost
+
+
+def equal(stage: Stage, what: str) -> None:
+    """Raise DivergenceError unless all views equal their source."""
+    if not stage.equal(*stage.context.sinks(None)):
+        raise DivergenceError(f"{what}: a view differs from its source.", hint="a bug in the pipeline")
+
+
+def book(figure: Figure, seconds: float, cost: Cost) -> None:
+    """One repetition, and what the CPU would have allowed."""
+    figure.ours.append(figure.changes / seconds)
+    figure.limit.append((os.cpu_count() or 1) * figure.changes / sum(cost.cpu_s.values()))
+    figure.costs.append(cost)
+
+
+def _over_time(stage: Stage, streams: list[Watched], since: float) -> dict[str, list[Span]]:
+    """See `Figure.over_time`; Kafka in steps of half a second."""
+    step = F.floor((F.col("timestamp").cast("double") - since) / STEP_S)
+    counted = stage.log().where(step >= -EARLY_S / STEP_S).groupBy(step.alias("step")).count().orderBy("step").collect()
+    arrivals = [(at * STEP_S, (at + 1) * STEP_S, count / STEP_S) for at, count in counted]
+    return {"Kafka": arrivals, **{stream.sink.name: spans(stream.batches(), since, EARLY_S) for stream in streams}}
+
+
+def oltp(stage: Stage, rows: int, changes: int) -> Iterator[Figure]:
+    """So many rows in ten tables, a tenth as many wide ones."""
+
+    def make(data: Data) -> None:
+        Data(data.dsn, OLTP).fill(rows // len(OLTP))
+        Data(data.dsn, WIDE).fill(rows // 10, wide=True)
+
+    with stage.beside("oltp", [*OLTP, *WIDE], make) as other:
+        yield from drain(other, changes, 1, UNIFORM, ZIPF, UNCHANGED)

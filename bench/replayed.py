@@ -1,0 +1,45 @@
+"""W9: the sample's days as its application would write them, at rising rates."""
+
+import time
+from collections.abc import Iterator
+from datetime import date, timedelta
+
+import migrations
+from bench.figure import Figure
+from bench.paths import equal
+from bench.stage import Stage
+from bench.workload import Data
+from cdc import source
+from sample.load import load
+from sample.replay import replay
+
+TABLES = [f"public.{name}" for name in ("flights", "airlines", "airports", "planes", "weather")]
+LOADED = date(2013, 1, 1)
+DAY = 2_500
+"""Transactions that a day has at least."""
+
+
+def replayed(stage: Stage, rates: tuple[float, ...], seconds: float) -> Iterator[Figure]:
+    """How late the last row is in the slowest view: much the same from rate to rate, until they can't keep up."""
+    found, first = [], LOADED
+    with stage.beside("airport", TABLES, _make) as other, other.running() as streams:
+        for rate in rates:
+            transactions = int(rate * seconds)
+            first, last = first + timedelta(1), first + timedelta(1 + transactions // DAY)
+            began = time.time()
+            with other.meter() as meter:
+                done = replay(other.dsn, first, last, rate=rate, limit=transactions)
+                ended = other.durable(streams)
+            figure = Figure(f"W9 replay at {done.rate:,.0f}/s, last row late", "s", changes=done.transactions)
+            figure.ours.append(ended - began - done.seconds)
+            figure.costs.append(meter.cost)
+            found.append(figure)
+            first = last
+        equal(other, "W9")
+    yield from found
+
+
+def _make(data: Data) -> None:
+    with source.connect(data.dsn) as connection:
+        migrations.migrate(connection, migrations.SAMPLE)
+    load(data.dsn, LOADED, LOADED)
