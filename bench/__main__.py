@@ -68,7 +68,7 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
         "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
         "single": lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK),
         "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),
-        "idle": lambda stage: live.idle(stage, scale.seconds),
+        "idle": lambda stage: live.idle(stage, changes, scale.seconds),
         "oltp": lambda stage: paths.oltp(stage, rows, changes),
         "replay": lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 2),
         "growth": lambda stage: growth.growth(stage, scale.sizes, min(50_000, scale.sizes[0] // 2), times),

@@ -1,4 +1,4 @@
-"""How late each hop sees a commit, while all three sinks run and the load is a share of what they can take for good.
+"""How late each hop sees a commit, while all three sinks run: at one rate, and at shares of what they take for good.
 
 The load is written by Postgres at its own pace. Beside it one row every 50 ms is changed and watched, begun when it is
 due whether or not the one before has ended. Its commit's time is Postgres' own; that in Kafka is when the connector
@@ -20,8 +20,6 @@ from pyspark.sql import functions as F
 
 from bench.batches import Batch, Watched
 from bench.figure import Figure
-from bench.live import RUN
-from bench.paths import book
 from bench.stage import Stage
 from cdc.change import Position
 from sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
@@ -29,7 +27,8 @@ from sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
 MARK_S = 0.05
 LATE_S = 30.0
 ASKED = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (10.0, 10.0)}
-"""The most that p50 and p99 may be, seconds."""
+"""The most that p50 and p99 may be, seconds, at RATE."""
+RATE = 200.0
 Mark = tuple[str, datetime]
 """A row's id and its `updated_at`."""
 Marks = dict[Mark, datetime]
@@ -41,14 +40,14 @@ def latency(stage: Stage, changes: int, shares: Sequence[float], seconds: float)
     with stage.running() as streams:
         sustained = Figure("sustained, one-row transactions", "changes/s", changes=changes)
         for _ in range(2):
-            sustained.ours, sustained.limit, sustained.costs = [], [], []
+            sustained.ours, sustained.costs = [], []
             _sustain(stage, streams, sustained)
         yield sustained
-        used = Figure("memory of `cdc run`, three sinks", "GB", 3.0, "", at_most=True, changes=changes)
-        used.ours.append(sum(sustained.costs[-1].peak_mb.get(name, 0.0) for name in RUN) / 1024)
-        yield used
+        for figure in _hops(stage, streams, RATE, seconds):
+            figure.asked = ASKED[figure.name.partition(" ")[0]]
+            yield figure
         for share in shares:
-            yield from _hops(stage, streams, f"{share:.0%}", share * sustained.ours[-1], seconds)
+            yield from _hops(stage, streams, share * sustained.ours[-1], seconds, f" ({share:.0%})")
 
 
 def _sustain(stage: Stage, streams: list[Watched], figure: Figure) -> None:
@@ -58,7 +57,8 @@ def _sustain(stage: Stage, streams: list[Watched], figure: Figure) -> None:
         stage.data.single(figure.changes)
         stage.settle(streams)
     slowest = min(pace([one for one in stream.batches(stage.ends()) if one.began > began]) for stream in streams)
-    book(figure, figure.changes / slowest, meter.cost)
+    figure.ours.append(slowest)
+    figure.costs.append(meter.cost)
 
 
 def pace(batches: Sequence[Batch]) -> float:
@@ -69,7 +69,7 @@ def pace(batches: Sequence[Batch]) -> float:
     return sum(one.rows for one in rest) / (rest[-1].durable - first.durable)
 
 
-def _hops(stage: Stage, streams: list[Watched], share: str, rate: float, seconds: float) -> Iterator[Figure]:
+def _hops(stage: Stage, streams: list[Watched], rate: float, seconds: float, share: str = "") -> Iterator[Figure]:
     watches, before = _watches(stage), stage.end()
     with stage.meter() as meter:
         marks = _marked(stage, watches, rate, seconds)
@@ -78,11 +78,10 @@ def _hops(stage: Stage, streams: list[Watched], share: str, rate: float, seconds
     changes = int(rate * seconds) + len(marks)
     for stream in streams:
         watch = watches[stream.sink.name]
-        figure = Figure(f"{stream.sink.name} at {rate:,.0f}/s ({share})", "s", changes=changes)
+        figure = Figure(f"{stream.sink.name} at {rate:,.0f}/s{share}", "s", changes=changes)
         figure.hops = times(marks, arrived, stream.batches(stage.ends()), stage.table.topic)
         figure.hops["visible"] = watch.latencies
         figure.unseen = watch.unseen + len(watch.pending)
-        figure.asked = ASKED[stream.sink.name]
         figure.costs.append(meter.cost)
         yield figure
 

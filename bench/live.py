@@ -1,31 +1,67 @@
 """What is measured while the pipeline runs as it would: what an idle one costs, rebuild and verification."""
 
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import psutil
 import psycopg
 
+from bench.cost import Meter
 from bench.figure import Figure
 from bench.stage import Stage
 from cdc.cli_rebuild import build
 from cdc.errors import DivergenceError
+from cdc.fence import settle
 from cdc.generations import Build
 from cdc.verify import verify
 
-RUN = ("spark", "python", "bench")
-"""The processes that `cdc run` would be: the driver is this one."""
+START_S = 600.0
+"""How long applying may take."""
+WARM_S = 20.0
+"""For what is still done after the last batch, and for the JVM to have compiled what it was at."""
+GB = 2**30
 
 
-def idle(stage: Stage, seconds: float) -> Iterator[Figure]:
-    """What Spark's processes cost while nothing is written."""
-    with stage.running():
-        time.sleep(seconds)
-        with stage.meter() as meter:
-            time.sleep(seconds)
-    used = sum(meter.cost.cpu_s.get(name, 0.0) for name in RUN)
-    figure = Figure("idle: share of one core in Spark", "%", 3.0, "", at_most=True, changes=1)
-    figure.ours.append(100 * used / seconds)
-    yield figure
+def idle(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
+    """`cdc run` as a process of its own: its memory while it applies so many changes, its CPU while there are none."""
+    sinks = stage.context.sinks(None)
+    used = Figure("memory of `cdc run`, three sinks", "GB", 3.0, "", at_most=True, changes=changes)
+    idle = Figure("idle: share of one core in Spark", "%", 3.0, "", at_most=True, changes=1)
+
+    def load() -> None:
+        settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
+        stage.data.mixed(changes)
+        settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
+
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(stage.command("run"), stdout=quiet, stderr=quiet) as run, ThreadPoolExecutor(1) as pool:
+        try:
+            loaded, most = pool.submit(load), 0.0
+            while not loaded.done():
+                most = max(most, _bytes(run.pid))
+                time.sleep(0.5)
+            loaded.result()
+            used.ours.append(most / GB)
+            time.sleep(WARM_S)
+            with Meter({"run": run.pid}) as meter:
+                time.sleep(seconds)
+            idle.ours.append(100 * meter.cost.cpu_s["run"] / seconds)
+        finally:
+            run.terminate()
+    yield used
+    yield idle
+
+
+def _bytes(pid: int) -> int:
+    """Of a process and its children; what they share counts once."""
+    root, found = psutil.Process(pid), 0
+    for one in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            found += one.memory_full_info().pss
+    return found
 
 
 def rebuilding(stage: Stage, changes: int, times: int) -> Iterator[Figure]:

@@ -106,8 +106,10 @@ class Stage:
 
     def verb(self, *words: str) -> None:
         """Run a verb of the command line."""
-        command = [sys.executable, "-m", "cdc.cli", "-p", str(self.file), "--state", str(self.folder / "stack"), *words]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(self.command(*words), check=True, stdout=subprocess.DEVNULL)
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "cdc.cli", "-p", str(self.file), "--state", str(self.folder / "stack"), *words]
 
     def ends(self, *, decided: bool = True) -> dict[str, Position]:
         """By topic; with what the connector has written and not yet committed if not `decided`."""
