@@ -175,14 +175,19 @@ def _span(stage: Stage, since: Position | None) -> list[str]:
 
 
 def _rival(stage: Stage, target: str, batch: str, *rest: str, since: Position | None = None) -> float:
-    words = [target, stage.endpoints.kafka, stage.table.topic, *_span(stage, since), batch, *rest]
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "bench.plain", *words], check=True)
-    return time.monotonic() - began
+    """The seconds that it takes."""
+    (seconds,) = _alone("bench.plain", stage, target, since, batch, *rest)
+    return seconds
 
 
 def _limit(stage: Stage, target: str, *rest: str) -> float:
-    words = [target, stage.endpoints.kafka, stage.table.topic, *_span(stage, None), *rest]
-    done = subprocess.run([sys.executable, "-m", "bench.limits", *words], check=True, capture_output=True, text=True)
-    rows, seconds = done.stdout.split()
-    return int(rows) / float(seconds)
+    """Records per second."""
+    records, seconds = _alone("bench.limits", stage, target, None, *rest)
+    return records / seconds
+
+
+def _alone(module: str, stage: Stage, target: str, since: Position | None, *rest: str) -> list[float]:
+    """Run a module as a process of its own; the numbers that it prints."""
+    words = [target, stage.endpoints.kafka, stage.table.topic, *_span(stage, since), *rest]
+    done = subprocess.run([sys.executable, "-m", module, *words], check=True, capture_output=True, text=True)
+    return [float(number) for number in done.stdout.split()]

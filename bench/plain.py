@@ -7,6 +7,7 @@ harmless). It knows one table and trusts its input: no types beyond JSON's, no T
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -201,12 +202,17 @@ TARGETS: dict[str, Callable[..., Apply]] = {
 
 
 def main() -> None:
-    """Words: target, broker, topic, first and end offsets with commas, batch, then what the target takes."""
+    """Words: target, broker, topic, first and end offsets with commas, batch, then what the target takes.
+
+    Prints the seconds that it took: a consumer runs for weeks, so without its start.
+    """
     target, bootstrap, topic, starts, ends, size, *rest = sys.argv[1:]
+    began = time.monotonic()
     apply = TARGETS[target](*rest)
     span = [int(one) for one in starts.split(",")], [int(one) for one in ends.split(",")]
     for partition, end, records in batches(bootstrap, topic, span, int(size)):
         apply(partition, end, records)
+    sys.stdout.write(f"{time.monotonic() - began}")
 
 
 if __name__ == "__main__":
