@@ -64,7 +64,6 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
         "elasticsearch": lambda stage: cases.apply_elasticsearch(stage, times),
         "changes": lambda stage: cases.apply_changes(stage, times),
         "merge": lambda stage: cases.merge(stage, min(100_000, rows // 3), times),
-        "verify": lambda stage: live.verifying(stage, times),
         "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
         "single": lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK),
         "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),

@@ -61,13 +61,15 @@ def batches(bootstrap: str, topic: str, span: Span, size: int) -> Iterator[tuple
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
                 "queued.max.messages.kbytes": 262144,
+                # Or the end of a partition is told half a second late.
+                "fetch.wait.max.ms": 10,
             }
         )
         consumer.assign([confluent_kafka.TopicPartition(topic, partition, start)])
         ended = start == end
         records: list[Any] = []
         while not ended:
-            for message in consumer.consume(size, 1.0):
+            for message in consumer.consume(size, 0.05):
                 if error := message.error():
                     ended = error.code() == confluent_kafka.KafkaError._PARTITION_EOF
                 elif message.value() is not None:

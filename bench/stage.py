@@ -146,13 +146,6 @@ class Stage:
         """How many records the topics hold: markers between them have offsets as well."""
         return self.log().count()
 
-    def rows(self) -> int:
-        """How many rows the first table has."""
-        with psycopg.connect(self.dsn) as connection:
-            found = connection.execute(f"SELECT count(*) FROM {self.table.qualified}").fetchone()
-        assert found
-        return int(found[0])
-
     def log(self) -> DataFrame:
         """The topics as Spark reads them."""
         return records(self.spark, self.pipeline.kafka, self.ends())
