@@ -103,10 +103,12 @@ def main(
             servers.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
-    report.write(out / f"{size}.json", {"size": size, **asdict(SCALES[size]), "took_s": took_s}, figures)
-    plots.draw(out, size, figures)
-    typer.echo(report.tables(figures))
+        # What was measured before a part failed isn't lost.
+        if figures:
+            out.mkdir(parents=True, exist_ok=True)
+            report.write(out / f"{size}.json", {"size": size, **asdict(SCALES[size]), "took_s": took_s}, figures)
+            plots.draw(out, size, figures)
+            typer.echo(report.tables(figures))
 
 
 if __name__ == "__main__":
