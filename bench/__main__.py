@@ -75,7 +75,7 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
 
 
 def main(
-    size: Annotated[Size, typer.Option(help="S: minutes; M: under twenty; L: hours.")] = Size.M,
+    size: Annotated[Size, typer.Option(help="S: minutes; M: some twenty; L: hours.")] = Size.M,
     only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given again.")] = None,
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
 ) -> None:

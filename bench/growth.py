@@ -26,7 +26,7 @@ def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iter
 
     with stage.beside("growth", list(tables), make) as other:
         rows = sum(sizes)
-        yield from [*_snapshot(other, rows), *_compared(other, sizes, changes, times), *verifying(other, rows, 1)]
+        yield from [*_snapshot(other, rows), *_compared(other, sizes, changes, times), *verifying(other, rows)]
 
 
 def _snapshot(stage: Stage, rows: int) -> Iterator[Figure]:

@@ -1,7 +1,7 @@
 """How late each hop sees a commit, while all three sinks run: at one rate, and at shares of what they take for good.
 
 The load is written by Postgres at its own pace. Beside it one row every 50 ms is changed and watched, begun when it is
-due whether or not the one before has ended. Its commit's time is Postgres' own; that in Kafka is when the connector
+due whether or not a view shows the one before. Its commit's time is Postgres' own; that in Kafka is when the connector
 handed the record over; begin and end of the batch that holds it are Spark's; visible is when a client of the view
 first read it (`sample.probe`), which may be before all of the batch is durable.
 """
@@ -38,11 +38,8 @@ Marks = dict[Mark, datetime]
 def latency(stage: Stage, changes: int, shares: Sequence[float], seconds: float) -> Iterator[Figure]:
     """What the sinks can take for good, then the hops at shares of it."""
     with stage.running() as streams:
-        sustained = Figure("sustained, one-row transactions", "changes/s", changes=changes)
-        for _ in range(2):
-            sustained.ours, sustained.costs = [], []
-            _sustain(stage, streams, sustained)
-        yield sustained
+        _sustained(stage, streams, changes)
+        yield (sustained := _sustained(stage, streams, changes))
         for figure in _hops(stage, streams, RATE, seconds):
             figure.asked = ASKED[figure.name.partition(" ")[0]]
             yield figure
@@ -50,15 +47,16 @@ def latency(stage: Stage, changes: int, shares: Sequence[float], seconds: float)
             yield from _hops(stage, streams, share * sustained.ours[-1], seconds, f" ({share:.0%})")
 
 
-def _sustain(stage: Stage, streams: list[Watched], figure: Figure) -> None:
+def _sustained(stage: Stage, streams: list[Watched], changes: int) -> Figure:
     """As many as Postgres commits: what the slowest sink takes of them in a second is what all could take for good."""
-    began = time.time()
+    began, figure = time.time(), Figure("sustained, one-row transactions", "changes/s", changes=changes)
     with stage.meter() as meter:
-        stage.data.single(figure.changes)
+        stage.data.single(changes)
         stage.settle(streams)
-    slowest = min(pace([one for one in stream.batches(stage.ends()) if one.began > began]) for stream in streams)
-    figure.ours.append(slowest)
+    batches = ([one for one in stream.batches(stage.ends()) if one.began > began] for stream in streams)
+    figure.ours.append(min(map(pace, batches)))
     figure.costs.append(meter.cost)
+    return figure
 
 
 def pace(batches: Sequence[Batch]) -> float:

@@ -31,7 +31,7 @@ def idle(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
     """`cdc run` as a process of its own: its memory while it applies so many changes, its CPU while there are none."""
     sinks = stage.context.sinks(None)
     used = Figure("memory of `cdc run`, three sinks", "GB", 3.0, "", at_most=True, changes=changes)
-    idle = Figure("idle: share of one core in Spark", "%", 3.0, "", at_most=True, changes=1)
+    resting = Figure("idle: share of one core in Spark", "%", 3.0, "", at_most=True, changes=1)
 
     def load() -> None:
         settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
@@ -50,11 +50,11 @@ def idle(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
             time.sleep(WARM_S)
             with Meter({"run": run.pid}) as meter:
                 time.sleep(seconds)
-            idle.ours.append(100 * meter.cost.cpu_s["run"] / seconds)
+            resting.ours.append(100 * meter.cost.cpu_s["run"] / seconds)
         finally:
             run.terminate()
     yield used
-    yield idle
+    yield resting
 
 
 def _bytes(pid: int) -> int:
@@ -91,24 +91,23 @@ def rebuilding(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
         yield figure
 
 
-def verifying(stage: Stage, rows: int, times: int) -> Iterator[Figure]:
+def verifying(stage: Stage, rows: int) -> Iterator[Figure]:
     """Verification of equal views of tables that have so many rows, against a COPY and a scan of each view."""
     sinks = stage.context.sinks(None)
     figure = Figure(f"verify {rows:,} rows in three views", "rows/s", 1 / 3, "limit", changes=rows)
     with stage.running():
-        for _ in range(times):
-            began = time.monotonic()
-            copy(stage)
-            for table, sink in product(stage.tables, sinks):
-                # Into `noop`, Delta refuses to read what has deletion vectors.
-                sink.scan(table, stage.spark).agg(F.sum(F.hash("id", "document"))).collect()
-            figure.limit.append(rows / (time.monotonic() - began))
-            with stage.meter() as meter:
-                found = verify(stage.spark, stage.pipeline, stage.tables, sinks)
-            if not all(one.equal for one in found):
-                raise DivergenceError("verify finds differences.", hint="a bug in the pipeline")
-            figure.ours.append(rows / meter.cost.seconds)
-            figure.costs.append(meter.cost)
+        began = time.monotonic()
+        copy(stage)
+        for table, sink in product(stage.tables, sinks):
+            # Into `noop`, Delta refuses to read what has deletion vectors.
+            sink.scan(table, stage.spark).agg(F.sum(F.hash("id", "document"))).collect()
+        figure.limit.append(rows / (time.monotonic() - began))
+        with stage.meter() as meter:
+            found = verify(stage.spark, stage.pipeline, stage.tables, sinks)
+    if not all(one.equal for one in found):
+        raise DivergenceError("verify finds differences.", hint="a bug in the pipeline")
+    figure.ours.append(rows / meter.cost.seconds)
+    figure.costs.append(meter.cost)
     yield figure
 
 
