@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
-PROPERTIES := tests/unit/test_patch.py tests/spark/test_decode.py tests/spark/test_toast.py tests/contract/test_histories.py
+PROPERTIES := tests/unit/test_patch.py tests/spark/test_decode.py tests/spark/test_toast.py tests/contract/test_histories.py tests/contract/test_switches.py
 STAMP := .venv/.installed
 .PHONY: help setup demo test bench properties check up down status clean fmt lint type unit spark contract integration scenarios lock
 

@@ -161,5 +161,4 @@ class Applier:
                 )
             self.total.add(one)
         self.batches += 1
-        for step in steps:
-            self._stand.at[step.table.topic] = step.until
+        self._stand.advance(steps)

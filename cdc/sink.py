@@ -91,10 +91,11 @@ POLL_S = 0.02
 def level(live: Sink, beside: Sink, tables: Sequence[Table]) -> bool:
     """Whether no view beside is behind the one that readers see."""
     found = ((live.position(table), beside.position(table)) for table in tables)
-    return all(old is None or (new is not None and not _behind(new, old)) for old, new in found)
+    return all(old is None or (new is not None and not behind(new, old)) for old, new in found)
 
 
-def _behind(new: Stored, old: Stored) -> bool:
+def behind(new: Stored, old: Stored) -> bool:
+    """Whether readers who are shown `new` instead of `old` would go back in time."""
     if new.position.topic_id != old.position.topic_id:
         return False
     return new.floor < old.floor or new.position.lag(old.position) > 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cdc.change import Position, Stored, Table
+from cdc.change import Advance, Position, Stored, Table
 from cdc.continuity import refuse_gap
 from cdc.control import Control
 from cdc.ddl import Definition
@@ -68,7 +68,7 @@ class Stand:
         topics = [table.topic for table in tables if table.topic in existing]
         starts, ends = self._kafka.starts(topics), self._kafka.ends(topics)
         at, aside = {}, dict(troubled)
-        self._waiting = []
+        self._waiting, self._generations = [], {}
         for table in tables:
             if table.topic not in existing:
                 aside[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
@@ -81,7 +81,8 @@ class Stand:
                 self._waiting.append(table)
                 continue
             at[table.topic] = stored.position if stored else None
-            self._generations[table.topic] = stored.generation if stored else ""
+            if stored:
+                self._generations[table.topic] = stored.generation
             refuse_gap(self._sink.name, table, at[table.topic], starts[table.topic], ends[table.topic])
         if aside and not at:
             message, hint = next(iter(aside.values()))
@@ -120,9 +121,18 @@ class Stand:
             return False
         return True
 
+    def advance(self, steps: Sequence[Advance]) -> None:
+        """Take note that a batch is in the sink."""
+        for step in steps:
+            topic = step.table.topic
+            self.at[topic] = step.until
+            if topic not in self._generations and (stored := self._sink.position(step.table)):
+                self._generations[topic] = stored.generation
+
     def switched(self) -> bool:
         """Whether readers see another generation of a view than the one that is applied to."""
-        found = ((table, self._sink.position(table)) for table in self.tables)
+        known = [table for table in self.tables if table.topic in self._generations]
+        found = ((table, self._sink.position(table)) for table in known)
         return any(stored and stored.generation != self._generations[table.topic] for table, stored in found)
 
     def switching(self) -> bool:

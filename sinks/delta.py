@@ -119,7 +119,8 @@ class Delta:
     def require_room(self, tables: Sequence[Table]) -> None:
         if "://" in self.path:
             return
-        needed = sum(self._commits.bytes(self.folder(table, "mirror")) for table in tables)
+        mirrors = (self._commits.table(self.folder(table, "mirror")) for table in tables)
+        needed = sum(delta_files.size(mirror) for mirror in mirrors if mirror)
         Path(self.path).mkdir(parents=True, exist_ok=True)
         require(needed, shutil.disk_usage(self.path).free, self.path, self.name)
 
@@ -160,11 +161,12 @@ class Delta:
 
         from sinks import delta_generations
 
-        spark = SparkSession.active()
+        # Not those of a stream that is at work: what it has opened must stay what it has looked at.
+        spark, commits = SparkSession.active(), Commits(self.name)
         for table in tables:
             live = self.folder(table, "mirror")
             found = {f"{live}@{name}" for name in delta_generations.others(spark, live)}
-            opened = {one: self._commits.table(one) for one in (live, f"{live}@{keep.get(table.qualified)}")}
+            opened = {one: commits.table(one) for one in (live, f"{live}@{keep.get(table.qualified)}")}
             used = {folder: one for folder, one in opened.items() if one}
             needed = {
                 f"{self.path}/{table.qualified}/{name}"
@@ -229,7 +231,8 @@ class Delta:
         return counted
 
     def _append(self, folder: str, rows: "DataFrame", before: Found, stored: Stored) -> None:
-        table = self._commits.table(folder)
+        # As `before` saw it: a switch since then has to be a conflict.
+        table = self._commits.opened(folder)
         if table is None or before.stored is None:
             with numbered(rows.sparkSession, stored, before.number + 1):
                 delta_write.begin(folder, rows)
@@ -237,16 +240,16 @@ class Delta:
             delta_files.write(table, rows, "append", stored, before.number + 1)
 
     def _merge(self, folder: str, rows: "DataFrame", before: Found, stored: Stored) -> None:
-        table = self._commits.table(folder)
+        table = self._commits.opened(folder)
         if table is None or before.stored is None:
             self._append(folder, delta_write.first(rows), before, stored)
-        elif self._commits.bytes(folder) < MADE_ANEW_BYTES and (
+        elif delta_files.size(table) < MADE_ANEW_BYTES and (
             mirror := delta_files.plain(table, folder, rows.sparkSession)
         ):
             delta_files.write(table, delta_write.merged(mirror, rows), "overwrite", stored, before.number + 1)
         else:
             with numbered(rows.sparkSession, stored, before.number + 1):
-                delta_write.merge(folder, rows, rewrite=self._commits.bytes(folder) < REWRITTEN_BYTES)
+                delta_write.merge(folder, rows, rewrite=delta_files.size(table) < REWRITTEN_BYTES)
 
     def _tidy(self, folder: str, spark: "SparkSession") -> None:
         from sinks import delta_generations

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 
@@ -41,12 +41,13 @@ class Commits:
 
     def found(self, folder: str) -> Found:
         """Our last commit; commits of others (OPTIMIZE, VACUUM) may lie above it."""
-        table = self.table(folder)
-        if table is None:
-            return Found(None, 0)
-        number = table.transaction_version(APPLICATION) or 0
+        number = 0
         for depth in (1, 100, None):
-            for commit in table.history(depth):
+            told = self.history(folder, depth)
+            if not told:
+                return Found(None, 0)
+            number = self._open[folder].transaction_version(APPLICATION) or 0
+            for commit in told:
                 text = commit.get("userMetadata") or ""
                 if text.startswith(Stored.MARK):
                     stored = Stored.from_json(text)
@@ -59,12 +60,17 @@ class Commits:
             sink=self._sink,
         )
 
-    def bytes(self, folder: str) -> int:
-        """How large the files of a Delta table are."""
-        import pyarrow as pa
+    def history(self, folder: str, depth: int | None = None) -> list[dict[str, Any]]:
+        """The last commits of a table, the newest first; the table is left open at that one. Empty: there is none.
 
-        table = self.table(folder)
-        return 0 if table is None else sum(pa.table(table.get_add_actions())["size_bytes"].to_pylist())
+        deltalake tells what the log has by now, and numbers it as if it ended where the table was opened. A commit in
+        between would lend its position to files that lack its rows (delta-rs issue 4488).
+        """
+        while table := self.table(folder):
+            version, told = table.version(), table.history(depth)
+            if self.table(folder) is table and table.version() == version:
+                return told
+        return []
 
     def opened(self, folder: str) -> deltalake.DeltaTable | None:
         """The table as the last `found` saw it."""

@@ -69,6 +69,11 @@ def commit(
         raise contended() from None
 
 
+def size(table: deltalake.DeltaTable) -> int:
+    """How large a table's files are, in bytes."""
+    return sum(_actions(table)["size_bytes"].to_pylist())
+
+
 def unmarked(table: deltalake.DeltaTable) -> bool:
     """Whether none of the rows in a table's files is marked as deleted."""
     return not table.deletion_vectors().read_all().num_rows

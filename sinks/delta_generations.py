@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from cdc.change import Stored
 from cdc.errors import SinkUnavailable
+from cdc.sink import behind
 from sinks import delta_files, delta_vectors
 from sinks.delta_commits import Commits
 from sinks.delta_write import PROPERTIES
@@ -33,7 +34,7 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
     if table is None:
         _clone(spark, fresh, other, live, there.stored)
         return True
-    if here.stored and there.stored.position.lag(here.stored.position):
+    if here.stored and behind(there.stored, here.stored):
         return False
     files = delta_files.named(fresh)
     if files is None:
@@ -49,8 +50,7 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
 
 def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
     """Make `other` what the live table was before its last switch; false when it was nothing."""
-    table = commits.table(live)
-    history = [] if table is None else table.history()
+    history = commits.history(live)
     switched = [told["version"] for told in history if told["operation"] in SWITCHES or told.get("cdc") in SWITCHES]
     if not switched:
         return False

@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.change import Stored
+from cdc.sink import behind
 from sinks.delta_commits import APPLICATION, METADATA, Commits, conflicting
 
 
@@ -18,7 +19,7 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str, stored:
     fresh, transaction = _log(spark, other).update(False, *_none(spark, 2)), _begin(spark, live)
     # Read after the transaction has begun: a newer version than its own makes it fail.
     here = commits.found(live)
-    if here.stored and stored.position.lag(here.stored.position):
+    if here.stored and behind(stored, here.stored):
         return False
     _take_schema(transaction, fresh.metadata())
     actions = spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]

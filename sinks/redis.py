@@ -5,7 +5,8 @@ offset order; a chunk's position is its last offset + 1, and a row above it has 
 between chunks leaves an exact position, and no row is ever set back.
 Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions, rows, at, floor, generation, and one
 field a partition.
-Another generation lies under the same names in another database of the server; SWAPDB exchanges the two.
+Another generation lies under the same names in another database of the server; SWAPDB exchanges the two. So every call
+names the generation that it is for: the other's positions and rows may lie here by now.
 """
 
 import itertools
@@ -16,11 +17,11 @@ from urllib.parse import urlsplit
 
 import redis
 
-from cdc.change import Advance, Applied, Form, Position, Stored, Table
+from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.report import send
-from cdc.sink import Batch, check, mismatch, require, wait_for
-from sinks.redis_send import APPLY, EXCHANGE, UNREACHABLE, address, arguments, client, forget, sender
+from cdc.sink import Batch, check, require, wait_for
+from sinks.redis_send import APPLY, EXCHANGE, REMOVE, UNREACHABLE, Due, address, client, forget, sender
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,9 +58,8 @@ class Redis:
                 hint="CONFIG SET maxmemory-policy noeviction",
                 sink=self.name,
             )
-        if self._beside:
-            generation = self._beside[table.qualified]
-            self._ask(lambda server: server.hsetnx(self.position_key(table), "generation", generation))
+        generation = self._beside[table.qualified] if self._beside else new_generation()
+        self._ask(lambda server: server.hsetnx(self.position_key(table), "generation", generation))
 
     def position(self, table: Table) -> Stored | None:
         found = self._ask(lambda server: server.hgetall(self.position_key(table)))
@@ -71,21 +71,30 @@ class Redis:
         return Stored(position, found["writer"], int(found["rows"]), at, floor, found.get("generation", ""))
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        before = {a.table.topic: self.position(a.table) for a in batch.advances}
-        partly = {a.table.topic: self._resumable(a, before[a.table.topic], batch.writer) for a in batch.advances}
-        pending = [a for a in batch.advances if partly[a.table.topic] is not None]
-        if not pending:
+        dues = [due for a in batch.advances if (due := self._due(a, batch.writer))]
+        if not dues:
             return {}
-        partial = [(a, partly[a.table.topic] or ()) for a in pending]
-        applied = send(batch.changes, sender(self.url, self.prefix, batch.writer, partial), self.name, HINTS)
-        for advance in pending:
-            self._finish(advance, batch.writer)
-        return {a.table.qualified: applied.get(a.table.topic, Applied()) for a in pending}
+        applied = send(batch.changes, sender(self.url, self.prefix, batch.writer, dues), self.name, HINTS)
+        for due in dues:
+            self._finish(due, batch.writer)
+        tables = (due.advance.table for due in dues)
+        return {table.qualified: applied.get(table.topic, Applied()) for table in tables}
 
     def clear(self, table: Table) -> None:
         """Rows first: if this ends half-way, the position is still there to tell that it has to be done."""
-        self._ask(lambda server: _clear(server, f"{self.prefix}:{table.qualified}:"))
-        self._ask(lambda server: server.delete(self.position_key(table)))
+        generation, script = self._generation(table), client(self.url).register_script(REMOVE)
+        rows = client(self.url).scan_iter(match=_glob(f"{self.prefix}:{table.qualified}:") + "*", count=SCAN_ROWS)
+        left = True
+        while left:
+            page = self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS)))
+            left = bool(page)
+            told: list[str | int] = [generation, "" if page else "position"]
+            if not self._ask(partial(_run, script, [self.position_key(table), *page], told)):
+                raise SinkUnavailable(
+                    f"Generations of {table.qualified} have changed places while one was made empty.",
+                    hint="nothing to do: it is tried again",
+                    sink=self.name,
+                )
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         url, start = self.url, f"{self.prefix}:{table.qualified}:"
@@ -165,8 +174,9 @@ class Redis:
     def position_key(self, table: Table) -> str:
         return f"{self.prefix}:_cdc:{table.qualified}"
 
-    def _resumable(self, advance: Advance, stored: Stored | None, writer: str) -> tuple[int, ...] | None:
-        """The offsets to go on from, None when the batch is done: an earlier try may have got part of the way."""
+    def _due(self, advance: Advance, writer: str) -> Due | None:
+        """What is left to do, None when it is done: an earlier try may have got part of the way."""
+        stored = self.position(advance.table)
         ours = stored is not None and stored.writer == writer
         if stored and ours and not advance.repairs and stored.position.topic_id == advance.until.topic_id:
             offsets = stored.position.offsets
@@ -174,23 +184,27 @@ class Redis:
                 return None
             between = zip(advance.start_offsets, offsets, advance.until.offsets, strict=True)
             if all(start <= at <= until for start, at, until in between):
-                return offsets
+                return Due(advance, offsets, stored.generation)
         check(advance, stored, writer)
-        return advance.start_offsets
+        return Due(advance, advance.start_offsets, stored.generation if stored else self._generation(advance.table))
 
-    def _finish(self, advance: Advance, writer: str) -> None:
+    def _finish(self, due: Due, writer: str) -> None:
         """Move the partitions whose records were transaction markers only: no row carried their position."""
-        stored = self.position(advance.table)
-        offsets = stored.position.offsets if stored else (0,) * advance.until.partition_count
+        until = due.advance.until
+        stored = self.position(due.advance.table)
+        offsets = stored.position.offsets if stored else (0,) * until.partition_count
         script = client(self.url).register_script(APPLY)
-        for partition, (at, until) in enumerate(zip(offsets, advance.until.offsets, strict=True)):
-            if at == until:
+        for partition, (at, end) in enumerate(zip(offsets, until.offsets, strict=True)):
+            if at == end:
                 continue
-            moved = arguments(advance, partition, at, until, writer)
-            answer = self._ask(partial(_run, script, self.position_key(advance.table), moved))
+            moved = due.arguments(partition, at, end, writer)
+            answer = self._ask(partial(_run, script, [self.position_key(due.advance.table)], moved))
             if answer[0] != "ok":
-                found = stored.position if stored else None
-                raise mismatch(advance.table, advance.start, found, ours=answer[2] == writer)
+                raise due.moved(at, answer, writer)
+
+    def _generation(self, table: Table) -> str:
+        """Which one lies here, whether it has a position yet or not."""
+        return self._ask(lambda server: server.hget(self.position_key(table), "generation")) or ""
 
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:
         try:
@@ -205,8 +219,8 @@ class Redis:
             ) from None
 
 
-def _run(script: Any, key: str, arguments: list[str | int], _: redis.Redis) -> Any:
-    return script(keys=[key], args=arguments)
+def _run(script: Any, keys: list[str], arguments: list[str | int], _: redis.Redis) -> Any:
+    return script(keys=keys, args=arguments)
 
 
 def _exchange(sink: Redis, keys: list[str], server: redis.Redis) -> Any:
@@ -215,9 +229,3 @@ def _exchange(sink: Redis, keys: list[str], server: redis.Redis) -> Any:
 
 def _glob(text: str) -> str:
     return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
-
-
-def _clear(server: redis.Redis, start: str) -> None:
-    keys = server.scan_iter(match=_glob(start) + "*", count=SCAN_ROWS)
-    while page := list(itertools.islice(keys, SCAN_ROWS)):
-        server.unlink(*page)

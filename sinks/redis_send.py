@@ -2,13 +2,13 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
 from cdc.change import Advance, Position
-from cdc.errors import SinkUnavailable
+from cdc.errors import CdcError, SinkUnavailable
 from cdc.report import Report, Row, partitions, report, rows
 from cdc.sink import UNKNOWN, mismatch
 
@@ -19,12 +19,13 @@ CHUNK_ROWS = 1000
 """Rows per Lua call: a few milliseconds, in which nobody else is served."""
 CHUNK_BYTES = 1_000_000
 
-# KEYS: position hash, then the rows. ARGV: topic id, partition, from, until, writer, time, partition count, floor, then
-# a document per row, '' for a delete. Integers stay text: Lua's numbers are doubles. Lua unpacks 8,000 values at most.
+# KEYS: position hash, then the rows. ARGV: topic id, partition, from, until, writer, time, partition count, floor,
+# generation, then a document per row, '' for a delete. Integers stay text: Lua's numbers are doubles. Lua unpacks 8,000
+# values at most. The generation is compared as well: once two have changed places, the other's positions lie here.
 APPLY = """
-local at = redis.call('HMGET', KEYS[1], 'topic_id', 'writer', ARGV[2])
-if (at[1] and at[1] ~= ARGV[1]) or (at[3] or '0') ~= ARGV[3] then
-  return {'moved', at[1] or '', at[2] or '', at[3] or '0'}
+local at = redis.call('HMGET', KEYS[1], 'topic_id', 'writer', ARGV[2], 'generation')
+if (at[1] and at[1] ~= ARGV[1]) or (at[3] or '0') ~= ARGV[3] or (at[4] or '') ~= ARGV[9] then
+  return {'moved', at[1] or '', at[2] or '', at[3] or '0', at[4] or ''}
 end
 local set, gone, n = {}, {}, 0
 local function flush()
@@ -33,7 +34,7 @@ local function flush()
   set, gone = {}, {}
 end
 for i = 2, #KEYS do
-  local value = ARGV[i + 7]
+  local value = ARGV[i + 8]
   if value == '' then gone[#gone + 1] = KEYS[i] else set[#set + 1] = KEYS[i]; set[#set + 1] = value end
   n = n + 1
   if n % 2000 == 0 then flush() end
@@ -45,6 +46,16 @@ redis.call('HINCRBY', KEYS[1], 'rows', n)
 return {'ok'}
 """
 
+# KEYS: position hash, then rows to remove. ARGV: generation, and whether the position goes as well. 0 when the rows are
+# another generation's: the two have changed places.
+REMOVE = """
+local generation = redis.call('HGET', KEYS[1], 'generation') or ''
+if generation ~= ARGV[1] then return 0 end
+if #KEYS > 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
+if ARGV[2] == 'position' then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+
 # ARGV: two databases, then the position hashes. 0 when the first is ahead of the second anywhere.
 EXCHANGE = """
 for i = 3, #ARGV do
@@ -52,7 +63,7 @@ for i = 3, #ARGV do
   local live = redis.call('HGETALL', ARGV[i])
   redis.call('SELECT', ARGV[2])
   for j = 1, #live, 2 do
-    if string.match(live[j], '^%d+$') then
+    if live[j] == 'floor' or string.match(live[j], '^%d+$') then
       local at = redis.call('HGET', ARGV[i], live[j])
       if tonumber(at or '0') < tonumber(live[j + 1]) then return 0 end
     end
@@ -84,22 +95,37 @@ def address(url: str) -> str:
     return url.rsplit("@", 1)[-1].removeprefix("redis://")
 
 
-def arguments(advance: Advance, partition: int, start: int, until: int, writer: str) -> list[str | int]:
-    topic_id, count = advance.until.topic_id, advance.until.partition_count
-    return [topic_id, partition, start, until, writer, f"{time.time():.3f}", count, advance.floor]
+class Due(NamedTuple):
+    """What is left of an advance: offsets to go on from, in this generation of the view."""
+
+    advance: Advance
+    offsets: tuple[int, ...]
+    generation: str
+
+    def arguments(self, partition: int, start: int, until: int, writer: str) -> list[str | int]:
+        """Of `APPLY`, without the documents."""
+        topic_id, count = self.advance.until.topic_id, self.advance.until.partition_count
+        now = f"{time.time():.3f}"
+        return [topic_id, partition, start, until, writer, now, count, self.advance.floor, self.generation]
+
+    def moved(self, at: int, answer: Sequence[str], writer: str) -> CdcError:
+        """Why `APPLY` has answered so to what goes on from `at`."""
+        _, topic_id, other, offset, generation = answer
+        ours = generation == self.generation and other in (writer, "")
+        expected, found = Position(self.advance.until.topic_id, (at,)), Position(topic_id, (int(offset),))
+        return mismatch(self.advance.table, expected, found, ours=ours)
 
 
 def sender(
-    url: str, prefix: str, writer: str, advances: list[tuple[Advance, tuple[int, ...]]]
+    url: str, prefix: str, writer: str, dues: Sequence[Due]
 ) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
-    known = {advance.table.topic: (advance, offsets) for advance, offsets in advances}
+    known = {due.advance.table.topic: due for due in dues}
 
     def apply(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         reports = []
         for topic, partition, part in partitions(batches):
             if topic in known:
-                advance, offsets = known[topic]
-                reports.append(_apply_partition(url, prefix, writer, advance, partition, offsets[partition], part))
+                reports.append(_apply_partition(url, prefix, writer, known[topic], partition, part))
             else:
                 for _ in part:
                     pass
@@ -112,12 +138,12 @@ def _apply_partition(
     url: str,
     prefix: str,
     writer: str,
-    advance: Advance,
+    due: Due,
     partition: int,
-    start: int,
     batches: Iterator["pa.RecordBatch"],
 ) -> Report:
-    """Send one partition's rows chunk by chunk; those below `start` are there from an earlier try."""
+    """Send one partition's rows chunk by chunk; those below where it goes on are there from an earlier try."""
+    advance, start = due.advance, due.offsets[partition]
     done = Report(topic=advance.table.topic, partition=partition)
     name, at = f"{prefix}:{advance.table.qualified}", start
     end = advance.until.offsets[partition]
@@ -129,9 +155,11 @@ def _apply_partition(
                 break
             to = end if reach is None else min(reach, end)
             keys = [f"{prefix}:_cdc:{advance.table.qualified}", *(f"{name}:{row.id}" for row in chunk)]
-            answer = script(keys=keys, args=[*arguments(advance, partition, at, to, writer), *values])
+            answer = script(keys=keys, args=[*due.arguments(partition, at, to, writer), *values])
             if answer[0] == "moved":
-                _moved(done, advance, at, answer, writer)
+                error = due.moved(at, answer, writer)
+                done.failure = "rewound" if isinstance(error, SinkUnavailable) else "fenced"
+                done.message = error.message
                 break
             at = to
             done.deleted += values.count("")
@@ -166,15 +194,6 @@ def _documents(server: redis.Redis, name: str, chunk: list[Row], done: Report) -
             done.refused.append((row.id, UNKNOWN))
         values.append(document or "")
     return values
-
-
-def _moved(done: Report, advance: Advance, at: int, answer: list[str], writer: str) -> None:
-    _, topic_id, other, offset = answer
-    found = Position(topic_id, (int(offset),))
-    expected = Position(advance.until.topic_id, (at,))
-    error = mismatch(advance.table, expected, found, ours=other in (writer, ""))
-    done.failure = "rewound" if isinstance(error, SinkUnavailable) else "fenced"
-    done.message = error.message
 
 
 def _failed(error: redis.exceptions.RedisError, url: str, table: str) -> tuple[str, str]:

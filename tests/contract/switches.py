@@ -1,0 +1,137 @@
+"""Two things at once that are made to meet: while the one runs, the other happens where it calls a server or a log.
+
+Only calls of the driver; what executors send is cut in `crashes`, and compared with where it goes on by the server.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from cdc.change import new_generation
+from cdc.errors import Fenced, SinkUnavailable
+from cdc.sink import Sink
+from tests.contract.laws import Harness, fill, row
+
+Act = Callable[[], object]
+CALLS = {
+    *("send", "hget", "hgetall", "eval", "register_script", "scan_iter"),
+    *("request",),
+    *("collect", "history", "get_add_actions", "create_write_transaction"),
+}
+"""Functions through which the code of a sink looks at what is there, or changes it."""
+NEW = 4
+"""Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays lost."""
+
+
+class Moment:
+    """Does something once, just before the call of that number."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    @property
+    def came(self) -> bool:
+        return self._left < 0
+
+    @contextmanager
+    def during(self, act: Act) -> Iterator[None]:
+        def look(frame: FrameType, event: str, _: Any) -> None:
+            back = frame.f_back
+            if event == "call" and frame.f_code.co_name in CALLS and back and _is_of_a_sink(back):
+                self._left -= 1
+                if self._left == -1:
+                    act()
+
+        sys.setprofile(look)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+
+def _is_of_a_sink(frame: FrameType) -> bool:
+    return str(frame.f_globals["__name__"]).startswith("sinks.")
+
+
+class Pair:
+    """A view with a second generation beside it, and who works on them: two streams, and another process."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness, self.table, self.live = harness, harness.table, harness.sink
+        self.other, self.meetings = harness.writer(), 0
+        fill(harness)
+        harness.apply(writer="live")
+        self.names = dict.fromkeys([self.table.qualified], new_generation())
+        self._go_on()
+
+    def meet(self, meeting: "Meeting", moment: Moment) -> None:
+        """Whatever happens is taken as it comes: who is refused starts again from where the sink stands."""
+        self.meetings += 1
+        for number in range(NEW):
+            self.harness.topic.add("c", row(f"new {self.meetings}", number))
+        self.harness.topic.add("u", row("k1", 1, f"change {self.meetings}"))
+        running, act = meeting(self)
+        with moment.during(_taken(act)):
+            _taken(running)()
+        if not moment.came:
+            _taken(act)()
+        self._go_on()
+
+    def assert_right(self) -> None:
+        assert self.harness.view(self.live) == self.harness.topic.model()
+        assert self.harness.view(self.beside) == self.harness.topic.model()
+
+    def promote(self) -> None:
+        self.names = dict(self.other.promote([self.table], self.names)) or self.names
+
+    def batch(self, sink: Sink) -> Act:
+        batch = self.harness.batch(self.harness.position(sink), self.harness.topic.ends, f"{id(sink)}")
+        return lambda: self.harness.send(batch, sink)
+
+    def _go_on(self) -> None:
+        self.beside = self.live.beside(self.names)
+        self.beside.prepare(self.table)
+        self.batch(self.live)()
+        self.batch(self.beside)()
+        self.other.sweep([self.table], self.names)
+
+
+def _taken(act: Act) -> Act:
+    def taken() -> None:
+        with suppress(Fenced, SinkUnavailable):
+            act()
+
+    return taken
+
+
+Meeting = Callable[[Pair], tuple[Act, Act]]
+"""What runs, and what happens meanwhile."""
+
+
+def the_kept_one_is_written_and_switched_to(pair: Pair) -> tuple[Act, Act]:
+    return pair.batch(pair.beside), pair.promote
+
+
+def the_live_one_is_written_and_replaced(pair: Pair) -> tuple[Act, Act]:
+    pair.batch(pair.beside)()
+    return pair.batch(pair.live), pair.promote
+
+
+def a_switch_waits_for_the_kept_one(pair: Pair) -> tuple[Act, Act]:
+    pair.batch(pair.live)()
+    return pair.promote, pair.batch(pair.beside)
+
+
+def a_switch_goes_on_beside_the_live_one(pair: Pair) -> tuple[Act, Act]:
+    pair.batch(pair.beside)()
+    return pair.promote, pair.batch(pair.live)
+
+
+MEETINGS = [
+    the_kept_one_is_written_and_switched_to,
+    the_live_one_is_written_and_replaced,
+    a_switch_waits_for_the_kept_one,
+    a_switch_goes_on_beside_the_live_one,
+]

@@ -1,0 +1,91 @@
+"""Whenever readers are shown another generation, no change is missing: neither in what they see nor in what is kept."""
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+
+import sinks.delta_commits
+from cdc.errors import SinkUnavailable
+from sinks import redis_send
+from tests.contract import switches
+from tests.contract.laws import Harness
+from tests.contract.switches import MEETINGS, Meeting, Moment, Pair
+from tests.contract.test_contract import maker
+from tests.support.budget import SCALE
+from tests.support.envelopes import table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOMENTS = {"redis": range(6), "elasticsearch": range(0, 16, 3), "delta": range(0, 16, 6)}
+"""Of each meeting: not all, because a round takes seconds; `make properties` tries every one."""
+
+
+@pytest.fixture
+def pair(
+    kind: str, request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
+) -> Iterator[Pair]:
+    made = Pair(Harness(spark, maker(request, kind, unique, tmp_path), table(f"{unique}.public.items")))
+    yield made
+    made.live.close()
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, ids=lambda meeting: meeting.__name__)
+@pytest.mark.parametrize("kind", MOMENTS)
+def test_nothing_is_lost(pair: Pair, meeting: Meeting, kind: str) -> None:
+    for number in MOMENTS[kind] if SCALE == 1 else range(20):
+        moment = Moment(number)
+        pair.meet(meeting, moment)
+        if not moment.came:
+            break
+    assert pair.meetings > 1
+    pair.assert_right()
+
+
+@pytest.mark.parametrize("kind", ["redis"])
+def test_a_view_that_is_emptied_empties_no_other(pair: Pair) -> None:
+    """The two change places when its keys are about to be listed."""
+    moment = Moment(2)
+    with pytest.raises(SinkUnavailable), moment.during(pair.promote):
+        pair.live.clear(pair.table)
+    assert moment.came
+    pair.assert_right()
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Positions alone are compared, not whose they are."""
+    guard = " or (at[4] or '') ~= ARGV[9]"
+    assert guard in redis_send.APPLY
+    loose = redis_send.APPLY.replace(guard, "")
+    with mock.patch("sinks.redis.APPLY", loose), mock.patch("sinks.redis_send.APPLY", loose):
+        yield
+
+
+def _history(self: Any, folder: str, depth: int | None = None) -> Any:
+    return self.table(folder).history(depth)
+
+
+def as_told() -> AbstractContextManager[object]:
+    """The last commit's position, whichever version the table was opened at."""
+    told = types.FunctionType(_history.__code__, vars(sinks.delta_commits), argdefs=(None,))
+    return mock.patch.object(sinks.delta_commits.Commits, "history", told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bug", "meeting", "number"),
+    [
+        ("redis", unguarded, switches.the_kept_one_is_written_and_switched_to, 2),
+        ("delta", as_told, switches.a_switch_waits_for_the_kept_one, 6),
+    ],
+)
+def test_planted(pair: Pair, bug: Callable[[], AbstractContextManager[object]], meeting: Meeting, number: int) -> None:
+    with bug():
+        pair.meet(meeting, Moment(number))
+    with pytest.raises(AssertionError):
+        pair.assert_right()
