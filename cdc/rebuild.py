@@ -27,7 +27,7 @@ from cdc.generations import STALE_S, Build, Builds
 from cdc.log import records
 from cdc.rollback import keep
 from cdc.settings import Pipeline
-from cdc.sink import Sink
+from cdc.sink import Replaced, Sink
 from cdc.stand import Again, Describe, Stand
 from cdc.stream import Stream
 from cdc.topics import Topics
@@ -222,6 +222,9 @@ def following(
     def run() -> None:
         try:
             stream.run()
+        except Replaced:
+            # Whoever did that goes on from here.
+            log.info("the second generation is another one now", sink=sink.name)
         except CdcError as error:
             log.warning("the second generation is not kept current", sink=sink.name, error=error.message)
 

@@ -133,6 +133,17 @@ class Rewound(SinkUnavailable):
     """The destination stands before the position this writer had stored there: it lost its last writes."""
 
 
+class Replaced(Fenced):
+    """What lies beside the live view is another generation by now: readers see this one, or a newer build began."""
+
+    def __init__(self, table: Table, generation: str, sink: str) -> None:
+        super().__init__(
+            f"Generation {generation} of {table.qualified} isn't beside the live one in {sink} any more.",
+            hint="nothing to do: cdc -p FILE generations lists what there is",
+            sink=sink,
+        )
+
+
 Key = tuple[str, str]
 """Topic and row id."""
 

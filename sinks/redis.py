@@ -20,7 +20,7 @@ import redis
 from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.report import send
-from cdc.sink import Batch, check, require, wait_for
+from cdc.sink import Batch, Replaced, check, require, wait_for
 from sinks.redis_send import APPLY, EXCHANGE, REMOVE, UNREACHABLE, Due, address, client, forget, sender
 
 if TYPE_CHECKING:
@@ -58,11 +58,13 @@ class Redis:
                 hint="CONFIG SET maxmemory-policy noeviction",
                 sink=self.name,
             )
-        generation = self._beside[table.qualified] if self._beside else new_generation()
+        generation = self._own(table) or new_generation()
         self._ask(lambda server: server.hsetnx(self.position_key(table), "generation", generation))
 
     def position(self, table: Table) -> Stored | None:
         found = self._ask(lambda server: server.hgetall(self.position_key(table)))
+        if self._beside and found.get("generation") not in (None, self._own(table)):
+            raise Replaced(table, self._own(table), self.name)
         if "topic_id" not in found:
             return None
         offsets = tuple(int(found.get(str(partition), 0)) for partition in range(int(found["partitions"])))
@@ -81,14 +83,17 @@ class Redis:
         return {table.qualified: applied.get(table.topic, Applied()) for table in tables}
 
     def clear(self, table: Table) -> None:
-        """Rows first: if this ends half-way, the position is still there to tell that it has to be done."""
+        """Rows first: if this ends half-way, the position is still there to tell that it has to be done.
+
+        What another generation has left beside the live one makes room for this one.
+        """
         generation, script = self._generation(table), client(self.url).register_script(REMOVE)
         rows = client(self.url).scan_iter(match=_glob(f"{self.prefix}:{table.qualified}:") + "*", count=SCAN_ROWS)
         left = True
         while left:
             page = self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS)))
             left = bool(page)
-            told: list[str | int] = [generation, "" if page else "position"]
+            told: list[str | int] = [generation, *(("", "") if page else ("position", self._own(table)))]
             if not self._ask(partial(_run, script, [self.position_key(table), *page], told)):
                 raise SinkUnavailable(
                     f"Generations of {table.qualified} have changed places while one was made empty.",
@@ -154,7 +159,7 @@ class Redis:
         keys = [self.position_key(table) for table in tables]
         wait_for(lambda: bool(self._ask(partial(_exchange, self, keys))), self.name)
         other = self.beside({})
-        return {table.qualified: (at.generation if (at := other.position(table)) else "") for table in tables}
+        return {table.qualified: at.generation for table in tables if (at := other.position(table))}
 
     def generations(self, table: Table) -> list[str]:
         found = (sink.position(table) for sink in (self, self.beside({})))
@@ -201,6 +206,10 @@ class Redis:
             answer = self._ask(partial(_run, script, [self.position_key(due.advance.table)], moved))
             if answer[0] != "ok":
                 raise due.moved(at, answer, writer)
+
+    def _own(self, table: Table) -> str:
+        """The name of the generation that this is the sink of; '' for the live one, whatever it is called."""
+        return self._beside[table.qualified] if self._beside else ""
 
     def _generation(self, table: Table) -> str:
         """Which one lies here, whether it has a position yet or not."""

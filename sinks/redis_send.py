@@ -46,13 +46,14 @@ redis.call('HINCRBY', KEYS[1], 'rows', n)
 return {'ok'}
 """
 
-# KEYS: position hash, then rows to remove. ARGV: generation, and whether the position goes as well. 0 when the rows are
-# another generation's: the two have changed places.
+# KEYS: position hash, then rows to remove. ARGV: generation, and if the position goes as well, 'position' and which
+# generation is there from then on, if any. 0 when the rows are another generation's: the two have changed places.
 REMOVE = """
 local generation = redis.call('HGET', KEYS[1], 'generation') or ''
 if generation ~= ARGV[1] then return 0 end
 if #KEYS > 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
 if ARGV[2] == 'position' then redis.call('DEL', KEYS[1]) end
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'generation', ARGV[3]) end
 return 1
 """
 

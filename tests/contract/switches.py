@@ -129,9 +129,18 @@ def a_switch_goes_on_beside_the_live_one(pair: Pair) -> tuple[Act, Act]:
     return pair.promote, pair.batch(pair.live)
 
 
+def a_newer_one_takes_the_place_of_the_kept_one(pair: Pair) -> tuple[Act, Act]:
+    def begin() -> None:
+        pair.names = dict.fromkeys(pair.names, new_generation())
+        pair.other.beside(pair.names).clear(pair.table)
+
+    return pair.batch(pair.beside), begin
+
+
 MEETINGS = [
     the_kept_one_is_written_and_switched_to,
     the_live_one_is_written_and_replaced,
     a_switch_waits_for_the_kept_one,
     a_switch_goes_on_beside_the_live_one,
+    a_newer_one_takes_the_place_of_the_kept_one,
 ]
