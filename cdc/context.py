@@ -89,7 +89,8 @@ class Context:
 
         def follow(sink: "Sink", build: "Build") -> "AbstractContextManager[Stream]":
             describe = narrowed(self.follower, build.names)
-            return following(spark, sink.beside(build.names), self.pipeline, describe, self.placeholder)
+            beside = sink.beside(build.names)
+            return following(spark, beside, build.names, self.pipeline, describe, self.placeholder)
 
         return Keeper(self.pipeline, sinks, self.tables, follow)
 

@@ -82,7 +82,9 @@ class Rebuild:
             if self._build.phase == "replay":
                 self._replay(beside)
                 self._say(phase="catch up", done=self._build.total)
-            with following(self._spark, beside, self._pipeline, self._narrowed, self._placeholder) as stream:
+            with following(
+                self._spark, beside, self._build.names, self._pipeline, self._narrowed, self._placeholder
+            ) as stream:
                 self._catch_up(beside, stream)
                 self._say(phase="verify")
                 self._verified(beside)
@@ -214,10 +216,15 @@ def narrowed(describe: Describe, names: Collection[str]) -> Describe:
 
 @contextmanager
 def following(
-    spark: SparkSession, sink: Sink, pipeline: Pipeline, describe: Describe, placeholder: str
+    spark: SparkSession,
+    sink: Sink,
+    names: Mapping[str, str],
+    pipeline: Pipeline,
+    describe: Describe,
+    placeholder: str,
 ) -> Iterator[Stream]:
     """Apply changes to a generation that readers don't see, in a thread. A failure ends it: positions tell."""
-    stream = Stream(spark, sink, pipeline, describe, placeholder, shadow=True)
+    stream = Stream(spark, sink, pipeline, describe, placeholder, names=names)
 
     def run() -> None:
         try:

@@ -136,9 +136,9 @@ class Rewound(SinkUnavailable):
 class Replaced(Fenced):
     """What lies beside the live view is another generation by now: readers see this one, or a newer build began."""
 
-    def __init__(self, table: Table, generation: str, sink: str) -> None:
+    def __init__(self, table: str, generation: str, sink: str) -> None:
         super().__init__(
-            f"Generation {generation} of {table.qualified} isn't beside the live one in {sink} any more.",
+            f"Generation {generation} of {table} isn't beside the live one in {sink} any more.",
             hint="nothing to do: cdc -p FILE generations lists what there is",
             sink=sink,
         )
@@ -207,8 +207,8 @@ def check(advance: Advance, stored: Stored | None, writer: str) -> bool:
 
 def mismatch(table: Table, expected: Position | None, found: Position | None, *, ours: bool) -> CdcError:
     """The error for a position that isn't where this writer left it."""
-    behind = found is None or (expected is not None and found.topic_id == expected.topic_id and found.lag(expected) > 0)
-    if ours and behind:
+    lost = found is None or (expected is not None and found.topic_id == expected.topic_id and found.lag(expected) > 0)
+    if ours and lost:
         return Rewound(
             f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",
             hint="nothing to do: its changes are applied again from where it stands",

@@ -16,7 +16,7 @@ from cdc.decode import Reading
 from cdc.errors import SinkRejected
 from cdc.generations import Builds
 from cdc.settings import Pipeline
-from cdc.sink import Misfit, Sink
+from cdc.sink import Misfit, Replaced, Sink
 from cdc.topics import Topics
 
 AGAIN_S = 10.0
@@ -45,8 +45,10 @@ class Stand:
         kafka: Topics,
         describe: Describe,
         placeholder: str,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        self._sink, self._kafka, self._describe = sink, kafka, describe
+        """`names`: the generations that the views are of, by table, as long as they are to be kept current."""
+        self._sink, self._kafka, self._describe, self._names = sink, kafka, describe, names
         self._control = Control(pipeline, kafka)
         self._builds = Builds(pipeline, kafka)
         self._generations: dict[str, str] = {}
@@ -59,9 +61,14 @@ class Stand:
         self._waiting: list[Table] = []
 
     def take(self) -> None:
-        """Ask the sink where it stands, and make sure that the log still reaches back to there."""
+        """Ask the sink where it stands, and make sure that the log still reaches back to there.
+
+        Raises:
+            CdcError: what sink and broker raise; Replaced when the generation isn't to be kept current any more.
+        """
         self._control.read()
         self._builds.read()
+        self._refuse_replaced()
         self._kept = self._keeping()
         tables, troubled = self._describe(self._control.definitions)
         existing = self._kafka.existing(table.topic for table in tables)
@@ -92,6 +99,12 @@ class Stand:
         self.shapes = {topic: ends[topic] for topic in at}
         floors = {table.topic: floor for table in self.tables if (floor := self.floor(table))}
         self.reading = replace(self.reading, floors=floors)
+
+    def _refuse_replaced(self) -> None:
+        """To make ready what has just been removed would leave it lying about."""
+        build = self._builds.found.get(self._sink.name)
+        if self._names and (build is None or build.names != self._names):
+            raise Replaced(*next(iter(self._names.items())), self._sink.name)
 
     def moved(self) -> bool:
         """Whether it has to be taken again. Raises ConnectorError."""

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import uuid4
 
 import structlog
@@ -67,19 +67,19 @@ class Stream:
         describe: Describe,
         placeholder: str,
         *,
-        shadow: bool = False,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        """A `shadow` applies to a generation that readers don't see."""
+        """`names`: of the generation that it applies to, by table, where that is one that readers don't see."""
         self.sink, self.progress = sink, Progress(sink.name)
         if sink.form == "documents":
             spark = spark.newSession()
             for name, value in LIGHT.items():
                 spark.conf.set(name, value)
-        self._spark, self._pipeline, self._shadow = spark, pipeline, shadow
+        self._spark, self._pipeline, self._shadow = spark, pipeline, names is not None
         self._kafka = Topics(pipeline.kafka)
-        self._stand = Stand(sink, pipeline, self._kafka, describe, placeholder)
+        self._stand = Stand(sink, pipeline, self._kafka, describe, placeholder, names)
         self._applier = Applier(
-            spark, sink, pipeline, self._kafka, self._stand, uuid4().hex, self._insist, shadow=shadow
+            spark, sink, pipeline, self._kafka, self._stand, uuid4().hex, self._insist, shadow=self._shadow
         )
         self._turn = threading.Lock()
         self._stopping = threading.Event()

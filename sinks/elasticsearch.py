@@ -71,6 +71,9 @@ class Elasticsearch:
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         indices = self._indices([advance.table for advance in batch.advances])
+        for advance in batch.advances:
+            if advance.table.qualified not in indices:
+                raise mismatch(advance.table, advance.start, None, ours=True)
         before = self._stored(indices)
         pending = [a for a in batch.advances if check(a, before[a.table.qualified][0], batch.writer)]
         if not pending:

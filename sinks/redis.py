@@ -64,7 +64,7 @@ class Redis:
     def position(self, table: Table) -> Stored | None:
         found = self._ask(lambda server: server.hgetall(self.position_key(table)))
         if self._beside and found.get("generation") not in (None, self._own(table)):
-            raise Replaced(table, self._own(table), self.name)
+            raise Replaced(table.qualified, self._own(table), self.name)
         if "topic_id" not in found:
             return None
         offsets = tuple(int(found.get(str(partition), 0)) for partition in range(int(found["partitions"])))

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deltalake
+import httpx
 import pytest
 from pyspark.sql import functions as F
 
 from cdc.change import Applied, Position, Stored
 from cdc.errors import SinkUnavailable
-from cdc.sink import Batch, Sink, stored_after
+from cdc.sink import Batch, Rewound, Sink, stored_after
 from sinks import delta_files, delta_vectors, delta_write
 from sinks.delta import Delta
 from sinks.delta_commits import numbered
@@ -105,6 +106,23 @@ def test_replaced_files_are_removed(
         made.apply()
     assert made.view() == made.topic.model()
     assert (len(list(mirror.glob("*.parquet"))) == 1) is not beside
+
+
+@pytest.mark.parametrize("harness", ["elasticsearch"], indirect=True)
+def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
+    """Somebody has deleted it; the stream is told to start again from where the view stands, which is nowhere."""
+    laws.fill(harness)
+    harness.apply((3, 2))
+    sink, batch = harness.sink, harness.batch(harness.position(), harness.topic.ends, "one")
+    assert isinstance(sink, Elasticsearch)
+    (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(harness.table)}").raise_for_status().json()
+    httpx.delete(f"{sink.url}/{index}").raise_for_status()
+    with pytest.raises(Rewound):
+        harness.send(batch)
+    assert harness.position() is None
+    sink.prepare(harness.table)
+    harness.apply()
+    assert harness.view() == harness.topic.model()
 
 
 class Forgetful(Memory):

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
+from cdc.change import new_generation
 from cdc.context import Context
 from cdc.generations import Build, Builds
+from cdc.rebuild import following, narrowed
 from cdc.rollback import rollback
 from cdc.topics import Topics
 from tests.support import readers, writer
 from tests.support.load import load
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -126,6 +129,12 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     assert "1 extra" in " ".join(failed.stderr.split())
     assert [sink.generations(table) for sink in world.sinks] == before
     world.assert_equal()
+    context, names = Context(world.file, world.folder), {table.qualified: new_generation()}
+    (search,) = context.sinks(["search"])
+    describe = narrowed(context.follower, names)
+    with following(world.spark, search.beside(names), names, world.pipeline, describe, context.placeholder) as removed:
+        wait_until(lambda: removed.progress.state == "failed", 30, "who keeps current what isn't there any more to end")
+    assert [sink.generations(table) for sink in world.sinks] == before
 
 
 KILLED = """
