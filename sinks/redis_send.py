@@ -112,9 +112,11 @@ class Due(NamedTuple):
     def moved(self, at: int, answer: Sequence[str], writer: str) -> CdcError:
         """Why `APPLY` has answered so to what goes on from `at`."""
         _, topic_id, other, offset, generation = answer
-        ours = generation == self.generation and other in (writer, "")
-        expected, found = Position(self.advance.until.topic_id, (at,)), Position(topic_id, (int(offset),))
-        return mismatch(self.advance.table, expected, found, ours=ours)
+        expected = Position(self.advance.until.topic_id, (at,))
+        if not topic_id:
+            return mismatch(self.advance.table, expected, None, ours=True)
+        ours = generation == self.generation and other == writer
+        return mismatch(self.advance.table, expected, Position(topic_id, (int(offset),)), ours=ours)
 
 
 def sender(

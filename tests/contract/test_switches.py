@@ -12,10 +12,10 @@ import pytest
 import sinks.delta_commits
 from cdc.change import Stored, Table
 from cdc.errors import SinkUnavailable
+from cdc.sink import Rewound
 from sinks import redis_send
 from sinks.redis import Redis
-from tests.contract import switches
-from tests.contract.laws import Harness
+from tests.contract import laws, switches
 from tests.contract.switches import MEETINGS, Meeting, Moment, Pair
 from tests.contract.test_contract import maker
 from tests.support.budget import SCALE
@@ -32,7 +32,7 @@ MOMENTS = {"redis": range(6), "elasticsearch": range(0, 16, 3), "delta": range(0
 def pair(
     kind: str, request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
 ) -> Iterator[Pair]:
-    made = Pair(Harness(spark, maker(request, kind, unique, tmp_path), table(f"{unique}.public.items")))
+    made = Pair(laws.Harness(spark, maker(request, kind, unique, tmp_path), table(f"{unique}.public.items")))
     yield made
     made.live.close()
 
@@ -57,6 +57,19 @@ def test_a_view_that_is_emptied_empties_no_other(pair: Pair) -> None:
         pair.live.clear(pair.table)
     assert moment.came
     pair.assert_right()
+
+
+@pytest.mark.parametrize("kind", ["redis"])
+def test_what_a_server_has_lost_is_made_again(pair: Pair) -> None:
+    """It comes back empty, after a batch has been begun."""
+    pair.harness.topic.add("c", laws.row("late", 1))
+    batch, moment = pair.batch(pair.live), Moment(1)
+    with pytest.raises(Rewound), moment.during(lambda: pair.live.clear(pair.table)):
+        batch()
+    assert pair.harness.position() is None
+    pair.live.prepare(pair.table)
+    pair.batch(pair.live)()
+    assert pair.harness.view() == pair.harness.topic.model()
 
 
 @contextmanager
