@@ -15,11 +15,9 @@ from cdc.sink import Sink
 from tests.contract.laws import Harness, fill, row
 
 Act = Callable[[], object]
-CALLS = {
-    *("send", "hget", "hgetall", "eval", "register_script", "scan_iter"),
-    *("request",),
-    *("collect", "history", "get_add_actions", "create_write_transaction"),
-}
+REDIS = {"send", "hget", "hgetall", "eval", "register_script", "scan_iter"}
+DELTA = {"collect", "history", "get_add_actions", "create_write_transaction"}
+CALLS = REDIS | DELTA | {"request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""
 NEW = 4
 """Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays lost."""

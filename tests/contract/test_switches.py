@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -49,14 +49,29 @@ def test_nothing_is_lost(pair: Pair, meeting: Meeting, kind: str) -> None:
     pair.assert_right()
 
 
-@pytest.mark.parametrize("kind", ["redis"])
-def test_a_view_that_is_emptied_empties_no_other(pair: Pair) -> None:
-    """The two change places when its keys are about to be listed."""
+def emptied_while_switched(pair: Pair) -> None:
+    """The two change places when the keys of the live view are about to be listed."""
     moment = Moment(2)
-    with pytest.raises(SinkUnavailable), moment.during(pair.promote):
+    with suppress(SinkUnavailable), moment.during(pair.promote):
         pair.live.clear(pair.table)
     assert moment.came
+
+
+@pytest.mark.parametrize("kind", ["redis"])
+def test_a_view_that_is_emptied_empties_no_other(pair: Pair) -> None:
+    emptied_while_switched(pair)
     pair.assert_right()
+
+
+@pytest.mark.parametrize("kind", ["redis"])
+def test_planted_emptying(pair: Pair) -> None:
+    """The keys are removed, whose they are by now or not."""
+    guard = "if generation ~= ARGV[1] then return 0 end"
+    assert guard in redis_send.REMOVE
+    with mock.patch("sinks.redis.REMOVE", redis_send.REMOVE.replace(guard, "")):
+        emptied_while_switched(pair)
+    with pytest.raises(AssertionError):
+        pair.assert_right()
 
 
 @pytest.mark.parametrize("kind", ["redis"])
