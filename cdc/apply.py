@@ -1,6 +1,7 @@
 """Apply one micro-batch to one sink; if a record of it can't be, look closer and put that one into quarantine."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -8,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tenacity import Retrying
 
-from cdc.change import Advance, Applied
+from cdc.change import Applied
 from cdc.errors import CdcError, DecodeError, Fenced, SinkError
 from cdc.explain import Unholdable, explain
 from cdc.order import LACKING
@@ -17,7 +18,7 @@ from cdc.redrive import redrive
 from cdc.settings import Pipeline
 from cdc.sink import Batch, Key, Refused, Sink
 from cdc.stand import Again, Stand
-from cdc.step import Ends, advances, make_batch
+from cdc.step import Ends, Steps, make_batch
 from cdc.topics import Topics
 
 OF_A_RECORD = (DecodeError, Refused, Unholdable)
@@ -80,11 +81,8 @@ class Applier:
             CdcError: what the sink raises, and what a record causes when the pipeline says `on_error: stop`.
         """
         stand = self._stand
-        steps = [
-            Advance(step.table, step.start, step.until, stand.floor(step.table))
-            for step in advances(stand.tables, stand.at, stand.shapes, ends)
-        ]
-        if not steps:
+        steps = stand.steps(ends)
+        if not any(steps):
             return
         careful = stand.reading.careful
         if careful and self._quarantine.moved():
@@ -108,7 +106,7 @@ class Applier:
             stand.look(careful=False)
             raise Again
 
-    def _lightly(self, steps: list[Advance], decoded: DataFrame) -> None:
+    def _lightly(self, steps: Steps, decoded: DataFrame) -> None:
         """Fold the plain way, from the first change that lacks a value on in full: where one is, more will come."""
         if self._plain:
             try:
@@ -119,7 +117,7 @@ class Applier:
                 self._plain = False
         return self._send(steps, self._batch(steps, decoded))
 
-    def _carefully(self, steps: list[Advance], decoded: DataFrame) -> None:
+    def _carefully(self, steps: Steps, decoded: DataFrame) -> None:
         """Apply what can be, once the rest is safe in quarantine."""
         careful = decoded.persist()
         try:
@@ -127,7 +125,7 @@ class Applier:
             while True:
                 records = marked(careful, refused)
                 self._quarantine.put(records)
-                tainted = self._quarantine.tainted(step.table for step in steps)
+                tainted = self._quarantine.tainted(step.table for step in itertools.chain(*steps))
                 whole = records.unionByName(tainted, allowMissingColumns=True) if tainted is not None else records
                 batch = self._batch(steps, whole)
                 try:
@@ -143,16 +141,17 @@ class Applier:
         finally:
             careful.unpersist()
 
-    def _batch(self, steps: list[Advance], decoded: DataFrame, *, plain: bool = False) -> Batch:
-        batch = make_batch(self._writer, self._sink.form, steps, decoded, self._tasks, plain=plain)
+    def _batch(self, steps: Steps, decoded: DataFrame, *, plain: bool = False) -> Batch:
+        every = steps.seen or steps.kept
+        batch = make_batch(self._writer, self._sink.form, every, decoded, self._tasks, plain=plain)
         if "problem" not in decoded.columns:
             return batch
         return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)
 
-    def _send(self, steps: list[Advance], batch: Batch) -> None:
+    def _send(self, steps: Steps, batch: Batch) -> None:
         for attempt in self._insist():
             with attempt:
-                applied = self._sink.apply(batch)
+                applied = self._apply(steps, batch) if steps.kept else self._sink.apply(batch)
         for one in applied.values():
             if one.read != one.accounted:
                 raise SinkError(
@@ -162,3 +161,24 @@ class Applier:
             self.total.add(one)
         self.batches += 1
         self._stand.advance(steps)
+
+    def _apply(self, steps: Steps, batch: Batch) -> Mapping[str, Applied]:
+        """To what is kept first, so that it is never behind what readers see; both read the log once."""
+        shared, kept = batch.changes if self._sink.form == "documents" else batch.events, self._stand.kept
+        shared.persist()
+        refused: Refused | None = None
+        try:
+            try:
+                kept.apply(batch, steps.kept)
+            except Refused as error:
+                refused = error
+            applied = self._sink.apply(batch) if steps.seen else {}
+        except Refused as error:
+            if refused and not refused.rows.keys() <= error.rows.keys():
+                kept.refuse(refused)
+            raise
+        finally:
+            shared.unpersist()
+        if refused:
+            kept.refuse(refused)
+        return applied

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -136,17 +135,11 @@ def run(
         kafka.check(pipeline)
     with spark_on(master) as spark:
         streams = context.obj.streams(spark, sinks)
-        with (
-            render.live(err, quiet=as_json) as show,
-            told_to_stop() as stopping,
-            closing(context.obj.keeper(spark, sinks)) as keeper,
-        ):
+        with render.live(err, quiet=as_json) as show, told_to_stop() as stopping:
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.obj.runs, progress)
                 show(progress)
-                if not until_caught_up:
-                    keeper.look()
 
             errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
     for one in sinks:

@@ -15,13 +15,9 @@ from cdc.errors import SettingsError
 from compose import stack
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from pyspark.sql import SparkSession
 
     from cdc.follow import Follower
-    from cdc.generations import Build
-    from cdc.keeper import Keeper
     from cdc.sink import Sink
     from cdc.stream import Stream
 
@@ -81,18 +77,6 @@ class Context:
         from cdc.follow import Follower
 
         return Follower(self.load, self.tables)
-
-    def keeper(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "Keeper":
-        """What keeps the generations current that a way back needs."""
-        from cdc.keeper import Keeper
-        from cdc.rebuild import following, narrowed
-
-        def follow(sink: "Sink", build: "Build") -> "AbstractContextManager[Stream]":
-            describe = narrowed(self.follower, build.names)
-            beside = sink.beside(build.names)
-            return following(spark, beside, build.names, self.pipeline, describe, self.placeholder)
-
-        return Keeper(self.pipeline, sinks, self.tables, follow)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """One that applies all tables to each sink, and follows the file and the tables while it does."""

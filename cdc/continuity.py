@@ -4,7 +4,7 @@ from cdc.change import Position, Table
 from cdc.errors import ConnectorError
 
 
-def refuse_gap(sink: str, table: Table, at: Position | None, start: Position, end: Position) -> None:
+def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Position | None) -> None:
     """Stop where the log, from `start` to `end`, can't continue a view that stands at `at`.
 
     Raises:

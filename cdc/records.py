@@ -1,4 +1,4 @@
-"""Single records of a topic, for what they tell about time: heartbeats, and the age of what waits.
+"""Single records of a topic: read for what they tell about time, written as notes of the pipeline's own.
 
 In:  the broker's address; positions from `cdc.topics`. Out: `Record`s and times, as read_committed sees them.
 Invariant: no consumer group, nothing is committed; a tail at most is read.
@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +43,29 @@ class Record:
 
 
 class Records:
-    """Reads single records. Connects at the first call; every method raises ConnectorError."""
+    """Reads and writes single records. Connects at the first call; every method raises ConnectorError."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._consumer: Any = None
+        self._producer: Any = None
 
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
+        if self._producer is not None:
+            self._producer.close()
+
+    def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Durable on return."""
+        with reaching(self._bootstrap):
+            if self._producer is None:
+                self._producer = kafka.KafkaProducer(
+                    bootstrap_servers=self._bootstrap, acks="all", max_block_ms=TIMEOUT_MS
+                )
+            sent = [self._producer.send(topic, key=key, value=value) for key, value in records]
+            for one in sent:
+                one.get(timeout=TIMEOUT_MS / 1000)
 
     def last(self, topic: str, start: int, end: int, accept: Callable[[Record], bool]) -> Record | None:
         """The newest record of partition 0 in [start, end) that `accept` takes.

@@ -26,31 +26,43 @@ def redrive(
 ) -> None:
     """Answer one sink's requests: settle what can be written now, leave the rest with its newest reason.
 
-    `apply` makes a batch durable and raises what the sink raises; nobody else may move the positions meanwhile.
+    `apply` makes a batch durable and raises what the sink raises; nobody else may move the positions meanwhile. What is
+    kept beside the live views is given the same rows, as of where it stands.
     """
     asked = {entry.row or entry.place for entry in quarantine.requests}
     wanted = [entry for entry in quarantine.open if (entry.row or entry.place) in asked]
     for table in stand.tables:
-        mine, at = [entry for entry in wanted if entry.topic == table.topic], stand.at[table.topic]
-        # Without a position the view is made again from the start, and meets these records by itself.
-        if not mine or at is None:
-            continue
-        log = _log(spark, kafka, table, at, mine)
-        both = quarantine.records(mine).select(*COLUMNS).unionByName(log.select(*COLUMNS))
-        once = both.dropDuplicates(["topic", "partition", "offset"])
-        decoded = decode.decoded(once, [table], form, stand.reading.carefully())
-        ids = [entry.id for entry in mine if entry.id is not None]
-        records = decoded.where(F.col("id").isin(ids) | _at(mine)).persist()
-        try:
-            step = Advance(table, at, at, stand.floor(table))
-            refused = _apply(records, step, form, writer, mine, apply)
-            wrong = marked(records, refused).where(_at(mine) & F.col("problem").isNotNull())
-            left = {(row["partition"], row["offset"]) for row in wrong.select("partition", "offset").collect()}
-            quarantine.put(wrong)
-            quarantine.settle([entry for entry in mine if (entry.partition, entry.offset) not in left])
-        finally:
-            records.unpersist()
+        for at, give in ((stand.kept.at, lambda batch: stand.kept.apply(batch, batch.advances)), (stand.at, apply)):
+            position = at.get(table.topic)
+            mine = [entry for entry in wanted if entry.topic == table.topic and _passed(entry, position)]
+            # What lies ahead of a view it meets by itself.
+            if not mine or position is None:
+                continue
+            log = _log(spark, kafka, table, position, mine)
+            both = quarantine.records(mine).select(*COLUMNS).unionByName(log.select(*COLUMNS))
+            once = both.dropDuplicates(["topic", "partition", "offset"])
+            decoded = decode.decoded(once, [table], form, stand.reading.carefully())
+            ids = [entry.id for entry in mine if entry.id is not None]
+            records = decoded.where(F.col("id").isin(ids) | _at(mine)).persist()
+            try:
+                step = Advance(table, position, position, stand.floor(table))
+                refused = _apply(records, step, form, writer, mine, give)
+                if at is stand.at:
+                    _settle(quarantine, marked(records, refused), mine)
+            finally:
+                records.unpersist()
     quarantine.settle(list(quarantine.requests))
+
+
+def _passed(entry: Entry, position: Position | None) -> bool:
+    return position is not None and entry.offset < position.offsets[entry.partition]
+
+
+def _settle(quarantine: Quarantine, records: DataFrame, mine: Sequence[Entry]) -> None:
+    wrong = records.where(_at(mine) & F.col("problem").isNotNull())
+    left = {(row["partition"], row["offset"]) for row in wrong.select("partition", "offset").collect()}
+    quarantine.put(wrong)
+    quarantine.settle([entry for entry in mine if (entry.partition, entry.offset) not in left])
 
 
 def _apply(

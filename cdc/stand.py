@@ -7,16 +7,21 @@ Out: positions, floors, the tables that can go on and those set aside; Connector
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-from cdc.change import Advance, Position, Stored, Table
+import structlog
+
+from cdc.change import Position, Stored, Table
 from cdc.continuity import refuse_gap
 from cdc.control import Control
 from cdc.ddl import Definition
 from cdc.decode import Reading
 from cdc.errors import SinkRejected
-from cdc.generations import Builds
+from cdc.generations import Build, Builds
+from cdc.kept import Kept
 from cdc.settings import Pipeline
 from cdc.sink import Misfit, Replaced, Sink
+from cdc.step import Ends, Steps, advances
 from cdc.topics import Topics
 
 AGAIN_S = 10.0
@@ -25,8 +30,7 @@ HOLD_S = 5.0
 """How long the live views wait at most while readers are being shown others."""
 LATELY_S = 10.0
 """How long after a switch whoever has kept current what readers see now may still be at it."""
-
-
+log = structlog.get_logger()
 Describe = Callable[[Sequence[Definition]], tuple[Sequence[Table], Mapping[str, list[str]]]]
 """From the journal of definitions: the tables as they are now, and what is the matter with some, by table."""
 
@@ -36,7 +40,7 @@ class Again(Exception):
 
 
 class Stand:
-    """`tables` go on from `at`; `aside` wait for a person: what is the matter, and what to do, by table."""
+    """`tables` go on from `at`, with `kept` beside them; `aside` wait for a person: what is the matter, what to do."""
 
     def __init__(
         self,
@@ -52,7 +56,8 @@ class Stand:
         self._control = Control(pipeline, kafka)
         self._builds = Builds(pipeline, kafka)
         self._generations: dict[str, str] = {}
-        self._taken_at = self._kept = 0.0
+        self._taken_at = self._keeping = 0.0
+        self.kept = Kept(sink)
         self.reading = Reading(placeholder)
         self.tables: tuple[Table, ...] = ()
         self.at: dict[str, Position | None] = {}
@@ -69,40 +74,46 @@ class Stand:
         self._control.read()
         self._builds.read()
         self._refuse_replaced()
-        self._kept = self._keeping()
+        self._keeping = self._keep_until()
         tables, troubled = self._describe(self._control.definitions)
+        self._retire(tables)
+        self.kept.begin(self._build if self._names is None else None)
         existing = self._kafka.existing(table.topic for table in tables)
         topics = [table.topic for table in tables if table.topic in existing]
         starts, ends = self._kafka.starts(topics), self._kafka.ends(topics)
-        at, aside = {}, dict(troubled)
-        self._waiting, self._generations = [], {}
+        seen: dict[str, Stored | None] = {}
+        aside, self._waiting = dict(troubled), []
         for table in tables:
             if table.topic not in existing:
                 aside[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
                 self._waiting.append(table)
                 continue
+            gap = partial(refuse_gap, self._sink.name, table, starts[table.topic], ends[table.topic])
             try:
-                stored = self._prepared(table)
+                seen[table.topic] = self._found(table, gap)
             except Misfit as error:
                 aside[table.qualified] = [error.message, error.hint]
                 self._waiting.append(table)
                 continue
-            at[table.topic] = stored.position if stored else None
-            if stored:
-                self._generations[table.topic] = stored.generation
-            refuse_gap(self._sink.name, table, at[table.topic], starts[table.topic], ends[table.topic])
-        if aside and not at:
+        if aside and not seen:
             message, hint = next(iter(aside.values()))
             raise SinkRejected(message, hint=hint, sink=self._sink.name)
-        self.tables = tuple(table for table in tables if table.topic in at)
-        self.at, self.aside, self._taken_at = at, aside, time.monotonic()
-        self.shapes = {topic: ends[topic] for topic in at}
+        self.tables = tuple(table for table in tables if table.topic in seen)
+        self.at = {topic: stored.position if stored else None for topic, stored in seen.items()}
+        self._generations = {topic: stored.generation for topic, stored in seen.items() if stored}
+        self.aside, self._taken_at = aside, time.monotonic()
+        self.shapes = {topic: ends[topic] for topic in seen}
         floors = {table.topic: floor for table in self.tables if (floor := self.floor(table))}
         self.reading = replace(self.reading, floors=floors)
 
+    @property
+    def _build(self) -> Build | None:
+        """The second generation of this sink's views, as the record of them was read last."""
+        return self._builds.found.get(self._sink.name)
+
     def _refuse_replaced(self) -> None:
         """To make ready what has just been removed would leave it lying about."""
-        build = self._builds.found.get(self._sink.name)
+        build = self._build
         if self._names and (build is None or build.names != self._names):
             raise Replaced(*next(iter(self._names.items())), self._sink.name)
 
@@ -119,6 +130,8 @@ class Stand:
             and (self.switched() or any(map(self._fits, self._waiting)))
         ):
             return True
+        if self._names is None and self.kept.outdated(self._build):
+            return True
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
         self._taken_at = time.monotonic()
@@ -134,9 +147,15 @@ class Stand:
             return False
         return True
 
-    def advance(self, steps: Sequence[Advance]) -> None:
+    def steps(self, ends: Ends) -> Steps:
+        """What a batch that ends there brings to the views."""
+        seen, kept = (advances(self.tables, at, self.shapes, ends, self.floor) for at in (self.at, self.kept.at))
+        return Steps(seen, kept)
+
+    def advance(self, steps: Steps) -> None:
         """Take note that a batch is in the sink."""
-        for step in steps:
+        self.kept.advance(steps.kept)
+        for step in steps.seen:
             topic = step.table.topic
             self.at[topic] = step.until
             if topic not in self._generations and (stored := self._sink.position(step.table)):
@@ -151,31 +170,39 @@ class Stand:
     def switching(self) -> bool:
         """Whether another writer may have been at the views because readers are being shown another generation."""
         self._builds.read()
-        build = self._builds.found.get(self._sink.name)
+        build = self._build
         lately = build is not None and build.phase == "kept" and time.time() - build.at < LATELY_S
-        return lately or self.switched() or self._switching() or self._kept != self._keeping()
+        return lately or self.switched() or self._switching() or self._keeping != self._keep_until()
 
     def outrun(self) -> bool:
         """Wait while readers are being shown another generation, which couldn't catch up otherwise; whether they are.
 
-        No longer than 5 s: whoever switches may have been killed.
+        No longer than 5 s: whoever switches may have been killed. Not for a kept one that needs the next batch itself.
         """
         until = time.monotonic() + HOLD_S
         waited = False
-        while self._switching() and time.monotonic() < until:
+        while self._switching() and (self.kept.level(self.at) or not self._keep_until()) and time.monotonic() < until:
             waited = True
             time.sleep(HOLD_S / 100)
             self._builds.read()
         return waited and self.switched()
 
-    def _keeping(self) -> float:
+    def _keep_until(self) -> float:
         """Which switch was the last: back and forth again leaves readers with the same generation."""
-        build = self._builds.found.get(self._sink.name)
+        build = self._build
         return build.keep_until if build else 0.0
 
     def _switching(self) -> bool:
-        build = self._builds.found.get(self._sink.name)
+        build = self._build
         return build is not None and build.phase == "promote" and build.alive
+
+    def _retire(self, tables: Sequence[Table]) -> None:
+        """Remove a kept generation whose time is over."""
+        build = self._build
+        if self._names is None and build and not build.alive and 0 < build.keep_until <= time.time():
+            log.info("removes the generation before", sink=self._sink.name)
+            self._builds.forget(self._sink.name)
+            self._sink.sweep([table for table in tables if table.qualified in build.names], {})
 
     def _reshaped(self) -> bool:
         """Whether a topic is another one by now, or has partitions that nobody reads."""
@@ -197,10 +224,12 @@ class Stand:
 
     def offsets(self) -> dict[str, dict[str, int]]:
         """Where reading starts, per topic and partition."""
-        known = {
-            topic: at.offsets if at else (0,) * self.shapes[topic].partition_count for topic, at in self.at.items()
-        }
-        return {topic: {str(p): offset for p, offset in enumerate(offsets)} for topic, offsets in known.items()}
+        starts = {}
+        for topic, at in self.at.items():
+            nowhere = (0,) * self.shapes[topic].partition_count
+            both = (one.offsets if one else nowhere for one in (at, self.kept.at.get(topic, at)))
+            starts[topic] = {str(p): offset for p, offset in enumerate(map(min, *both))}
+        return starts
 
     def behind(self, topic: str, end: Mapping[int, int]) -> int:
         """Offsets from where the view stands to `end`."""
@@ -209,6 +238,13 @@ class Stand:
 
     def look(self, *, careful: bool) -> None:
         self.reading = replace(self.reading, careful=careful)
+
+    def _found(self, table: Table, gap: Callable[[Position | None], object]) -> Stored | None:
+        """Where the live view stands, once it and what is kept beside it are ready to go on."""
+        stored = self._prepared(table)
+        gap(stored.position if stored else None)
+        self.kept.find(table, stored, self.floor(table), gap)
+        return stored
 
     def _prepared(self, table: Table) -> Stored | None:
         """Where the view stands; one without a position, or from before a TRUNCATE, is made anew, from nothing.

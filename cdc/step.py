@@ -1,8 +1,9 @@
 """One micro-batch as a step of several views: from where each stands to where the batch ends."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
@@ -16,18 +17,34 @@ COMPILED = 50_000
 """Records from which expressions are compiled: seconds once, then a third less for each; a small batch would wait."""
 
 
+class Steps(NamedTuple):
+    """What one batch brings to the views that readers see, and to those kept beside them."""
+
+    seen: list[Advance]
+    kept: list[Advance]
+
+
 def advances(
-    tables: Sequence[Table], at: Mapping[str, Position | None], starts: Mapping[str, Position], ends: Ends
+    tables: Sequence[Table],
+    at: Mapping[str, Position | None],
+    shapes: Mapping[str, Position],
+    ends: Ends,
+    floor: Callable[[Table], int],
 ) -> list[Advance]:
-    """The steps of those tables that have something to apply, without floors; starts give topic ids and shapes."""
+    """The steps of those views of `at` that lack something of a batch; shapes give topic ids and partitions.
+
+    A batch that begins before a view's position, for the sake of another one, may end before it as well.
+    """
     found = []
     for table in tables:
-        now, end, shape = at[table.topic], ends.get(table.topic), starts[table.topic]
-        if end is None:
+        end = ends.get(table.topic)
+        if end is None or table.topic not in at:
             continue
-        until = Position(shape.topic_id, tuple(end[partition] for partition in range(shape.partition_count)))
-        if until.offsets != (now.offsets if now else (0,) * until.partition_count):
-            found.append(Advance(table, now, until))
+        now, shape = at[table.topic], shapes[table.topic]
+        since = now.offsets if now else (0,) * shape.partition_count
+        until = tuple(max(offset, end[partition]) for partition, offset in enumerate(since))
+        if until != since:
+            found.append(Advance(table, now, Position(shape.topic_id, until), floor(table)))
     return found
 
 

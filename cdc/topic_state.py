@@ -53,7 +53,7 @@ def of_views(kafka: Topics, table: Table, views: Mapping[str, Stored | None]) ->
             found.append(Finding("partitions", 1, what, ANEW))
             continue
         try:
-            refuse_gap(name, table, at, start, end)
+            refuse_gap(name, table, start, end, at)
         except ConnectorError as error:
             found.append(Finding("behind", 1, f"view {name}: {error.message}", f"cdc -p FILE rebuild {name}"))
             continue

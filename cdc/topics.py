@@ -168,14 +168,7 @@ class Topics:
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records of the pipeline's own, durable on return. Rows travel through Spark."""
-        with reaching(self.bootstrap):
-            producer = kafka.KafkaProducer(bootstrap_servers=self.bootstrap, acks="all")
-            try:
-                sent = [producer.send(topic, key=key, value=value) for key, value in records]
-                for one in sent:
-                    one.get(timeout=TIMEOUT_MS / 1000)
-            finally:
-                producer.close()
+        self._records.write(topic, records)
 
     def last(self, topic: str, accept: Callable[[Record], bool] = lambda _: True) -> Record | None:
         """The newest committed record of a one-partition topic that `accept` takes; None when there is none."""

@@ -66,6 +66,7 @@ class Delta:
         return _oldest([found[kind] for kind in self._kinds])
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
+        ours = not batch.events.is_cached
         batch.events.persist()
         try:
             counts = delta_write.counts(batch)
@@ -76,7 +77,8 @@ class Delta:
                 for advance in batch.advances
             }
         finally:
-            batch.events.unpersist()
+            if ours:
+                batch.events.unpersist()
 
     def clear(self, table: Table) -> None:
         """Empty the mirror in one commit. The log of changes stays, unless its columns can't take the table's."""

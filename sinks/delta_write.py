@@ -111,9 +111,9 @@ def merge(folder: str, source: "DataFrame", *, rewrite: bool) -> None:
 
 
 def unseen(frame: "DataFrame", advance: Advance, stored: Stored | None) -> "DataFrame":
-    """The table's rows that lie at or above a position of its own."""
+    """The table's rows that lie at or above its own position; all of them for a repair."""
     mine = frame.where(frame["topic"] == advance.table.topic)
-    if stored is None or stored.position == advance.start:
+    if stored is None or advance.repairs:
         return mine
     above = (f"(partition <> {p} OR offset >= {at})" for p, at in enumerate(stored.position.offsets))
     return mine.where(" AND ".join(above))

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cdc.change import Applied, Form, Stored, Table, new_generation
+from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
 from cdc.report import Report, Row
 from cdc.sink import UNKNOWN, Batch, Refused, check, level, stored_after, wait_for
 
@@ -34,9 +34,8 @@ class Memory:
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         pending = [a for a in batch.advances if check(a, self.position(a.table), batch.writer)]
         found = [row.asDict(recursive=True) for row in batch.changes.collect()] if pending else []
-        changes = [(row["topic"], Row._make(map(row.get, Row._fields))) for row in found]
         planned = {
-            a.table.qualified: self._plan(a.table, [row for t, row in changes if t == a.table.topic]) for a in pending
+            a.table.qualified: self._plan(a, [row for row in found if row["topic"] == a.table.topic]) for a in pending
         }
         for advance in pending:
             name = advance.table.qualified
@@ -79,10 +78,15 @@ class Memory:
                     other.views.pop(table.qualified, None)
                     other.stored.pop(table.qualified, None)
 
-    def _plan(self, table: Table, rows: list[Row]) -> tuple[dict[str, str], Report]:
+    def _plan(self, advance: Advance, rows: list[dict[str, Any]]) -> tuple[dict[str, str], Report]:
+        table = advance.table
         view, said = dict(self.views[table.qualified]), Report(topic=table.topic)
-        for row in rows:
+        for told in rows:
+            row = Row._make(map(told.get, Row._fields))
             if not row.book(said):
+                continue
+            if not advance.repairs and (row.offset or 0) < advance.start_offsets[told["partition"]]:
+                said.stale += 1
                 continue
             document = row.document if row.kept is None else row.complete(view.get(row.id) if row.asks_view else None)
             if row.kept is not None and document is None:

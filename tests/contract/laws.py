@@ -230,6 +230,21 @@ def an_unknown_value_is_refused(harness: Harness) -> None:
     assert at == before or harness.topic.between(at.offsets, harness.topic.ends)
 
 
+def what_a_view_has_is_not_set_back(harness: Harness) -> None:
+    """A batch that begins, and in one partition ends, before the view's position: for the sake of a view beside it."""
+    fill(harness)
+    before, table = harness.topic.ends, harness.table
+    harness.topic.add("u", row("k0", 0, "newest"))
+    ends = harness.topic.ends
+    newest = [now > then for now, then in zip(ends, before, strict=True)]
+    harness.apply([end if has else 1 for end, has in zip(ends, newest, strict=True)])
+    start = harness.position()
+    early = harness.batch(None, before, "one")
+    harness.send(replace(early, advances=(Advance(table, start, Position(TOPIC_ID, ends)),)))
+    assert harness.view() == harness.topic.model()
+    assert harness.position() == Position(TOPIC_ID, ends)
+
+
 def a_cleared_view_is_made_again(harness: Harness) -> None:
     fill(harness)
     harness.apply()
@@ -372,6 +387,7 @@ LAWS = [
     markers_alone_move_the_position,
     a_value_that_is_not_carried_stays,
     an_unknown_value_is_refused,
+    what_a_view_has_is_not_set_back,
     a_cleared_view_is_made_again,
     a_repair_moves_nothing,
     every_record_is_accounted_for,

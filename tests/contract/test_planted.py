@@ -11,13 +11,14 @@ from pyspark.sql import functions as F
 
 import sinks.elasticsearch
 from cdc import decode, order, tree, types
-from cdc.change import Applied, Form, Table
+from cdc.change import Advance, Applied, Form, Stored, Table
 from cdc.change import Column as TableColumn
 from cdc.decode import Reading
 from cdc.rows import columns, document_of_columns
 from cdc.sink import Batch, Sink, stored_after
 from cdc.toast import Placeholder
-from sinks import elasticsearch_bulk
+from sinks import delta_write, elasticsearch_bulk
+from sinks.delta import Delta
 from sinks.elasticsearch import Elasticsearch
 from sinks.memory import Memory
 from tests.contract import laws
@@ -126,6 +127,23 @@ def test_position_before_data(spark: "SparkSession", unique: str) -> None:
     assert not good.dies
     with pytest.raises(RED):
         laws.a_crash_leaves_nothing_out(harness_of(spark, unique, lambda: bad))
+
+
+def test_what_a_mirror_has_is_merged_again(
+    spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch that begins before the view's position all is taken for new."""
+
+    def harness(name: str) -> laws.Harness:
+        return harness_of(spark, name, lambda: Delta("warehouse", str(tmp_path), name))
+
+    def unseen(frame: DataFrame, advance: Advance, _: Stored | None) -> DataFrame:
+        return frame.where(frame["topic"] == advance.table.topic)
+
+    laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
+    monkeypatch.setattr(delta_write, "unseen", unseen)
+    with pytest.raises(RED):
+        laws.what_a_view_has_is_not_set_back(harness(unique))
 
 
 class ByLsn(Elasticsearch):

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,16 @@ import redis
 
 import sinks
 from cdc import fence, settings, source
-from cdc.change import Progress, Table
+from cdc.change import Table
 from cdc.cli_rebuild import build
 from cdc.comparison import Comparison
 from cdc.context import Context
 from cdc.errors import CdcError
-from cdc.generations import Build
+from cdc.generations import Build, Builds
+from cdc.rollback import rollback
 from cdc.sink import Sink
 from cdc.supervise import publish, supervise
+from cdc.topics import Topics
 from cdc.verify import compare
 from connectors.client import Connect
 from tests.support.wait import wait_until
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Stack
 
+KEPT_S = 3600.0
 FILE = """\
 pipeline: {name}
 source:
@@ -113,7 +117,16 @@ class World:
         """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
         context = Context(self.file, self.folder)
         (sink,) = context.sinks([name])
-        return build(context, self.spark, sink, context.captured(table), 3600.0, show)
+        return build(context, self.spark, sink, context.captured(table), KEPT_S, show)
+
+    def rollback(self, name: str) -> float:
+        """`cdc rollback`, in this process; the seconds that it took."""
+        context = Context(self.file, self.folder)
+        (sink,), tables = context.sinks([name]), context.tables
+        with Topics(context.pipeline.kafka) as kafka:
+            began = time.monotonic()
+            rollback(Builds(context.pipeline, kafka), sink, tables, KEPT_S)
+            return time.monotonic() - began
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -121,14 +134,8 @@ class World:
         context, stopping = Context(self.file, self.folder), threading.Event()
 
         def work() -> list[CdcError]:
-            sinks = context.sinks(None)
-            with closing(context.keeper(self.spark, sinks)) as keeper:
-
-                def tick(progress: list[Progress]) -> None:
-                    publish(context.runs, progress)
-                    keeper.look()
-
-                return supervise(context.streams(self.spark, sinks), stopping, on_tick=tick)
+            streams = context.streams(self.spark, context.sinks(None))
+            return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
 
         with ThreadPoolExecutor(1) as pool:
             errors = pool.submit(work)

@@ -12,10 +12,8 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from cdc.change import new_generation
 from cdc.context import Context
-from cdc.generations import Build, Builds
+from cdc.generations import Build
 from cdc.rebuild import following, narrowed
-from cdc.rollback import rollback
-from cdc.topics import Topics
 from tests.support import readers, writer
 from tests.support.load import load
 from tests.support.wait import wait_until
@@ -30,7 +28,6 @@ USUAL = 4000
 OLDEST_S = 15.0
 """How much older than usual under this load a row may get that readers see: all servers, three streams, a rebuild, the
 writer and the readers share two cores."""
-KEPT_S = 3600.0
 
 
 def begin(world: "World", seed: str = writer.FILL) -> None:
@@ -45,18 +42,6 @@ def pulse(world: "World") -> AbstractContextManager[None]:
     world.sql(f"INSERT INTO busy VALUES (0, '{time.time()}', 0, now())")
     beat = "UPDATE busy SET name = %s WHERE id = 0"
     return load(world.dsn, lambda connection, _: connection.execute(beat, [str(time.time())]), readers.PULSE_S)
-
-
-def rolled_back(world: "World", name: str) -> float:
-    """`cdc rollback`; the seconds that it took."""
-    context = Context(world.file, world.folder)
-    (sink,) = context.sinks([name])
-    tables = context.tables
-    with Topics(context.pipeline.kafka) as kafka:
-        builds = Builds(context.pipeline, kafka)
-        began = time.monotonic()
-        rollback(builds, sink, tables, KEPT_S)
-        return time.monotonic() - began
 
 
 def rebuilt(world: "World", name: str) -> dict[str, float]:
@@ -98,7 +83,7 @@ def test_readers_notice_nothing(world: "World") -> None:
                     print(name, "rebuilt", rebuilt(world, name))
                     for way in ("back", "forward"):
                         world.settle()
-                        print(name, way, round(rolled_back(world, name), 2))
+                        print(name, way, round(world.rollback(name), 2))
             print(written.rate, usual, seen)
         world.settle()
     assert {name: (one.errors, one.partial) for name, one in seen.items()} == dict.fromkeys(SINKS, ([], []))
@@ -140,7 +125,7 @@ def test_what_differs_is_never_shown(world: "World") -> None:
 KILLED = """
 import os, signal, sys, threading
 from cdc import cli, rebuild
-from cdc.generations import Build, Builds
+from cdc.generations import Build
 at, after_s = sys.argv[1], float(sys.argv[2])
 def kill(): os.kill(os.getpid(), signal.SIGKILL)
 say = rebuild.Rebuild._say

@@ -10,7 +10,7 @@ TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.publi
 
 
 def judge(at: Position | None, starts: tuple[int, ...] = (0, 0), ends: tuple[int, ...] = (9, 9)) -> None:
-    refuse_gap("search", TABLE, at, Position("id", starts), Position("id", ends))
+    refuse_gap("search", TABLE, Position("id", starts), Position("id", ends), at)
 
 
 def test_what_the_log_continues_is_accepted() -> None:

@@ -14,7 +14,7 @@ def fenced(build: Build | None) -> bool:
     """What a stand that has seen the last switch makes of a fence, with that record of generations."""
     stand: Any = object.__new__(Stand)
     found = {"search": build} if build else {}
-    stand._sink, stand.tables, stand._kept = SimpleNamespace(name="search"), (), build.keep_until if build else 0.0
+    stand._sink, stand.tables, stand._keeping = SimpleNamespace(name="search"), (), build.keep_until if build else 0.0
     stand._builds = SimpleNamespace(read=lambda: None, found=found)
     return bool(stand.switching())
 

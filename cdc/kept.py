@@ -1,0 +1,112 @@
+"""What a way back needs: the generation beside the live views, kept as current as they are, by the same batches.
+
+In:  the record of builds, where the live views stand. Out: a second sink and where its views stand.
+It takes each batch before what readers see, so it is never behind, and `cdc rollback` has nothing to wait for. When it
+fails that is logged, and it is left alone: nothing that readers see depends on it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from cdc.change import Advance, Position, Stored, Table
+from cdc.errors import CdcError, DecodeError, Fenced, SinkUnavailable
+from cdc.explain import Unholdable, explain
+from cdc.generations import Build
+from cdc.order import LACKING
+from cdc.sink import Batch, Refused, Sink
+
+AGAIN_S = 20.0
+"""After how long it is tried again, where the destination was only away: it costs the live views a start."""
+log = structlog.get_logger()
+
+
+class Kept:
+    """`at` is where each view of it stands, by topic; empty when there is nothing to keep."""
+
+    def __init__(self, live: Sink) -> None:
+        self._live = live
+        self._names: Mapping[str, str] = {}
+        self._sink: Sink | None = None
+        self._again_at = float("inf")
+        self.at: dict[str, Position | None] = {}
+
+    def begin(self, build: Build | None) -> None:
+        """Look for what the record names; then `find` each of its views."""
+        self._names, self.at, self._again_at = due(build), {}, float("inf")
+        self._sink = self._live.beside(self._names) if self._names else None
+
+    def find(self, table: Table, seen: Stored | None, floor: int, gap: Callable[[Position | None], object]) -> None:
+        """Where the view of a table stands; `seen`: that of the live one. `gap` raises where the log can't go on."""
+        name = self._names.get(table.qualified)
+        # Just after a switch the record still names what readers see by now.
+        if self._sink is None or name is None or (seen and seen.generation == name):
+            return
+        try:
+            stored = self._sink.position(table)
+            if stored and stored.floor < floor:
+                self._sink.clear(table)
+                stored = None
+            if stored is None and seen is not None:
+                log.warning("the generation before has lost its rows", sink=self._live.name, table=table.qualified)
+                return
+            gap(stored.position if stored else None)
+            self._sink.prepare(table)
+            self.at[table.topic] = stored.position if stored else None
+        except CdcError as error:
+            self._end(error)
+
+    def outdated(self, build: Build | None) -> bool:
+        """Whether `begin` would find something else."""
+        return due(build) != self._names or time.monotonic() > self._again_at
+
+    def level(self, at: Mapping[str, Position | None]) -> bool:
+        """Whether there is something, and none of it behind the live views, which stand at `at`."""
+        both = [(there, at.get(topic)) for topic, there in self.at.items()]
+        return bool(both) and all(seen is None or (there and not there.lag(seen)) for there, seen in both)
+
+    def apply(self, batch: Batch, advances: Sequence[Advance]) -> None:
+        """Make durable what a batch brings to it.
+
+        Raises:
+            Refused, PySparkException, Py4JJavaError: what a record causes, which may be the same for the live views.
+        """
+        if self._sink is None:
+            return
+        try:
+            self._sink.apply(replace(batch, advances=tuple(advances)))
+        except Refused:
+            raise
+        except CdcError as error:
+            self._end(error)
+        except (PySparkException, Py4JJavaError) as error:
+            told = explain(error, self._live.name)
+            if LACKING in str(error) or isinstance(told, DecodeError | Unholdable):
+                raise
+            self._end(told)
+
+    def advance(self, steps: Sequence[Advance]) -> None:
+        for step in steps:
+            if step.table.topic in self.at:
+                self.at[step.table.topic] = step.until
+
+    def refuse(self, error: Refused) -> None:
+        """It refuses rows that the live views take."""
+        self._end(error)
+
+    def _end(self, error: CdcError) -> None:
+        # Another process has just shown it to readers, or made something newer: the record will say which.
+        if not isinstance(error, Fenced):
+            log.warning("the generation before is not kept current", sink=self._live.name, error=error.message)
+        if isinstance(error, SinkUnavailable):
+            self._again_at = time.monotonic() + AGAIN_S
+        self._sink, self.at = None, {}
+
+
+def due(build: Build | None) -> Mapping[str, str]:
+    """The names of what is to be kept current now, by table; also while a rollback shows it to readers."""
+    return build.names if build and build.keep_until > time.time() else {}

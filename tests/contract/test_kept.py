@@ -1,0 +1,150 @@
+"""What is kept beside the live views is never behind them, and nothing that readers see depends on it."""
+
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from cdc.apply import Applier
+from cdc.change import Position
+from cdc.errors import ConnectorError, SinkRejected, SinkUnavailable
+from cdc.generations import Build
+from cdc.kept import Kept
+from cdc.sink import Batch, Refused
+from cdc.step import Steps
+from sinks.memory import Memory
+from tests.contract.laws import Harness, fill, row
+from tests.support.envelopes import table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "20260101t000000000000"
+
+
+class Pair:
+    """A live view and one kept beside it, and the part of an `Applier` that writes to both."""
+
+    def __init__(self, spark: "SparkSession", unique: str) -> None:
+        self.live = Memory("memory")
+        self.harness = Harness(spark, lambda: self.live, table(f"{unique}.public.items"))
+        self.table = self.harness.table
+        self.names = {self.table.qualified: NAME}
+        self.beside = self.live.beside(self.names)
+        self.beside.prepare(self.table)
+        self.kept = Kept(self.live)
+        fill(self.harness)
+
+    def find(self, build: Build | None = None) -> None:
+        self.kept.begin(build or self.build())
+        self.kept.find(self.table, self.live.position(self.table), 0, lambda _: None)
+
+    def build(self, **said: Any) -> Build:
+        now = time.time()
+        return Build(
+            **{"sink": "memory", "phase": "kept", "names": self.names, "since": now, "keep_until": now + 60, **said}
+        )
+
+    def apply(self) -> None:
+        applier: Any = object.__new__(Applier)
+        applier._sink, applier._stand = self.live, self
+        at = self.harness.position()
+        batch = self.harness.batch(at, self.harness.topic.ends, "one")
+        # Both begin and end at the same place here; what begins before a view's position is a law of its own.
+        steps = Steps(list(batch.advances), list(batch.advances) if self.kept.at else [])
+        applier._apply(steps, batch)
+        self.kept.advance(steps.kept)
+
+    def assert_both(self) -> None:
+        assert self.harness.view() == self.harness.view(self.beside) == self.harness.topic.model()
+        assert self.kept.level({self.table.topic: self.harness.position()})
+
+
+@pytest.fixture
+def pair(spark: "SparkSession", unique: str) -> Pair:
+    return Pair(spark, unique)
+
+
+def test_every_batch_is_in_both(pair: Pair) -> None:
+    pair.find()
+    pair.apply()
+    pair.harness.topic.add("u", row("k0", 0, "later"))
+    pair.apply()
+    pair.assert_both()
+
+
+def test_it_is_written_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a switch at any moment shows readers nothing older than what they saw."""
+
+    def broken(_: Batch) -> NoReturn:
+        raise SinkUnavailable("no live view", hint="none")
+
+    pair.find()
+    monkeypatch.setattr(pair.live, "apply", broken)
+    with pytest.raises(SinkUnavailable):
+        pair.apply()
+    assert pair.harness.view(pair.beside) == pair.harness.topic.model()
+
+
+@pytest.mark.parametrize("error", [SinkUnavailable("away", hint="none"), SinkRejected("no", hint="none")])
+def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def broken(_: Batch) -> NoReturn:
+        raise error
+
+    pair.find()
+    with monkeypatch.context() as patch:
+        patch.setattr("cdc.kept.AGAIN_S", 0.0)
+        patch.setattr(pair.beside, "apply", broken)
+        pair.apply()
+    assert pair.harness.view() == pair.harness.topic.model()
+    assert not pair.kept.level({pair.table.topic: pair.harness.position()})
+    assert pair.kept.outdated(pair.build()) == isinstance(error, SinkUnavailable)
+
+
+def test_what_only_it_refuses(pair: Pair) -> None:
+    """The live view knows a value that the kept one has lost."""
+    pair.find()
+    pair.apply()
+    pair.beside.views[pair.table.qualified].clear()
+    pair.harness.topic.add("u", row("k0", 0, None), lacking=["v"])
+    pair.apply()
+    assert pair.harness.view() == pair.harness.topic.model()
+    assert pair.kept.at == {}
+
+
+def test_what_both_refuse(pair: Pair) -> None:
+    """It is the record's fault: the batch comes again without it."""
+    pair.find()
+    pair.apply()
+    pair.harness.topic.add("u", row("never seen", 1, None), lacking=["v"])
+    with pytest.raises(Refused):
+        pair.apply()
+    assert pair.kept.at
+
+
+@pytest.mark.parametrize("said", [{"keep_until": 0.0, "phase": "promote"}, {"keep_until": 1.0}])
+def test_nothing_is_to_be_kept(pair: Pair, said: dict[str, Any]) -> None:
+    pair.find(pair.build(**said))
+    assert pair.kept.at == {}
+    assert not pair.kept.outdated(None)
+
+
+def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
+    """A rollback has switched and not said yet what is kept from now on."""
+    pair.live.generation = NAME
+    pair.apply()
+    pair.find()
+    assert pair.kept.at == {}
+
+
+def test_what_cannot_go_on_is_left_alone(pair: Pair) -> None:
+    def gap(_: Position | None) -> NoReturn:
+        raise ConnectorError("the log is another one", hint="none")
+
+    pair.kept.begin(pair.build())
+    pair.kept.find(pair.table, None, 0, gap)
+    assert pair.kept.at == {}
+    pair.apply()
+    # It has no position, the live view has: what it held is gone.
+    pair.find()
+    assert pair.kept.at == {}
