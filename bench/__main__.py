@@ -30,7 +30,8 @@ class Scale:
     """How much of everything.
 
     rows     of the table that most parts share; `sizes` are those of the tables that are compared
-    changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count
+    changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count;
+             `bulk` what the connector drains and a rebuild reads: several batches of a stream
     times    repeats what has a ratio to reach; the rest is measured once
     seconds  of a load at a rate: at `shares` of what can be sustained, or at `rates` in transactions per second
     """
@@ -38,6 +39,7 @@ class Scale:
     rows: int
     changes: int
     backlog: int
+    bulk: int
     times: int
     seconds: float
     shares: tuple[float, ...]
@@ -46,9 +48,11 @@ class Scale:
 
 
 SCALES = {
-    Size.S: Scale(5_000, 3_000, 3_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
-    Size.M: Scale(40_000, 30_000, 60_000, 3, 20.0, SHARES, (100_000, 1_000_000), RATES),
-    Size.L: Scale(1_000_000, 1_000_000, 1_000_000, 3, 120.0, SHARES, (100_000, 1_000_000, 10_000_000), RATES),
+    Size.S: Scale(5_000, 3_000, 3_000, 3_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
+    Size.M: Scale(40_000, 30_000, 60_000, 150_000, 3, 20.0, SHARES, (100_000, 1_000_000), RATES),
+    Size.L: Scale(
+        1_000_000, 1_000_000, 1_000_000, 1_000_000, 3, 120.0, SHARES, (100_000, 1_000_000, 10_000_000), RATES
+    ),
 }
 
 
@@ -56,9 +60,8 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
     """What can be measured, in the order in which it is. Those with tables of their own come last."""
     rows, changes, times = scale.rows, scale.changes, scale.times
     return {
-        # First, while the topic is short: it is read six times for each repetition.
-        "rebuild": lambda stage: live.rebuilding(stage, changes, (times + 1) // 2),
-        "capture": lambda stage: cases.capture(stage, changes, times),
+        "rebuild": lambda stage: live.rebuilding(stage, scale.bulk),
+        "capture": lambda stage: cases.capture(stage, rows, scale.bulk, times),
         "decode": lambda stage: cases.reading(stage, 1),
         "redis": lambda stage: cases.apply_redis(stage, times),
         "elasticsearch": lambda stage: cases.apply_elasticsearch(stage, times),

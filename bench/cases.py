@@ -28,34 +28,41 @@ from sinks.redis import Redis
 BATCH = "10000"
 
 
-def capture(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
+def capture(stage: Stage, rows: int, changes: int, times: int) -> Iterator[Figure]:
     """The connector drains what was written while it was stopped; pg_recvlogical reads the same from a copied slot."""
     figure = Figure("capture: Postgres to Kafka", "rows/s", 0.5, "limit", changes=changes)
-    with Connect(stage.endpoints.connect) as connect, psycopg.connect(stage.dsn, autocommit=True) as connection:
-        for number in range(times):
-            connect.stop(stage.name)
-            slot = f"bench_{number}"
+    with (
+        stage.beside("captured", ["public.captured"], lambda data: data.fill(rows)) as other,
+        Connect(other.endpoints.connect) as connect,
+        psycopg.connect(other.dsn, autocommit=True) as connection,
+    ):
+        # The first time is to warm up.
+        for number in range(-1, times):
+            connect.stop(other.name)
+            slot = f"limit_{number + 1}"
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-            stage.data.mixed(changes)
+            other.data.mixed(changes)
             end = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
             assert end
-            figure.limit.append(changes / _received(stage.dsn, slot, str(end[0])))
+            limit = changes / _received(other, slot, str(end[0]))
             connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-            before = sum(stage.end().offsets)
-            with stage.meter() as meter:
-                connect.resume(stage.name)
-                seen = [one for one in stage.drained() if one[1] > before]
+            before = sum(other.end().offsets)
+            with other.meter() as meter:
+                connect.resume(other.name)
+                seen = [one for one in other.drained() if one[1] > before]
             first, last = seen[0], seen[-1]
-            figure.ours.append(changes * (last[1] - first[1]) / (last[1] - before) / (last[0] - first[0]))
-            figure.costs.append(meter.cost)
+            if number >= 0:
+                figure.limit.append(limit)
+                figure.ours.append(changes * (last[1] - first[1]) / (last[1] - before) / (last[0] - first[0]))
+                figure.costs.append(meter.cost)
     yield figure
 
 
-def _received(dsn: str, slot: str, end: str) -> float:
+def _received(stage: Stage, slot: str, end: str) -> float:
     program = artifacts.servers().postgres_bin / "pg_recvlogical"
-    words = ["-d", dsn, "-S", slot, "--start", "-f", "/dev/null", "--no-loop", "--endpos", end]
+    words = ["-d", stage.dsn, "-S", slot, "--start", "-f", "/dev/null", "--no-loop", "--endpos", end]
     began = time.monotonic()
-    subprocess.run([program, *words, "-o", "proto_version=1", "-o", "publication_names=bench"], check=True)
+    subprocess.run([program, *words, "-o", "proto_version=1", "-o", f"publication_names={stage.name}"], check=True)
     return time.monotonic() - began
 
 

@@ -66,7 +66,7 @@ def _bytes(pid: int) -> int:
     return found
 
 
-def rebuilding(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
+def rebuilding(stage: Stage, changes: int) -> Iterator[Figure]:
     """W8: a rebuild's replay of a snapshot and W1, against the same sink applying the same backlog as a stream."""
     stage.data.mixed(changes)
     stage.drained()
@@ -74,20 +74,19 @@ def rebuilding(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
         figure = Figure(f"rebuild of {name}: replay", "records/s", 1.0, "limit", changes=stage.records())
         (sink,) = stage.context.sinks([name])
         stage.apply(sink)
-        for _ in range(times):
-            sink.clear(stage.table)
-            began = time.monotonic()
-            stage.apply(sink)
-            figure.limit.append(figure.changes / (time.monotonic() - began))
-            phases: dict[str, float] = {}
+        sink.clear(stage.table)
+        began = time.monotonic()
+        stage.apply(sink)
+        figure.limit.append(figure.changes / (time.monotonic() - began))
+        phases: dict[str, float] = {}
 
-            def show(one: Build, phases: dict[str, float] = phases) -> None:
-                phases.setdefault(one.phase, time.monotonic())
+        def show(one: Build, phases: dict[str, float] = phases) -> None:
+            phases.setdefault(one.phase, time.monotonic())
 
-            with stage.meter() as meter:
-                build(stage.context, stage.spark, sink, [stage.table], 0.0, show)
-            figure.ours.append(figure.changes / (phases["catch up"] - phases["replay"]))
-            figure.costs.append(meter.cost)
+        with stage.meter() as meter:
+            build(stage.context, stage.spark, sink, [stage.table], 0.0, show)
+        figure.ours.append(figure.changes / (phases["catch up"] - phases["replay"]))
+        figure.costs.append(meter.cost)
         yield figure
 
 
