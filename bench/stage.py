@@ -53,7 +53,9 @@ class Servers:
         self.folder = folder
         self.endpoints = stack.up(folder / "stack", progress=lambda _: None)
         master = f"local[{3 * (os.cpu_count() or 2)}]"
-        self.spark: SparkSession = session(master, artifacts.spark_jars(), REMEMBERED)
+        # Many pipelines, one after the other: `cdc run`, with its own 1 GB, is a process that is measured alone.
+        remembered = {**REMEMBERED, "spark.driver.memory": "2g"}
+        self.spark: SparkSession = session(master, artifacts.spark_jars(), remembered)
 
     def close(self) -> None:
         self.spark.stop()

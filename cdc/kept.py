@@ -10,15 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 
 from cdc.change import Advance, Position, Stored, Table
 from cdc.errors import CdcError, DecodeError, Fenced, SinkUnavailable
 from cdc.explain import Unholdable, explain
 from cdc.generations import Build
 from cdc.order import LACKING
-from cdc.sink import Batch, Refused, Sink
+from cdc.sink import Batch, Refused, Rewound, Sink
 
 AGAIN_S = 20.0
 """After how long it is tried again, where the destination was only away: it costs the live views a start."""
@@ -57,8 +55,8 @@ class Kept:
             gap(stored.position if stored else None)
             self._sink.prepare(table)
             self.at[table.topic] = stored.position if stored else None
-        except CdcError as error:
-            self._end(error)
+        except Exception as error:
+            self._end(self._told(error))
 
     def outdated(self, build: Build | None) -> bool:
         """Whether `begin` would find something else."""
@@ -79,13 +77,9 @@ class Kept:
             return
         try:
             self._sink.apply(replace(batch, advances=tuple(advances)))
-        except Refused:
-            raise
-        except CdcError as error:
-            self._end(error)
-        except (PySparkException, Py4JJavaError) as error:
-            told = explain(error, self._live.name)
-            if LACKING in str(error) or isinstance(told, DecodeError | Unholdable):
+        except Exception as error:
+            told = self._told(error)
+            if LACKING in str(error) or isinstance(told, Refused | DecodeError | Unholdable):
                 raise
             self._end(told)
 
@@ -98,9 +92,13 @@ class Kept:
         """It refuses rows that the live views take."""
         self._end(error)
 
+    def _told(self, error: Exception) -> CdcError:
+        """Whatever it is: who removes it for a newer build may do so at any moment."""
+        return error if isinstance(error, CdcError) else explain(error, self._live.name)
+
     def _end(self, error: CdcError) -> None:
         # Another process has just shown it to readers, or made something newer: the record will say which.
-        if not isinstance(error, Fenced):
+        if not isinstance(error, Fenced | Rewound):
             log.warning("the generation before is not kept current", sink=self._live.name, error=error.message)
         if isinstance(error, SinkUnavailable):
             self._again_at = time.monotonic() + AGAIN_S

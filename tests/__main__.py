@@ -11,8 +11,8 @@ from contextlib import suppress
 
 MEASURING = ("tests/scenarios/test_rebuild.py", "tests/scenarios/test_verify.py")
 """What readers see under load, and how long it takes: right only when nothing else runs."""
-MOVED = ("tests/scenarios/test_audit.py",)
-"""A scenario of the first half, so that both end at about the same time."""
+MOVED = ("tests/scenarios/test_audit.py", "tests/scenarios/test_types.py")
+"""Scenarios of the first half, so that both end at about the same time."""
 Stage = Mapping[str, Sequence[str]]
 """What runs side by side: pytest's words by the name that stands before its lines."""
 STAGES: Sequence[Stage] = (

@@ -86,7 +86,9 @@ def test_it_is_written_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Non
     assert pair.harness.view(pair.beside) == pair.harness.topic.model()
 
 
-@pytest.mark.parametrize("error", [SinkUnavailable("away", hint="none"), SinkRejected("no", hint="none")])
+@pytest.mark.parametrize(
+    "error", [SinkUnavailable("away", hint="none"), SinkRejected("no", hint="none"), OSError("its folder is gone")]
+)
 def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def broken(_: Batch) -> NoReturn:
         raise error

@@ -3,11 +3,15 @@
 import random
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc.generations import Builds
+from cdc.topics import Topics
 from tests.support import writer
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -24,11 +28,13 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
     world.cdc("register")
     with world.running():
         world.settle()
-        for name in SINKS:
-            world.rebuild(name)
+        with writer.writing(world.dsn, 200.0):
+            # Two a second time, while the first one's way back is kept: a newer one takes its place.
+            for name in (*SINKS, "search", "warehouse"):
+                world.rebuild(name)
     chance = random.Random(3)
     with writer.writing(world.dsn, 200.0):
-        for _ in range(3):
+        for _ in range(2):
             with world.process() as killed:
                 before = world.offsets("cache")
                 world.wait_for("cache", before + 200)
@@ -41,3 +47,14 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
             world.assert_equal()
             for name in SINKS:
                 assert world.rollback(name) < 5
+        (table,) = world.described
+        with Topics(world.pipeline.kafka) as kafka:
+            builds = Builds(world.pipeline, kafka).read()
+            assert {*builds.found} == {*SINKS}
+            for found in builds.found.values():
+                builds.write(replace(found, keep_until=time.time() + 1))
+            wait_until(lambda: not builds.read().found, 60, "what has been kept long enough to be forgotten")
+        wait_until(
+            lambda: all(len(sink.generations(table)) == 1 for sink in world.sinks), 60, "what was kept to be removed"
+        )
+        world.assert_equal()
