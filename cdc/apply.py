@@ -175,10 +175,10 @@ class Applier:
             applied = self._sink.apply(batch) if steps.seen else {}
         except Refused as error:
             if refused and not refused.rows.keys() <= error.rows.keys():
-                kept.refuse(refused)
+                kept.leave(refused)
             raise
         finally:
             shared.unpersist()
         if refused:
-            kept.refuse(refused)
+            kept.leave(refused)
         return applied

@@ -56,7 +56,7 @@ class Kept:
             self._sink.prepare(table)
             self.at[table.topic] = stored.position if stored else None
         except Exception as error:
-            self._end(self._told(error))
+            self.leave(self._told(error))
 
     def outdated(self, build: Build | None) -> bool:
         """Whether `begin` would find something else."""
@@ -81,22 +81,19 @@ class Kept:
             told = self._told(error)
             if LACKING in str(error) or isinstance(told, Refused | DecodeError | Unholdable):
                 raise
-            self._end(told)
+            self.leave(told)
 
     def advance(self, steps: Sequence[Advance]) -> None:
         for step in steps:
             if step.table.topic in self.at:
                 self.at[step.table.topic] = step.until
 
-    def refuse(self, error: Refused) -> None:
-        """It refuses rows that the live views take."""
-        self._end(error)
-
     def _told(self, error: Exception) -> CdcError:
         """Whatever it is: who removes it for a newer build may do so at any moment."""
         return error if isinstance(error, CdcError) else explain(error, self._live.name)
 
-    def _end(self, error: CdcError) -> None:
+    def leave(self, error: CdcError) -> None:
+        """Apply nothing to it from now on; after what may pass, it is looked for again."""
         # Another process has just shown it to readers, or made something newer: the record will say which.
         if not isinstance(error, Fenced | Rewound):
             log.warning("the generation before is not kept current", sink=self._live.name, error=error.message)

@@ -25,7 +25,7 @@ from cdc.ddl import Definition
 from cdc.errors import CdcError, DivergenceError, SettingsError, SinkError, SinkUnavailable
 from cdc.generations import STALE_S, Build, Builds
 from cdc.log import records
-from cdc.rollback import keep
+from cdc.rollback import keep, retire
 from cdc.settings import Pipeline
 from cdc.sink import Replaced, Sink
 from cdc.stand import Again, Describe, Stand
@@ -155,8 +155,7 @@ class Rebuild:
         try:
             self._verify(beside, self._tables)
         except DivergenceError:
-            self._builds.forget(self._sink.name)
-            self._sink.sweep(self._tables, {})
+            retire(self._builds, self._sink, self._tables)
             raise
 
     def _promoted(self) -> bool:

@@ -42,6 +42,11 @@ def keep(builds: Builds, sink: Sink, tables: Sequence[Table], names: Mapping[str
         build = builds.write(build)
         sink.sweep(tables, names)
     else:
-        builds.forget(sink.name)
-        sink.sweep(tables, {})
+        retire(builds, sink, tables)
     return build
+
+
+def retire(builds: Builds, sink: Sink, tables: Sequence[Table]) -> None:
+    """Forget the second generation, then remove it: what is left of it when that fails is a leftover, no way back."""
+    builds.forget(sink.name)
+    sink.sweep(tables, {})

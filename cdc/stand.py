@@ -19,6 +19,7 @@ from cdc.decode import Reading
 from cdc.errors import SinkRejected
 from cdc.generations import Build, Builds
 from cdc.kept import Kept
+from cdc.rollback import retire
 from cdc.settings import Pipeline
 from cdc.sink import Misfit, Replaced, Sink
 from cdc.step import Ends, Steps, advances
@@ -201,8 +202,7 @@ class Stand:
         build = self._build
         if self._names is None and build and not build.alive and 0 < build.keep_until <= time.time():
             log.info("removes the generation before", sink=self._sink.name)
-            self._builds.forget(self._sink.name)
-            self._sink.sweep([table for table in tables if table.qualified in build.names], {})
+            retire(self._builds, self._sink, [table for table in tables if table.qualified in build.names])
 
     def _reshaped(self) -> bool:
         """Whether a topic is another one by now, or has partitions that nobody reads."""

@@ -10,6 +10,7 @@ import pytest
 
 from cdc.generations import Builds
 from cdc.topics import Topics
+from tests.scenarios.test_rebuild import SINKS, begin
 from tests.support import writer
 from tests.support.wait import wait_until
 
@@ -17,15 +18,11 @@ if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
 pytestmark = pytest.mark.timeout(600)
-SINKS = ("search", "cache", "warehouse")
 
 
 def test_what_is_kept_outlives_crashes(world: "World") -> None:
     """`cdc run` is killed again and again, in whatever batch; both generations of each view equal the source."""
-    world.write_file("{table: public.busy, partitions: 2}")
-    world.sql(writer.TABLE, writer.FILL)
-    world.cdc("migrate")
-    world.cdc("register")
+    begin(world)
     with world.running():
         world.settle()
         with writer.writing(world.dsn, 200.0):
@@ -36,9 +33,7 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
     with writer.writing(world.dsn, 200.0):
         for _ in range(2):
             with world.process() as killed:
-                before = world.offsets("cache")
-                world.wait_for("cache", before + 200)
-                time.sleep(chance.uniform(0, 2))
+                world.wait_for("cache", world.offsets("cache") + chance.randint(200, 600))
                 killed.send_signal(signal.SIGKILL)
                 killed.wait()
     with world.running():
