@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import sinks
 from cdc import settings, source
 from cdc.change import Table
-from cdc.errors import SettingsError
+from cdc.errors import CdcError, SettingsError
 from compose import stack
 
 if TYPE_CHECKING:
@@ -87,14 +87,26 @@ class Context:
 
 @contextmanager
 def spark_on(master: str) -> "Iterator[SparkSession]":
-    """A session for one verb."""
+    """A session for one verb.
+
+    Raises:
+        SparkError: Spark's own process has ended meanwhile, whatever that looks like from here.
+    """
     from compose import artifacts
 
     jars = artifacts.spark_jars()
-    from cdc.session import session
+    from cdc.session import ended, session
 
-    spark = session(master, jars)
+    spark, gone = session(master, jars), None
     try:
         yield spark
+    except CdcError:
+        raise
+    except Exception as error:
+        gone = ended(spark)
+        if gone:
+            raise gone from error
+        raise
     finally:
-        spark.stop()
+        if not gone:
+            spark.stop()

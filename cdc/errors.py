@@ -13,6 +13,7 @@
     |  +- SinkRejected         won't: the view or the row has to change
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
+    +- SparkError           9  Spark itself: its memory, its process
 
 Messages say what happened and where; the hint says what to run next. Row values never appear in either.
 """
@@ -76,3 +77,7 @@ class Fenced(SinkError):
 
 class DivergenceError(CdcError):
     exit_code = 8
+
+
+class SparkError(CdcError):
+    exit_code = 9

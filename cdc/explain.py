@@ -3,7 +3,8 @@
 import re
 
 from cdc import decode, rows
-from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable
+from cdc.errors import CdcError, ConnectorError, DecodeError, SinkError, SinkRejected, SinkUnavailable, SparkError
+from cdc.session import MEMORY_HINT
 
 
 class Unholdable(SinkRejected):
@@ -13,6 +14,25 @@ class Unholdable(SinkRejected):
 def explain(error: Exception, sink: str) -> CdcError:
     """Name a failure inside Spark by what a person can do about it."""
     text = str(error)
+    if told := _of_a_record(text, sink):
+        return told
+    if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
+        return ConnectorError(
+            "Kafka no longer holds records that the view still needs.",
+            hint=f"cdc -p FILE rebuild {sink}",
+            sink=sink,
+        )
+    if "org.apache.kafka.common.errors" in text:
+        return SinkUnavailable("Kafka doesn't answer.", hint="nothing to do: it is tried again", sink=sink)
+    if "OutOfMemoryError" in text:
+        return SparkError("Spark has run out of memory.", hint=MEMORY_HINT)
+    # Spark's message may quote a value; its class never does.
+    condition = re.search(r"\[([A-Z][A-Z0-9_.]+)\]", text)
+    what = condition[1] if condition else type(error).__name__
+    return SinkError(f"Spark failed: {what}.", hint="see the log for the whole trace", sink=sink)
+
+
+def _of_a_record(text: str, sink: str) -> CdcError | None:
     if place := _after(text, decode.UNDECODABLE):
         return DecodeError(
             f"A record is not what the connector writes: {place}.",
@@ -31,18 +51,7 @@ def explain(error: Exception, sink: str) -> CdcError:
             hint="change the row, or leave the column out with `exclude`",
             sink=sink,
         )
-    if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
-        return ConnectorError(
-            "Kafka no longer holds records that the view still needs.",
-            hint=f"cdc -p FILE rebuild {sink}",
-            sink=sink,
-        )
-    if "org.apache.kafka.common.errors" in text:
-        return SinkUnavailable("Kafka doesn't answer.", hint="nothing to do: it is tried again", sink=sink)
-    # Spark's message may quote a value; its class never does.
-    condition = re.search(r"\[([A-Z][A-Z0-9_.]+)\]", text)
-    what = condition[1] if condition else type(error).__name__
-    return SinkError(f"Spark failed: {what}.", hint="see the log for the whole trace", sink=sink)
+    return None
 
 
 def _after(text: str, words: str) -> str | None:

@@ -1,6 +1,7 @@
 """The Spark session: its settings, the jars it is given and the Python it ships to its workers."""
 
 import os
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -8,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+
+from cdc.errors import SparkError
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -37,7 +40,10 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g"}
+LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g")}
+OUT_OF_MEMORY = 52
+"""With which Spark ends itself."""
+MEMORY_HINT = "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
 QUIET = Path(__file__).with_name("log4j2.properties")
 PACKAGES = ("cdc", "sinks")
 """What an executor needs of this project; the client libraries are the worker's own Python's."""
@@ -61,6 +67,23 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     if not master.startswith("local["):
         spark.sparkContext.addPyFile(str(_archive()))
     return spark
+
+
+def ended(spark: SparkSession, within_s: float = 5.0) -> SparkError | None:
+    """Why Spark's process is no more, if it isn't; py4j only says that nobody answers."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    try:
+        code = process.wait(within_s) if process else None
+    except subprocess.TimeoutExpired:
+        return None
+    if code is None:
+        return None
+    if code == OUT_OF_MEMORY:
+        return SparkError("Spark's process ran out of its memory.", hint=MEMORY_HINT)
+    return SparkError(
+        f"Spark's process was ended (exit code {code}).",
+        hint="was it killed, for want of memory on this machine? start again; views go on from where they stand",
+    )
 
 
 def _archive() -> Path:

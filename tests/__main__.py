@@ -1,42 +1,33 @@
 """Every test, `make test`: two halves side by side, for one alone keeps a core waiting; then those that measure.
 
-The latter only if the rest passes. Ctrl-C reaches every pytest, and is waited for: they stop their servers.
+The second half ends with the latter, once the first has ended. Ctrl-C reaches both, and is waited for: they stop their
+servers.
 """
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-MEASURING = ("tests/scenarios/test_rebuild.py", "tests/scenarios/test_verify.py")
-"""What readers see under load, and how long it takes: right only when nothing else runs."""
 MOVED = ("tests/scenarios/test_audit.py", "tests/scenarios/test_types.py")
 """Scenarios of the first half, so that both end at about the same time."""
-Stage = Mapping[str, Sequence[str]]
-"""What runs side by side: pytest's words by the name that stands before its lines."""
-STAGES: Sequence[Stage] = (
-    {
-        "servers": ("tests/unit", "tests/spark", "tests/contract", "tests/integration", *MOVED),
-        "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in (*MOVED, *MEASURING))),
-    },
-    {"measuring": MEASURING},
-)
+HALVES: Mapping[str, Sequence[str]] = {
+    "servers": ("tests/unit", "tests/spark", "tests/contract", "tests/integration", *MOVED),
+    "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in MOVED)),
+}
+"""Words of pytest by the name that stands before its lines."""
+BESIDE = "CDC_TESTS_BESIDE"
+"""In the second half's environment: the first one's process, for whose end a test waits that measures."""
 
 
-def main(stages: Sequence[Stage]) -> int:
-    return int(any(_side_by_side(stage) for stage in stages))
-
-
-def _side_by_side(stage: Stage) -> bool:
-    """Whether any of them has failed."""
-    runs = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "pytest", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for name, words in stage.items()
-    }
-    threads = [threading.Thread(target=_pass_on, args=item) for item in runs.items()]
+def main(halves: Mapping[str, Sequence[str]]) -> int:
+    runs: dict[str, subprocess.Popen[str]] = {}
+    for name, words in halves.items():
+        first = next(iter(runs.values()), None)
+        runs[name] = _pytest(words, {BESIDE: str(first.pid)} if first else {})
+    threads = [threading.Thread(target=_pass_on, args=run) for run in runs.items()]
     for thread in threads:
         thread.start()
     while any(run.returncode is None for run in runs.values()):
@@ -45,7 +36,12 @@ def _side_by_side(stage: Stage) -> bool:
                 run.wait()
     for thread in threads:
         thread.join()
-    return any(run.returncode for run in runs.values())
+    return int(any(run.returncode for run in runs.values()))
+
+
+def _pytest(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    command, told = [sys.executable, "-m", "pytest", *words], {**os.environ, **environment}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=told)
 
 
 def _pass_on(name: str, run: "subprocess.Popen[str]") -> None:
@@ -58,4 +54,4 @@ def _pass_on(name: str, run: "subprocess.Popen[str]") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(STAGES))
+    sys.exit(main(HALVES))

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import psutil
 import psycopg
 import pytest
 
 from compose import artifacts, versions
 from compose import stack as servers
 from compose.endpoints import Endpoints
+from tests.__main__ import BESIDE
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -39,6 +41,20 @@ class Stack:
 def pytest_report_header() -> list[str]:
     pinned = {name: value for name, value in vars(versions).items() if name.isupper() and isinstance(value, str)}
     return [f"{name.lower()}: {value}" for name, value in sorted(pinned.items())]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that measure come last."""
+    items.sort(key=lambda item: item.get_closest_marker("measures") is not None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """One that measures waits until the tests beside it have ended; its own time begins after that."""
+    beside = os.environ.get(BESIDE)
+    if beside and item.get_closest_marker("measures") and psutil.pid_exists(int(beside)):
+        psutil.Process(int(beside)).wait()
+    return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from tests.support.envelopes import table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOMENTS = {"redis": range(6), "elasticsearch": range(0, 16, 3), "delta": range(0, 16, 6)}
+MOMENTS = {"redis": range(0, 6, 2), "elasticsearch": range(0, 16, 6), "delta": range(0, 16, 9)}
 """Of each meeting: not all, because a round takes seconds; `make properties` tries every one."""
 
 

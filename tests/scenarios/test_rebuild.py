@@ -63,6 +63,7 @@ def generations(world: "World") -> dict[str, int]:
     return {sink.name: len(sink.generations(table)) for sink in world.sinks}
 
 
+@pytest.mark.measures
 def test_readers_notice_nothing(world: "World") -> None:
     begin(world)
     # Two of the three share two cores with everything else here; the third at its usual pace leaves them some.

@@ -62,6 +62,7 @@ def assert_equal(found: list[Comparison]) -> None:
     assert all(one.view_rows > 0 for one in found)
 
 
+@pytest.mark.measures
 def test_under_load(world: "World") -> None:
     began = int(time.time() * 1000)
     begin(world)

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import STAGES, main
+from tests.__main__ import HALVES, main
 
 TESTS = Path(__file__).parents[1]
 
 
-def test_every_file_is_in_one_stage() -> None:
-    runs = [words for stage in STAGES for words in stage.values()]
+def test_every_file_is_in_one_half() -> None:
     for path in TESTS.rglob("test_*.py"):
         name = str(path.relative_to(TESTS.parent))
         taking = [
             words
-            for words in runs
+            for words in HALVES.values()
             if f"--ignore={name}" not in words and any(name == word or name.startswith(f"{word}/") for word in words)
         ]
         assert len(taking) == 1, (name, taking)
@@ -28,25 +27,33 @@ def test_every_file_is_in_one_stage() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -s\n")
-    slow = "import threading; print('begun', flush=True); threading.Event().wait(60)"
-    for name, body in {"good": "pass", "bad": "assert False", "slow": slow}.items():
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -s -p tests.conftest\nmarkers = measures\n")
+    slow = "import threading; print('begun', flush=True); threading.Event().wait({}); print('done', flush=True)"
+    bodies = {"good": "pass", "bad": "assert False", "endless": slow.format(60), "slow": slow.format(3)}
+    for name, body in bodies.items():
         (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
+    mark = "import pytest\n@pytest.mark.measures\n@pytest.mark.timeout(1)\n"
+    (tmp_path / "test_alone.py").write_text(f"{mark}def test(): print('alone', flush=True)\n")
     return {path.stem.removeprefix("test_"): str(path) for path in tmp_path.glob("test_*.py")}
 
 
-def test_one_that_fails_ends_it(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([{"good": [files["good"]]}]) == 0
-    assert main([{"good": [files["good"]], "bad": [files["bad"]]}, {"after": [files["good"]]}]) == 1
+def test_one_that_fails_is_told(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main({"good": [files["good"]]}) == 0
+    assert main({"bad": [files["bad"]], "good": [files["good"]]}) == 1
+    assert "bad       " in capfd.readouterr().out
+
+
+def test_what_measures_comes_last(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main({"slow": [files["slow"]], "alone": [files["alone"], files["good"]]}) == 0
     printed = capfd.readouterr().out
-    assert "bad       " in printed
-    assert "after     " not in printed
+    assert printed.index("done") < printed.index("alone\n")
+    assert printed.index("test_good.py") < printed.index("test_alone.py")
 
 
 def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
     # A shell starts what it puts in the background with interrupts ignored, and every process after it inherits that.
     heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    script = f"from tests.__main__ import main; main([dict(slow=[{files['slow']!r}], good=[{files['good']!r}])])"
+    script = f"from tests.__main__ import main; main(dict(endless=[{files['endless']!r}], good=[{files['good']!r}]))"
     with subprocess.Popen(
         [sys.executable, "-c", f"{heeds}; {script}"],
         stdout=subprocess.PIPE,
