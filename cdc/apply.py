@@ -43,7 +43,7 @@ class Applier:
         """A `shadow` is of views that readers don't see: what is asked of the sink's quarantine isn't for it."""
         self._sink, self._pipeline, self._kafka, self._stand = sink, pipeline, kafka, stand
         self._writer, self._insist = writer, insist
-        self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        self.tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         self._quarantine = Quarantine(spark, sink.name, pipeline, kafka)
         self._spark, self._shadow = spark, shadow
         self._plain = sink.form == "documents"
@@ -143,7 +143,7 @@ class Applier:
 
     def _batch(self, steps: Steps, decoded: DataFrame, *, plain: bool = False) -> Batch:
         every = steps.seen or steps.kept
-        batch = make_batch(self._writer, self._sink.form, every, decoded, self._tasks, plain=plain)
+        batch = make_batch(self._writer, self._sink.form, every, decoded, self.tasks, plain=plain)
         if "problem" not in decoded.columns:
             return batch
         return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)

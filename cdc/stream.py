@@ -198,8 +198,10 @@ class Stream:
         )
         # A pool each, so that a long warehouse job doesn't hold up the cache.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
+        # As many tasks as fold: what decodes is prepared anew for each, which took most of a batch of many partitions.
+        few = records.coalesce(self._applier.tasks)
         # Decoded in the stream's own plan, which Spark analyses once; a batch then adds only its fold.
-        decoded = decode.decoded(records, self._stand.tables, self.sink.form, self._stand.reading)
+        decoded = decode.decoded(few, self._stand.tables, self.sink.form, self._stand.reading)
         writer = decoded.writeStream.option("checkpointLocation", folder)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
