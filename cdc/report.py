@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,9 @@ from cdc.sink import Refused, Rewound
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+
+    Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    """What is done with the Arrow batches of a task."""
 
 COUNTS = ("read", "written", "deleted", "folded", "stale", "quarantined")
 REPORT = (
@@ -55,18 +58,13 @@ class Report(Applied):
         self.folded += max(0, living - 1)
 
 
-def send(frame: DataFrame, sender: Any, sink: str, hints: Mapping[str, str]) -> dict[str, Applied]:
+def send(frame: DataFrame, sender: Work, sink: str, hints: Mapping[str, str]) -> dict[str, Applied]:
     """Run `sender` on the executors over a frame's Arrow batches and add up what they report, by topic.
 
     Raises:
         Refused, or the error of the first failure reported, with the hint for its kind.
     """
-
-    def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from sender(batches)
-        _freeze()
-
-    rows = frame.mapInArrow(apply, REPORT).collect()
+    rows = frame.mapInArrow(lasting(sender), REPORT).collect()
     for row in rows:
         if row["failure"]:
             hint = hints.get(row["failure"], "see the message")
@@ -80,9 +78,19 @@ def send(frame: DataFrame, sender: Any, sink: str, hints: Mapping[str, str]) -> 
     return applied
 
 
+def lasting(work: Work) -> Work:
+    """The same for a worker that takes many tasks: Spark collects garbage after each, over all that is loaded."""
+
+    def worked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from work(batches)
+        _freeze(work.__qualname__)
+
+    return worked
+
+
 @cache
-def _freeze() -> None:
-    """Leave what a worker has loaded by its first task out of the collection of garbage that Spark has after each."""
+def _freeze(_: str) -> None:
+    """Leave what is loaded out of it, after the first task of each kind."""
     gc.freeze()
 
 

@@ -20,6 +20,7 @@ from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction
 
 from cdc.change import Stored
+from cdc.report import lasting
 from sinks.delta_commits import APPLICATION, contended
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: Mode, stored: St
     _extend(table, rows)
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     now = int(time.time() * 1000)
-    files = rows.to(schema).mapInArrow(_writer(table.table_uri), WRITTEN).collect()
+    files = rows.to(schema).mapInArrow(lasting(_writer(table.table_uri)), WRITTEN).collect()
     actions = [AddAction(file["path"], file["size"], {}, now, True, file["stats"]) for file in files]
     commit(table, actions, mode, table.schema(), stored, number)
 
