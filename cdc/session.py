@@ -64,11 +64,14 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
         "spark.jars": ",".join(map(str, jars)),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
     }
+    here = master.startswith("local[")
+    if here:
+        own["spark.python.daemon.module"] = "cdc.daemon"
     local = LOCAL if master.startswith("local") else {}
     for name, value in {**SETTINGS, **own, **local, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    if not master.startswith("local["):
+    if not here:
         spark.sparkContext.addPyFile(str(_archive()))
     return spark
 
