@@ -17,10 +17,11 @@ from cdc.errors import DivergenceError
 
 
 def stage(*, equal: bool) -> Any:
-    meter = SimpleNamespace(cost=Cost(seconds=2.0))
+    meter = SimpleNamespace(cost=Cost(seconds=5.0))
+    stream = SimpleNamespace(batches=lambda: [batch(1.0, 2.0, 50), batch(2.0, 3.0, 100)])
     context = SimpleNamespace(sinks=lambda _: [])
     return SimpleNamespace(
-        meter=lambda: nullcontext(meter), apply=lambda _: None, equal=lambda *_: equal, context=context
+        meter=lambda: nullcontext(meter), apply=lambda _: stream, equal=lambda *_: equal, context=context
     )
 
 
