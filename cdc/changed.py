@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 
 from cdc import decode, tree
 from cdc.change import Position, Table
+from cdc.log import consumer
 from cdc.rows import row_id
 
 
@@ -39,10 +40,5 @@ def _keys(records: DataFrame, table: Table) -> DataFrame:
 
 def _records(spark: SparkSession, kafka: str, table: Table, options: dict[str, str]) -> DataFrame:
     return (
-        spark.read.format("kafka")
-        .option("kafka.bootstrap.servers", kafka)
-        .option("kafka.isolation.level", "read_committed")
-        .option("subscribe", table.topic)
-        .options(**options)
-        .load()
+        spark.read.format("kafka").options(**consumer(kafka)).option("subscribe", table.topic).options(**options).load()
     )

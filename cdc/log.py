@@ -13,6 +13,19 @@ from pyspark.sql import functions as F
 
 from cdc.change import Position
 
+FETCHES = {
+    "kafka.isolation.level": "read_committed",
+    # How long the broker may hold an empty answer: paid for each partition whose last offsets are markers.
+    "kafka.fetch.max.wait.ms": "1",
+    # Spark asks for the topic's first and last offset at every poll, and throws away what was fetched ahead.
+    "kafka.max.poll.records": "2000",
+}
+
+
+def consumer(bootstrap: str) -> dict[str, str]:
+    """Options of Spark's Kafka source, for a stream as for a batch: whose topics, and how records are fetched."""
+    return {"kafka.bootstrap.servers": bootstrap, **FETCHES}
+
 
 @dataclass(frozen=True)
 class Tally:
@@ -28,11 +41,10 @@ def records(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -
     last = {topic: {str(at): offset for at, offset in enumerate(end.offsets)} for topic, end in ends.items()}
     return (
         spark.read.format("kafka")
-        .option("kafka.bootstrap.servers", bootstrap)
+        .options(**consumer(bootstrap))
         .option("assign", json.dumps({topic: list(range(end.partition_count)) for topic, end in ends.items()}))
         .option("startingOffsets", "earliest")
         .option("endingOffsets", json.dumps(last))
-        .option("kafka.isolation.level", "read_committed")
         .load()
     )
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from cdc import decode
 from cdc.change import Advance, Form, Position, Table
 from cdc.held import Entry
+from cdc.log import consumer
 from cdc.quarantine import Quarantine, marked
 from cdc.sink import Batch, Key, Refused
 from cdc.stand import Stand
@@ -92,11 +93,10 @@ def _log(spark: SparkSession, kafka: str, table: Table, at: Position, wanted: Se
     last = {partition: at.offsets[int(partition)] for partition in first}
     return (
         spark.read.format("kafka")
-        .option("kafka.bootstrap.servers", kafka)
+        .options(**consumer(kafka))
         .option("assign", json.dumps({table.topic: [int(partition) for partition in first]}))
         .option("startingOffsets", json.dumps({table.topic: first}))
         .option("endingOffsets", json.dumps({table.topic: last}))
-        .option("kafka.isolation.level", "read_committed")
         .load()
     )
 

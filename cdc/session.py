@@ -47,6 +47,8 @@ SETTINGS = {
 LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g")}
 OUT_OF_MEMORY = 52
 """With which Spark ends itself."""
+ENDING_S = 5.0
+"""A call to Spark's process fails a little before the process is gone."""
 MEMORY_HINT = "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
 QUIET = Path(__file__).with_name("log4j2.properties")
 PACKAGES = ("cdc", "sinks")
@@ -76,14 +78,14 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     return spark
 
 
-def ended(spark: SparkSession, within_s: float = 5.0) -> SparkError | None:
+def ended(spark: SparkSession) -> SparkError | None:
     """Why Spark's process is no more, if it isn't; py4j only says that nobody answers."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
-    try:
-        code = process.wait(within_s) if process else None
-    except subprocess.TimeoutExpired:
+    if process is None:  # started by spark-submit
         return None
-    if code is None:
+    try:
+        code = process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
         return None
     if code == OUT_OF_MEMORY:
         return SparkError("Spark's process ran out of its memory.", hint=MEMORY_HINT)

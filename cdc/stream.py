@@ -27,6 +27,7 @@ from cdc.apply import Applier
 from cdc.change import Progress
 from cdc.errors import CdcError, KafkaUnavailable, SinkUnavailable
 from cdc.explain import explain
+from cdc.log import consumer
 from cdc.settings import Pipeline
 from cdc.sink import Rewound, Sink
 from cdc.stand import Again, Describe, Stand
@@ -34,10 +35,6 @@ from cdc.step import planned_ends
 from cdc.topics import Topics
 
 BATCH_OFFSETS = 100_000
-FETCH_WAIT_MS = 1
-"""How long the broker may hold an empty answer: paid for each partition whose last offsets are markers."""
-POLL_RECORDS = 2000
-"""Spark asks for the topic's first and last offset at every poll, and throws away what was fetched ahead."""
 LOOK_S = 1.0
 """How often an idle stream looks at the control topics; a busy one does before every batch."""
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
@@ -186,12 +183,9 @@ class Stream:
         shapes = self._stand.shapes
         records = (
             self._spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self._pipeline.kafka)
+            .options(**consumer(self._pipeline.kafka))
             .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in shapes.items()}))
             .option("startingOffsets", json.dumps(self._stand.offsets()))
-            .option("kafka.isolation.level", "read_committed")
-            .option("kafka.fetch.max.wait.ms", FETCH_WAIT_MS)
-            .option("kafka.max.poll.records", POLL_RECORDS)
             .option("failOnDataLoss", "true")
             .option("maxOffsetsPerTrigger", BATCH_OFFSETS)
             .load()

@@ -15,6 +15,7 @@ from cdc.reemit import reemit
 from cdc.topics import Topics
 from connectors import floor
 from connectors.client import Connect
+from connectors.debezium import TEMPLATE
 from connectors.requests import COLUMNS
 from connectors.resend import resend
 from tests.support.shop import Shop
@@ -117,18 +118,28 @@ def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
 
 def test_keys_that_are_not_compared_with_text(shop: Shop) -> None:
     """Read beside the log such a table would be skipped, and all that is asked for after it."""
-    values = {"timestamptz": "now", "timestamp": "now", "time": "now", "timetz": "now", "bit(3)": "101", "money": "1"}
+    later = "+ n * interval '1 s'"
+    values = {
+        "timestamptz": f"now() {later}",
+        "timestamp": f"localtimestamp {later}",
+        "time": f"time '00:00' {later}",
+        "timetz": f"timetz '00:00Z' {later}",
+        "bit(13)": "n::bit(13)",
+        "money": "n::money",
+    }
+    # More than a chunk: its bounds are what is compared.
+    rows = int(TEMPLATE["incremental.snapshot.chunk.size"]) + 1
     names = [f"shop.odd{number}" for number in range(len(values))]
     for name, (kind, value) in zip(names, values.items(), strict=True):
         shop.conn.execute(f"CREATE TABLE {name} (k {kind} PRIMARY KEY)".encode())
-        shop.conn.execute(f"INSERT INTO {name} VALUES ('{value}')".encode())
+        shop.conn.execute(f"INSERT INTO {name} SELECT {value} FROM generate_series(1, {rows}) n".encode())
     shop = shop.capturing({"table": "shop.counters", "partitions": 1}, *names)
     shop.migrate()
     shop.register()
-    wait_until(lambda: [reads(shop, name) for name in names] == [1] * len(names), 30, "the first time")
+    wait_until(lambda: [reads(shop, name) for name in names] == [rows] * len(names), 60, "the first time")
     for name in (*names, "shop.counters"):
         assert resend(shop.conn, shop.table(name), id=name)
-    wait_until(lambda: [reads(shop, name) for name in names] == [2] * len(names), 30, "the second time")
+    wait_until(lambda: [reads(shop, name) for name in names] == [2 * rows] * len(names), 60, "the second time")
     wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the table that was asked for last")
 
 

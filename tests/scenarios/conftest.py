@@ -152,6 +152,7 @@ class World:
         """`cdc run` in the background; ended by SIGTERM, which must be clean, unless the test has ended it."""
         log = self.folder / "run.log"
         with log.open("ab") as out:
+            before = out.tell()
             process = subprocess.Popen(self.command("run", *words), stdout=out, stderr=out)
         try:
             yield process
@@ -159,7 +160,9 @@ class World:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(90)
-                assert process.returncode == 0, log.read_text()[-3000:]
+                told = log.read_bytes()[before:].decode()
+                assert process.returncode == 0, told[-3000:]
+                assert "Traceback" not in told, told[-3000:]
 
     def settle(self, timeout_s: float = 300) -> None:
         fence.settle(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
