@@ -1,4 +1,4 @@
-"""Spark without the memory that it needs: in a process of its own, which doesn't survive it."""
+"""How Spark's process ends: in one of its own for each test."""
 
 import os
 import subprocess
@@ -25,19 +25,33 @@ def exhaust() -> None:
         print(error.exit_code, error, error.hint)
 
 
+def idle() -> None:
+    """Leave Python workers that wait for a task."""
+    with spark_on("local[64]") as spark:
+        print(len(spark.range(0, 64, 1, 64).mapInArrow(lambda batches: batches, "id long").collect()), "rows")
+
+
+def run(what: str) -> str:
+    """What it prints, to either stream, with little memory."""
+    command = [sys.executable, "-m", __name__, what]
+    little = {**os.environ, "SPARK_DRIVER_MEMORY": "512m"}
+    return subprocess.run(
+        command, check=True, text=True, env=little, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ).stdout
+
+
 def test_spark_that_runs_out_of_memory_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", __name__],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SPARK_DRIVER_MEMORY": "512m"},
-    )
-    said = [line for line in done.stdout.splitlines() if "SPARK_DRIVER_MEMORY=2g" in line]
-    assert len(said) == 2, done.stdout + done.stderr
+    said = [line for line in run("exhaust").splitlines() if "SPARK_DRIVER_MEMORY=2g" in line]
+    assert len(said) == 2
     assert said[0].startswith("9 Spark has run out of memory.")
     assert said[1].startswith("9 Spark's process ran out of its memory.")
 
 
+def test_idle_workers_end_without_a_word() -> None:
+    said = run("idle")
+    assert "64 rows" in said
+    assert "Traceback" not in said
+
+
 if __name__ == "__main__":
-    exhaust()
+    {"exhaust": exhaust, "idle": idle}[sys.argv[1]]()
