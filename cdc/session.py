@@ -38,6 +38,9 @@ SETTINGS = {
     # Spark asks for the size of all vectors at every row, nested ones are walked through for it: 10,000 rows took as
     # long as all the rest of a batch.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    # Where in Python each expression was made: three of four calls into the JVM, and a stack trace there.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
     # Over TCP each job of a Python worker waits 40 ms for an acknowledgement that is delayed.
     "spark.python.unix.domain.socket.enabled": "true",
     # 64 by default: with more partitions than that, of all streams together, a consumer is made anew for each batch.

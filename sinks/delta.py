@@ -18,6 +18,7 @@ from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Misfit, mismatch, require, stored_after, wait_for
 from sinks import delta_files, delta_write
 from sinks.delta_commits import CLEARED, Commits, Found, numbered
+from sinks.delta_tables import each
 from sinks.delta_types import column_type, misfits
 
 if TYPE_CHECKING:
@@ -69,13 +70,7 @@ class Delta:
         ours = not batch.events.is_cached
         batch.events.persist()
         try:
-            counts = delta_write.counts(batch)
-            return {
-                advance.table.qualified: self._apply_table(
-                    batch, advance, *counts.get(advance.table.topic, delta_write.NOTHING)
-                )
-                for advance in batch.advances
-            }
+            return each(partial(self._apply_table, batch, delta_write.counts(batch)), batch.advances)
         finally:
             if ours:
                 batch.events.unpersist()
@@ -200,9 +195,10 @@ class Delta:
         generation = f"@{self._beside[table.qualified]}" if self._beside and kind == "mirror" else ""
         return f"{self.path}/{table.qualified}/{kind}{generation}"
 
-    def _apply_table(self, batch: Batch, advance: Advance, counted: Applied, partial: bool) -> Applied:
+    def _apply_table(self, batch: Batch, counts: delta_write.Counts, advance: Advance) -> Applied:
         """Append the events first, then merge the rows, so that the older position is never ahead of either."""
         table = advance.table
+        counted, lacking = counts.get(table.topic, delta_write.NOTHING)
         found = {kind: self._commits.found(self.folder(table, kind)) for kind in self._kinds}
         done = (batch.writer, advance.until)
         left = {kind: (one.stored.writer, one.stored.position) for kind, one in found.items() if one.stored}
@@ -224,7 +220,7 @@ class Delta:
             if kind == "changes":
                 self._append(folder, delta_write.events(batch, advance, before.stored), before, stored)
             else:
-                self._merge(folder, self._rows(batch, advance, before.stored, partial), before, stored)
+                self._merge(folder, self._rows(batch, advance, before.stored, lacking), before, stored)
             after = self._commits.found(folder)
             if after.stored is None or (after.number, after.stored.position) != (before.number + 1, stored.position):
                 raise mismatch(table, advance.until, _position(after.stored), ours=False)
@@ -235,9 +231,8 @@ class Delta:
     def _append(self, folder: str, rows: "DataFrame", before: Found, stored: Stored) -> None:
         # As `before` saw it: a switch since then has to be a conflict.
         table = self._commits.opened(folder)
-        if table is None or before.stored is None:
-            with numbered(rows.sparkSession, stored, before.number + 1):
-                delta_write.begin(folder, rows)
+        if table is None:
+            delta_files.begin(folder, rows, stored, before.number + 1)
         else:
             delta_files.write(table, rows, "append", stored, before.number + 1)
 
@@ -250,8 +245,13 @@ class Delta:
         ):
             delta_files.write(table, delta_write.merged(mirror, rows), "overwrite", stored, before.number + 1)
         else:
+            rewrite = delta_files.size(table) < REWRITTEN_BYTES
+            if not rewrite:
+                from sinks import delta_vectors
+
+                delta_vectors.allow(rows.sparkSession, table, folder)
             with numbered(rows.sparkSession, stored, before.number + 1):
-                delta_write.merge(folder, rows, rewrite=delta_files.size(table) < REWRITTEN_BYTES)
+                delta_write.merge(folder, rows, rewrite=rewrite)
 
     def _tidy(self, folder: str, spark: "SparkSession") -> None:
         from sinks import delta_generations
@@ -270,12 +270,12 @@ class Delta:
             ours = stored is None or stored.writer == writer
             raise mismatch(advance.table, _position(left), _position(stored), ours=ours)
 
-    def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, partial: bool) -> "DataFrame":
+    def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, lacking: bool) -> "DataFrame":
         """What to merge: as `delta_write.row`; with `_cdc_view` where the mirror has to be asked for values."""
         from sinks import delta_partial
 
         changes = delta_write.unseen(batch.changes, advance, stored).where("offset IS NOT NULL")
-        if partial:
+        if lacking:
             folder = None if stored is None else self.folder(advance.table, "mirror")
             return delta_partial.completed(changes, advance.table, folder, self.name)
         return changes.select(*delta_write.row(advance.table))

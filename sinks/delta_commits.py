@@ -1,5 +1,6 @@
 """Our commits in a Delta table: each carries the position that it leads to, and a number that orders it among ours."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ APPLICATION = "cdc"
 """The name under which our commits are numbered in a Delta table (its `txn` actions)."""
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 NUMBER = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+_SETTINGS = threading.Lock()
 CLEARED = Stored(Position("", ()))
 """What a commit says that emptied a table: the view stands nowhere."""
 
@@ -95,23 +97,24 @@ class Commits:
 def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[None]:
     """Put the position and our number into the commits made inside.
 
-    Session settings, because MERGE takes no options; so one batch writes its tables one after the other.
+    Session settings, because MERGE takes no options; so one table is written this way at a time.
     """
     import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
     from pyspark.errors import PySparkException
 
     settings = {METADATA: stored.to_json(), NUMBER[0]: APPLICATION, NUMBER[1]: str(number)}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    except PySparkException as error:
-        if not conflicting(error):
-            raise
-        raise contended() from None
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
+    with _SETTINGS:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        try:
+            yield
+        except PySparkException as error:
+            if not conflicting(error):
+                raise
+            raise contended() from None
+        finally:
+            for name in settings:
+                spark.conf.unset(name)
 
 
 def contended() -> SinkUnavailable:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
@@ -17,7 +18,7 @@ from uuid import uuid4
 
 import deltalake
 from deltalake import CommitProperties, Transaction
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.change import Stored
 from cdc.report import lasting
@@ -36,19 +37,47 @@ LONGEST = 32
 """Characters of a text that may bound a file's values."""
 
 
+def begin(folder: str, rows: "DataFrame", stored: Stored, number: int) -> None:
+    """Make a table of rows, in one commit with position and number. Raises SinkUnavailable when there is one by now.
+
+    It asks nothing special of its readers (protocol 1, 2, unless a column's type does).
+    """
+    if "://" not in folder:
+        folder = str(Path(folder).absolute())
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    found = deltalake.Schema.from_json(rows.schema.json())
+    schema = deltalake.Schema([deltalake.Field(field.name, field.type, nullable=True) for field in found.fields])
+    create(folder, _written(folder, rows, schema), schema, stored, number)
+
+
+def create(folder: str, files: Sequence[AddAction], schema: deltalake.Schema, stored: Stored, number: int) -> None:
+    """As `begin`, of files that are written."""
+    try:
+        create_table_with_add_actions(folder, schema, list(files), commit_properties=_told(stored, number))
+    except deltalake.exceptions.DeltaError:
+        if not deltalake.DeltaTable.is_deltatable(folder):
+            raise
+        raise contended() from None
+
+
 def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: Mode, stored: Stored, number: int) -> None:
     """Add rows to a table, or put them in the place of all it has, in one commit with position and number.
 
     Columns that the table lacks are added to it before. Raises SinkUnavailable when another commit comes in between.
     """
+    _extend(table, rows)
+    files = _written(table.table_uri, rows, table.schema())
+    commit(table, files, mode, table.schema(), stored, number)
+
+
+def _written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[AddAction]:
+    """Rows as files in a table's folder, not yet part of it."""
     from pyspark.sql.types import StructType
 
-    _extend(table, rows)
-    schema = StructType.fromJson(json.loads(table.schema().to_json()))
     now = int(time.time() * 1000)
-    files = rows.to(schema).mapInArrow(lasting(_writer(table.table_uri)), WRITTEN).collect()
-    actions = [AddAction(file["path"], file["size"], {}, now, True, file["stats"]) for file in files]
-    commit(table, actions, mode, table.schema(), stored, number)
+    whole = rows.to(StructType.fromJson(json.loads(schema.to_json())))
+    files = whole.mapInArrow(lasting(_writer(folder)), WRITTEN).collect()
+    return [AddAction(file["path"], file["size"], {}, now, True, file["stats"]) for file in files]
 
 
 def commit(
@@ -61,13 +90,15 @@ def commit(
     mark: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """One commit with position and number; `mark` goes beside them. Raises SinkUnavailable, see `write`."""
-    told = CommitProperties(
-        {"userMetadata": stored.to_json(), **mark}, app_transactions=[Transaction(APPLICATION, number)]
-    )
     try:
-        table.create_write_transaction(list(files), mode, schema, commit_properties=told)
+        table.create_write_transaction(list(files), mode, schema, commit_properties=_told(stored, number, mark))
     except deltalake.exceptions.CommitFailedError:
         raise contended() from None
+
+
+def _told(stored: Stored, number: int, mark: Mapping[str, str] = MappingProxyType({})) -> CommitProperties:
+    told = {"userMetadata": stored.to_json(), **mark}
+    return CommitProperties(told, app_transactions=[Transaction(APPLICATION, number)])
 
 
 def size(table: deltalake.DeltaTable) -> int:

@@ -17,7 +17,6 @@ from cdc.errors import SinkUnavailable
 from cdc.sink import behind
 from sinks import delta_files, delta_vectors
 from sinks.delta_commits import Commits
-from sinks.delta_write import PROPERTIES
 
 READ_HOURS = 2
 """How long a query may still read what has been replaced."""
@@ -98,8 +97,7 @@ def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, targe
     if files is None:
         delta_vectors.clone(spark, folder, source.version(), target, stored)
     else:
-        made = deltalake.DeltaTable.create(target, source.schema(), mode="error", configuration=PROPERTIES)
-        delta_files.commit(made, files, "append", source.schema(), stored, 1)
+        delta_files.create(target, files, source.schema(), stored, 1)
 
 
 def _files(spark: SparkSession, folder: str) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """What a batch brings to a Delta table: how many rows, events to append, a mirror after its merge, the merge itself."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,6 @@ if TYPE_CHECKING:
 VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 OWN = ("_cdc_gone", "_cdc_view")
 """Columns of what is merged that a mirror doesn't have: whether the row is gone, and what the view alone knows."""
-PROPERTIES: dict[str, str | None] = {"delta.enableDeletionVectors": "true"}
-
-
-def begin(folder: str, rows: "DataFrame") -> None:
-    """Make a table of these rows, or add them to one that has been emptied."""
-    rows.write.format("delta").mode("append").options(mergeSchema="true", **PROPERTIES).save(folder)
 
 
 def events(batch: Batch, advance: Advance, stored: Stored | None) -> "DataFrame":
@@ -119,12 +114,13 @@ def unseen(frame: "DataFrame", advance: Advance, stored: Stored | None) -> "Data
     return mine.where(" AND ".join(above))
 
 
+Counts = Mapping[str, tuple[Applied, bool]]
 NOTHING = (Applied(), False)
 
 
-def counts(batch: Batch) -> dict[str, tuple[Applied, bool]]:
+def counts(batch: Batch) -> Counts:
     """What becomes of each topic's records, and whether some lack values; fills the cache that the writes read."""
-    result = {}
+    result: dict[str, tuple[Applied, bool]] = {}
     for row in batch.changes.groupBy("topic").agg(*_counted()).collect():
         written, deleted, dead, quarantined = (row[name] for name in ("written", "deleted", "dead", "quarantined"))
         folded = row["records"] - written - deleted - dead - quarantined

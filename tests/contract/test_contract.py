@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from cdc.change import Applied, Position, Stored
 from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink, stored_after
-from sinks import delta_files, delta_vectors, delta_write
+from sinks import delta_files, delta_vectors
 from sinks.delta import Delta
 from sinks.delta_commits import numbered
 from sinks.elasticsearch import Elasticsearch
@@ -163,13 +163,15 @@ def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_p
 
 def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
     folder, rows = str(tmp_path / "table"), spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
-    delta_write.begin(folder, rows)
-    stale, fresh = deltalake.DeltaTable(folder), deltalake.DeltaTable(folder)
     stored = Stored(Position("id", (1,)))
-    delta_files.write(fresh, rows, "append", stored, 1)
+    delta_files.begin(folder, rows, stored, 1)
+    with pytest.raises(SinkUnavailable, match="same time"):
+        delta_files.begin(folder, rows, stored, 1)
+    stale, fresh = deltalake.DeltaTable(folder), deltalake.DeltaTable(folder)
+    delta_files.write(fresh, rows, "append", stored, 2)
     for mode in ("append", "overwrite"):
         with pytest.raises(SinkUnavailable, match="same time"):
-            delta_files.write(stale, rows, mode, stored, 1)
+            delta_files.write(stale, rows, mode, stored, 2)
     assert spark.read.format("delta").load(folder).count() == 6
 
 
