@@ -70,7 +70,7 @@ class Delta:
         ours = not batch.events.is_cached
         batch.events.persist()
         try:
-            return each(partial(self._apply_table, batch, delta_write.counts(batch)), batch.advances)
+            return each(batch, partial(self._apply_table, batch, delta_write.counts(batch)))
         finally:
             if ours:
                 batch.events.unpersist()
