@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from cdc.change import Advance, Applied
 from cdc.sink import Batch
 
-AT_A_TIME = 4
+AT_A_TIME = 2
+"""Two: four took a tenth of the time from the warehouse, and doubled what a batch of the cache took beside it."""
 
 
 def each(batch: Batch, apply: Callable[[Advance], Applied]) -> dict[str, Applied]:
