@@ -41,6 +41,10 @@ SETTINGS = {
     # Where in Python each expression was made: three of four calls into the JVM, and a stack trace there.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
+    # Each job's plan is told to listeners as text, which nobody reads: a tenth of Spark's CPU under a light load.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.debug.maxToStringFields": "0",
+    "spark.sql.maxPlanStringLength": "0",
     # Over TCP each job of a Python worker waits 40 ms for an acknowledgement that is delayed.
     "spark.python.unix.domain.socket.enabled": "true",
     # 64 by default: with more partitions than that, of all streams together, a consumer is made anew for each batch.

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 SINKS = ("search", "cache", "warehouse")
 USUAL = 4000
 """Records that each view takes on while it is seen how old its rows usually are: some 12 s of them."""
-OLDEST_S = 8.0
+OLDEST_S = 5.0
 """How much older than usual under this load a row may get that readers see: 3 s where two cores are its own."""
 BACK_S = 1.0
 """How long a rollback may take: back or forward again, for the machine may be at something else in between."""

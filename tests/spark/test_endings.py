@@ -27,8 +27,8 @@ def exhaust() -> None:
 
 def idle() -> None:
     """Leave Python workers that wait for a task."""
-    with spark_on("local[64]") as spark:
-        print(len(spark.range(0, 64, 1, 64).mapInArrow(lambda batches: batches, "id long").collect()), "rows")
+    with spark_on("local[32]") as spark:
+        print(len(spark.range(0, 32, 1, 32).mapInArrow(lambda batches: batches, "id long").collect()), "rows")
 
 
 def run(what: str) -> str:
@@ -49,7 +49,7 @@ def test_spark_that_runs_out_of_memory_says_so() -> None:
 
 def test_idle_workers_end_without_a_word() -> None:
     said = run("idle")
-    assert "64 rows" in said
+    assert "32 rows" in said
     assert "Traceback" not in said
 
 
