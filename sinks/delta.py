@@ -246,10 +246,10 @@ class Delta:
             delta_files.write(table, delta_write.merged(mirror, rows), "overwrite", stored, before.number + 1)
         else:
             rewrite = delta_files.size(table) < REWRITTEN_BYTES
-            if not rewrite:
+            if not rewrite and delta_files.MARKS not in delta_files.features(table):
                 from sinks import delta_vectors
 
-                delta_vectors.allow(rows.sparkSession, table, folder)
+                delta_vectors.ask(rows.sparkSession, folder, [delta_files.MARKS])
             with numbered(rows.sparkSession, stored, before.number + 1):
                 delta_write.merge(folder, rows, rewrite=rewrite)
 

@@ -33,6 +33,8 @@ URI = re.compile(r"[a-z0-9]+:/")
 WRITTEN = "path string, size long, stats string"
 GROUP_ROWS = 100_000
 """Rows of a row group, which are in a worker's memory at once."""
+MARKS = "deletionVectors"
+"""What readers of a table have to know of whose rows may be marked as deleted."""
 LONGEST = 32
 """Characters of a text that may bound a file's values."""
 
@@ -104,6 +106,11 @@ def _told(stored: Stored, number: int, mark: Mapping[str, str] = MappingProxyTyp
 def size(table: deltalake.DeltaTable) -> int:
     """How large a table's files are, in bytes."""
     return sum(_actions(table)["size_bytes"].to_pylist())
+
+
+def features(table: deltalake.DeltaTable) -> set[str]:
+    """What a table's readers have to know of; `commit` doesn't ask it of them, even when it brings such columns."""
+    return set(table.protocol().reader_features or ())
 
 
 def unmarked(table: deltalake.DeltaTable) -> bool:

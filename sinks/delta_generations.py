@@ -35,16 +35,20 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
         return True
     if here.stored and behind(there.stored, here.stored):
         return False
-    files = delta_files.named(fresh)
-    if files is None:
-        return delta_vectors.switch(spark, commits, live, other, there.stored)
+    files, needed = delta_files.named(fresh), delta_files.features(fresh) - delta_files.features(table)
     try:
-        delta_files.commit(
-            table, files, "overwrite", fresh.schema(), there.stored, here.number + 1, mark={"cdc": SWITCHES[1]}
-        )
+        if needed:
+            # A commit by itself: the next try begins with what the table is after it.
+            delta_vectors.ask(spark, live, needed)
+        elif files is None:
+            return delta_vectors.switch(spark, commits, live, other, there.stored)
+        else:
+            delta_files.commit(
+                table, files, "overwrite", fresh.schema(), there.stored, here.number + 1, mark={"cdc": SWITCHES[1]}
+            )
     except SinkUnavailable:
         return False
-    return True
+    return not needed
 
 
 def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:

@@ -3,31 +3,39 @@
 Slow beside `delta_generations`: the log is read as a DataFrame.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
-import deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.change import Stored
 from cdc.sink import behind
-from sinks.delta_commits import APPLICATION, METADATA, Commits, conflicting
+from sinks.delta_commits import APPLICATION, METADATA, Commits, conflicting, contended
+from sinks.delta_files import MARKS
 
-ALLOWED = "delta.enableDeletionVectors"
+ASKED = {MARKS: ("delta.enableDeletionVectors", "true")}
+"""Properties that ask readers for more than the name of a feature would."""
 
 
-def allow(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> None:
-    """Let rows of a table be marked as deleted from now on; from now on its readers have to know of marks."""
-    # Not through deltalake, which would ask more of readers: that they know of variants, too.
-    if table.metadata().configuration.get(ALLOWED) != "true":
-        spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ('{ALLOWED}' = 'true')")
+def ask(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
+    """Ask readers of a table to know of these features from now on; of MARKS, so that it may have some.
+
+    Not through deltalake, which would ask them to know of variants, too. Raises SinkUnavailable, see `contended`.
+    """
+    named = (ASKED.get(name, (f"delta.feature.{name}", "supported")) for name in features)
+    properties = ", ".join(f"'{name}' = '{value}'" for name, value in named)
+    try:
+        spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ({properties})")
+    except PySparkException as error:
+        if not conflicting(error):
+            raise
+        raise contended() from None
 
 
 def switch(spark: SparkSession, commits: Commits, live: str, other: str, stored: Stored) -> bool:
     """Commit the files of `other` as those of `live`; false while `live` is ahead, or was changed meanwhile."""
-    if (table := commits.opened(live)) is not None:
-        allow(spark, table, live)
     fresh, transaction = _log(spark, other).update(False, *_none(spark, 2)), _begin(spark, live)
     # Read after the transaction has begun: a newer version than its own makes it fail.
     here = commits.found(live)

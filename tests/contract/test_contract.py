@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from cdc.change import Applied, Position, Stored
 from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink, stored_after
-from sinks import delta_files, delta_vectors
+from sinks import delta_files, delta_generations, delta_vectors
 from sinks.delta import Delta
-from sinks.delta_commits import numbered
+from sinks.delta_commits import Commits, numbered
 from sinks.elasticsearch import Elasticsearch
 from sinks.memory import Memory
 from sinks.redis import Redis
@@ -173,6 +173,28 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSessio
         with pytest.raises(SinkUnavailable, match="same time"):
             delta_files.write(stale, rows, mode, stored, 2)
     assert spark.read.format("delta").load(folder).count() == 6
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp_path: Path, marked: bool) -> None:
+    live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits("warehouse")
+    rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
+    delta_files.begin(live, rows, Stored(Position("id", (1,))), 1)
+    assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
+    dated = rows.withColumn("at", F.lit("2026-01-01").cast("timestamp_ntz")).coalesce(1)
+    delta_files.begin(other, dated, Stored(Position("id", (2,))), 1)
+    if marked:
+        delta_vectors.ask(spark, other, [delta_files.MARKS])
+        spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
+        assert not delta_files.unmarked(deltalake.DeltaTable(other))
+    assert not delta_generations.switch(spark, commits, live, other)
+    assert delta_generations.switch(spark, commits, live, other)
+    found = commits.found(live)
+    assert found.stored == Stored(Position("id", (2,)))
+    now = deltalake.DeltaTable(live)
+    assert delta_files.features(now) == {"timestampNtz"} | ({delta_files.MARKS} if marked else set())
+    delta_files.write(now, dated.where("_cdc_id = '0'"), "append", Stored(Position("id", (3,))), found.number + 1)
+    assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (3 if marked else 4)
 
 
 class KeepsDeleted(Memory):
