@@ -41,7 +41,7 @@ SETTINGS = {
     # Where in Python each expression was made: three of four calls into the JVM, and a stack trace there.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
-    # Each job's plan is told to listeners as text, which nobody reads: a tenth of Spark's CPU under a light load.
+    # Each job's plan is told to listeners as text, which nobody reads: a twelfth of Spark's CPU under a light load.
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.debug.maxToStringFields": "0",
     "spark.sql.maxPlanStringLength": "0",

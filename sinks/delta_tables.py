@@ -7,7 +7,7 @@ from cdc.change import Advance, Applied
 from cdc.sink import Batch
 
 AT_A_TIME = 2
-"""Two: four took a tenth of the time from the warehouse, and doubled what a batch of the cache took beside it."""
+"""With four the warehouse was no sooner, and a batch of the cache beside it took half as long again."""
 
 
 def each(batch: Batch, apply: Callable[[Advance], Applied]) -> dict[str, Applied]:

@@ -10,12 +10,13 @@ import httpx
 import pytest
 from pyspark.sql import functions as F
 
-from cdc.change import Applied, Position, Stored
+from cdc.change import Advance, Applied, Position, Stored
 from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink, stored_after
 from sinks import delta_files, delta_generations, delta_vectors
 from sinks.delta import Delta
 from sinks.delta_commits import Commits, numbered
+from sinks.delta_tables import each
 from sinks.elasticsearch import Elasticsearch
 from sinks.memory import Memory
 from sinks.redis import Redis
@@ -195,6 +196,25 @@ def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp
     assert delta_files.features(now) == {"timestampNtz"} | ({delta_files.MARKS} if marked else set())
     delta_files.write(now, dated.where("_cdc_id = '0'"), "append", Stored(Position("id", (3,))), found.number + 1)
     assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (3 if marked else 4)
+
+
+def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(spark: "SparkSession") -> None:
+    one, two, three = (Advance(table(name), None, Position("id", (1,))) for name in ("a.b.c", "a.b.d", "a.b.e"))
+    batch, pools = Batch("writer", (one, two, three), spark.range(1), spark.range(1)), {}
+
+    def apply(advance: Advance) -> Applied:
+        pools[advance.table.topic] = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
+        if advance is one:
+            raise SinkUnavailable("away", hint="")
+        return Applied()
+
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", "warehouse")
+    try:
+        with pytest.raises(SinkUnavailable, match="away"):
+            each(batch, apply)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+    assert pools == dict.fromkeys(("a.b.c", "a.b.d", "a.b.e"), "warehouse")
 
 
 class KeepsDeleted(Memory):
