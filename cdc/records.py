@@ -28,6 +28,8 @@ logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 TIMEOUT_MS = 5000
 TIMES_S = 2.0
+PAUSE_MS = 10
+"""So long a reader sleeps that doesn't know yet where to fetch from; 100 by default."""
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
 
@@ -114,6 +116,7 @@ class Records:
                 enable_auto_commit=False,
                 group_id=None,
                 fetch_max_wait_ms=50,
+                retry_backoff_ms=PAUSE_MS,
                 auto_offset_reset="earliest",
             )
         self._consumer.assign(list(places))

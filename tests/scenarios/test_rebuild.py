@@ -1,6 +1,7 @@
 """Views made again beside those that readers see: nobody notices, nothing wrong is shown, nothing is left over."""
 
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ USUAL = 4000
 OLDEST_S = 5.0
 """How much older than usual under this load a row may get that readers see: 3 s where two cores are its own."""
 BACK_S = 1.0
-"""How long a rollback may take: back or forward again, for the machine may be at something else in between."""
+"""How long a rollback takes, the median of each view's; none more than twice that, whatever else the machine is at."""
 
 
 def begin(world: "World", seed: str = writer.FILL) -> None:
@@ -85,7 +86,7 @@ def test_readers_notice_nothing(world: "World") -> None:
                 for name in SINKS:
                     print(name, "rebuilt", rebuilt(world, name))
                     took[name] = []
-                    for _ in ("back", "forward"):
+                    for _ in ("back", "forward") * 2:
                         world.settle()
                         took[name].append(round(world.rollback(name), 2))
             print(written.rate, took, usual, seen, sep="\n")
@@ -93,7 +94,7 @@ def test_readers_notice_nothing(world: "World") -> None:
     assert {name: (one.errors, one.partial) for name, one in seen.items()} == dict.fromkeys(SINKS, ([], []))
     late = {name: (usual[name].oldest_s, one.oldest_s) for name, one in seen.items()}
     assert all(now < before + OLDEST_S for before, now in late.values()), late
-    assert all(min(ways) < BACK_S for ways in took.values()), took
+    assert all(statistics.median(ways) < BACK_S and max(ways) < 2 * BACK_S for ways in took.values()), took
     assert all(one.polls > 20 for one in seen.values())
     world.assert_equal()
 
