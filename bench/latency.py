@@ -60,11 +60,8 @@ def _sustained(stage: Stage, streams: list[Watched], changes: int) -> Figure:
 
 
 def pace(batches: Sequence[Batch]) -> float:
-    """Records per second of a sink that has always something to do: from the end of the first batch on."""
-    first, *rest = batches
-    if not rest:
-        return first.rows / (first.durable - first.began)
-    return sum(one.rows for one in rest) / (rest[-1].durable - first.durable)
+    """Records per second of the time that a sink works."""
+    return sum(one.rows for one in batches) / sum(one.durable - one.began for one in batches)
 
 
 def _hops(stage: Stage, streams: list[Watched], rate: float, seconds: float, share: str = "") -> Iterator[Figure]:

@@ -1,6 +1,7 @@
 """The Spark session: its settings, the jars it is given and the Python it ships to its workers."""
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from cdc import java
 from cdc.errors import SparkError
 
 SETTINGS = {
@@ -59,7 +61,7 @@ OUT_OF_MEMORY = 52
 ENDING_S = 5.0
 """A call to Spark's process fails a little before the process is gone."""
 MEMORY_HINT = "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
-QUIET = Path(__file__).with_name("log4j2.properties")
+QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 PACKAGES = ("cdc", "sinks")
 """What an executor needs of this project; the client libraries are the worker's own Python's."""
 
@@ -73,7 +75,7 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     own = {
         "spark.sql.shuffle.partitions": tasks,
         "spark.jars": ",".join(map(str, jars)),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
+        "spark.driver.extraJavaOptions": shlex.join([QUIET, *java.collector()]),
     }
     here = master.startswith("local[")
     if here:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from cdc import java
 from cdc.errors import StackError
 from compose import health
 from compose.artifacts import Servers
@@ -159,7 +160,8 @@ class JavaServer(Server):
         """Return java with the options of a small server that leaves nothing outside its folder."""
         return [
             place.java,
-            *collected(shlex.split(java_options())),
+            *java.options(),
+            *java.collector(),
             *("-Xms128m", *self.heap, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={place.home / 'tmp'}",
@@ -232,7 +234,7 @@ class Elasticsearch(Server):
             **super().environment(place),
             # The start script's own Java would leave files in the system's folder and in the user's home.
             "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
-            "ES_JAVA_OPTS": java_options(),
+            "ES_JAVA_OPTS": shlex.join(java.options()),
             "ES_JAVA_HOME": str(place.java.parent.parent),
             "ES_PATH_CONF": str(place.conf),
             "ES_TMPDIR": str(tmp),
@@ -251,17 +253,6 @@ class Redis(Server):
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.redis(ports[self.name])
-
-
-def java_options() -> str:
-    """Return what the caller says for all Java on the machine: it is meant for the servers as well."""
-    return os.environ.get("JAVA_TOOL_OPTIONS", "")
-
-
-def collected(options: list[str]) -> list[str]:
-    """Options with a garbage collector: by default the one for throughput, whose pauses are short in a small heap."""
-    chosen = any(option.startswith("-XX:+Use") and option.endswith("GC") for option in options)
-    return options if chosen else [*options, "-XX:+UseParallelGC"]
 
 
 # In the order of starting; stopped in reverse.

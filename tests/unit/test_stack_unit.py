@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from cdc import java
 from cdc.errors import StackError
 from compose import artifacts, docker, health, machine, ports, process, servers, stack, versions, wheels
 from compose.book import Book
@@ -191,9 +192,11 @@ def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pyt
     assert servers.BY_NAME["elasticsearch"].environment(place)["ES_JAVA_OPTS"] == "-Dgiven=1 -Dother=2"
 
 
-def test_java_takes_one_collector() -> None:
-    assert servers.collected(["-Dgiven=1"]) == ["-Dgiven=1", "-XX:+UseParallelGC"]
-    assert servers.collected(["-XX:+UseSerialGC"]) == ["-XX:+UseSerialGC"]
+def test_java_takes_one_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1")
+    assert java.collector() == ["-XX:+UseParallelGC"]
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -XX:+UseSerialGC")
+    assert java.collector() == []
 
 
 # refusals
