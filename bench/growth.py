@@ -1,4 +1,4 @@
-"""W4, W7: the snapshot of a large table, what a change costs on it over what it costs on a small one, verification."""
+"""W4, W7: a large table: its snapshot, what a change costs on it beside a small one, verification, memory."""
 
 import time
 from collections import defaultdict
@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from bench.cost import Cost
 from bench.figure import Figure
-from bench.live import copy, verifying
+from bench.live import copy, growing, verifying
 from bench.paths import book
 from bench.stage import Stage
 from bench.workload import Data
@@ -27,6 +27,7 @@ def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iter
     with stage.beside("growth", list(tables), make) as other:
         rows = sum(sizes)
         yield from [*_snapshot(other, rows), *_compared(other, sizes, changes, times), *verifying(other, rows)]
+        yield from growing(other, sizes)
 
 
 def _snapshot(stage: Stage, rows: int) -> Iterator[Figure]:

@@ -60,8 +60,15 @@ def _sustained(stage: Stage, streams: list[Watched], changes: int) -> Figure:
 
 
 def pace(batches: Sequence[Batch]) -> float:
-    """Records per second of the time that a sink works."""
-    return sum(one.rows for one in batches) / sum(one.durable - one.began for one in batches)
+    """Records per second of a sink that has always something to do: from the end of the first batch on.
+
+    Where the first batch has most of them, it is that one's.
+    """
+    first, *rest = batches
+    rows = sum(one.rows for one in rest)
+    if rows < first.rows:
+        return first.rows / (first.durable - first.began)
+    return rows / (rest[-1].durable - first.durable)
 
 
 def _hops(stage: Stage, streams: list[Watched], rate: float, seconds: float, share: str = "") -> Iterator[Figure]:

@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import product
@@ -41,12 +41,9 @@ def idle(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
     quiet = subprocess.DEVNULL
     with subprocess.Popen(stage.command("run"), stdout=quiet, stderr=quiet) as run, ThreadPoolExecutor(1) as pool:
         try:
-            loaded, most = pool.submit(load), 0.0
-            while not loaded.done():
-                most = max(most, _bytes(run.pid))
-                time.sleep(0.5)
+            loaded = pool.submit(load)
+            used.ours.append(_peak(run, loaded.done))
             loaded.result()
-            used.ours.append(most / GB)
             time.sleep(WARM_S)
             with Meter({"run": run.pid}) as meter:
                 time.sleep(seconds)
@@ -55,6 +52,28 @@ def idle(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
             run.terminate()
     yield used
     yield resting
+
+
+def growing(stage: Stage, sizes: Sequence[int]) -> Iterator[Figure]:
+    """The memory of `cdc rebuild`, its verification included, of the largest table against that of the smallest."""
+    figure = Figure(f"memory of `cdc rebuild`, {sizes[-1]:,} rows / {sizes[0]:,}", "GB", 1.1, "limit", at_most=True)
+    for into, table in ((figure.limit, stage.tables[0]), (figure.ours, stage.tables[-1])):
+        words = stage.command("rebuild", "warehouse", "--table", table.qualified, "--keep", "0")
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as building:
+            into.append(_peak(building, lambda: building.poll() is not None))
+        if building.returncode:
+            raise DivergenceError(f"rebuild ended with {building.returncode}.", hint="a bug in the pipeline")
+    yield figure
+
+
+def _peak(process: "subprocess.Popen[bytes]", ended: Callable[[], bool]) -> float:
+    """The most that a process and its children have at once, GB, until something has ended."""
+    most = 0
+    while not ended():
+        with suppress(psutil.NoSuchProcess):
+            most = max(most, _bytes(process.pid))
+        time.sleep(0.5)
+    return most / GB
 
 
 def _bytes(pid: int) -> int:
