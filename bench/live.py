@@ -60,7 +60,7 @@ def growing(stage: Stage, sizes: Sequence[int]) -> Iterator[Figure]:
 
     With a small heap, which both fill: a larger one would only be filled by the larger table.
     """
-    figure = Figure(f"memory of `cdc rebuild`, {sizes[-1]:,} rows / {sizes[0]:,}", "GB", 1.2, "limit", at_most=True)
+    figure = Figure(f"memory of `cdc rebuild`, {sizes[-1]:,} rows / {sizes[0]:,}", "GB", 1.1, "limit", at_most=True)
     for into, table in ((figure.limit, stage.tables[0]), (figure.ours, stage.tables[-1])):
         words = stage.command("rebuild", "warehouse", "--table", table.qualified, "--keep", "0")
         little = {**os.environ, "SPARK_DRIVER_MEMORY": "640m"}
@@ -75,8 +75,7 @@ def _peak(process: "subprocess.Popen[bytes]", ended: Callable[[], bool]) -> floa
     """The most that a process and its children have at once, GB, until something has ended."""
     most = 0
     while not ended():
-        with suppress(psutil.NoSuchProcess):
-            most = max(most, _bytes(process.pid))
+        most = max(most, _bytes(process.pid))
         time.sleep(0.5)
     return most / GB
 
