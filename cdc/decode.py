@@ -50,18 +50,17 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
     """Every record as a change, in the form that a sink takes."""
     placeholder, envelope, after = Placeholder(reading.placeholder), F.col("envelope"), F.col("after")
     place, whole = ("topic", "partition", "offset"), ("record",) if reading.careful else ()
-    told = (*place, *whole, "key", "tombstone", "valid")
     opened = records.select(
-        *place,
+        *(*place, "value"),
         F.col("key").cast("string").alias("key"),
-        F.col("value").isNull().alias("tombstone"),
-        _is_text("key", "value").alias("valid"),
         F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
         *(F.struct("key", "value").alias(name) for name in whole),
     )
     # A select for each value that several others are made from: within one Spark would make it anew for each of them.
     named = opened.select(
-        *told,
+        *(*place, *whole, "key"),
+        F.col("value").isNull().alias("tombstone"),
+        _intact(envelope.after).alias("valid"),
         by_topic(tables, _id).alias("id"),
         envelope.op.alias("op"),
         F.when(envelope.op != "d", envelope.after).alias("after"),
@@ -71,8 +70,8 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
     )
     suspected = named.withColumn("suspected", placeholder.suspected(after))
     carried = suspected.select(
-        *told,
-        *("id", "op", "lsn", "commit_us", "origin"),
+        *(*place, *whole, "key", "tombstone", "valid", "id"),
+        *("op", "lsn", "commit_us", "origin"),
         placeholder.masked(after, F.col("suspected")).alias("after"),
         placeholder.kept(after, F.col("suspected")).alias("kept"),
     )
@@ -125,12 +124,10 @@ def _wrong(tables: Sequence[Table], form: Form, reading: Reading) -> Column:
     return found
 
 
-def _is_text(*names: str) -> Column:
-    """Whether bytes are UTF-8: Spark would replace what isn't, silently."""
-    return reduce(
-        lambda a, b: a & b,
-        (F.col(n).isNull() | F.try_validate_utf8(F.col(n).cast("string")).isNotNull() for n in names),
-    )
+def _intact(row: Column) -> Column:
+    """Whether key and row were UTF-8: what isn't becomes U+FFFD, silently, which a row may also hold by right."""
+    key, value = (F.try_validate_utf8(F.col(name).cast("string")).isNotNull() for name in ("key", "value"))
+    return (F.col("key").isNull() | key) & (~F.coalesce(row.contains("\ufffd"), F.lit(False)) | value)
 
 
 def _or_stop(wrong: Column) -> Column:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, stop_when_event_set
 from tenacity.wait import wait_exponential
 
-from cdc import decode
+from cdc import decode, pace
 from cdc.apply import Applier
 from cdc.change import Progress
 from cdc.errors import CdcError, KafkaUnavailable, SinkUnavailable
@@ -31,10 +31,9 @@ from cdc.log import consumer
 from cdc.settings import Pipeline
 from cdc.sink import Rewound, Sink
 from cdc.stand import Again, Describe, Stand
-from cdc.step import planned_ends
+from cdc.step import Ends, planned_ends
 from cdc.topics import Topics
 
-BATCH_OFFSETS = 100_000
 LOOK_S = 1.0
 """How often an idle stream looks at the control topics; a busy one does before every batch."""
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
@@ -84,6 +83,7 @@ class Stream:
         self._query: StreamingQuery | None = None
         self._caught_up_at = self._looked_at = time.time()
         self._window: list[tuple[float, int]] = []
+        self._limit = pace.FIRST
 
     def run(self, *, until_caught_up: bool = False) -> None:
         """Apply until stopped, or until everything that was in the topics at the start is applied.
@@ -95,7 +95,12 @@ class Stream:
             for attempt in self._patiently(_passing):
                 with attempt:
                     while self._run_query(until_caught_up):
-                        log.info("starts again", sink=self.sink.name, careful=self._stand.reading.careful)
+                        log.info(
+                            "starts again",
+                            sink=self.sink.name,
+                            careful=self._stand.reading.careful,
+                            limit=self._limit,
+                        )
             self.progress.state = "stopped" if self._stopping.is_set() else "caught up"
         except CdcError as error:
             if self._stopping.is_set() and _passing(error):
@@ -118,8 +123,7 @@ class Stream:
 
     def measure(self) -> Progress:
         """Bring lag and rate up to date; lag_records is 0 only when nothing was left at the last look."""
-        latest = _latest(self._query)
-        behind = sum(self._stand.behind(topic, end) for topic, end in latest.items())
+        behind = self._behind(_latest(self._query))
         now, done = time.time(), self._applier.total
         if not behind:
             self._caught_up_at = now
@@ -187,7 +191,7 @@ class Stream:
             .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in shapes.items()}))
             .option("startingOffsets", json.dumps(self._stand.offsets()))
             .option("failOnDataLoss", "true")
-            .option("maxOffsetsPerTrigger", BATCH_OFFSETS)
+            .option("maxOffsetsPerTrigger", self._limit)
             .load()
         )
         # A pool each, so that a long warehouse job doesn't hold up the cache.
@@ -213,7 +217,9 @@ class Stream:
                 # After the end of the batch is known: so it misses nothing that the batch could depend on.
                 if self._stand.moved() or (not self._shadow and self._stand.outrun()):
                     raise Again
+                offsets, began = self._behind(ends), time.monotonic()
                 self._applier.apply(decoded, ends)
+                self._pace(offsets, time.monotonic() - began)
             except (PySparkException, Py4JJavaError) as error:
                 self._failure = explain(error, self.sink.name)
                 raise
@@ -221,6 +227,21 @@ class Stream:
                 self._failure = error
                 raise
             self.progress.state, self.progress.error, self.progress.hint = "running", None, None
+
+    def _behind(self, ends: Ends) -> int:
+        """How many offsets lie between here and there."""
+        return sum(self._stand.behind(topic, end) for topic, end in ends.items())
+
+    def _pace(self, offsets: int, took_s: float) -> None:
+        """After a full batch, begin again where another limit suits what is left; not by one that had to wait."""
+        if offsets < self._limit / 2 or self.progress.state == "waiting":
+            return
+        ends = self._kafka.ends(list(self._stand.shapes))
+        left = self._behind({topic: dict(enumerate(end.offsets)) for topic, end in ends.items()})
+        limit = pace.fitting(self._limit, offsets, took_s, left)
+        if limit != self._limit:
+            self._limit = limit
+            raise Again
 
     def _insist(self) -> Retrying:
         """Try a step again after a pause, until told to stop; not when the destination has gone back by itself."""

@@ -34,8 +34,9 @@ class Placeholder:
 
     def suspected(self, row: Column) -> Column:
         """Whether a placeholder may be in there: cheap, for every record."""
-        raw = self.text.encode()
-        marks = (*(one for one in self.shapes[:3]), _compact(list(raw))[1:-1])
+        text, encoded, named, *_ = map(str, self.shapes)
+        # From a character on that rows have few of: at each of them more is compared.
+        marks = (text, encoded, named[8:], _compact(list(self.text.encode()))[3:-1])
         return reduce(lambda a, b: a | b, (row.contains(F.lit(mark)) for mark in marks))
 
     def kept(self, row: Column, suspected: Column) -> Column:

@@ -1,0 +1,20 @@
+"""How much of a backlog one batch takes: what a sink applies in ten seconds.
+
+Every batch costs a quarter of a second besides its records, and a large one writes a row once that has changed often. A
+batch that takes long is stopped late and, after a crash, done again; its bytes, whatever a record's size, are what the
+sink takes in that time.
+"""
+
+FIRST, LEAST, MOST = 100_000, 10_000, 1_000_000
+"""Offsets: of a sink's first batch, and the bounds of later ones."""
+TARGET_S = 10.0
+
+
+def fitting(limit: int, offsets: int, took_s: float, left: int) -> int:
+    """How many offsets a batch may span from now on, when one of so many has taken so long and so many are left.
+
+    The same as before where it doesn't matter: another limit costs a start of the query.
+    """
+    ideal = min(MOST, max(LEAST, int(offsets * TARGET_S / took_s)))
+    slower, quicker = ideal < limit / 2 and left > ideal, ideal > limit * 2 and left > limit * 2
+    return ideal if slower or quicker else limit

@@ -1,0 +1,44 @@
+"""How much of a backlog one batch takes."""
+
+import pytest
+
+from cdc.pace import LEAST, MOST, fitting
+
+PLENTY = 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("limit", "offsets", "took_s", "left", "found"),
+    [
+        (100_000, 100_000, 1.0, PLENTY, 1_000_000),
+        (100_000, 100_000, 2.5, PLENTY, 400_000),
+        # Not worth a start of the query: nearly right, or little is left.
+        (100_000, 100_000, 6.0, PLENTY, 100_000),
+        (100_000, 100_000, 15.0, PLENTY, 100_000),
+        (100_000, 100_000, 1.0, 150_000, 100_000),
+        (100_000, 100_000, 50.0, 15_000, 100_000),
+        (100_000, 100_000, 50.0, PLENTY, 20_000),
+        # By what the batch had, which may be less than it could have.
+        (100_000, 60_000, 30.0, PLENTY, 20_000),
+        (100_000, 100_000, 0.01, PLENTY, MOST),
+        (100_000, 100_000, 10_000.0, PLENTY, LEAST),
+        (MOST, MOST, 0.1, PLENTY, MOST),
+        (LEAST, LEAST, 1000.0, PLENTY, LEAST),
+    ],
+)
+def test_a_batch_takes_some_seconds(limit: int, offsets: int, took_s: float, left: int, found: int) -> None:
+    assert fitting(limit, offsets, took_s, left) == found
+
+
+def test_an_outage_is_caught_up_with_in_few_starts() -> None:
+    """A sink that takes 80,000 records a second, and 0.3 s a batch; after a while only 4,000."""
+    limit, left, starts, longest = 100_000, PLENTY, 0, 0.0
+    while left:
+        offsets = min(limit, left)
+        took_s = 0.3 + offsets / (80_000 if left > PLENTY / 2 else 4_000)
+        left -= offsets
+        changed = fitting(limit, offsets, took_s, left)
+        starts, limit = starts + (changed != limit), changed
+        longest = max(longest, took_s) if left < PLENTY / 3 else longest
+    assert starts == 2
+    assert longest < 20
