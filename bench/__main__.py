@@ -32,6 +32,7 @@ class Scale:
     rows     of the table that most parts share; `sizes` are those of the tables that are compared
     changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count;
              `bulk` what the connector drains and a rebuild reads: several batches of a stream
+    records  that a sink is behind, where it alone is measured
     times    repeats what has a ratio to reach; the rest is measured once
     seconds  of a load at a rate: at `shares` of what can be sustained, or at `rates` in transactions per second
     """
@@ -40,6 +41,7 @@ class Scale:
     changes: int
     backlog: int
     bulk: int
+    records: int
     times: int
     seconds: float
     shares: tuple[float, ...]
@@ -48,24 +50,33 @@ class Scale:
 
 
 SCALES = {
-    Size.S: Scale(5_000, 3_000, 3_000, 3_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
-    Size.M: Scale(40_000, 30_000, 60_000, 150_000, 3, 20.0, SHARES, (100_000, 1_000_000), RATES),
+    Size.S: Scale(5_000, 3_000, 3_000, 3_000, 10_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
+    Size.M: Scale(40_000, 30_000, 60_000, 150_000, 500_000, 3, 20.0, SHARES, (100_000, 1_000_000), RATES),
     Size.L: Scale(
-        1_000_000, 1_000_000, 1_000_000, 1_000_000, 3, 120.0, SHARES, (100_000, 1_000_000, 10_000_000), RATES
+        1_000_000,
+        1_000_000,
+        1_000_000,
+        1_000_000,
+        10_000_000,
+        3,
+        120.0,
+        SHARES,
+        (100_000, 1_000_000, 10_000_000),
+        RATES,
     ),
 }
 
 
 def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
     """What can be measured, in the order in which it is. Those with tables of their own come last."""
-    rows, changes, times = scale.rows, scale.changes, scale.times
+    rows, changes, records, times = scale.rows, scale.changes, scale.records, scale.times
     return {
         "rebuild": lambda stage: live.rebuilding(stage, scale.bulk),
         "capture": lambda stage: cases.capture(stage, rows, scale.bulk, times),
         "decode": lambda stage: cases.reading(stage, 1),
-        "redis": lambda stage: cases.apply_redis(stage, times),
-        "elasticsearch": lambda stage: cases.apply_elasticsearch(stage, times),
-        "changes": lambda stage: cases.apply_changes(stage, times),
+        "redis": lambda stage: cases.apply_redis(stage, records, times),
+        "elasticsearch": lambda stage: cases.apply_elasticsearch(stage, records, times),
+        "changes": lambda stage: cases.apply_changes(stage, records, times),
         "merge": lambda stage: cases.merge(stage, min(100_000, rows // 3), times),
         "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
         "single": lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK),

@@ -83,8 +83,16 @@ def reading(stage: Stage, times: int) -> Iterator[Figure]:
         yield figure
 
 
-def apply_redis(stage: Stage, times: int) -> Iterator[Figure]:
-    figure = Figure("apply to Redis", "records/s", 1.5, "rival", changes=stage.records())
+def _behind(stage: Stage, records: int) -> int:
+    """Let the topic hold at least so many records, by W1; how many they are."""
+    while (held := stage.records()) < records:
+        stage.data.mixed(max(300, (records - held) * 3 // 4))
+        stage.drained()
+    return held
+
+
+def apply_redis(stage: Stage, records: int, times: int) -> Iterator[Figure]:
+    figure = Figure("apply to Redis", "records/s", 1.5, "rival", changes=_behind(stage, records))
     url = stage.endpoints.redis
     sink = Redis("cache", url, stage.name)
 
@@ -103,8 +111,8 @@ def apply_redis(stage: Stage, times: int) -> Iterator[Figure]:
     yield figure
 
 
-def apply_elasticsearch(stage: Stage, times: int) -> Iterator[Figure]:
-    figure = Figure("apply to Elasticsearch", "records/s", 1.0, "rival", changes=stage.records())
+def apply_elasticsearch(stage: Stage, records: int, times: int) -> Iterator[Figure]:
+    figure = Figure("apply to Elasticsearch", "records/s", 1.0, "rival", changes=_behind(stage, records))
     url = stage.endpoints.elasticsearch
     sink = Elasticsearch("search", url, stage.name)
     sink.prepare(stage.table)
@@ -129,9 +137,9 @@ def apply_elasticsearch(stage: Stage, times: int) -> Iterator[Figure]:
     yield figure
 
 
-def apply_changes(stage: Stage, times: int) -> Iterator[Figure]:
+def apply_changes(stage: Stage, records: int, times: int) -> Iterator[Figure]:
     """The warehouse's log of changes alone: both append."""
-    figure = Figure("append to Delta changes", "records/s", 0.4, "rival", changes=stage.records())
+    figure = Figure("append to Delta changes", "records/s", 0.4, "rival", changes=_behind(stage, records))
     stage.apply(_log_alone(f"{stage.folder}/changes"))
     for number in range(times):
         folder = f"{stage.folder}/changes{number}"
