@@ -23,7 +23,7 @@ from cdc.verify import verify
 
 START_S = 600.0
 """How long applying may take."""
-WARM_S = 20.0
+WARM_S = 60.0
 """For what is still done after the last batch, and for the JVM to have compiled what it was at."""
 GB = 2**30
 

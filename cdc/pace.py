@@ -13,8 +13,9 @@ TARGET_S = 10.0
 def fitting(limit: int, offsets: int, took_s: float, left: int) -> int:
     """How many offsets a batch may span from now on, when one of so many has taken so long and so many are left.
 
-    The same as before where it doesn't matter: another limit costs a start of the query.
+    The same as before unless it is far off: another limit costs a start of the query, and half a batch takes more than
+    half the time.
     """
     ideal = min(MOST, max(LEAST, int(offsets * TARGET_S / took_s)))
-    slower, quicker = ideal < limit / 2 and left > ideal, ideal > limit * 2 and left > limit * 2
+    slower, quicker = ideal < limit / 4 and left > ideal, ideal > limit * 2 and left > limit * 2
     return ideal if slower or quicker else limit

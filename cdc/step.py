@@ -13,6 +13,8 @@ from cdc.sink import Batch
 
 Ends = Mapping[str, Mapping[int, int]]
 """Topic, partition: an offset."""
+COMPILED = 50_000
+"""Records from which expressions are compiled: a third less for each. A merge into a large table takes twice as long."""
 
 
 class Steps(NamedTuple):
@@ -51,11 +53,9 @@ def make_batch(
 ) -> Batch:
     """The records of a step, decoded in a sink's form, with their fold, plain or in full; lazy."""
     records = sum(step.offsets for step in steps)
-    small = records <= order.SMALL
-    # Compiled, a record takes a third less; a small batch would only wait for it.
-    decoded.sparkSession.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if small else "FALLBACK")
+    decoded.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if records > COMPILED else "NO_CODEGEN")
     # Each table's events are picked out of all of them: one task for each picks faster than one for every partition.
-    events = decoded.coalesce(1) if form == "events" and small else decoded
+    events = decoded.coalesce(1) if form == "events" and records <= order.SMALL else decoded
     return Batch(writer, tuple(steps), events, order.fold(events, form, records, tasks, plain=plain), plain)
 
 
