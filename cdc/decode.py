@@ -51,7 +51,8 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
     placeholder, envelope, after = Placeholder(reading.placeholder), F.col("envelope"), F.col("after")
     place, whole = ("topic", "partition", "offset"), ("record",) if reading.careful else ()
     opened = records.select(
-        *(*place, "value"),
+        *place,
+        "value",
         F.col("key").cast("string").alias("key"),
         F.from_json(F.col("value").cast("string"), ENVELOPE).alias("envelope"),
         *(F.struct("key", "value").alias(name) for name in whole),
@@ -70,8 +71,7 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
     )
     suspected = named.withColumn("suspected", placeholder.suspected(after))
     carried = suspected.select(
-        *(*place, *whole, "key", "tombstone", "valid", "id"),
-        *("op", "lsn", "commit_us", "origin"),
+        *(*place, *whole, "key", "tombstone", "valid", "id", "op", "lsn", "commit_us", "origin"),
         placeholder.masked(after, F.col("suspected")).alias("after"),
         placeholder.kept(after, F.col("suspected")).alias("kept"),
     )

@@ -14,7 +14,7 @@ from cdc.sink import Batch
 Ends = Mapping[str, Mapping[int, int]]
 """Topic, partition: an offset."""
 COMPILED = 50_000
-"""Records from which expressions are compiled: a third less for each. A merge into a large table takes twice as long."""
+"""Records from which expressions are compiled: a third less for each, but a merge of fewer takes twice as long."""
 
 
 class Steps(NamedTuple):

@@ -63,6 +63,8 @@ STRANGE += ["row", "kept", "problem", "value", "$.x", "[0]", "x,y", "NULL", "\n"
         (b'{"a":"k","b":1}', b'{"op":"z","after":null}'),
         (b'{"a":"k","b":1}', b'{"op":"c","after":null}'),
         (None, b'{"op":"c","after":{"a":"k","b":1}}'),
+        (b'{"a":"k","b":1}', b'{"op":"c","after":{"a":"k","b":1,"v":"\xff"}}'),
+        (b'{"a":"\xff","b":1}', b'{"op":"c","after":{"a":"k","b":1}}'),
     ],
 )
 def test_a_record_of_another_writer_is_named_by_its_place(
@@ -74,6 +76,13 @@ def test_a_record_of_another_writer_is_named_by_its_place(
     error = explain(caught.value, "search")
     assert isinstance(error, DecodeError)
     assert f"{ITEMS.topic} partition 1 offset 42" in error.message
+
+
+def test_a_text_may_hold_what_stands_for_bytes_that_are_none(spark: "SparkSession") -> None:
+    row = {"a": "\ufffd", "b": 1, "v": "\ufffd", "n": 1}
+    record = Raw(packed({"a": row["a"], "b": 1}), packed(envelope("c", None, row)), ITEMS.topic, 0, 0)
+    (found,) = decode.decoded(framed(spark, [record]), [ITEMS], "documents", Reading()).collect()
+    assert json.loads(found["document"]) == row
 
 
 def test_many_tables_in_one_batch(spark: "SparkSession") -> None:
