@@ -35,16 +35,18 @@ class Batch:
 
 
 class Watched(Stream):
-    """A stream that keeps its last query, ended or not."""
+    """A stream that keeps its last query, ended or not, and when the first one was ready to begin, Unix seconds."""
 
     query: StreamingQuery
+    began: float | None = None
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         self.query = super()._start(folder, until_caught_up)
+        self.began = self.began or time.time()
         return self.query
 
     def batches(self, ends: Mapping[str, Position] | None = None) -> list[Batch]:
-        """All that are done; with ends, once they are past those: Spark tells of a batch just after its end."""
+        """Those of the last query that are done; with ends, once past these: Spark tells of a batch just after its end."""
         deadline = time.monotonic() + LATE_S
         while True:
             found = [_batch(one) for one in self.query.recentProgress if one["sources"][0]["endOffset"]]

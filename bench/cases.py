@@ -176,11 +176,12 @@ def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
 
 def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> None:
     with stage.meter() as meter:
-        batches = stage.apply(sink).batches()
+        applied = stage.apply(sink)
     if check and not stage.equal(sink):
         raise DivergenceError(f"{figure.name}: the view differs from its source.", hint="a bug in the pipeline")
     # Without the query's start, as the rival is without its own.
-    figure.ours.append(figure.changes / (batches[-1].durable - batches[0].began))
+    assert applied.began
+    figure.ours.append(figure.changes / (applied.batches()[-1].durable - applied.began))
     figure.costs.append(meter.cost)
 
 

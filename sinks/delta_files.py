@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Mode = Literal["append", "overwrite"]
 URI = re.compile(r"[a-z0-9]+:/")
 WRITTEN = "path string, size long, stats string"
-GROUP_ROWS = 100_000
-"""Rows of a row group, which are in a worker's memory at once."""
+GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
+"""Of a row group, which is in a worker's memory at once."""
 MARKS = "deletionVectors"
 """What readers of a table have to know of whose rows may be marked as deleted."""
 LONGEST = 32
@@ -213,7 +213,8 @@ def _groups(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
     held: list[Any] = []
     for part in parts:
         held.append(part)
-        if sum(one.num_rows for one in held) >= GROUP_ROWS:
+        rows, size = (sum(getattr(one, name) for one in held) for name in ("num_rows", "nbytes"))
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
             yield pa.Table.from_batches(held)
             held = []
     if sum(one.num_rows for one in held):

@@ -18,7 +18,7 @@ from cdc.errors import DivergenceError
 
 def stage(*, equal: bool) -> Any:
     meter = SimpleNamespace(cost=Cost(seconds=5.0))
-    stream = SimpleNamespace(batches=lambda: [batch(1.0, 2.0, 50), batch(2.0, 3.0, 100)])
+    stream = SimpleNamespace(began=1.0, batches=lambda: [batch(2.0, 3.0, 100)])
     context = SimpleNamespace(sinks=lambda _: [])
     return SimpleNamespace(
         meter=lambda: nullcontext(meter), apply=lambda _: stream, equal=lambda *_: equal, context=context
