@@ -46,7 +46,7 @@ class Watched(Stream):
         return self.query
 
     def batches(self, ends: Mapping[str, Position] | None = None) -> list[Batch]:
-        """Those of the last query that are done; with ends, once past these: Spark tells of a batch just after its end."""
+        """Those of the last query that are done; with ends, once past these: Spark tells of a batch after its end."""
         deadline = time.monotonic() + LATE_S
         while True:
             found = [_batch(one) for one in self.query.recentProgress if one["sources"][0]["endOffset"]]
