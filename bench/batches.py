@@ -38,7 +38,7 @@ class Watched(Stream):
     """A stream that keeps its last query, ended or not, and when the first one was ready to begin, Unix seconds."""
 
     query: StreamingQuery
-    began: float | None = None
+    began = 0.0
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         self.query = super()._start(folder, until_caught_up)

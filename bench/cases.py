@@ -180,7 +180,6 @@ def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> No
     if check and not stage.equal(sink):
         raise DivergenceError(f"{figure.name}: the view differs from its source.", hint="a bug in the pipeline")
     # Without the query's start, as the rival is without its own.
-    assert applied.began
     figure.ours.append(figure.changes / (applied.batches()[-1].durable - applied.began))
     figure.costs.append(meter.cost)
 

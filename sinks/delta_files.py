@@ -211,13 +211,14 @@ def _groups(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
     import pyarrow as pa
 
     held: list[Any] = []
+    rows = size = 0
     for part in parts:
         held.append(part)
-        rows, size = (sum(getattr(one, name) for one in held) for name in ("num_rows", "nbytes"))
+        rows, size = rows + part.num_rows, size + part.nbytes
         if rows >= GROUP_ROWS or size >= GROUP_BYTES:
             yield pa.Table.from_batches(held)
-            held = []
-    if sum(one.num_rows for one in held):
+            held, rows, size = [], 0, 0
+    if rows:
         yield pa.Table.from_batches(held)
 
 

@@ -1,0 +1,20 @@
+"""What a worker holds of a file that it writes."""
+
+import pyarrow as pa
+import pytest
+
+from sinks.delta_files import GROUP_BYTES, GROUP_ROWS, _groups
+
+
+@pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])
+def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> None:
+    part = pa.record_batch({"text": ["x" * width] * 100})
+    found = [(group.num_rows, group.nbytes) for group in _groups(iter([part] * 24))]
+    assert sum(rows for rows, _ in found) == 2400
+    assert len(found) == groups
+    assert all(size < GROUP_BYTES + part.nbytes for _, size in found)
+
+
+def test_a_row_group_is_bounded_by_rows() -> None:
+    part = pa.record_batch({"number": [1] * 1000})
+    assert [group.num_rows for group in _groups(iter([part] * 101))] == [GROUP_ROWS, 1000]
