@@ -1,7 +1,10 @@
-"""What every Java here is started with: what the caller says for all of them, and a garbage collector."""
+"""What every Java here is started with: what the caller says for all of them, and what suits a small machine."""
 
 import os
 import shlex
+
+PATIENCE = "-XX:CompileThresholdScaling"
+"""How much later than usual a method is compiled."""
 
 
 def options() -> list[str]:
@@ -9,7 +12,13 @@ def options() -> list[str]:
     return shlex.split(os.environ.get("JAVA_TOOL_OPTIONS", ""))
 
 
-def collector() -> list[str]:
-    """The one for throughput, whose pauses are short in a small heap; nothing where the caller has named one."""
-    named = any(option.startswith("-XX:+Use") and option.endswith("GC") for option in options())
-    return [] if named else ["-XX:+UseParallelGC"]
+def tuning() -> list[str]:
+    """A choice of our own where the caller has made none.
+
+    The garbage collector for throughput, whose pauses are short in a small heap. And few compiled methods: what runs
+    now and then, as most of Spark's planning does, was compiled all the same, which took half of a cold start's CPU.
+    """
+    said = options()
+    collected = any(option.startswith("-XX:+Use") and option.endswith("GC") for option in said)
+    compiled = any(option.startswith(PATIENCE) for option in said)
+    return [*([] if collected else ["-XX:+UseParallelGC"]), *([] if compiled else [f"{PATIENCE}=4"])]

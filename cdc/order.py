@@ -37,12 +37,17 @@ def fold(
     Newest is the greatest offset: a key lives in one partition, and the offset is its only order.
     """
     value = "after" if form == "events" else "document"
-    # Both ways satisfy the grouping below, so Spark adds no further exchange.
-    placed = changes.coalesce(1) if records <= SMALL else changes.repartition(tasks, "topic", "partition")
     # By id first: Spark sorts by them in this order, and compares the first bytes of the first one quickly.
-    keyed = placed.groupBy("id", "partition", "topic")
+    keys = ("id", "partition", "topic")
+    # Both ways satisfy the grouping, so Spark adds no further exchange.
+    if records <= SMALL:
+        keyed = changes.coalesce(1).groupBy(*keys)
+    else:
+        # In turn: by a hash, which is what Spark does unasked, one of two tasks had three of four partitions.
+        turn = F.pmod(F.col("partition") + F.hash("topic"), F.lit(tasks))
+        keyed = changes.withColumn("task", turn).repartitionById(tasks, "task").groupBy(*keys, "task")
     if plain:
-        return keyed.agg(*_newest(value)).sortWithinPartitions("topic", "partition", "first")
+        return keyed.agg(*_newest(value)).drop("task").sortWithinPartitions("topic", "partition", "first")
     beyond, careful = tuple(further), "problem" in changes.columns
     grouped = keyed.agg(*_aggregates(value, beyond, careful=careful))
     chained = grouped.select(*_chained(value, beyond, careful=careful))

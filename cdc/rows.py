@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from functools import cache, reduce
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc import types
@@ -17,6 +17,8 @@ from cdc.types import Kind
 
 UNHOLDABLE = "cdc cannot hold a value of"
 """First words of a failure that Spark reports as text; `cdc.explain` gives it its class back."""
+PARSED = "_cdc_wire"
+"""The column in which `parsed` leaves a row for `columns`."""
 ESCAPED = r'["\\\x00-\x1f]'
 """What a text in JSON has only behind a backslash, and the backslash."""
 # Jackson writes these escapes with capitals, Postgres and Python without.
@@ -132,13 +134,26 @@ def wire_fields(columns: Iterable[Shape]) -> str:
     return ", ".join(f"{quoted(column.name)} {types.kind(column.type).wire}" for column in columns)
 
 
+def parsed(frame: DataFrame, table: Table, source: str) -> DataFrame:
+    """The frame and the row that an expression of it has as JSON text, for `columns`.
+
+    In a select of its own: within one Spark would parse it anew for each use of each column.
+    """
+    return frame.select("*", _parsed(table, source))
+
+
 @cache
-def columns(table: Table, source: str) -> list[Column]:
-    """The JSON text in column `source` as warehouse columns, named like the table's own.
+def _parsed(table: Table, source: str) -> Column:
+    return wire(table, F.expr(source)).alias(PARSED)
+
+
+@cache
+def columns(table: Table) -> list[Column]:
+    """What `parsed` has found as warehouse columns, named like the table's own.
 
     A value that its column can't hold (a numeric(10,2) that is NaN) stops the batch and names the column.
     """
-    row = wire(table, F.col(source))
+    row = F.col(PARSED)
     return [_held(table, column.name, row.getField(column.name)).alias(column.name) for column in table.columns]
 
 

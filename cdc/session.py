@@ -75,7 +75,7 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     own = {
         "spark.sql.shuffle.partitions": tasks,
         "spark.jars": ",".join(map(str, jars)),
-        "spark.driver.extraJavaOptions": shlex.join([QUIET, *java.collector()]),
+        "spark.driver.extraJavaOptions": shlex.join([QUIET, *java.tuning()]),
     }
     here = master.startswith("local[")
     if here:

@@ -161,7 +161,7 @@ class JavaServer(Server):
         return [
             place.java,
             *java.options(),
-            *java.collector(),
+            *java.tuning(),
             *("-Xms128m", *self.heap, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={place.home / 'tmp'}",

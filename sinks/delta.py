@@ -271,14 +271,14 @@ class Delta:
             raise mismatch(advance.table, _position(left), _position(stored), ours=ours)
 
     def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, lacking: bool) -> "DataFrame":
-        """What to merge: as `delta_write.row`; with `_cdc_view` where the mirror has to be asked for values."""
+        """What to merge: as `delta_write.changed`; with `_cdc_view` where the mirror has to be asked for values."""
         from sinks import delta_partial
 
         changes = delta_write.unseen(batch.changes, advance, stored).where("offset IS NOT NULL")
         if lacking:
             folder = None if stored is None else self.folder(advance.table, "mirror")
             return delta_partial.completed(changes, advance.table, folder, self.name)
-        return changes.select(*delta_write.row(advance.table))
+        return delta_write.changed(changes, advance.table)
 
     def _misfits(self, table: Table, kind: str) -> bool:
         found = self._commits.table(self.folder(table, kind))

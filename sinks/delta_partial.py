@@ -24,7 +24,7 @@ def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str)
     from cdc import rows
 
     layers = _layers(changes)
-    typed = layers.select(*layers.columns, *rows.columns(table, "_cdc_row"))
+    typed = rows.parsed(layers, table, "_cdc_row").select(*layers.columns, *rows.columns(table))
     names = [column.name for column in table.columns]
     found = typed.groupBy(*NAMED, "_cdc_gone").agg(
         # The search ends at a change without a row: what lay before it is void.

@@ -17,9 +17,11 @@ OWN = ("_cdc_gone", "_cdc_view")
 
 def events(batch: Batch, advance: Advance, stored: Stored | None) -> "DataFrame":
     """What is new of a table's events, as rows of its log of changes."""
+    from cdc import rows
+
     new = unseen(batch.events, advance, stored).where("op IS NOT NULL")
     # Of a deleted row only the key is known for sure.
-    return new.selectExpr("*", "coalesce(after, key) AS row").select(*_event(advance.table))
+    return rows.parsed(new, advance.table, "coalesce(after, key)").select(*_event(advance.table))
 
 
 # Columns are made once a table: the calls into the JVM cost as much as the rest of a small batch.
@@ -31,18 +33,24 @@ def _event(table: Table) -> "tuple[Column, ...]":
 
     own = ("id", "op", "partition", "offset", "lsn", "kept")
     named = (F.col(name).alias(f"_cdc_{name}") for name in own)
-    return *named, F.timestamp_micros("commit_us").alias("_cdc_commit"), *rows.columns(table, "row")
+    return *named, F.timestamp_micros("commit_us").alias("_cdc_commit"), *rows.columns(table)
+
+
+def changed(changes: "DataFrame", table: Table) -> "DataFrame":
+    """What folded changes bring to a mirror: `_cdc_id`, `_cdc_partition`, `_cdc_offset`, the columns, `_cdc_gone`."""
+    from cdc import rows
+
+    return rows.parsed(changes, table, "after").select(*_changed(table))
 
 
 @cache
-def row(table: Table) -> "tuple[Column, ...]":
-    """What a folded change brings to a mirror: `_cdc_id`, `_cdc_partition`, `_cdc_offset`, the columns, `_cdc_gone`."""
+def _changed(table: Table) -> "tuple[Column, ...]":
     from pyspark.sql import functions as F
 
     from cdc import rows
 
     named = (F.col(name).alias(f"_cdc_{name}") for name in ("id", "partition", "offset"))
-    return *named, *rows.columns(table, "after"), F.col("after").isNull().alias("_cdc_gone")
+    return *named, *rows.columns(table), F.col("after").isNull().alias("_cdc_gone")
 
 
 def first(source: "DataFrame") -> "DataFrame":

@@ -138,7 +138,7 @@ def test_forms_of_a_value(spark: "SparkSession", null: bool) -> None:
     text = held.select(rows.document(made, F.col("after"))).collect()[0][0]
     found = [json.loads(text)[name] for name in names]
     assert wrong(found, document) == []
-    columns = held.select(*rows.columns(made, "after"))
+    columns = rows.parsed(held, made, "after").select(*rows.columns(made))
     shown = columns.select(*(F.col(name).cast("string") for name in names)).collect()[0]
     assert wrong(list(shown), column) == []
     back = json.loads(columns.select(rows.document_of_columns(made)).collect()[0][0])
@@ -165,9 +165,10 @@ def test_a_value_that_the_connector_damaged_is_told(spark: "SparkSession") -> No
 def test_a_value_that_the_connector_damaged_enters_no_view(spark: "SparkSession", type_: str, wire: Any) -> None:
     made = wide([type_])
     held = spark.createDataFrame([(compact({"id": 1, "v0": wire}),)], "after string")
-    for forms in ([rows.document(made, F.col("after"))], rows.columns(made, "after")):
+    document = held.select(rows.document(made, F.col("after")))
+    for frame in (document, rows.parsed(held, made, "after").select(*rows.columns(made))):
         with pytest.raises(PySparkException) as caught:
-            held.select(*forms).collect()
+            frame.collect()
         error = explain(caught.value, "search")
         assert f"public.x.v0 ({type_})" in error.message
         assert str(wire) not in error.message
@@ -180,7 +181,7 @@ def test_a_value_that_the_connector_damaged_enters_no_view(spark: "SparkSession"
 def test_a_value_that_no_column_holds_is_refused_by_name_alone(spark: "SparkSession", type_: str, wire: Any) -> None:
     held = spark.createDataFrame([(compact({"id": 1, "v0": wire}),)], "after string")
     with pytest.raises(PySparkException) as caught:
-        held.select(*rows.columns(wide([type_]), "after")).collect()
+        rows.parsed(held, wide([type_]), "after").select(*rows.columns(wide([type_]))).collect()
     error = explain(caught.value, "warehouse")
     assert f"public.x.v0 ({type_})" in error.message
     assert str(wire) not in error.message

@@ -192,11 +192,13 @@ def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pyt
     assert servers.BY_NAME["elasticsearch"].environment(place)["ES_JAVA_OPTS"] == "-Dgiven=1 -Dother=2"
 
 
-def test_java_takes_one_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_tuned_where_the_caller_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1")
-    assert java.collector() == ["-XX:+UseParallelGC"]
+    assert java.tuning() == ["-XX:+UseParallelGC", "-XX:CompileThresholdScaling=4"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -XX:+UseSerialGC")
-    assert java.collector() == []
+    assert java.tuning() == ["-XX:CompileThresholdScaling=4"]
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:CompileThresholdScaling=1")
+    assert java.tuning() == ["-XX:+UseParallelGC"]
 
 
 # refusals
