@@ -1,6 +1,7 @@
 """Decode and fold in Spark against their plain twins, records of another making included."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -219,6 +220,21 @@ def test_a_plain_fold_fails_where_a_value_lacks(spark: "SparkSession") -> None:
     with pytest.raises(PySparkException, match=order.LACKING):
         order.fold(decoded, "documents", 3, tasks=2, plain=True).collect()
     assert order.fold(decoded, "documents", 3, tasks=2).count() == 1
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_tasks_take_partitions_in_turn(spark: "SparkSession", plain: bool) -> None:
+    """By Spark's own hash, one of two tasks has three of some topics' four."""
+    records = [(topic, partition, partition) for topic in "abc" for partition in range(4)]
+    named = spark.createDataFrame(records, "topic string, partition int, offset bigint")
+    changes = named.selectExpr(
+        "*", "'1' AS id", "CAST(NULL AS array<string>) AS kept", "false AS dead", "'{}' AS document"
+    )
+    folded = order.fold(changes, "documents", order.SMALL + 1, tasks=2, plain=plain)
+    assert "task" not in folded.columns
+    placed = folded.select("topic", "partition", F.spark_partition_id().alias("at")).collect()
+    shares = Counter((row["topic"], row["at"]) for row in placed)
+    assert shares == {(topic, at): 2 for topic in "abc" for at in range(2)}
 
 
 LONG = "x" * 600

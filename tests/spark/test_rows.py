@@ -145,6 +145,19 @@ def test_forms_of_a_value(spark: "SparkSession", null: bool) -> None:
     assert wrong([back[name] for name in names], document) == []
 
 
+def test_a_row_is_parsed_once(spark: "SparkSession") -> None:
+    """Not once for each use of each column, which took most of what the warehouse does."""
+    made = wide([type_ for type_, *_ in TYPES])
+    # Neither rows nor a constant, which Spark would parse while it plans.
+    held = spark.range(1).selectExpr("CAST(id AS string) AS after")
+    columns = rows.parsed(held, made, "after").select(*rows.columns(made))
+    plan, parsed = columns._jdf.queryExecution().optimizedPlan(), 0
+    while plan.children().size():
+        parsed += plan.expressions().mkString().count("from_json(")
+        plan = plan.children().head()
+    assert parsed == 1
+
+
 def wrong(found: list[Any], expected: list[Any]) -> list[tuple[str, Any, Any]]:
     pairs = zip(TYPES, found, expected, strict=True)
     return [(one[0], got, wanted) for one, got, wanted in pairs if got != wanted]
