@@ -14,7 +14,7 @@ from cdc import decode, order, tree, types
 from cdc.change import Advance, Applied, Form, Stored, Table
 from cdc.change import Column as TableColumn
 from cdc.decode import Reading
-from cdc.rows import columns, document_of_columns
+from cdc.rows import columns, document_of_columns, parsed
 from cdc.sink import Batch, Sink, stored_after
 from cdc.toast import Placeholder
 from sinks import delta_write, elasticsearch_bulk
@@ -229,7 +229,7 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     """A numeric(38,18) through the columns of a warehouse and back, as `cdc verify` sees it."""
     made = Table("public", name, (TableColumn("id", "bigint", False), TableColumn("v", "numeric(38,18)")), ("id",), "t")
     row = f'{{"id":1,"v":"{EXACT}"}}'
-    held = spark.createDataFrame([(row,)], "after string").select(*columns(made, "after"))
+    held = parsed(spark.createDataFrame([(row,)], "after string"), made, "after").select(*columns(made))
     view = held.select(F.lit("1").alias("id"), document_of_columns(made).alias("document"))
     source = spark.createDataFrame([("1", row)], "id string, document string")
     return [(found["kind"], found["column"]) for found in tree.differing(made, source, view).collect()]
