@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.change import Position
@@ -41,27 +42,35 @@ class Watched(Stream):
     began = 0.0
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
+        self._read: dict[int, int] = {}
         self.query = super()._start(folder, until_caught_up)
         self.began = self.began or time.time()
         return self.query
+
+    def _apply(self, decoded: DataFrame, folder: str, number: int) -> None:
+        before = self._applier.total.read
+        try:
+            super()._apply(decoded, folder, number)
+        finally:
+            # Spark's own count misses what a batch reads without its query.
+            self._read[number] = self._applier.total.read - before
 
     def batches(self, ends: Mapping[str, Position] | None = None) -> list[Batch]:
         """Those of the last query that are done; with ends, once past these: Spark tells of a batch after its end."""
         deadline = time.monotonic() + LATE_S
         while True:
-            found = [_batch(one) for one in self.query.recentProgress if one["sources"][0]["endOffset"]]
+            found = [self._told(one) for one in self.query.recentProgress if one["sources"][0]["endOffset"]]
             if ends is None or (found and found[-1].past(ends)):
                 return found
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.sink.name} hasn't told of its last batch")
             time.sleep(0.1)
 
-
-def _batch(progress: Any) -> Batch:
-    began = datetime.fromisoformat(progress["timestamp"]).timestamp()
-    took, source = progress["durationMs"], progress["sources"][0]
-    durable = began + (took["triggerExecution"] - took.get("commitOffsets", 0)) / 1000
-    return Batch(began, durable, progress["numInputRows"], _offsets(source["endOffset"]))
+    def _told(self, progress: Any) -> Batch:
+        began = datetime.fromisoformat(progress["timestamp"]).timestamp()
+        took, source = progress["durationMs"], progress["sources"][0]
+        durable = began + (took["triggerExecution"] - took.get("commitOffsets", 0)) / 1000
+        return Batch(began, durable, self._read[progress["batchId"]], _offsets(source["endOffset"]))
 
 
 def _offsets(told: Any) -> Mapping[str, Mapping[str, int]]:

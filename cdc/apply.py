@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -9,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tenacity import Retrying
 
+from cdc import backlog
 from cdc.change import Applied
 from cdc.errors import CdcError, DecodeError, Fenced, SinkError
 from cdc.explain import Unholdable, explain
@@ -18,7 +20,7 @@ from cdc.redrive import redrive
 from cdc.settings import Pipeline
 from cdc.sink import Batch, Key, Refused, Sink
 from cdc.stand import Again, Stand
-from cdc.step import Ends, Steps, make_batch
+from cdc.step import Ends, Steps, large, make_batch
 from cdc.topics import Topics
 
 OF_A_RECORD = (DecodeError, Refused, Unholdable)
@@ -144,6 +146,10 @@ class Applier:
     def _batch(self, steps: Steps, decoded: DataFrame, *, plain: bool = False) -> Batch:
         every = steps.seen or steps.kept
         batch = make_batch(self._writer, self._sink.form, every, decoded, self.tasks, plain=plain)
+        reading, tables = self._stand.reading, self._stand.tables
+        if plain and not reading.floors and large(every):
+            parts = backlog.parts(decoded.sparkSession, self._pipeline.kafka, itertools.chain(*steps), self.tasks)
+            return replace(batch, changes=backlog.newest(parts, tables, reading))
         if "problem" not in decoded.columns:
             return batch
         return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)

@@ -46,10 +46,12 @@ class Reading:
         return replace(self, careful=True)
 
 
-def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Reading) -> DataFrame:
-    """Every record as a change, in the form that a sink takes."""
+def decoded(
+    records: DataFrame, tables: Sequence[Table], form: Form, reading: Reading, further: Sequence[str] = ()
+) -> DataFrame:
+    """Every record as a change, in the form that a sink takes, with further columns that it has."""
     placeholder, envelope, after = Placeholder(reading.placeholder), F.col("envelope"), F.col("after")
-    place, whole = ("topic", "partition", "offset"), ("record",) if reading.careful else ()
+    place, whole = ("topic", "partition", "offset", *further), ("record",) if reading.careful else ()
     opened = records.select(
         *place,
         "value",
@@ -77,7 +79,12 @@ def decoded(records: DataFrame, tables: Sequence[Table], form: Form, reading: Re
     )
     wrong = _wrong(tables, form, reading)
     good = carried.withColumn("problem", wrong) if reading.careful else carried.withColumn("id", _or_stop(wrong))
-    return good.select(*_columns(tables, form, reading))
+    return good.select(*further, *_columns(tables, form, reading))
+
+
+def named(tables: Sequence[Table]) -> Column:
+    """The id of a record as Kafka has it."""
+    return by_topic(tables, lambda table: row_id(table, F.col("key").cast("string")))
 
 
 def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Column]:

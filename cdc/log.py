@@ -21,6 +21,11 @@ FETCHES = {
     "kafka.max.poll.records": "2000",
 }
 
+EARLIEST = -2
+"""As an offset to start from: the first that the broker has."""
+Spans = dict[tuple[str, int], tuple[int, int]]
+"""By topic and partition: an offset to start from, one to stop before."""
+
 
 def consumer(bootstrap: str) -> dict[str, str]:
     """Options of Spark's Kafka source, for a stream as for a batch: whose topics, and how records are fetched."""
@@ -38,15 +43,28 @@ class Tally:
 
 def records(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:
     """Every committed record below the ends: key, value binary; topic, partition, offset, timestamp."""
-    last = {topic: {str(at): offset for at, offset in enumerate(end.offsets)} for topic, end in ends.items()}
+    places = {(topic, at): (EARLIEST, offset) for topic, end in ends.items() for at, offset in enumerate(end.offsets)}
+    return between(spark, bootstrap, places)
+
+
+def between(spark: SparkSession, bootstrap: str, spans: Spans) -> DataFrame:
+    """Every committed record of these spans, as `records` gives them."""
+    starts, ends = ({place: span[at] for place, span in spans.items()} for at in (0, 1))
     return (
         spark.read.format("kafka")
         .options(**consumer(bootstrap))
-        .option("assign", json.dumps({topic: list(range(end.partition_count)) for topic, end in ends.items()}))
-        .option("startingOffsets", "earliest")
-        .option("endingOffsets", json.dumps(last))
+        .option("assign", json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}))
+        .option("startingOffsets", json.dumps(_by_topic(starts)))
+        .option("endingOffsets", json.dumps(_by_topic(ends)))
         .load()
     )
+
+
+def _by_topic(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[partition] = offset
+    return found
 
 
 def tally(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> dict[str, list[Tally]]:

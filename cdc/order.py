@@ -58,15 +58,19 @@ def fold(
 @cache
 def _newest(value: str) -> tuple[Column, ...]:
     living = F.when(~F.col("dead"), F.col("offset"))
-    whole = F.when(F.col("kept").isNull(), F.col(value)).otherwise(F.raise_error(F.lit(LACKING)).cast("string"))
     return (
         F.count_if(F.col("offset") >= 0).alias("records"),
         F.count_if("dead").alias("dead"),
         F.lit(0).cast("long").alias("quarantined"),
         F.max(living).alias("offset"),
-        F.max_by(whole, living).alias(value),
+        F.max_by(whole(value), living).alias(value),
         F.max(living).alias("first"),
     )
+
+
+def whole(value: str) -> Column:
+    """The value of a change that has all of it; another one stops the batch."""
+    return F.when(F.col("kept").isNull(), F.col(value)).otherwise(F.raise_error(F.lit(LACKING)).cast("string"))
 
 
 @cache

@@ -5,7 +5,7 @@ batch that takes long is stopped late and, after a crash, done again; its bytes,
 sink takes in that time.
 """
 
-FIRST, LEAST, MOST = 200_000, 10_000, 1_000_000
+FIRST, LEAST, MOST = 300_000, 10_000, 1_000_000
 """Offsets: of a sink's first batch, and the bounds of later ones."""
 TARGET_S = 10.0
 

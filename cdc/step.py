@@ -48,12 +48,17 @@ def advances(
     return found
 
 
+def large(steps: Sequence[Advance]) -> bool:
+    """Whether it pays to prepare a batch of so many records at length."""
+    return sum(step.offsets for step in steps) > COMPILED
+
+
 def make_batch(
     writer: str, form: Form, steps: Sequence[Advance], decoded: DataFrame, tasks: int, *, plain: bool = False
 ) -> Batch:
     """The records of a step, decoded in a sink's form, with their fold, plain or in full; lazy."""
     records = sum(step.offsets for step in steps)
-    decoded.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if records > COMPILED else "NO_CODEGEN")
+    decoded.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if large(steps) else "NO_CODEGEN")
     # Each table's events are picked out of all of them: one task for each picks faster than one for every partition.
     events = decoded.coalesce(1) if form == "events" and records <= order.SMALL else decoded
     return Batch(writer, tuple(steps), events, order.fold(events, form, records, tasks, plain=plain), plain)

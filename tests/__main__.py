@@ -11,7 +11,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-MOVED = tuple(f"tests/scenarios/test_{name}.py" for name in ("audit", "compaction", "source_faults", "types"))
+MOVED = tuple(
+    f"tests/scenarios/test_{name}.py" for name in ("audit", "backlog", "compaction", "source_faults", "types")
+)
 """Scenarios of the first half, so that both end at about the same time."""
 HALVES: Mapping[str, Sequence[str]] = {
     "servers": ("tests/unit", "tests/spark", "tests/contract", "tests/integration", *MOVED),

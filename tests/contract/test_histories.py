@@ -8,7 +8,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from cdc import decode
+from cdc import backlog, decode
 from cdc.change import Advance, Applied, Position
 from cdc.decode import Reading
 from cdc.errors import CdcError
@@ -90,7 +90,11 @@ class Consumer:
         reading = Reading(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         decoded = decode.decoded(frame(self.spark, records), [world.table], form, reading)
         plain = form == "documents" and PLACEHOLDER not in str([record.value for _, record in records])
-        return make_batch(self.writer, form, [advance], decoded, tasks=2, plain=plain)
+        batch = make_batch(self.writer, form, [advance], decoded, tasks=2, plain=plain)
+        if not plain or reading.floors or sum(until) % 2:
+            return batch
+        parts = [frame(self.spark, [one for one in records if one[1].partition % 2 == turn]) for turn in (0, 1)]
+        return replace(batch, changes=backlog.newest(parts, [world.table], reading))
 
     def send(self, batch: Batch) -> Applied:
         try:

@@ -13,9 +13,6 @@ import pytest
 import redis
 from kafka import KafkaConsumer, TopicPartition
 
-from cdc import pace
-from cdc.context import Context
-from cdc.verify import compare
 from compose import stack as servers
 from sample.load import load
 from sample.replay import replay
@@ -149,33 +146,6 @@ def test_a_stopped_index_catches_up_alone(world: "World") -> None:
         writer.join()
         world.settle()
     world.assert_equal()
-
-
-@pytest.mark.parametrize(
-    ("first", "bounds", "target_s", "batches"),
-    [(50, (50, 500), 60.0, range(4, 12)), (1000, (100, 1000), 0.001, range(8, 20))],
-    ids=["quick", "slow"],
-)
-def test_a_backlog_is_taken_at_the_pace_of_the_sink(
-    world: "World",
-    monkeypatch: pytest.MonkeyPatch,
-    first: int,
-    bounds: tuple[int, int],
-    target_s: float,
-    batches: range,
-) -> None:
-    """2,000 rows are 40 batches of 50, which grow, and two of 1,000, which shrink."""
-    items(world)
-    world.sql("INSERT INTO items SELECT n::text, n, 'v', n FROM generate_series(1, 2000) n")
-    wait_until(lambda: world.json("status")["sinks"][0]["views"][0]["lag_records"] >= 2000, 60, "the rows in the topic")
-    for name, value in zip(("FIRST", "LEAST", "MOST", "TARGET_S"), (first, *bounds, target_s), strict=True):
-        monkeypatch.setattr(pace, name, value)
-    context = Context(world.file, world.folder)
-    (cache,) = context.sinks(["cache"])
-    (stream,) = context.streams(world.spark, [cache])
-    stream.run(until_caught_up=True)
-    assert stream.measure().batches in batches
-    assert [one.equal for one in compare(world.spark, world.described[0], world.dsn, [cache])] == [True]
 
 
 def test_all_changes_of_a_key_in_one_transaction_and_in_one_batch(world: "World") -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cdc import decode, order
+from cdc import backlog, decode, order
 from cdc.change import Advance, Column, Form, Position, Table, row_id
 from cdc.decode import Reading
 from cdc.errors import DecodeError
@@ -220,6 +220,45 @@ def test_a_plain_fold_fails_where_a_value_lacks(spark: "SparkSession") -> None:
     with pytest.raises(PySparkException, match=order.LACKING):
         order.fold(decoded, "documents", 3, tasks=2, plain=True).collect()
     assert order.fold(decoded, "documents", 3, tasks=2).count() == 1
+
+
+@given(seed=st.integers(0, 2**32))
+@budget(3)
+def test_what_is_folded_first_and_decoded_then_is_the_same(spark: "SparkSession", seed: int) -> None:
+    """Records that are no changes included, where another record of the row follows; else they stop the batch."""
+    tables = [named("t.public.one", STRANGE[:9]), named("t.public.two", STRANGE[8::-1])]
+    scribes = [Scribe(one, seed + n, ["a", ""], pool(one.key, ["a", "b"])) for n, one in enumerate(tables)]
+    records = [record for scribe in scribes for record in scribe.log(300, lacking=0.0)]
+    none = {name: F.lit(None).cast("array<string>") for name in ("kept", "older")}
+    reader, reading = Twin(tables, "documents", PLACEHOLDER), Reading(PLACEHOLDER)
+    expected = twin.fold([reader.decode(record) for record in records])
+    last = {(one.topic, one.partition, one.key): one.offset for one in records}
+    followed = [one for one in records if one.offset < last[one.topic, one.partition, one.key]]
+    spoiled = [one._replace(value=b"{") if one in followed[::3] else one for one in records]
+    assert spoiled != records
+
+    def newest(records: Sequence[Raw]) -> DataFrame:
+        parts = [framed(spark, [one for one in records if one.partition % 2 == turn]) for turn in (0, 1)]
+        return backlog.newest(parts, tables, reading)
+
+    found = newest(spoiled)
+    assert "Exchange" not in found._jdf.queryExecution().executedPlan().toString()
+    assert_folded(found.withColumns(none), expected, "documents")
+    with pytest.raises(PySparkException, match=decode.UNDECODABLE):
+        newest([*records[:-1], records[-1]._replace(value=b"{")]).collect()
+
+
+def test_a_newest_change_without_a_value_fails_its_fold(spark: "SparkSession") -> None:
+    topic = Topic(ITEMS)
+    topic.add("c", {"a": "k", "b": 1, "v": "1", "n": 1})
+    topic.add("u", {"a": "k", "b": 1, "v": "2", "n": 2}, lacking=["v"])
+    lacking = frame(spark, [(ITEMS, record) for record in topic.records])
+    topic.add("u", {"a": "k", "b": 1, "v": "3", "n": 3})
+    whole = frame(spark, [(ITEMS, record) for record in topic.records])
+    with pytest.raises(PySparkException, match=order.LACKING):
+        backlog.newest([lacking], [ITEMS], Reading(PLACEHOLDER)).collect()
+    (row,) = backlog.newest([whole], [ITEMS], Reading(PLACEHOLDER)).collect()
+    assert (row["records"], json.loads(row["document"])["v"]) == (3, "3")
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -1,7 +1,11 @@
-"""How much of a backlog one batch takes."""
+"""How much of a backlog one batch takes, and each task of it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cdc import backlog
+from cdc.log import Spans
 from cdc.pace import LEAST, MOST, fitting
 
 PLENTY = 10_000_000
@@ -42,3 +46,19 @@ def test_an_outage_is_caught_up_with_in_few_starts() -> None:
         longest = max(longest, took_s) if left < PLENTY / 3 else longest
     assert starts == 2
     assert longest < 40
+
+
+@given(
+    spans=st.dictionaries(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 5)), st.tuples(st.integers(0, 9), st.integers(0, 99))
+    ),
+    tasks=st.integers(1, 4),
+)
+def test_tasks_get_about_as_much_to_read(spans: Spans, tasks: int) -> None:
+    found = backlog.shares(spans, tasks)
+    full = {place: span for place, span in spans.items() if span[0] < span[1]}
+    assert sorted(place for share in found for place in share) == sorted(full)
+    assert {place: span for share in found for place, span in share.items()} == full
+    assert len(found) == min(tasks, len(full))
+    loads = [[until - start for start, until in share.values()] for share in found]
+    assert all(sum(one) - min(one) <= sum(other) for one in loads for other in loads)

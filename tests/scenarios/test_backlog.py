@@ -1,0 +1,74 @@
+"""Sinks that are far behind: how large their batches are, and how large ones are applied."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc import backlog, pace, step
+from cdc.context import Context
+from cdc.verify import compare
+from sample.replay import replay
+from tests.scenarios.test_pipeline import NEXT, airport, items
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize(
+    ("first", "bounds", "target_s", "batches"),
+    [(50, (50, 500), 60.0, range(4, 12)), (1000, (100, 1000), 0.001, range(8, 20))],
+    ids=["quick", "slow"],
+)
+def test_a_backlog_is_taken_at_the_pace_of_the_sink(
+    world: "World",
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    bounds: tuple[int, int],
+    target_s: float,
+    batches: range,
+) -> None:
+    """2,000 rows are 40 batches of 50, which grow, and two of 1,000, which shrink."""
+    items(world)
+    world.sql("INSERT INTO items SELECT n::text, n, 'v', n FROM generate_series(1, 2000) n")
+    wait_until(lambda: world.json("status")["sinks"][0]["views"][0]["lag_records"] >= 2000, 60, "the rows in the topic")
+    for name, value in zip(("FIRST", "LEAST", "MOST", "TARGET_S"), (first, *bounds, target_s), strict=True):
+        monkeypatch.setattr(pace, name, value)
+    context = Context(world.file, world.folder)
+    (cache,) = context.sinks(["cache"])
+    (stream,) = context.streams(world.spark, [cache])
+    stream.run(until_caught_up=True)
+    assert stream.measure().batches in batches
+    assert [one.equal for one in compare(world.spark, world.described[0], world.dsn, [cache])] == [True]
+
+
+def test_large_batches_are_folded_before_they_are_decoded(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
+    """From zero and from where a view stands; not after a TRUNCATE, when some records may be dead."""
+    made: list[int] = []
+
+    def newest(parts: "list[DataFrame]", *known: object) -> "DataFrame":
+        made.append(len(parts))
+        return folded(parts, *known)  # type: ignore[arg-type]
+
+    folded = backlog.newest
+    monkeypatch.setattr(backlog, "newest", newest)
+    monkeypatch.setattr(step, "COMPILED", 20)
+    airport(world, "public.flights", "public.weather")
+    with world.running():
+        world.settle()
+        snapshot = len(made)
+        replay(world.dsn, NEXT, NEXT, rate=300, limit=900)
+        world.settle()
+        assert 0 < snapshot < len(made)
+        world.assert_equal()
+        world.sql("TRUNCATE weather", "UPDATE flights SET arr_delay = 1 WHERE flight % 10 = 0")
+        world.settle()
+        before = len(made)
+        world.sql("UPDATE flights SET arr_delay = 2 WHERE flight % 10 = 0")
+        world.settle()
+    assert len(made) == before
+    world.assert_equal()
