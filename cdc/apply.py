@@ -148,7 +148,8 @@ class Applier:
         batch = make_batch(self._writer, self._sink.form, every, decoded, self.tasks, plain=plain)
         reading, tables = self._stand.reading, self._stand.tables
         if plain and not reading.floors and large(every):
-            parts = backlog.parts(decoded.sparkSession, self._pipeline.kafka, itertools.chain(*steps), self.tasks)
+            spark, kafka, both = decoded.sparkSession, self._pipeline.kafka, itertools.chain(*steps)
+            parts = backlog.parts(spark, kafka, self._writer, both, self.tasks)
             return replace(batch, changes=backlog.newest(parts, tables, reading))
         if "problem" not in decoded.columns:
             return batch

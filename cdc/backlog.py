@@ -18,9 +18,9 @@ from cdc.change import Advance, Table
 from cdc.log import Spans
 
 
-def parts(spark: SparkSession, bootstrap: str, steps: Iterable[Advance], tasks: int) -> list[DataFrame]:
+def parts(spark: SparkSession, bootstrap: str, group: str, steps: Iterable[Advance], tasks: int) -> list[DataFrame]:
     """The records of these steps, dealt out to so many tasks at most; a Kafka partition is in one part."""
-    return [log.between(spark, bootstrap, share) for share in shares(_spans(steps), tasks)]
+    return [log.between(spark, bootstrap, share, group) for share in shares(_spans(steps), tasks)]
 
 
 def newest(parts: Iterable[DataFrame], tables: Sequence[Table], reading: decode.Reading) -> DataFrame:

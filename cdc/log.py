@@ -27,9 +27,14 @@ Spans = dict[tuple[str, int], tuple[int, int]]
 """By topic and partition: an offset to start from, one to stop before."""
 
 
-def consumer(bootstrap: str) -> dict[str, str]:
-    """Options of Spark's Kafka source, for a stream as for a batch: whose topics, and how records are fetched."""
-    return {"kafka.bootstrap.servers": bootstrap, **FETCHES}
+def consumer(bootstrap: str, group: str | None = None) -> dict[str, str]:
+    """Options of Spark's Kafka source, for a stream as for a batch: whose topics, and how records are fetched.
+
+    Executors keep consumers, and what these have fetched ahead, for the next reader of the same group; five minutes
+    long, so that a reader with a group of its own leaves them behind.
+    """
+    named = {"kafka.group.id": group} if group else {}
+    return {"kafka.bootstrap.servers": bootstrap, **FETCHES, **named}
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,12 @@ def records(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -
     return between(spark, bootstrap, places)
 
 
-def between(spark: SparkSession, bootstrap: str, spans: Spans) -> DataFrame:
+def between(spark: SparkSession, bootstrap: str, spans: Spans, group: str | None = None) -> DataFrame:
     """Every committed record of these spans, as `records` gives them."""
     starts, ends = ({place: span[at] for place, span in spans.items()} for at in (0, 1))
     return (
         spark.read.format("kafka")
-        .options(**consumer(bootstrap))
+        .options(**consumer(bootstrap, group))
         .option("assign", json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}))
         .option("startingOffsets", json.dumps(_by_topic(starts)))
         .option("endingOffsets", json.dumps(_by_topic(ends)))

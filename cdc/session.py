@@ -31,6 +31,8 @@ SETTINGS = {
     "spark.sql.subexpressionElimination.enabled": "false",
     # What a batch keeps is read twice and thrown away: looking for how to press each column took a fifth of it.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # What has no room goes to disk, in pieces of 4 MB if rows are wide: a hundred were held until all were written.
+    "spark.serializer.objectStreamReset": "1",
     # The default without Kafka, whose older reader for batches makes objects of all values, to take them apart again.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     # Or a union whose parts have one partition each has one as well, and one task.

@@ -74,8 +74,9 @@ class Stream:
         self._spark, self._pipeline, self._shadow = spark, pipeline, names is not None
         self._kafka = Topics(pipeline.kafka)
         self._stand = Stand(sink, pipeline, self._kafka, describe, placeholder, names)
+        self._writer = uuid4().hex
         self._applier = Applier(
-            spark, sink, pipeline, self._kafka, self._stand, uuid4().hex, self._insist, shadow=self._shadow
+            spark, sink, pipeline, self._kafka, self._stand, self._writer, self._insist, shadow=self._shadow
         )
         self._turn = threading.Lock()
         self._stopping = threading.Event()
@@ -187,7 +188,7 @@ class Stream:
         shapes = self._stand.shapes
         records = (
             self._spark.readStream.format("kafka")
-            .options(**consumer(self._pipeline.kafka))
+            .options(**consumer(self._pipeline.kafka, self._writer))
             .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in shapes.items()}))
             .option("startingOffsets", json.dumps(self._stand.offsets()))
             .option("failOnDataLoss", "true")

@@ -9,6 +9,8 @@ from cdc.errors import SparkError
 from cdc.explain import explain
 
 TOO_LONG = 1_500_000_000
+WIDE = 120_000
+"""Rows of 8 KiB: twice the memory that `run` gives."""
 
 
 def exhaust() -> None:
@@ -31,6 +33,13 @@ def idle() -> None:
         print(len(spark.range(0, 32, 1, 32).mapInArrow(lambda batches: batches, "id long").collect()), "rows")
 
 
+def keep() -> None:
+    """Keep more of wide rows than there is memory for."""
+    with spark_on("local[2]") as spark:
+        wide = spark.range(0, WIDE, 1, 2).selectExpr("repeat(sha2(string(id), 256), 128) AS row").persist()
+        print(wide.selectExpr("sum(length(row))").collect()[0][0] >> 20, "MiB")
+
+
 def run(what: str) -> str:
     """What it prints, to either stream, with little memory."""
     command = [sys.executable, "-m", __name__, what]
@@ -47,6 +56,11 @@ def test_spark_that_runs_out_of_memory_says_so() -> None:
     assert said[1].startswith("9 Spark's process ran out of its memory.")
 
 
+def test_what_a_batch_keeps_may_be_more_than_its_memory() -> None:
+    """As it goes to disk; written in the default way, it is held until a hundred pieces of 4 MB are."""
+    assert f"{WIDE >> 7} MiB" in run("keep")
+
+
 def test_idle_workers_end_without_a_word() -> None:
     said = run("idle")
     assert "32 rows" in said
@@ -54,4 +68,4 @@ def test_idle_workers_end_without_a_word() -> None:
 
 
 if __name__ == "__main__":
-    {"exhaust": exhaust, "idle": idle}[sys.argv[1]]()
+    {"exhaust": exhaust, "idle": idle, "keep": keep}[sys.argv[1]]()
