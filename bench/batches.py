@@ -70,7 +70,7 @@ class Watched(Stream):
         began = datetime.fromisoformat(progress["timestamp"]).timestamp()
         took, source = progress["durationMs"], progress["sources"][0]
         durable = began + (took["triggerExecution"] - took.get("commitOffsets", 0)) / 1000
-        return Batch(began, durable, self._read[progress["batchId"]], _offsets(source["endOffset"]))
+        return Batch(began, durable, self._read.get(progress["batchId"], 0), _offsets(source["endOffset"]))
 
 
 def _offsets(told: Any) -> Mapping[str, Mapping[str, int]]:
