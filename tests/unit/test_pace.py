@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc import backlog
+from cdc.change import Advance, Column, Position, Table
 from cdc.log import Spans
 from cdc.pace import LEAST, MOST, fitting
 
@@ -62,3 +63,16 @@ def test_tasks_get_about_as_much_to_read(spans: Spans, tasks: int) -> None:
     assert len(found) == min(tasks, len(full))
     loads = [[until - start for start, until in share.values()] for share in found]
     assert all(sum(one) - min(one) <= sum(other) for one in loads for other in loads)
+
+
+def test_what_a_view_and_the_one_kept_beside_it_lack_is_read_once() -> None:
+    table = Table("public", "a", (Column("id", "bigint"),), ("id",), "t.public.a")
+    until = Position("id", (10, 20, 30))
+    seen, kept = (Advance(table, Position("id", at), until) for at in ((10, 5, 7), (9, 20, 3)))
+    topic = table.topic
+    assert backlog.spans([seen, kept]) == {(topic, 0): (9, 10), (topic, 1): (5, 20), (topic, 2): (3, 30)}
+    assert backlog.spans([Advance(table, None, until)]) == {
+        (topic, 0): (0, 10),
+        (topic, 1): (0, 20),
+        (topic, 2): (0, 30),
+    }
