@@ -118,6 +118,7 @@ class Quarantine:
             .option("kafka.max.request.size", 2 * MAX_MESSAGE_BYTES)
             .option("kafka.compression.type", "lz4")
             .option("topic", self._pipeline.quarantine_topic)
+            .mode("append")
             .save()
         )
 
