@@ -177,7 +177,7 @@ def test_read_beside_the_log_a_stored_column_ends_the_task(shop: Shop, monkeypat
         with Connect(shop.connect) as connect:
             return connect.state(shop.pipeline.pipeline).failed
 
-    wait_until(failed, 20, "the task to end")
+    wait_until(failed, 60, "the task to end")
 
 
 def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> None:

@@ -66,7 +66,7 @@ def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
             while "begun" not in run.stdout.readline():
                 pass
             os.killpg(run.pid, signal.SIGINT)
-            printed, _ = run.communicate(timeout=20)
+            printed, _ = run.communicate(timeout=50)
             assert "KeyboardInterrupt" in printed
             with pytest.raises(ProcessLookupError):
                 os.killpg(run.pid, 0)
