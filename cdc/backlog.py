@@ -58,7 +58,7 @@ def spans(steps: Iterable[Advance]) -> Spans:
 
 def _folded(records: DataFrame, tables: Sequence[Table]) -> DataFrame:
     """The newest record of each row, as Kafka has it, and how many there are."""
-    named = records.select("topic", "partition", "offset", "key", "value", decode.named(tables).alias("id"))
+    named = records.withColumn("key", F.col("key").cast("string")).withColumn("id", decode.ids(tables))
     # One partition to Spark, which then sees no need to bring rows together.
     keyed = named.coalesce(1).groupBy("id", "partition", "topic")
     newest = (F.max_by(name, "offset").alias(name) for name in ("key", "value"))

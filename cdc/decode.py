@@ -64,7 +64,7 @@ def decoded(
         *(*place, *whole, "key"),
         F.col("value").isNull().alias("tombstone"),
         _intact(envelope.after).alias("valid"),
-        by_topic(tables, _id).alias("id"),
+        ids(tables).alias("id"),
         envelope.op.alias("op"),
         F.when(envelope.op != "d", envelope.after).alias("after"),
         _lsn(envelope.source).alias("lsn"),
@@ -82,9 +82,9 @@ def decoded(
     return good.select(*further, *_columns(tables, form, reading))
 
 
-def named(tables: Sequence[Table]) -> Column:
-    """The id of a record as Kafka has it."""
-    return by_topic(tables, lambda table: row_id(table, F.col("key").cast("string")))
+def ids(tables: Sequence[Table]) -> Column:
+    """The id of a record whose key is text."""
+    return by_topic(tables, _id)
 
 
 def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Column]:
