@@ -19,5 +19,6 @@ def each(batch: Batch, apply: Callable[[Advance], Applied]) -> dict[str, Applied
     # Otherwise a job would leave the sink's pool of Spark's scheduler.
     inheriting = inheritable_thread_target(batch.events.sparkSession)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        done = pool.map(inheriting(apply), batch.advances)
-        return {advance.table.qualified: one for advance, one in zip(batch.advances, done, strict=True)}
+        # Not `map`, which calls off what hasn't begun when one has failed.
+        done = [(advance.table.qualified, pool.submit(inheriting(apply), advance)) for advance in batch.advances]
+    return {name: one.result() for name, one in done}

@@ -1,5 +1,6 @@
 """Every sink keeps the laws; a sink that breaks one is caught by it."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -199,13 +200,15 @@ def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp
 
 
 def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(spark: "SparkSession") -> None:
-    one, two, three = (Advance(table(name), None, Position("id", (1,))) for name in ("a.b.c", "a.b.d", "a.b.e"))
-    batch, pools = Batch("writer", (one, two, three), spark.range(1), spark.range(1)), {}
+    topics = [f"a.b.c{number}" for number in range(10)]
+    first, *rest = (Advance(table(topic), None, Position("id", (1,))) for topic in topics)
+    batch, pools = Batch("writer", (first, *rest), spark.range(1), spark.range(1)), {}
 
     def apply(advance: Advance) -> Applied:
-        pools[advance.table.topic] = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
-        if advance is one:
+        if advance is first:
             raise SinkUnavailable("away", hint="")
+        time.sleep(0.01)
+        pools[advance.table.topic] = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
         return Applied()
 
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "warehouse")
@@ -214,7 +217,7 @@ def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(spark: 
             each(batch, apply)
     finally:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
-    assert pools == dict.fromkeys(("a.b.c", "a.b.d", "a.b.e"), "warehouse")
+    assert pools == dict.fromkeys(topics[1:], "warehouse")
 
 
 class KeepsDeleted(Memory):
