@@ -97,16 +97,15 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     jars = artifacts.spark_jars()
     from cdc.session import ended, session
 
-    spark, gone = session(master, jars), None
+    spark = session(master, jars)
     try:
-        yield spark
+        try:
+            yield spark
+        finally:
+            spark.stop()
     except CdcError:
         raise
     except Exception as error:
-        gone = ended(spark)
-        if gone:
+        if gone := ended(spark):
             raise gone from error
         raise
-    finally:
-        if not gone:
-            spark.stop()

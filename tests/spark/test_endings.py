@@ -27,6 +27,18 @@ def exhaust() -> None:
         print(error.exit_code, error, error.hint)
 
 
+def vanish() -> None:
+    """End Spark's process and tell of it, as a stream does: what is left to fail is stopping Spark."""
+    try:
+        with spark_on("local[1]") as spark:
+            process = getattr(spark.sparkContext._gateway, "proc", None)
+            assert process
+            process.kill()
+            raise SparkError("A batch failed.", hint="")
+    except SparkError as error:
+        print(error.exit_code, error, error.hint)
+
+
 def idle() -> None:
     """Leave Python workers that wait for a task."""
     with spark_on("local[32]") as spark:
@@ -56,6 +68,10 @@ def test_spark_that_runs_out_of_memory_says_so() -> None:
     assert said[1].startswith("9 Spark's process ran out of its memory.")
 
 
+def test_spark_whose_process_ends_while_it_is_being_stopped_says_so() -> None:
+    assert "9 Spark's process was ended (exit code -9)." in run("vanish")
+
+
 def test_what_a_batch_keeps_may_be_more_than_its_memory() -> None:
     """As it goes to disk; written in the default way, it is held until a hundred pieces of 4 MB are."""
     assert f"{WIDE >> 7} MiB" in run("keep")
@@ -68,4 +84,4 @@ def test_idle_workers_end_without_a_word() -> None:
 
 
 if __name__ == "__main__":
-    {"exhaust": exhaust, "idle": idle, "keep": keep}[sys.argv[1]]()
+    {"exhaust": exhaust, "idle": idle, "keep": keep, "vanish": vanish}[sys.argv[1]]()
