@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -20,7 +19,7 @@ from cdc.redrive import redrive
 from cdc.settings import Pipeline
 from cdc.sink import Batch, Key, Refused, Sink
 from cdc.stand import Again, Stand
-from cdc.step import Ends, Steps, large, make_batch
+from cdc.step import Ends, Steps, large, make_batch, prepare
 from cdc.topics import Topics
 
 OF_A_RECORD = (DecodeError, Refused, Unholdable)
@@ -144,13 +143,14 @@ class Applier:
             careful.unpersist()
 
     def _batch(self, steps: Steps, decoded: DataFrame, *, plain: bool = False) -> Batch:
-        every = steps.seen or steps.kept
-        batch = make_batch(self._writer, self._sink.form, every, decoded, self.tasks, plain=plain)
-        reading, tables = self._stand.reading, self._stand.tables
+        every, reading = steps.seen or steps.kept, self._stand.reading
+        prepare(decoded.sparkSession, every)
         if plain and not reading.floors and large(every):
-            spark, kafka, both = decoded.sparkSession, self._pipeline.kafka, itertools.chain(*steps)
-            parts = backlog.parts(spark, kafka, self._writer, both, self.tasks)
-            return replace(batch, changes=backlog.newest(parts, tables, reading))
+            both = itertools.chain(*steps)
+            parts = backlog.read(decoded.sparkSession, self._pipeline.kafka, self._writer, both, self.tasks)
+            newest = backlog.newest(parts, self._stand.tables, reading)
+            return Batch(self._writer, tuple(every), decoded, newest, plain)
+        batch = make_batch(self._writer, self._sink.form, every, decoded, self.tasks, plain=plain)
         if "problem" not in decoded.columns:
             return batch
         return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)

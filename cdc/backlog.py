@@ -18,9 +18,9 @@ from cdc.change import Advance, Table
 from cdc.log import Spans
 
 
-def parts(spark: SparkSession, bootstrap: str, group: str, steps: Iterable[Advance], tasks: int) -> list[DataFrame]:
+def read(spark: SparkSession, bootstrap: str, group: str, steps: Iterable[Advance], tasks: int) -> list[DataFrame]:
     """The records of these steps, dealt out to so many tasks at most; a Kafka partition is in one part."""
-    return [log.between(spark, bootstrap, share, group) for share in shares(spans(steps), tasks)]
+    return [log.between(spark, bootstrap, share, group) for share in shares(spanned(steps), tasks)]
 
 
 def newest(parts: Iterable[DataFrame], tables: Sequence[Table], reading: decode.Reading) -> DataFrame:
@@ -45,7 +45,7 @@ def shares(spans: Spans, tasks: int) -> list[Spans]:
     return [share for share in found if share]
 
 
-def spans(steps: Iterable[Advance]) -> Spans:
+def spanned(steps: Iterable[Advance]) -> Spans:
     """What has to be read for all of them; two may be of the same table, from different places on."""
     found: Spans = {}
     for step in steps:

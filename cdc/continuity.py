@@ -1,4 +1,4 @@
-"""Whether a topic can still continue a view from where it stands: DESIGN guarantee G5."""
+"""Whether a topic is still what was made, and can continue a view from where it stands: DESIGN guarantee G5."""
 
 from cdc.change import Position, Table
 from cdc.errors import ConnectorError
@@ -32,3 +32,20 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Posi
     else:
         return
     raise ConnectorError(f"{name} {what}.", hint=repair, topic=name, sink=sink)
+
+
+def check_shape(topic: str, partitions: int, found: int, policy: str) -> None:
+    """Refuse a topic that isn't what `Topics.ensure` makes. Raises ConnectorError."""
+    if found != partitions:
+        raise ConnectorError(
+            f"Topic {topic} has {found} partitions, the pipeline file says {partitions}: keys may have moved.",
+            hint=f"write partitions: {found} for it in the pipeline file, or delete the topic, then run"
+            " cdc -p FILE register and cdc -p FILE rebuild",
+            topic=topic,
+        )
+    if policy != "compact":
+        raise ConnectorError(
+            f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact.",
+            hint="it may have lost records: delete it, then run cdc -p FILE register and cdc -p FILE rebuild",
+            topic=topic,
+        )

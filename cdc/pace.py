@@ -1,13 +1,20 @@
 """How much of a backlog one batch takes: what a sink applies in ten seconds.
 
-Every batch costs a quarter of a second besides its records, and a large one writes a row once that has changed often. A
+Every batch costs half a second besides its records, and a large one writes a row once that has changed often. A
 batch that takes long is stopped late and, after a crash, done again; its bytes, whatever a record's size, are what the
 sink takes in that time.
 """
 
-FIRST, LEAST, MOST = 300_000, 10_000, 1_000_000
-"""Offsets: of a sink's first batch, and the bounds of later ones."""
+LEAST, MOST = 10_000, 1_000_000
+"""Offsets: the bounds of a batch."""
+FIRST, FIRST_BYTES = 500_000, 64 << 20
+"""Of a sink's first batch, at most: offsets, and bytes as the broker keeps them, compressed."""
 TARGET_S = 10.0
+
+
+def first(offsets: int, kept_bytes: int) -> int:
+    """How many offsets the first batch may span, when so many take so many bytes; 0 where that isn't known."""
+    return max(LEAST, min(FIRST, offsets * FIRST_BYTES // kept_bytes)) if kept_bytes else FIRST
 
 
 def fitting(limit: int, offsets: int, took_s: float, left: int) -> int:

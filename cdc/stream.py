@@ -84,7 +84,7 @@ class Stream:
         self._query: StreamingQuery | None = None
         self._caught_up_at = self._looked_at = time.time()
         self._window: list[tuple[float, int]] = []
-        self._limit = pace.FIRST
+        self._limit = 0
 
     def run(self, *, until_caught_up: bool = False) -> None:
         """Apply until stopped, or until everything that was in the topics at the start is applied.
@@ -186,6 +186,7 @@ class Stream:
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         shapes = self._stand.shapes
+        self._limit = self._limit or self._first()
         records = (
             self._spark.readStream.format("kafka")
             .options(**consumer(self._pipeline.kafka, self._writer))
@@ -232,6 +233,14 @@ class Stream:
     def _behind(self, ends: Ends) -> int:
         """How many offsets lie between here and there."""
         return sum(self._stand.behind(topic, end) for topic, end in ends.items())
+
+    def _first(self) -> int:
+        """A limit before it is known how long a batch takes: by how wide the records are."""
+        topics = list(self._stand.shapes)
+        ends, starts = (
+            sum(sum(one.offsets) for one in at(topics).values()) for at in (self._kafka.ends, self._kafka.starts)
+        )
+        return pace.first(ends - starts, self._kafka.kept_bytes(topics))
 
     def _pace(self, offsets: int, took_s: float) -> None:
         """After a full batch, begin again where another limit suits what is left; not by one that had to wait."""

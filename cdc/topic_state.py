@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator, Mapping
 
 from cdc.change import Position, Stored, Table
-from cdc.continuity import refuse_gap
+from cdc.continuity import check_shape, refuse_gap
 from cdc.errors import ConnectorError
 from cdc.finding import ANEW, Finding
 from cdc.settings import Pipeline
 from cdc.status import waiting
-from cdc.topics import Topics, check_shape, wanted
+from cdc.topics import Topics, wanted
 
 CONTROL = ("cdc.truncation", "cdc.ddl")
 """Tables whose topics a replay reads as well."""

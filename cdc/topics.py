@@ -15,6 +15,7 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc.change import Position
+from cdc.continuity import check_shape
 from cdc.errors import ConnectorError
 from cdc.records import TIMEOUT_MS, Place, Record, Records, kafka, knock, reaching
 from cdc.settings import Pipeline
@@ -129,6 +130,19 @@ class Topics:
     def starts(self, topics: Sequence[str]) -> dict[str, Position]:
         """The first offset that each topic still has."""
         return self._positions(topics, kafka.admin.OffsetSpec.EARLIEST)
+
+    def kept_bytes(self, topics: Sequence[str]) -> int:
+        """What the brokers keep of these topics, one copy of each partition, compressed; 0 where they don't tell."""
+        try:
+            told = self._admin.describe_log_dirs(list(topics))
+        except (kafka.errors.KafkaError, OSError, ValueError):
+            return 0
+        held = (topic for broker in told for folder in broker["log_dirs"] for topic in folder["topics"])
+        copies = (
+            ((topic["name"], p["partition_index"]), p["partition_size"]) for topic in held for p in topic["partitions"]
+        )
+        # Of several copies the largest is the last.
+        return sum(dict(sorted(copies)).values())
 
     def overrides(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """The settings that each topic has of its own."""
@@ -269,23 +283,6 @@ def _missing(topic: str) -> ConnectorError:
     return ConnectorError(
         f"There is no topic {topic}.", hint="create the topics with: cdc -p FILE register", topic=topic
     )
-
-
-def check_shape(topic: str, partitions: int, found: int, policy: str) -> None:
-    """Refuse a topic that isn't what `Topics.ensure` makes. Raises ConnectorError."""
-    if found != partitions:
-        raise ConnectorError(
-            f"Topic {topic} has {found} partitions, the pipeline file says {partitions}: keys may have moved.",
-            hint=f"write partitions: {found} for it in the pipeline file, or delete the topic, then run"
-            " cdc -p FILE register and cdc -p FILE rebuild",
-            topic=topic,
-        )
-    if policy != "compact":
-        raise ConnectorError(
-            f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact.",
-            hint="it may have lost records: delete it, then run cdc -p FILE register and cdc -p FILE rebuild",
-            topic=topic,
-        )
 
 
 def _topic_id(value: object) -> str:

@@ -1,6 +1,7 @@
 """Topics on a real broker: made once, checked before, measured as a read_committed reader sees them."""
 
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -172,6 +173,14 @@ def test_positions_of_an_empty_and_of_a_missing_topic(topics: Topics, shop: Pipe
     with pytest.raises(ConnectorError, match="no topic") as caught:
         topics.ends([orders, f"{unique}.public.nothing"])
     assert "register" in caught.value.hint
+
+
+def test_what_the_broker_keeps_is_counted_compressed(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+    topics.ensure(shop)
+    orders, nothing = f"{unique}.public.orders", f"{unique}.public.nothing"
+    assert topics.kept_bytes([orders]) == topics.kept_bytes([nothing]) == 0
+    send(orders, [{"a": random.randbytes(50_000).hex()}], True)
+    assert 100_000 < topics.kept_bytes([orders]) == topics.kept_bytes([orders, nothing]) < 101_000
 
 
 def test_a_recreated_topic_has_another_id(

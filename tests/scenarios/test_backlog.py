@@ -20,23 +20,29 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.parametrize(
-    ("first", "bounds", "target_s", "batches"),
-    [(50, (50, 500), 60.0, range(4, 12)), (1000, (100, 1000), 0.001, range(8, 20))],
-    ids=["quick", "slow"],
+    ("first", "first_bytes", "bounds", "target_s", "batches"),
+    [
+        (50, 1 << 30, (50, 500), 60.0, range(4, 12)),
+        (1000, 1 << 30, (100, 1000), 0.001, range(8, 20)),
+        (1000, 1, (50, 500), 60.0, range(4, 12)),
+    ],
+    ids=["quick", "slow", "wide"],
 )
 def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     world: "World",
     monkeypatch: pytest.MonkeyPatch,
     first: int,
+    first_bytes: int,
     bounds: tuple[int, int],
     target_s: float,
     batches: range,
 ) -> None:
-    """2,000 rows are 40 batches of 50, which grow, and two of 1,000, which shrink."""
+    """2,000 rows are 40 batches of 50, which grow, and two of 1,000, which shrink or, being wide, never were."""
     items(world)
     world.sql("INSERT INTO items SELECT n::text, n, 'v', n FROM generate_series(1, 2000) n")
     wait_until(lambda: world.json("status")["sinks"][0]["views"][0]["lag_records"] >= 2000, 60, "the rows in the topic")
-    for name, value in zip(("FIRST", "LEAST", "MOST", "TARGET_S"), (first, *bounds, target_s), strict=True):
+    names = ("FIRST", "FIRST_BYTES", "LEAST", "MOST", "TARGET_S")
+    for name, value in zip(names, (first, first_bytes, *bounds, target_s), strict=True):
         monkeypatch.setattr(pace, name, value)
     context = Context(world.file, world.folder)
     (cache,) = context.sinks(["cache"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cdc import backlog
 from cdc.change import Advance, Column, Position, Table
 from cdc.log import Spans
-from cdc.pace import LEAST, MOST, fitting
+from cdc.pace import FIRST, FIRST_BYTES, LEAST, MOST, first, fitting
 
 PLENTY = 10_000_000
 
@@ -33,6 +33,15 @@ PLENTY = 10_000_000
 )
 def test_a_batch_takes_some_seconds(limit: int, offsets: int, took_s: float, left: int, found: int) -> None:
     assert fitting(limit, offsets, took_s, left) == found
+
+
+@pytest.mark.parametrize(
+    ("width", "found"),
+    [(0, FIRST), (100, FIRST), (1024, FIRST_BYTES >> 10), (2048, FIRST_BYTES >> 11), (1 << 20, LEAST)],
+    ids=["unknown", "narrow", "wide", "wider", "huge"],
+)
+def test_the_first_batch_is_shorter_where_records_are_wide(width: int, found: int) -> None:
+    assert first(PLENTY, PLENTY * width) == found
 
 
 def test_an_outage_is_caught_up_with_in_few_starts() -> None:
@@ -70,8 +79,8 @@ def test_what_a_view_and_the_one_kept_beside_it_lack_is_read_once() -> None:
     until = Position("id", (10, 20, 30))
     seen, kept = (Advance(table, Position("id", at), until) for at in ((10, 5, 7), (9, 20, 3)))
     topic = table.topic
-    assert backlog.spans([seen, kept]) == {(topic, 0): (9, 10), (topic, 1): (5, 20), (topic, 2): (3, 30)}
-    assert backlog.spans([Advance(table, None, until)]) == {
+    assert backlog.spanned([seen, kept]) == {(topic, 0): (9, 10), (topic, 1): (5, 20), (topic, 2): (3, 30)}
+    assert backlog.spanned([Advance(table, None, until)]) == {
         (topic, 0): (0, 10),
         (topic, 1): (0, 20),
         (topic, 2): (0, 30),
