@@ -1,8 +1,8 @@
 """How much of a backlog one batch takes: what a sink applies in ten seconds.
 
 A large batch costs most of a second besides its records, and writes a row once that has changed often. One that takes
-long is stopped late and, after a crash, done again; its bytes, whatever a record's size, are what the sink takes in that
-time.
+long is stopped late and, after a crash, done again. Its bytes, whatever a record's size, are what the sink takes in
+that time.
 """
 
 LEAST, MOST = 10_000, 1_000_000
