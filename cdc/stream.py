@@ -236,11 +236,10 @@ class Stream:
 
     def _first(self) -> int:
         """A limit before it is known how long a batch takes: by how wide the records are."""
-        topics = list(self._stand.shapes)
-        ends, starts = (
-            sum(sum(one.offsets) for one in at(topics).values()) for at in (self._kafka.ends, self._kafka.starts)
-        )
-        return pace.first(ends - starts, self._kafka.kept_bytes(topics))
+        ends = self._stand.shapes
+        starts = self._kafka.starts(list(ends))
+        held = sum(start.lag(ends[topic]) for topic, start in starts.items())
+        return pace.first(held, self._kafka.kept_bytes(list(ends)))
 
     def _pace(self, offsets: int, took_s: float) -> None:
         """After a full batch, begin again where another limit suits what is left; not by one that had to wait."""
