@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 KINDS = ("changes", "mirror")
 MADE_ANEW_BYTES = 4 * 2**20
-"""A mirror smaller than this is made anew by each merge, in one task: a third of what a merge by files costs."""
-REWRITTEN_BYTES = 32 * 2**20
-"""A mirror smaller than this is rewritten where a merge touches it: two thirds of what deletion vectors cost."""
+"""A mirror smaller than this is made anew by each merge, in one task: less than marks cost."""
 
 
 TIDY_S = 3600.0
@@ -245,13 +243,9 @@ class Delta:
         ):
             delta_files.write(table, delta_write.merged(mirror, rows), "overwrite", stored, before.number + 1)
         else:
-            rewrite = delta_files.size(table) < REWRITTEN_BYTES
-            if not rewrite and delta_files.MARKS not in delta_files.features(table):
-                from sinks import delta_vectors
+            from sinks import delta_marks
 
-                delta_vectors.ask(rows.sparkSession, folder, [delta_files.MARKS])
-            with numbered(rows.sparkSession, stored, before.number + 1):
-                delta_write.merge(folder, rows, rewrite=rewrite)
+            delta_marks.merge(table, folder, rows, stored, before.number + 1)
 
     def _tidy(self, folder: str, spark: "SparkSession") -> None:
         from sinks import delta_generations
@@ -271,7 +265,7 @@ class Delta:
             raise mismatch(advance.table, _position(left), _position(stored), ours=ours)
 
     def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, lacking: bool) -> "DataFrame":
-        """What to merge: as `delta_write.changed`; with `_cdc_view` where the mirror has to be asked for values."""
+        """What to merge, completed where changes lack values."""
         from sinks import delta_partial
 
         changes = delta_write.unseen(batch.changes, advance, stored).where("offset IS NOT NULL")

@@ -49,7 +49,7 @@ def begin(folder: str, rows: "DataFrame", stored: Stored, number: int) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     found = deltalake.Schema.from_json(rows.schema.json())
     schema = deltalake.Schema([deltalake.Field(field.name, field.type, nullable=True) for field in found.fields])
-    create(folder, _written(folder, rows, schema), schema, stored, number)
+    create(folder, written(folder, rows, schema), schema, stored, number)
 
 
 def create(folder: str, files: Sequence[AddAction], schema: deltalake.Schema, stored: Stored, number: int) -> None:
@@ -67,12 +67,12 @@ def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: Mode, stored: St
 
     Columns that the table lacks are added to it before. Raises SinkUnavailable when another commit comes in between.
     """
-    _extend(table, rows)
-    files = _written(table.table_uri, rows, table.schema())
+    extend(table, rows)
+    files = written(table.table_uri, rows, table.schema())
     commit(table, files, mode, table.schema(), stored, number)
 
 
-def _written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[AddAction]:
+def written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[AddAction]:
     """Rows as files in a table's folder, not yet part of it."""
     from pyspark.sql.types import StructType
 
@@ -174,7 +174,7 @@ def plain(table: deltalake.DeltaTable, folder: str, spark: "SparkSession") -> "D
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
-def _extend(table: deltalake.DeltaTable, rows: "DataFrame") -> None:
+def extend(table: deltalake.DeltaTable, rows: "DataFrame") -> None:
     known = {field.name for field in table.schema().fields}
     new = [field for field in deltalake.Schema.from_json(rows.schema.json()).fields if field.name not in known]
     if new:

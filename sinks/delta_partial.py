@@ -12,7 +12,7 @@ NAMED = ("_cdc_id", "_cdc_partition", "_cdc_offset")
 
 
 def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str) -> "DataFrame":
-    """Folded changes as rows to merge; `_cdc_view` names the columns whose value is the mirror's own.
+    """Folded changes as rows to merge, as `delta_write.changed`.
 
     mirror is the folder of the Delta table, None while there is none.
 
@@ -42,11 +42,41 @@ def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str)
         "_cdc_ends",
     ).persist()
     try:
-        _refuse_unknown(made, table, mirror, sink)
+        # Once they are counted, Spark knows whether they are few enough to be held by every task.
+        made.count()
         # Cut off from its source: it is small, and what follows is planned without it.
-        return made.drop("_cdc_ends").localCheckpoint()
+        full = _filled(made, mirror).localCheckpoint()
     finally:
         made.unpersist()
+    if lost := full.where("_cdc_lost").select("_cdc_id").take(1000):
+        raise Refused({(table.topic, row["_cdc_id"]): UNKNOWN for row in lost}, sink)
+    return full.drop("_cdc_lost")
+
+
+def _filled(made: "DataFrame", mirror: str | None) -> "DataFrame":
+    """Rows with the values that only the mirror has; `_cdc_lost` of those that it has none for."""
+    from pyspark.sql import functions as F
+
+    from cdc.rows import quoted
+
+    asking = F.col("s._cdc_view").isNotNull()
+    names = [name for name in made.columns if name not in ("_cdc_view", "_cdc_ends")]
+    if mirror is None:
+        return made.alias("s").select(*map(quoted, names), asking.alias("_cdc_lost"))
+    stored = made.sparkSession.read.format("delta").load(mirror)
+    held = stored.join(made.where("_cdc_view IS NOT NULL").select("_cdc_id"), "_cdc_id", "left_semi").alias("t")
+
+    def value(name: str) -> "Column":
+        own = F.col(f"s.{quoted(name)}")
+        if name in NAMED or name not in stored.columns:
+            return own.alias(name)
+        return (
+            F.when(F.array_contains("s._cdc_view", F.lit(name)), F.col(f"t.{quoted(name)}")).otherwise(own).alias(name)
+        )
+
+    lost = asking & (F.col("s._cdc_ends") | F.col("t._cdc_id").isNull())
+    both = made.alias("s").join(held, F.col("s._cdc_id") == F.col("t._cdc_id"), "left")
+    return both.select(*map(value, names), lost.alias("_cdc_lost"))
 
 
 def _layers(changes: "DataFrame") -> "DataFrame":
@@ -71,16 +101,3 @@ def _first(name: str) -> "Column":
 
     carried = F.col("_cdc_row").isNotNull() & ~F.coalesce(F.array_contains("_cdc_lacks", name), F.lit(False))
     return F.min_by(F.struct(F.col(quoted(name)).alias("value")), F.when(carried, F.col("_cdc_depth")))
-
-
-def _refuse_unknown(made: "DataFrame", table: Table, mirror: str | None, sink: str) -> None:
-    from pyspark.sql import functions as F
-
-    asking = made.where(F.col("_cdc_view").isNotNull()).select("_cdc_id", "_cdc_ends")
-    if mirror is None:
-        lost = asking
-    else:
-        held = made.sparkSession.read.format("delta").load(mirror).select("_cdc_id", F.lit(1).alias("held"))
-        lost = asking.join(held, "_cdc_id", "left").where(F.col("_cdc_ends") | F.col("held").isNull())
-    if found := lost.select("_cdc_id").take(1000):
-        raise Refused({(table.topic, row["_cdc_id"]): UNKNOWN for row in found}, sink)

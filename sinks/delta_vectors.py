@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from cdc.change import Stored
 from cdc.sink import behind
-from sinks.delta_commits import APPLICATION, METADATA, Commits, conflicting, contended
+from sinks import delta_log
+from sinks.delta_commits import METADATA, Commits, conflicting, contended, numbered
 from sinks.delta_files import MARKS
 
 ASKED = {MARKS: ("delta.enableDeletionVectors", "true")}
@@ -35,21 +36,22 @@ def ask(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
 
 
 def switch(spark: SparkSession, commits: Commits, live: str, other: str, stored: Stored) -> bool:
-    """Commit the files of `other` as those of `live`; false while `live` is ahead, or was changed meanwhile."""
-    fresh, transaction = _log(spark, other).update(False, *_none(spark, 2)), _begin(spark, live)
+    """Commit the files of `other` as those of `live`; false while `live` is ahead.
+
+    Raises SinkUnavailable when another commit comes in between.
+    """
+    fresh, transaction = delta_log.snapshot(spark, other), delta_log.begin(spark, live)
     # Read after the transaction has begun: a newer version than its own makes it fail.
     here = commits.found(live)
     if here.stored and behind(stored, here.stored):
         return False
     _take_schema(transaction, fresh.metadata())
-    actions = spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]
-    for file in transaction.snapshot().allFiles().collectAsList():
-        actions.add(file.remove())
-    for file in fresh.allFiles().collectAsList():
-        actions.add(_absolute(file, fresh))
-    actions.add(_delta(spark).actions.SetTransaction(APPLICATION, here.number + 1, *_none(spark, 1)))
-    operation = getattr(getattr(_delta(spark), "DeltaOperations$ManualUpdate$"), "MODULE$")
-    return _commit(spark, transaction, actions, operation, stored)
+    actions = [file.remove() for file in delta_log.files(transaction.snapshot())]
+    actions += [_absolute(file, fresh) for file in delta_log.files(fresh)]
+    operation = delta_log.single(delta_log.package(spark), "DeltaOperations$ManualUpdate")
+    with numbered(spark, stored, here.number + 1):
+        delta_log.commit(spark, transaction, actions, operation, here.number + 1)
+    return True
 
 
 def clone(spark: SparkSession, source: str, version: int, target: str, stored: Stored) -> None:
@@ -66,30 +68,10 @@ def clone(spark: SparkSession, source: str, version: int, target: str, stored: S
 def paths(spark: SparkSession, folder: str) -> list[str]:
     """The files of a table and of its marks, as its log names them."""
     found = []
-    for file in _log(spark, folder).update(False, *_none(spark, 2)).allFiles().collectAsList():
+    for file in delta_log.files(delta_log.snapshot(spark, folder)):
         vector = file.deletionVector()
         found += [file.path()] + ([vector.pathOrInlineDv()] if vector and vector.storageType() == "p" else [])
     return found
-
-
-def _commit(spark: SparkSession, transaction: Any, actions: Any, operation: Any, stored: Stored) -> bool:
-    jvm: Any = spark._jvm
-    spark.conf.set(METADATA, stored.to_json())
-    try:
-        transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
-    except PySparkException as error:
-        if conflicting(error):
-            return False
-        raise
-    finally:
-        spark.conf.unset(METADATA)
-    return True
-
-
-def _begin(spark: SparkSession, folder: str) -> Any:
-    transaction = _log(spark, folder).startTransaction(*_none(spark, 2))
-    transaction.readWholeTable()
-    return transaction
 
 
 def _take_schema(transaction: Any, other: Any) -> None:
@@ -110,17 +92,3 @@ def _absolute(file: Any, snapshot: Any) -> Any:
     if (vector := file.deletionVector()) is not None:
         fields[names.index("deletionVector")] = vector.copyWithAbsolutePath(log.dataPath())
     return file.copy(*fields)
-
-
-def _log(spark: SparkSession, folder: str) -> Any:
-    return _delta(spark).DeltaLog.forTable(spark._jsparkSession, folder)
-
-
-def _delta(spark: SparkSession) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.spark.sql.delta
-
-
-def _none(spark: SparkSession, times: int) -> list[Any]:
-    jvm: Any = spark._jvm
-    return [jvm.scala.Option.apply(None)] * times

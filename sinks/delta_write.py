@@ -1,7 +1,6 @@
-"""What a batch brings to a Delta table: how many rows, events to append, a mirror after its merge, the merge itself."""
+"""What a batch brings to a Delta table: how many rows, events to append, rows to merge, a mirror with them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -9,18 +8,10 @@ from cdc.change import Advance, Applied, Stored, Table
 from cdc.sink import Batch
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
-REWRITING = {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}
-MARKING = {
-    "spark.databricks.delta.merge.deletionVectors.persistent": "true",
-    # All of a large mirror is read three times: compiled, 50,000 changes of a million rows take 6 s instead of 7.5.
-    "spark.sql.codegen.wholeStage": "true",
-    "spark.sql.codegen.factoryMode": "FALLBACK",
-}
-"""Session settings: MERGE takes no options."""
-OWN = ("_cdc_gone", "_cdc_view")
-"""Columns of what is merged that a mirror doesn't have: whether the row is gone, and what the view alone knows."""
+GONE = "_cdc_gone"
+"""A column of what is merged that a mirror doesn't have: whether the row is deleted."""
 
 
 def events(batch: Batch, advance: Advance, stored: Stored | None) -> "DataFrame":
@@ -58,79 +49,28 @@ def _changed(table: Table) -> "tuple[Column, ...]":
     from cdc import rows
 
     named = (F.col(name).alias(f"_cdc_{name}") for name in ("id", "partition", "offset"))
-    return *named, *rows.columns(table), F.col("after").isNull().alias("_cdc_gone")
+    return *named, *rows.columns(table), F.col("after").isNull().alias(GONE)
 
 
 def first(source: "DataFrame") -> "DataFrame":
     """The rows of a mirror that has none yet: nothing can match."""
-    return source.where("NOT _cdc_gone").drop(*OWN)
+    return source.where(f"NOT {GONE}").drop(GONE)
 
 
 def merged(mirror: "DataFrame", source: "DataFrame") -> "DataFrame":
-    """A whole mirror as `merge` would leave it, made by one task: for one so small that this costs less."""
+    """A whole mirror with changed rows in it, made by one task: for one so small that this costs less than marks."""
     from cdc.rows import quoted
 
     def value(name: str) -> str:
-        new, old = f"s.{quoted(name)}", f"t.{quoted(name)}"
-        if name not in source.columns:
-            return old
-        if name not in mirror.columns:
-            return f"{new} AS {quoted(name)}"
-        return f"CASE WHEN {_brought(name, source)} THEN {new} ELSE {old} END AS {quoted(name)}"
+        # A changed row has nothing in a column that the source has dropped.
+        new, old = (f"{at}.{quoted(name)}" if name in frame.columns else "NULL" for at, frame in sides.items())
+        return f"CASE WHEN s._cdc_id IS NOT NULL THEN {new} ELSE {old} END AS {quoted(name)}"
 
+    sides = {"s": source, "t": mirror}
     old, new = mirror.coalesce(1).alias("t"), source.coalesce(1).hint("shuffle_hash").alias("s")
-    names = [*mirror.columns, *(name for name in source.columns if name not in (*mirror.columns, *OWN))]
-    both = old.join(new, new["_cdc_id"] == old["_cdc_id"], "full_outer").where("NOT coalesce(s._cdc_gone, false)")
+    names = [*mirror.columns, *(name for name in source.columns if name not in (*mirror.columns, GONE))]
+    both = old.join(new, new["_cdc_id"] == old["_cdc_id"], "full_outer").where(f"NOT coalesce(s.{GONE}, false)")
     return both.selectExpr(*map(value, names))
-
-
-def _brought(name: str, source: "DataFrame") -> str:
-    """Whether a row has a change, and the change a value for the column."""
-    there = "s._cdc_id IS NOT NULL"
-    if "_cdc_view" not in source.columns:
-        return there
-    text = name.replace("\\", "\\\\").replace("'", "\\'")
-    return f"{there} AND NOT coalesce(array_contains(s._cdc_view, '{text}'), false)"
-
-
-def merge(folder: str, source: "DataFrame", *, rewrite: bool) -> None:
-    """Bring the rows in; `rewrite` files that hold them before, or else mark their rows as deleted."""
-    from delta.tables import DeltaTable
-
-    from cdc.rows import quoted
-
-    target = DeltaTable.forPath(source.sparkSession, folder)
-    names = [name for name in source.columns if name not in OWN]
-    inserted: dict[str, str | Column] = {quoted(name): f"s.{quoted(name)}" for name in names}
-    known = set(target.toDF().columns)
-    updated: dict[str, str | Column] = {
-        quoted(name): f"CASE WHEN {_brought(name, source)} THEN s.{quoted(name)} ELSE t.{quoted(name)} END"
-        if "_cdc_view" in source.columns and name in known
-        else f"s.{quoted(name)}"
-        for name in names
-    }
-    statement = (
-        target.alias("t")
-        .merge(source.alias("s"), "t._cdc_id = s._cdc_id")
-        .withSchemaEvolution()
-        .whenMatchedDelete("s._cdc_gone")
-        .whenMatchedUpdate(set=updated)
-        .whenNotMatchedInsert("NOT s._cdc_gone", values=inserted)
-    )
-    with _set(source.sparkSession, REWRITING if rewrite else MARKING):
-        statement.execute()
-
-
-@contextmanager
-def _set(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: str(spark.conf.get(name)) for name in settings}
-    try:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            spark.conf.set(name, old)
 
 
 def unseen(frame: "DataFrame", advance: Advance, stored: Stored | None) -> "DataFrame":

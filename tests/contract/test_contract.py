@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from cdc.change import Advance, Applied, Position, Stored
 from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink, stored_after
-from sinks import delta_files, delta_generations, delta_vectors
+from sinks import delta_files, delta_generations, delta_log, delta_marks, delta_vectors
 from sinks.delta import Delta
-from sinks.delta_commits import Commits, numbered
+from sinks.delta_commits import Commits, Found
 from sinks.delta_tables import each
 from sinks.elasticsearch import Elasticsearch
 from sinks.memory import Memory
@@ -53,8 +53,7 @@ def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) 
     if kind.startswith("delta"):
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
-            for size in ("MADE_ANEW_BYTES", "REWRITTEN_BYTES"):
-                monkeypatch.setattr(f"sinks.delta.{size}", 0)
+            monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
@@ -68,23 +67,23 @@ def test_law(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None
     law(harness)
 
 
-@pytest.mark.parametrize("larger_than", [(), ("MADE_ANEW_BYTES",), ("MADE_ANEW_BYTES", "REWRITTEN_BYTES")])
+@pytest.mark.parametrize("large", [False, True])
 def test_a_large_mirror_keeps_its_files(
-    larger_than: tuple[str, ...],
+    large: bool,
     spark: "SparkSession",
     unique: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows are marked as deleted where rewriting would cost too much; other readers see the same rows either way."""
-    for size in larger_than:
-        monkeypatch.setattr(f"sinks.delta.{size}", 0)
+    if large:
+        monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.an_older_position_never_wins(made)
     mirror = Path(sink.folder(made.table, "mirror"))
     log = "".join(path.read_text() for path in (mirror / "_delta_log").glob("*.json"))
-    assert ('"operation":"MERGE"' in log, '"deletionVector":{' in log) == (bool(larger_than), len(larger_than) == 2)
+    assert ('"deletionVector":{' in log) is large
     reader = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(mirror)))
     ids = reader.execute("SELECT _cdc_id AS id FROM t").read_all()["id"].to_pylist()
     assert sorted(ids) == sorted(row["id"] for row in sink.scan(made.table, spark).collect())
@@ -154,12 +153,35 @@ class Unfolded(Memory):
 def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
     folder = str(tmp_path / "table")
     spark.range(3).write.format("delta").save(folder)
-    transaction = delta_vectors._begin(spark, folder)
+    transaction = delta_log.begin(spark, folder)
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 1")
-    operation = getattr(getattr(delta_vectors._delta(spark), "DeltaOperations$ManualUpdate$"), "MODULE$")
-    nothing = spark._jvm.scala.jdk.javaapi.CollectionConverters.asScala(spark._jvm.java.util.ArrayList()).toSeq()  # type: ignore[union-attr]
-    with pytest.raises(SinkUnavailable, match="same time"), numbered(spark, Stored(Position("id", (0,))), 1):
-        transaction.commit(nothing, operation)
+    operation = delta_log.single(delta_log.package(spark), "DeltaOperations$ManualUpdate")
+    with pytest.raises(SinkUnavailable, match="same time"):
+        delta_log.commit(spark, transaction, [], operation, 1)
+
+
+def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_path: Path) -> None:
+    """Row by row: each merge adds to the marks of the one before, and other readers see the same."""
+    folder, commits, ids = str(tmp_path / "table"), Commits("warehouse"), [str(number) for number in range(4)]
+    rows = spark.createDataFrame([(key, 0, False) for key in ids], "_cdc_id string, note int, _cdc_gone boolean")
+    delta_files.begin(folder, rows.drop("_cdc_gone").coalesce(1), Stored(Position("id", (0,))), 1)
+    (first,) = delta_files.paths(deltalake.DeltaTable(folder))
+    for number, key in enumerate(ids, 1):
+        stored, found = Stored(Position("id", (number,))), commits.found(folder)
+        change = rows.where(rows["_cdc_id"] == key).selectExpr("_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone")
+        with_column = change.withColumn("added", F.lit("new")) if number == 4 else change
+        delta_marks.merge(commits.opened(folder), folder, with_column, stored, found.number + 1)  # type: ignore[arg-type]
+        assert commits.found(folder) == Found(stored, found.number + 1)
+        table = deltalake.DeltaTable(folder)
+        assert (first in delta_files.paths(table)) is (number < 4)
+        expected = [(one, int(one in ids[:number])) for one in ids if one != "2" or number < 3]
+        read = deltalake.QueryBuilder().register("t", table).execute("SELECT _cdc_id, note FROM t").read_all()
+        assert sorted(zip(read["_cdc_id"].to_pylist(), read["note"].to_pylist(), strict=True)) == expected
+        assert sorted(spark.read.format("delta").load(folder).select("_cdc_id", "note").collect()) == expected
+    later = spark.read.format("delta").load(folder).where("added IS NOT NULL").select("_cdc_id", "added").collect()
+    assert later == [("3", "new")]
+    with pytest.raises(SinkUnavailable, match="same time"):
+        delta_marks.merge(table, folder, change, stored, found.number + 1)
 
 
 def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:

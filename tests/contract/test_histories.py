@@ -282,7 +282,10 @@ def test_memory(request: pytest.FixtureRequest, spark: "SparkSession", unique: s
     run_machine(Remembered, make, 4, 15, 2000, crashes=crashes.MEMORY)
 
 
-@pytest.mark.parametrize(("kind", "examples", "steps"), [("redis", 3, 8), ("elasticsearch", 3, 8), ("delta", 2, 6)])
+@pytest.mark.parametrize(
+    ("kind", "examples", "steps"),
+    [("redis", 3, 8), ("elasticsearch", 3, 8), ("delta", 2, 6), ("delta, large", 2, 6)],
+)
 def test_servers(
     request: pytest.FixtureRequest,
     spark: "SparkSession",
@@ -300,4 +303,4 @@ def test_servers(
             spark, maker(request, kind, name, tmp_path / name), World(table(f"{name}.public.lives"), keys=150)
         )
 
-    run_machine(Histories, make, examples, steps, 250, crashes=crashes.SERVERS[kind], most=150)
+    run_machine(Histories, make, examples, steps, 250, crashes=crashes.SERVERS[kind.partition(",")[0]], most=150)

@@ -1,0 +1,77 @@
+"""Commits to a Delta table through Spark's log: where rows are marked as deleted, which deltalake doesn't write."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sinks.delta_commits import APPLICATION, conflicting, contended
+
+
+def begin(spark: SparkSession, folder: str) -> Any:
+    """A transaction that any other commit to the table makes fail."""
+    transaction = log(spark, folder).startTransaction(*none(spark, 2))
+    transaction.readWholeTable()
+    return transaction
+
+
+def commit(spark: SparkSession, transaction: Any, actions: Sequence[Any], operation: Any, number: int) -> None:
+    """One commit with our number. Raises SinkUnavailable when another came in between."""
+    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
+
+    numbered = package(spark).actions.SetTransaction(APPLICATION, number, *none(spark, 1))
+    try:
+        transaction.commit(seq(spark, [*actions, numbered]), operation)
+    except PySparkException as error:
+        if not conflicting(error):
+            raise
+        raise contended() from None
+
+
+def files(snapshot: Any) -> list[Any]:
+    """A version's files (`AddFile`)."""
+    return list(snapshot.allFiles().collectAsList())
+
+
+def snapshot(spark: SparkSession, folder: str) -> Any:
+    """The newest version."""
+    return log(spark, folder).update(False, *none(spark, 2))
+
+
+def log(spark: SparkSession, folder: str) -> Any:
+    return package(spark).DeltaLog.forTable(spark._jsparkSession, folder)
+
+
+def package(spark: SparkSession) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.delta
+
+
+def single(package: Any, name: str) -> Any:
+    """A Scala object of a package of Delta."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def none(spark: SparkSession, times: int) -> list[Any]:
+    jvm: Any = spark._jvm
+    return [jvm.scala.Option.apply(None)] * times
+
+
+def some(spark: SparkSession, value: Any) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.scala.Option.apply(value)
+
+
+def items(spark: SparkSession, values: Any) -> list[Any]:
+    """What a Scala sequence holds."""
+    jvm: Any = spark._jvm
+    return list(jvm.scala.jdk.javaapi.CollectionConverters.asJava(values))
+
+
+def seq(spark: SparkSession, values: Sequence[Any]) -> Any:
+    jvm: Any = spark._jvm
+    held = jvm.java.util.ArrayList()
+    for value in values:
+        held.add(value)
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(held).toSeq()
