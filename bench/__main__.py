@@ -77,7 +77,6 @@ def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
         "redis": lambda stage: cases.apply_redis(stage, records, times),
         "elasticsearch": lambda stage: cases.apply_elasticsearch(stage, records, times),
         "changes": lambda stage: cases.apply_changes(stage, records, times),
-        "merge": lambda stage: cases.merge(stage, min(100_000, rows // 3), times),
         "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
         "single": lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK),
         "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pyspark.sql import functions as F
 
+from bench.cases import merge
 from bench.cost import Cost
 from bench.figure import Figure
 from bench.live import copy, growing, verifying
@@ -26,8 +27,10 @@ def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iter
 
     with stage.beside("growth", list(tables), make) as other:
         rows = sum(sizes)
-        yield from [*_snapshot(other, rows), *_compared(other, sizes, changes, times), *verifying(other, rows)]
-        yield from growing(other, sizes)
+        yield from [*_snapshot(other, rows), *_compared(other, sizes, changes, times)]
+        other.table = next(table for table in other.tables if table.qualified == list(tables)[-1])
+        yield from merge(other, min(100_000, sizes[-1] // 10), times)
+        yield from [*verifying(other, rows), *growing(other, sizes)]
 
 
 def _snapshot(stage: Stage, rows: int) -> Iterator[Figure]:

@@ -54,6 +54,7 @@ def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) 
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
             monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+            monkeypatch.setattr("sinks.delta_marks.MANY", 3)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
@@ -182,6 +183,29 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     assert later == [("3", "new")]
     with pytest.raises(SinkUnavailable, match="same time"):
         delta_marks.merge(table, folder, change, stored, found.number + 1)
+
+
+def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of them, with what the merge at hand brings to their rows; the others stay, marked."""
+    monkeypatch.setattr("sinks.delta_marks.MANY", 5)
+    monkeypatch.setattr("sinks.delta_marks.AT_ONCE_BYTES", 4000)
+    folder, commits = str(tmp_path / "table"), Commits("warehouse")
+    expected: dict[str, int | None] = {}
+    rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
+    delta_files.begin(folder, rows, Stored(Position("id", (0,))), 1)
+    for number in range(12):
+        found = commits.found(folder)
+        change = rows.where(f"_cdc_id IN ({number}, {number // 2})").selectExpr(
+            "_cdc_id", f"{number} AS note", f"_cdc_id = {number} AND {number} % 5 = 4 AS _cdc_gone"
+        )
+        table = commits.opened(folder)
+        assert table
+        delta_marks.merge(table, folder, change, Stored(Position("id", (number + 1,))), found.number + 1)
+        expected |= {str(key): number for key in (number, number // 2) if key != number or number % 5 != 4}
+        expected |= {} if number % 5 != 4 else {str(number): None}
+        held = spark.read.format("delta").load(folder).where("note >= 0").collect()
+        assert sorted(held) == sorted((key, note) for key, note in expected.items() if note is not None)
+        assert len(delta_files.paths(deltalake.DeltaTable(folder))) < 5 + 2 * 2
 
 
 def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
