@@ -160,7 +160,7 @@ def _log_alone(folder: str) -> Delta:
 
 
 def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
-    """Random updates merged into the mirror of a stage's first table in one batch; the log of changes follows later."""
+    """Random updates merged into the mirror of the stage's table in one batch; the log of changes follows later."""
     figure = Figure(f"merge {changes:,} into Delta mirror", "changes/s", 0.4, "rival", changes=changes)
     folder = f"{stage.folder}/rival"
     (sink,) = stage.context.sinks(["warehouse"])

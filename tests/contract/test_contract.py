@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from cdc.change import Advance, Applied, Position, Stored
 from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink, stored_after
-from sinks import delta_files, delta_generations, delta_log, delta_marks, delta_vectors
+from sinks import delta_files, delta_generations, delta_log, delta_marks, delta_vectors, delta_write
 from sinks.delta import Delta
 from sinks.delta_commits import Commits, Found
 from sinks.delta_tables import each
@@ -183,6 +183,23 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     assert later == [("3", "new")]
     with pytest.raises(SinkUnavailable, match="same time"):
         delta_marks.merge(table, folder, change, stored, found.number + 1)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tmp_path: Path, large: bool) -> None:
+    folder, commits, stored = str(tmp_path / "table"), Commits("warehouse"), Stored(Position("id", (1,)))
+    rows = spark.createDataFrame([("1", "a", 1), ("2", "b", 2)], "_cdc_id string, dropped string, note int")
+    delta_files.begin(folder, rows, stored, 1)
+    change = spark.createDataFrame([("1", 3, False)], "_cdc_id string, note int, _cdc_gone boolean")
+    table = commits.table(folder)
+    assert table
+    if large:
+        delta_marks.merge(table, folder, change, stored, 2)
+    else:
+        mirror = delta_files.plain(table, folder, spark)
+        assert mirror
+        delta_files.write(table, delta_write.merged(mirror, change), "overwrite", stored, 2)
+    assert sorted(spark.read.format("delta").load(folder).collect()) == [("1", None, 3), ("2", "b", 2)]
 
 
 def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
