@@ -30,7 +30,7 @@ MADE_ANEW_BYTES = 4 * 2**20
 
 
 TIDY_S = 3600.0
-"""How often a mirror is rid of files that its merges have replaced: a small one leaves all that it had each time."""
+"""How often a mirror is rid of files that its merges have replaced, and how long a query may still read them."""
 
 
 class Delta:
@@ -43,7 +43,7 @@ class Delta:
         self._kinds = KINDS if beside is None else KINDS[-1:]
         self._commits = Commits(name)
         self._left: dict[str, Stored | None] = {}
-        self._tidied: dict[str, float] = {}
+        self._tidied: dict[str, tuple[float, set[str]]] = {}
 
     def prepare(self, table: Table) -> None:
         """Refuse a folder that can't be written; the Delta tables themselves come with their first commit."""
@@ -251,12 +251,9 @@ class Delta:
         from sinks import delta_generations
 
         now = time.monotonic()
-        if self._beside is not None or now - self._tidied.setdefault(folder, now) < TIDY_S:
-            return
-        self._tidied[folder] = now
-        table = self._commits.opened(folder)
-        if table is not None:
-            delta_generations.tidy(spark, table, folder)
+        last, unused = self._tidied.setdefault(folder, (now, set()))
+        if self._beside is None and now - last >= TIDY_S:
+            self._tidied[folder] = now, delta_generations.tidy(spark, self._commits, folder, unused)
 
     def _unmoved(self, folder: str, advance: Advance, stored: Stored | None, writer: str) -> None:
         left = self._left[folder]

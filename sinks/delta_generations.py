@@ -18,8 +18,6 @@ from cdc.sink import behind
 from sinks import delta_files, delta_vectors
 from sinks.delta_commits import Commits
 
-READ_HOURS = 2
-"""How long a query may still read what has been replaced."""
 SWITCHES = ("Manual Update", "SWITCH")
 """What a table's history calls a switch: the operation of one through Spark, the mark of another."""
 
@@ -52,7 +50,7 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
 
 
 def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
-    """Make `other` what the live table was before its last switch; false when it was nothing."""
+    """Make `other` what the live table was before its last switch; false when that was nothing, or is gone by now."""
     history = commits.history(live)
     switched = [told["version"] for told in history if told["operation"] in SWITCHES or told.get("cdc") in SWITCHES]
     if not switched:
@@ -63,19 +61,36 @@ def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
     if stored is None or not stored.position.offsets:
         return False
     _clone(spark, deltalake.DeltaTable(live, version=before), live, other, stored)
-    return True
+    if table := commits.table(other):
+        # Whoever was killed after the switch goes on whenever somebody asks for it, maybe later than `tidy`.
+        files, _ = _files(spark, other)
+        named = (_path(spark, unquote(path)) for path in _paths(spark, table, other))
+        if all(files.exists(path) for path in named):
+            return True
+    remove(spark, [other])
+    return False
 
 
-def tidy(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> None:
-    """Remove files that have been replaced; not while another generation may be made of them."""
-    if not others(spark, folder):
-        table.vacuum(READ_HOURS, dry_run=False, enforce_retention_duration=False)
+def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -> set[str]:
+    """Remove those of `unused` that still belong to no generation; the names of the files that don't since then.
+
+    So a query may read what has been replaced for as long as lies between two calls. Not by VACUUM: neither deltalake's
+    nor Spark's knows of other generations, the first not of marks either, and the second takes half a minute.
+    """
+    table = commits.opened(folder)
+    if table is None:
+        return set()
+    found = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
+    for one in (folder, *(f"{folder}@{name}" for name in others(spark, folder))):
+        if opened := commits.table(one):
+            found -= {_place(path)[1] for path in _paths(spark, opened, one)}
+    remove(spark, (f"{folder}/{name}" for name in found & unused))
+    return found - unused
 
 
 def needed(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> set[str]:
-    """The names of the folders outside of its own that a table has files in."""
-    paths = delta_files.paths(table) if delta_files.unmarked(table) else delta_vectors.paths(spark, folder)
-    return {unquote(one).rsplit("/", 2)[-2] for one in paths if delta_files.absolute(one)}
+    """The names of the folders that a table has files in, unless it is its own."""
+    return {_place(path)[0] for path in _paths(spark, table, folder) if delta_files.absolute(path)}
 
 
 def others(spark: SparkSession, folder: str) -> list[str]:
@@ -88,10 +103,12 @@ def others(spark: SparkSession, folder: str) -> list[str]:
     return sorted(one.removeprefix(f"{name}@") for one in found if one.startswith(f"{name}@"))
 
 
-def remove(spark: SparkSession, folders: Iterable[str]) -> None:
-    for folder in folders:
-        files, path = _files(spark, folder)
-        files.delete(path, True)
+def remove(spark: SparkSession, paths: Iterable[str]) -> None:
+    """Remove files, and folders with all that is in them, of one file system."""
+    files = None
+    for one in paths:
+        files = files or _files(spark, one)[0]
+        files.delete(_path(spark, one), True)
 
 
 def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: Stored) -> None:
@@ -104,7 +121,21 @@ def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, targe
         delta_files.create(target, files, source.schema(), stored, 1)
 
 
+def _paths(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> list[str]:
+    return delta_files.paths(table) if delta_files.unmarked(table) else delta_vectors.paths(spark, folder)
+
+
+def _place(path: str) -> tuple[str, str]:
+    """The names of a file's folder and of the file."""
+    folder, _, name = unquote(path).rpartition("/")
+    return folder.rpartition("/")[2], name
+
+
 def _files(spark: SparkSession, folder: str) -> tuple[Any, Any]:
-    jvm: Any = spark._jvm
-    path = jvm.org.apache.hadoop.fs.Path(folder)
+    path = _path(spark, folder)
     return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), path
+
+
+def _path(spark: SparkSession, path: str) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.hadoop.fs.Path(path)

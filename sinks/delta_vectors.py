@@ -66,12 +66,15 @@ def clone(spark: SparkSession, source: str, version: int, target: str, stored: S
 
 
 def paths(spark: SparkSession, folder: str) -> list[str]:
-    """The files of a table and of its marks, as its log names them."""
-    found = []
-    for file in delta_log.files(delta_log.snapshot(spark, folder)):
+    """Where the files of a table lie, and those of its marks."""
+    snapshot = delta_log.snapshot(spark, folder)
+    log, found = snapshot.deltaLog(), []
+    for file in delta_log.files(snapshot):
         vector = file.deletionVector()
-        found += [file.path()] + ([vector.pathOrInlineDv()] if vector and vector.storageType() == "p" else [])
-    return found
+        found.append(file.absolutePath(log))
+        if vector and vector.isOnDisk():
+            found.append(vector.absolutePath(log.dataPath()))
+    return [path.toUri().toString() for path in found]
 
 
 def _take_schema(transaction: Any, other: Any) -> None:

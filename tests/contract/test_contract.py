@@ -90,25 +90,6 @@ def test_a_large_mirror_keeps_its_files(
     assert sorted(ids) == sorted(row["id"] for row in sink.scan(made.table, spark).collect())
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_replaced_files_are_removed(
-    beside: bool, spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless there is another generation, which may be made of them."""
-    monkeypatch.setattr("sinks.delta.TIDY_S", 0)
-    monkeypatch.setattr("sinks.delta_generations.READ_HOURS", 0)
-    sink = Delta("warehouse", str(tmp_path), unique)
-    made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
-    mirror = Path(sink.folder(made.table, "mirror"))
-    if beside:
-        mirror.with_name("mirror@another").mkdir(parents=True)
-    for number in range(4):
-        made.topic.add("u", laws.row("k", 1, str(number)))
-        made.apply()
-    assert made.view() == made.topic.model()
-    assert (len(list(mirror.glob("*.parquet"))) == 1) is not beside
-
-
 @pytest.mark.parametrize("harness", ["elasticsearch"], indirect=True)
 def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
     """Somebody has deleted it; the stream is told to start again from where the view stands, which is nowhere."""

@@ -1,0 +1,84 @@
+"""What a warehouse no longer needs is removed, and nothing else."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sinks import delta_generations
+from sinks.delta import Delta
+from sinks.delta_commits import Commits
+from tests.contract import laws
+from tests.support.envelopes import table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(params=["small", "large"])
+def tidied(request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch) -> Delta:
+    """A warehouse that looks after each batch for what is to be removed; with rows marked as deleted, or without."""
+    monkeypatch.setattr("sinks.delta.TIDY_S", 0)
+    if request.param == "large":
+        monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+    return Delta("warehouse", str(tmp_path), unique)
+
+
+def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique: str) -> None:
+    """A merge later, with their marks, and what a writer that was killed has left; not what another generation has."""
+    made = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
+    mirror = Path(tidied.folder(made.table, "mirror"))
+
+    def change(number: int) -> set[str]:
+        made.topic.add("u", laws.row("k", 1, str(number)))
+        made.apply()
+        return {path.name for path in mirror.iterdir() if path.is_file() and not path.name.startswith(".")}
+
+    made.topic.add("c", laws.row("other", 1))
+    first, second = change(0), change(1)
+    assert first < second
+    (mirror / "part-left.parquet").write_bytes(b"")
+    commits = Commits("warehouse")
+    found, live = commits.found(str(mirror)), commits.opened(str(mirror))
+    assert live
+    assert found.stored
+    kept = f"{mirror}@kept"
+    delta_generations._clone(spark, live, str(mirror), kept, found.stored)
+    before = sorted(spark.read.format("delta").load(kept).collect())
+    third, fourth, fifth = change(2), change(3), change(4)
+    assert "part-left.parquet" in third
+    assert "part-left.parquet" not in fourth | fifth
+    assert not (third - second) & fifth
+    assert made.view() == made.topic.model()
+    assert sorted(spark.read.format("delta").load(kept).collect()) == before
+    delta_generations.remove(spark, [kept])
+    change(5)
+    assert not change(6) & second - {Path(path).name for path in in_use(spark, mirror)}
+    assert made.view() == made.topic.model()
+
+
+def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
+    table = Commits("warehouse").table(str(mirror))
+    assert table
+    return delta_generations._paths(spark, table, str(mirror))
+
+
+def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:
+    laws.a_generation_is_built_unseen(laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items")))
+
+
+def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: str) -> None:
+    """A rebuild was killed after its switch, and goes on when the files that it would have kept were removed."""
+    made = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
+    laws.fill(made)
+    made.apply()
+    names = {made.table.qualified: "another"}
+    made.apply(writer="another", sink=tidied.beside(names))
+    live = tidied.folder(made.table, "mirror")
+    assert delta_generations.switch(spark, Commits("warehouse"), live, f"{live}@another")
+    for _ in range(2):
+        made.topic.add("u", laws.row("k1", 1, "later"))
+        made.apply(writer="later")
+    assert not tidied.promote([made.table], names)
+    assert delta_generations.others(spark, live) == ["another"]
+    assert made.view() == made.topic.model()
