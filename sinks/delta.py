@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 KINDS = ("changes", "mirror")
 MADE_ANEW_BYTES = 4 * 2**20
 """A mirror smaller than this is made anew by each merge, in one task: less than marks cost."""
-
-
 TIDY_S = 3600.0
 """How often a mirror is rid of files that its merges have replaced, and how long a query may still read them."""
 

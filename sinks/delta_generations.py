@@ -89,7 +89,7 @@ def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -
 
 
 def needed(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> set[str]:
-    """The names of the folders that a table has files in, unless it is its own."""
+    """The names of the folders that a table has files in; its own may be among them."""
     return {_place(path)[0] for path in _paths(spark, table, folder) if delta_files.absolute(path)}
 
 

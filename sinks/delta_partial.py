@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from cdc.change import Table
 from cdc.sink import UNKNOWN, Refused
+from sinks.delta_write import GONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -26,7 +27,7 @@ def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str)
     layers = _layers(changes)
     typed = rows.parsed(layers, table, "_cdc_row").select(*layers.columns, *rows.columns(table))
     names = [column.name for column in table.columns]
-    found = typed.groupBy(*NAMED, "_cdc_gone").agg(
+    found = typed.groupBy(*NAMED, GONE).agg(
         # The search ends at a change without a row: what lay before it is void.
         F.max(F.col("_cdc_row").isNull()).alias("_cdc_ends"),
         *(_first(name).alias(name) for name in names),
@@ -37,8 +38,8 @@ def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str)
     made = found.select(
         *NAMED,
         *(F.col(f"{rows.quoted(name)}.value").alias(name) for name in names),
-        "_cdc_gone",
-        F.when(~F.col("_cdc_gone") & (F.size(asked) > 0), asked).alias("_cdc_view"),
+        GONE,
+        F.when(~F.col(GONE) & (F.size(asked) > 0), asked).alias("_cdc_view"),
         "_cdc_ends",
     ).persist()
     try:
@@ -87,10 +88,10 @@ def _layers(changes: "DataFrame") -> "DataFrame":
     newest = F.struct(F.col("after").alias("row"), F.coalesce("kept", F.array()).alias("kept"))
     layers = F.concat(F.array(newest), F.coalesce("older", none))
     named = [F.col(name.removeprefix("_cdc_")).alias(name) for name in NAMED]
-    gone = F.col("after").isNull().alias("_cdc_gone")
+    gone = F.col("after").isNull().alias(GONE)
     laid = changes.select(*named, gone, F.posexplode(layers).alias("_cdc_depth", "layer"))
     lacks, row = F.col("layer.kept").alias("_cdc_lacks"), F.col("layer.row").alias("_cdc_row")
-    return laid.select(*NAMED, "_cdc_gone", "_cdc_depth", lacks, row)
+    return laid.select(*NAMED, GONE, "_cdc_depth", lacks, row)
 
 
 def _first(name: str) -> "Column":
