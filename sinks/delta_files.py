@@ -174,12 +174,14 @@ def plain(table: deltalake.DeltaTable, folder: str, spark: "SparkSession") -> "D
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
-def extend(table: deltalake.DeltaTable, rows: "DataFrame") -> None:
+def extend(table: deltalake.DeltaTable, rows: "DataFrame") -> int:
+    """Add the columns that rows have and a table lacks; the commits that took."""
     known = {field.name for field in table.schema().fields}
     new = [field for field in deltalake.Schema.from_json(rows.schema.json()).fields if field.name not in known]
     if new:
         table.alter.add_columns([deltalake.Field(field.name, field.type, nullable=True) for field in new])
         table.update_incremental()
+    return int(bool(new))
 
 
 def _writer(folder: str) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
