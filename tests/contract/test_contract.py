@@ -162,8 +162,8 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
         assert sorted(spark.read.format("delta").load(folder).select("_cdc_id", "note").collect()) == expected
     later = spark.read.format("delta").load(folder).where("added IS NOT NULL").select("_cdc_id", "added").collect()
     assert later == [("3", "new")]
+    older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        older = deltalake.DeltaTable(folder, version=table.version() - 1)
         delta_marks.merge(older, folder, change, stored, found.number + 1)
 
 
