@@ -97,7 +97,7 @@ class Commits:
 def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[None]:
     """Put the position and our number into the commits made inside.
 
-    Session settings, because MERGE takes no options; so one table is written this way at a time.
+    Session settings, because Delta's transactions take no options; so one table is written this way at a time.
     """
     import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
     from pyspark.errors import PySparkException
