@@ -80,10 +80,12 @@ def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -
     table = commits.opened(folder)
     if table is None:
         return set()
-    found = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
+    used: set[str] = set()
     for one in (folder, *(f"{folder}@{name}" for name in others(spark, folder))):
         if opened := commits.table(one):
-            found -= {_place(path)[1] for path in _paths(spark, opened, one)}
+            used |= {_place(path)[1] for path in _paths(spark, opened, one)}
+    listed = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
+    found = {path for path in listed if _place(path)[1] not in used}
     remove(spark, (f"{folder}/{name}" for name in found & unused))
     return found - unused
 

@@ -82,3 +82,18 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     assert not tidied.promote([made.table], names)
     assert delta_generations.others(spark, live) == ["another"]
     assert made.view() == made.topic.model()
+
+
+def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> None:
+    """Another writer may put files and marks into folders of the table's own; deltalake lists all marks as unused."""
+    folder, commits = str(tmp_path / "table"), Commits("warehouse")
+    asked = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}
+    spark.range(10).repartition(1).write.format("delta").options(**asked).save(folder)
+    spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")
+    marks = list(Path(folder).glob("*/deletion_vector_*.bin"))
+    assert marks
+    assert commits.table(folder)
+    left = delta_generations.tidy(spark, commits, folder, set())
+    delta_generations.tidy(spark, commits, folder, left)
+    assert all(path.exists() for path in marks)
+    assert spark.read.format("delta").load(folder).count() == 9
