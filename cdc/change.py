@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, NamedTuple
 
 Form = Literal["events", "documents"]
 """What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
@@ -56,10 +57,6 @@ class Position:
     def partition_count(self) -> int:
         return len(self.offsets)
 
-    def lag(self, end: "Position") -> int:
-        """Offsets between here and `end`; an upper bound of records, compaction and markers leave gaps."""
-        return sum(max(0, b - a) for a, b in zip(self.offsets, end.offsets, strict=True))
-
 
 @dataclass(frozen=True)
 class Stored:
@@ -102,6 +99,54 @@ class Stored:
     @classmethod
     def from_json(cls, text: str) -> "Stored":
         return cls.from_mapping(json.loads(text))
+
+
+class Reach(StrEnum):
+    """Where a view stands, seen from a position of its topic."""
+
+    REACHED = "reached"
+    BEHIND = "behind"
+    OTHER_TOPIC = "was made from another topic of that name"
+    REPARTITIONED = "was made from another number of partitions"
+    BEFORE_FLOOR = "holds rows from before a TRUNCATE"
+
+
+class Distance(NamedTuple):
+    """The answer to "has this view got there?": `offsets` counts what is left when it is behind.
+
+    It is an upper bound of records, because compaction and transaction markers leave gaps.
+    """
+
+    reach: Reach
+    offsets: int = 0
+
+    @property
+    def reached(self) -> bool:
+        return self.reach is Reach.REACHED
+
+    @property
+    def comparable(self) -> bool:
+        """Whether offsets of the view and of the position count the same records."""
+        return self.reach not in (Reach.OTHER_TOPIC, Reach.REPARTITIONED)
+
+
+def distance(view: Stored | Position | None, end: Position, floor: int = 0) -> Distance:
+    """How far a view is from `end`: the only comparison of positions, for all who ask whether a view has got there.
+
+    A view of another topic or partition count is told apart first, since its offsets mean other records. A view to
+    which nothing has been applied is behind by everything. `floor` counts for what a sink has stored, not for a bare
+    position.
+    """
+    position = view.position if isinstance(view, Stored) else view
+    offsets = position.offsets if position else (0,) * end.partition_count
+    if position and position.topic_id != end.topic_id:
+        return Distance(Reach.OTHER_TOPIC)
+    if len(offsets) != end.partition_count:
+        return Distance(Reach.REPARTITIONED)
+    left = sum(max(0, there - here) for here, there in zip(offsets, end.offsets, strict=True))
+    if isinstance(view, Stored) and view.floor < floor:
+        return Distance(Reach.BEFORE_FLOOR, left)
+    return Distance(Reach.BEHIND if left else Reach.REACHED, left)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from cdc import source
-from cdc.change import Position, Table
+from cdc.change import Position, Table, distance
 from cdc.context import Context
 from cdc.control import Control
 from cdc.ddl import lsn_number
@@ -94,17 +94,14 @@ class View:
             return (self._fence, self._control.floors.get(self.table.qualified, 0)) if self._lsn >= lsn else None
 
     def holds(self, fence: Position, floor: int) -> bool:
-        """Whether the view has got there. Raises ConnectorError when it never will: the topic is another one."""
-        stored = self.sink.position(self.table)
-        # A view from before a TRUNCATE is made anew, whatever its position says; so is one without a position.
-        if stored is None or stored.floor < floor:
-            return False
-        if stored.position.topic_id != fence.topic_id:
+        """Whether the view has got there. Raises ConnectorError when it never will: its offsets count other records."""
+        there = distance(self.sink.position(self.table), fence, floor)
+        if not there.comparable:
             raise ConnectorError(
-                f"The view of {self.table.qualified} in {self.sink.name} was made from another topic of that name.",
-                hint=f"cdc -p FILE rebuild {self.sink.name}",
+                f"The view of {self.table.qualified} in {self.sink.name} {there.reach}.",
+                hint=f"cdc -p FILE rebuild {self.sink.name} --table {self.table.qualified}",
             )
-        return stored.position.lag(fence) == 0
+        return there.reached
 
     def _look_back(self) -> None:
         """Begin at the newest message that is there: tokens of before are older than it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cdc.change import Position, Stored, Table
+from cdc.change import Position, Stored, Table, distance
 from cdc.errors import ConnectorError
 from cdc.records import TIMEOUT_MS, kafka, reaching
 from cdc.settings import Pipeline
@@ -168,8 +168,7 @@ def _late(views: Positions, tables: Sequence[Table], ends: Mapping[str, Position
     late = []
     for name, position in views.items():
         for table in tables:
-            stored, end = position(table), ends[table.topic]
-            if stored is None or stored.position.topic_id != end.topic_id or stored.position.lag(end):
+            if not distance(position(table), ends[table.topic]).reached:
                 late.append(f"{table.qualified} in {name} has not caught up")
     return late
 

@@ -1,6 +1,6 @@
 """Whether a topic is still what was made, and can continue a view from where it stands: DESIGN guarantee G5."""
 
-from cdc.change import Position, Table
+from cdc.change import Position, Reach, Table, distance
 from cdc.errors import ConnectorError
 
 
@@ -21,9 +21,10 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Posi
                 topic=name,
             )
         return
-    if at.topic_id != end.topic_id:
+    there = distance(at, end)
+    if there.reach is Reach.OTHER_TOPIC:
         what = "is not the topic that the view was made from: it has been created anew"
-    elif at.partition_count != end.partition_count:
+    elif there.reach is Reach.REPARTITIONED:
         what = f"has {end.partition_count} partitions, the view was made from {at.partition_count}: keys have moved"
     elif any(have < first for have, first in zip(at.offsets, start.offsets, strict=True)):
         what = f"has lost records that the view still needs (it starts at {list(start.offsets)})"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc import source
-from cdc.change import Position, Table
+from cdc.change import Position, Reach, Table, distance
 from cdc.control import Control
 from cdc.errors import ConnectorError
 from cdc.heartbeat import last_beat
@@ -25,14 +25,11 @@ class Fence:
 
     def problem(self, sink: Sink, table: Table) -> str | None:
         """What a view lacks that this fence asks for; None when it has got past it."""
-        stored, end = sink.position(table), self.ends[table.topic]
-        if stored and stored.floor < self.floors.get(table.qualified, 0):
-            return f"{table.qualified} in {sink.name} holds rows from before a TRUNCATE"
-        if stored and stored.position.topic_id != end.topic_id:
-            return f"{table.qualified} in {sink.name} was made from another topic of that name"
-        if left := stored.position.lag(end) if stored else sum(end.offsets):
-            return f"{table.qualified} in {sink.name} is {left} offsets behind"
-        return None
+        there = distance(sink.position(table), self.ends[table.topic], self.floors.get(table.qualified, 0))
+        if there.reached:
+            return None
+        what = f"is {there.offsets} offsets behind" if there.reach is Reach.BEHIND else there.reach
+        return f"{table.qualified} in {sink.name} {what}"
 
 
 def settle(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from cdc.change import Advance, Position, Stored, Table
+from cdc.change import Advance, Position, Stored, Table, distance
 from cdc.errors import CdcError, DecodeError, Fenced, SinkUnavailable
 from cdc.explain import Unholdable, explain
 from cdc.generations import Build
@@ -65,7 +65,7 @@ class Kept:
     def level(self, at: Mapping[str, Position | None]) -> bool:
         """Whether there is something, and none of it behind the live views, which stand at `at`."""
         both = [(there, at.get(topic)) for topic, there in self.at.items()]
-        return bool(both) and all(seen is None or (there and not there.lag(seen)) for there, seen in both)
+        return bool(both) and all(seen is None or distance(there, seen).reached for there, seen in both)
 
     def apply(self, batch: Batch, advances: Sequence[Advance]) -> None:
         """Make durable what a batch brings to it.

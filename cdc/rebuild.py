@@ -20,7 +20,7 @@ from tenacity.wait import wait_exponential
 
 from cdc import decode
 from cdc.apply import Applier
-from cdc.change import Position, Table, new_generation
+from cdc.change import Position, Table, distance, new_generation
 from cdc.ddl import Definition
 from cdc.errors import CdcError, DivergenceError, SettingsError, SinkError, SinkUnavailable
 from cdc.generations import STALE_S, Build, Builds
@@ -251,7 +251,7 @@ def _reached(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Callable[[],
         if not ends:
             ends.update(kafka.ends([table.topic for table in tables]))
         found = ((sink.position(table), ends[table.topic]) for table in tables)
-        return all(at.position.lag(end) == 0 if at else not any(end.offsets) for at, end in found)
+        return all(distance(at, end).reached for at, end in found)
 
     return there
 

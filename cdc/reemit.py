@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from cdc import source
-from cdc.change import Table
+from cdc.change import Table, distance
 from cdc.errors import ConnectorError
 from cdc.records import Record
 from cdc.settings import Pipeline
@@ -97,7 +97,7 @@ def _marks(record: Record, request: str) -> bool:
 def _await_visible(kafka: Topics, table: Table, deadline: float) -> None:
     """A transaction's marker reaches topics one by one: wait until the table's own has it."""
     written = kafka.ends([table.topic], decided=False)[table.topic]
-    while kafka.ends([table.topic])[table.topic].lag(written):
+    while not distance(kafka.ends([table.topic])[table.topic], written).reached:
         _wait(table, deadline)
 
 

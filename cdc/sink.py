@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from cdc.change import Advance, Applied, Form, Position, Stored, Table
+from cdc.change import Advance, Applied, Form, Position, Reach, Stored, Table, distance
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ def level(live: Sink, beside: Sink, tables: Sequence[Table]) -> bool:
 
 def behind(new: Stored, old: Stored) -> bool:
     """Whether readers who are shown `new` instead of `old` would go back in time."""
-    if new.position.topic_id != old.position.topic_id:
-        return False
-    return new.floor < old.floor or new.position.lag(old.position) > 0
+    there = distance(new, old.position, old.floor)
+    return there.comparable and not there.reached
 
 
 def wait_for(level: Callable[[], bool], sink: str) -> None:
@@ -207,7 +206,7 @@ def check(advance: Advance, stored: Stored | None, writer: str) -> bool:
 
 def mismatch(table: Table, expected: Position | None, found: Position | None, *, ours: bool) -> CdcError:
     """The error for a position that isn't where this writer left it."""
-    lost = found is None or (expected is not None and found.topic_id == expected.topic_id and found.lag(expected) > 0)
+    lost = found is None or (expected is not None and distance(found, expected).reach is Reach.BEHIND)
     if ours and lost:
         return Rewound(
             f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",

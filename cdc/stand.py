@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from cdc.change import Position, Stored, Table
+from cdc.change import Position, Reach, Stored, Table, distance
 from cdc.continuity import refuse_gap
 from cdc.control import Control
 from cdc.ddl import Definition
@@ -217,7 +217,7 @@ class Stand:
         at, stored = self.at[table.topic], self._sink.position(table)
         if at is None:
             return False
-        return stored is None or (stored.position.topic_id == at.topic_id and stored.position.lag(at) > 0)
+        return stored is None or distance(stored, at).reach is Reach.BEHIND
 
     def floor(self, table: Table) -> int:
         return self._control.floors.get(table.qualified, 0)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cdc import source
-from cdc.change import Applied, Position, Progress, Stored, Table
+from cdc.change import Applied, Position, Progress, Reach, Stored, Table, distance
 from cdc.errors import CdcError
 from cdc.heartbeat import last_beat
 from cdc.held import held
@@ -186,10 +186,10 @@ def _log(
 
 def waiting(topic: str, stored: Stored | None, end: Position) -> list[tuple[str, int, int]]:
     """The (topic, partition, offset) where each partition that isn't applied to its end goes on."""
-    at = _at(stored, end)
-    if at is None:
+    if not distance(stored, end).comparable:
         return []
-    pairs = enumerate(zip(at.offsets, end.offsets, strict=True))
+    offsets = stored.position.offsets if stored else (0,) * end.partition_count
+    pairs = enumerate(zip(offsets, end.offsets, strict=True))
     return [(topic, partition, offset) for partition, (offset, last) in pairs if offset < last]
 
 
@@ -197,11 +197,10 @@ def measure(
     table: Table, stored: Stored | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
 ) -> View:
     """One view against the end of its topic; `oldest` holds Unix milliseconds of the places of `waiting`."""
-    at = _at(stored, end)
     rows, last = (stored.rows, stored.at) if stored else (0, None)
-    if at is None:
-        assert stored is not None
-        what = "recreated" if stored.position.topic_id != end.topic_id else "given another partition count"
+    there = distance(stored, end)
+    if not there.comparable:
+        what = "recreated" if there.reach is Reach.OTHER_TOPIC else "given another partition count"
         return View(
             table.qualified,
             rows=rows,
@@ -213,16 +212,7 @@ def measure(
     times = [oldest[place] for place in places if place in oldest]
     lag = max(0.0, now - min(times) / 1000) if times else 0.0
     # What is left may be transaction markers alone: then there are offsets to go, but nothing to apply.
-    return View(table.qualified, at.lag(end), round(lag, 3), rows, last)
-
-
-def _at(stored: Stored | None, end: Position) -> Position | None:
-    """Where the view stands; None when its position means nothing in this topic."""
-    if stored is None:
-        return Position(end.topic_id, (0,) * end.partition_count)
-    position = stored.position
-    same = position.topic_id == end.topic_id and position.partition_count == end.partition_count
-    return position if same else None
+    return View(table.qualified, there.offsets, round(lag, 3), rows, last)
 
 
 def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink:

@@ -24,7 +24,7 @@ from tenacity.wait import wait_exponential
 
 from cdc import decode, pace
 from cdc.apply import Applier
-from cdc.change import Progress
+from cdc.change import Progress, distance
 from cdc.errors import CdcError, KafkaUnavailable, SinkUnavailable
 from cdc.explain import explain
 from cdc.log import consumer
@@ -238,7 +238,7 @@ class Stream:
         """A limit before it is known how long a batch takes: by how wide the records are."""
         ends = self._stand.shapes
         starts = self._kafka.starts(list(ends))
-        held = sum(start.lag(ends[topic]) for topic, start in starts.items())
+        held = sum(distance(start, ends[topic]).offsets for topic, start in starts.items())
         return pace.first(held, self._kafka.kept_bytes(list(ends)))
 
     def _pace(self, offsets: int, took_s: float) -> None:

@@ -7,7 +7,7 @@ view hasn't applied.
 import time
 from collections.abc import Iterator, Mapping
 
-from cdc.change import Position, Stored, Table
+from cdc.change import Position, Reach, Stored, Table, distance
 from cdc.continuity import check_shape, refuse_gap
 from cdc.errors import ConnectorError
 from cdc.finding import ANEW, Finding
@@ -46,7 +46,7 @@ def of_views(kafka: Topics, table: Table, views: Mapping[str, Stored | None]) ->
         if stored is None:
             continue
         at = stored.position
-        if at.topic_id == end.topic_id and at.partition_count != end.partition_count:
+        if distance(at, end).reach is Reach.REPARTITIONED:
             what = (
                 f"view {name} was made from {at.partition_count} partitions of {end.partition_count}: keys have moved"
             )

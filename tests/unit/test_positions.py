@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdc.change import Advance, Applied, Column, Position, Stored, Table, row_id
+from cdc.change import Advance, Applied, Column, Distance, Position, Reach, Stored, Table, distance, row_id
 from cdc.errors import Fenced
 from cdc.explain import explain
 from cdc.sink import Rewound, check, mismatch, stored_after
@@ -24,7 +24,37 @@ def test_what_is_stored_comes_back() -> None:
 def test_a_step_counts_its_offsets() -> None:
     assert STEP.offsets == 2
     assert Advance(TABLE, None, UNTIL).offsets == 5
-    assert START.lag(UNTIL) == 2
+
+
+AT = Stored(Position("id", (3, 2)), floor=7)
+
+
+@pytest.mark.parametrize(
+    ("view", "end", "floor", "expected"),
+    [
+        (AT, UNTIL, 7, Distance(Reach.REACHED)),
+        (AT, Position("id", (1, 1)), 0, Distance(Reach.REACHED)),
+        (AT, Position("id", (4, 9)), 0, Distance(Reach.BEHIND, 8)),
+        (AT, Position("id", (4, 0)), 0, Distance(Reach.BEHIND, 1)),
+        (AT, UNTIL, 8, Distance(Reach.BEFORE_FLOOR)),
+        (AT, Position("id", (4, 2)), 8, Distance(Reach.BEFORE_FLOOR, 1)),
+        (AT, Position("other", (3, 2)), 0, Distance(Reach.OTHER_TOPIC)),
+        (AT, Position("other", (3, 2, 1)), 8, Distance(Reach.OTHER_TOPIC)),
+        (AT, Position("id", (3, 2, 0)), 0, Distance(Reach.REPARTITIONED)),
+        (AT, Position("id", (3,)), 8, Distance(Reach.REPARTITIONED)),
+        (None, Position("id", (0, 0)), 0, Distance(Reach.REACHED)),
+        (None, UNTIL, 8, Distance(Reach.BEHIND, 5)),
+        (START, UNTIL, 8, Distance(Reach.BEHIND, 2)),
+    ],
+)
+def test_one_comparison_says_whether_a_view_has_got_there(
+    view: Stored | Position | None, end: Position, floor: int, expected: Distance
+) -> None:
+    """Findings 12 and B5: a difference in shape is an answer, never a ValueError."""
+    there = distance(view, end, floor)
+    assert there == expected
+    assert there.reached == (expected.reach is Reach.REACHED)
+    assert there.comparable == (expected.reach not in (Reach.OTHER_TOPIC, Reach.REPARTITIONED))
 
 
 def test_the_position_decides_who_may_write() -> None:
