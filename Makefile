@@ -4,7 +4,7 @@ PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
 PROPERTIES := tests/unit/test_patch.py tests/spark/test_decode.py tests/spark/test_toast.py tests/contract/test_histories.py tests/contract/test_switches.py
 STAMP := .venv/.installed
-.PHONY: help setup demo test bench properties check up down status clean fmt lint type unit spark contract integration scenarios lock
+.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps unit spark contract integration scenarios lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ properties: setup ## random records and histories, 20 times as many as in test
 bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L)
 	@$(PY) -m bench --size $${SIZE:-M}
 
-check: lint type ## before every commit: lint, types and the tests that need no server
+check: lint type deps ## before every commit: lint, types and the tests that need no server
 	@.venv/bin/pytest tests/unit tests/spark
 
 up: setup ## start the servers of the sample pipeline
@@ -49,6 +49,9 @@ lint: setup ## ruff, both ways
 
 type: setup ## mypy, strict, sources and tests
 	@.venv/bin/mypy
+
+deps: setup ## every declared dependency is used, every used one is declared
+	@.venv/bin/deptry .
 
 unit: setup ## no server, no JVM
 	@.venv/bin/pytest tests/unit
