@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from cdc.address import address
 from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.report import COMPLETING, Row, send
@@ -119,7 +120,7 @@ class Elasticsearch:
         needed = int(stats["_all"]["primaries"].get("store", {}).get("size_in_bytes", 0))
         nodes = self._server.ask("GET", "/_nodes/stats/fs")["nodes"].values()
         free = max(int(node["fs"]["total"]["available_in_bytes"]) for node in nodes)
-        require(needed, free, f"the index at {self.url}", self.name)
+        require(needed, free, f"the index at {address(self.url)}", self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it isn't ahead."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from cdc.address import address
 from cdc.patch import elements, members
 from cdc.report import Report, Row, report, rows
 from cdc.sink import UNKNOWN
@@ -129,7 +130,7 @@ class Bulk:
             if pause is None and left:
                 first.failure, first.message = (
                     "unavailable",
-                    f"The index at {self.url} has no room for {len(left)} writes.",
+                    f"The index at {address(self.url)} has no room for {len(left)} writes.",
                 )
             elif left:
                 time.sleep(pause or 0)
@@ -195,12 +196,15 @@ def _post(url: str, items: list[Item], said: Report) -> list[dict[str, Any]]:
     try:
         response = client(url).post("/_bulk", params=query, content=body, headers=headers)
     except httpx.TransportError:
-        said.failure, said.message = "unavailable", f"The index at {url} can't be reached."
+        said.failure, said.message = "unavailable", f"The index at {address(url)} can't be reached."
         return []
     if response.status_code in BUSY:
         return [{"index": {"status": response.status_code}} for _ in items]
     if not response.is_success:
-        said.failure, said.message = "rejected", f"The index at {url} refuses a bulk (status {response.status_code})."
+        said.failure, said.message = (
+            "rejected",
+            f"The index at {address(url)} refuses a bulk (status {response.status_code}).",
+        )
         return []
     answers: list[dict[str, Any]] = response.json()["items"]
     return answers

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from cdc.address import address
 from cdc.errors import SinkError, SinkRejected, SinkUnavailable
 from sinks.elasticsearch_bulk import BUSY, client
 
@@ -37,7 +38,7 @@ class Server:
             response = client(self._url).request(method, path, content=content, headers={"content-type": kind})
         except httpx.TransportError:
             raise SinkUnavailable(
-                f"The index at {self._url} can't be reached.", hint=HINTS["unavailable"], sink=self._sink
+                f"The index at {address(self._url)} can't be reached.", hint=HINTS["unavailable"], sink=self._sink
             ) from None
         if response.status_code == 404 and absent is not None:
             return absent
@@ -46,7 +47,7 @@ class Server:
         raise self._refused(response, path)
 
     def _refused(self, response: httpx.Response, path: str) -> SinkError:
-        status, where = response.status_code, f"The index at {self._url}"
+        status, where = response.status_code, f"The index at {address(self._url)}"
         if status in BUSY:
             return SinkUnavailable(f"{where} is busy (status {status}).", hint=HINTS["unavailable"], sink=self._sink)
         if status in (401, 403):
