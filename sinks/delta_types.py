@@ -1,13 +1,58 @@
-"""The type of a warehouse column as Spark writes it, and as a Delta table's schema does."""
+"""The type of a warehouse column as Spark writes it, and as a Delta table's schema does; names that none can have."""
 
 import json
 import re
-
-import deltalake
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from cdc.change import Table
 
+if TYPE_CHECKING:
+    import deltalake
+
 NAMES = {"smallint": "short", "int": "integer", "bigint": "long"}
+UNFIT = " ,;{}()\n\t="
+"""Characters that Delta refuses in the name of a column: its files are Parquet, which readers may not find it in."""
+OURS = "_cdc"
+"""How the names of our own columns begin."""
+
+
+def refusals(table: Table) -> list[str]:
+    """Why a warehouse can't hold a table as it is, a sentence for each column concerned; nothing when it can.
+
+    Pure, so that it may be asked before anything is made. What repairs it is to rename the column, or `exclude`.
+    """
+    names = [column.name for column in table.columns]
+    return [*_with_unfit_characters(names), *_alike_but_for_case(names), *_of_ours(names)]
+
+
+def _with_unfit_characters(names: Iterable[str]) -> list[str]:
+    found = ((name, sorted(set(name) & set(UNFIT))) for name in names)
+    return [
+        f"column {name!r} has {', '.join(map(repr, unfit))} in its name, which a Delta table can't have there"
+        for name, unfit in found
+        if unfit
+    ]
+
+
+def _alike_but_for_case(names: Iterable[str]) -> list[str]:
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        # As Java compares them: whatever is equal in capitals is equal.
+        alike.setdefault(name.upper().lower(), []).append(name)
+    return [
+        f"columns {' and '.join(map(repr, several))} differ in nothing but case, which a Delta table doesn't tell apart"
+        for several in alike.values()
+        if len(several) > 1
+    ]
+
+
+def _of_ours(names: Iterable[str]) -> list[str]:
+    return [
+        f"column {name!r} begins with {OURS}, as the columns do that a Delta table has for the pipeline's own use"
+        for name in names
+        if name.lower().startswith(OURS)
+    ]
 
 
 def column_type(table: Table, name: str) -> str:
@@ -26,7 +71,7 @@ def delta_type(text: str) -> object:
     return NAMES.get(text, text)
 
 
-def misfits(held: deltalake.DeltaTable, table: Table) -> bool:
+def misfits(held: "deltalake.DeltaTable", table: Table) -> bool:
     """Whether a Delta table has a column of another type than the source's has now."""
     types = {field.name: json.loads(field.type.to_json()) for field in held.schema().fields}
     wanted = {column.name: delta_type(column_type(table, column.name)) for column in table.columns}

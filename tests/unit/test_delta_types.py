@@ -1,0 +1,37 @@
+"""Which tables a warehouse can't hold, told before it is asked to."""
+
+import pytest
+
+from cdc.change import Column, Table
+from sinks.delta_types import refusals
+
+
+def made_of(*names: str) -> Table:
+    return Table("public", "items", tuple(Column(name, "text") for name in ("id", *names)), ("id",), "t")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dotted.name", 'quote"d', "back`tick", "select", "x" * 63, "größe", "日付", "a-b", "a/b", "100%", "ID2", "cdc"],
+)
+def test_a_name_that_is_carried(name: str) -> None:
+    assert refusals(made_of(name)) == []
+
+
+@pytest.mark.parametrize("character", [" ", ",", ";", "{", "}", "(", ")", "\n", "\t", "="])
+def test_a_character_that_no_column_can_have(character: str) -> None:
+    (reason,) = refusals(made_of(f"order{character}date", "plain"))
+    assert repr(f"order{character}date") in reason
+    assert repr(character) in reason
+
+
+@pytest.mark.parametrize("pair", [("Name", "name"), ("GRÖSSE", "grösse"), ("İd", "i\u0307d")])
+def test_names_that_differ_in_case_only(pair: tuple[str, str]) -> None:
+    (reason,) = refusals(made_of(*pair))
+    assert all(repr(name) in reason for name in pair)
+
+
+@pytest.mark.parametrize("name", ["_cdc_id", "_CDC_x", "_cdc"])
+def test_names_of_the_pipelines_own(name: str) -> None:
+    (reason,) = refusals(made_of(name))
+    assert name in reason
