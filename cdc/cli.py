@@ -2,8 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 
 import typer
 
@@ -14,6 +15,7 @@ from cdc.errors import CdcError, SettingsError
 
 if TYPE_CHECKING:
     from cdc.change import Progress
+    from compose.endpoints import Endpoints
 
 app = typer.Typer(
     help="Postgres changes, applied in order to a search index, a cache and a warehouse.",
@@ -27,6 +29,7 @@ app.add_typer(cli_topics.app, name="topics")
 cli_rebuild.add_to(app)
 cli_verify.add_to(app)
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
+StackKind = Annotated[str | None, typer.Option("--stack", help="embedded or compose; the state's own by default.")]
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
 
@@ -43,11 +46,11 @@ def options(
 @app.command()
 def up(
     context: typer.Context,
-    stack: Annotated[str, typer.Option(help="embedded or compose")] = "embedded",
+    stack: StackKind = None,
     as_json: Json = False,
 ) -> None:
     """Start the local servers; does nothing when they are up."""
-    endpoints = _stack(stack).up(context.obj.state, progress=say)
+    endpoints = _stack(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
     from cdc import render
@@ -59,11 +62,11 @@ def up(
 @app.command()
 def down(
     context: typer.Context,
-    stack: Annotated[str, typer.Option(help="embedded or compose")] = "embedded",
+    stack: StackKind = None,
     as_json: Json = False,
 ) -> None:
     """Stop the local servers; their data stays."""
-    stopped = _stack(stack).down(context.obj.state, progress=say)
+    stopped = _stack(stack, context.obj.state).down(context.obj.state, progress=say)
     if as_json:
         return print_json({"stopped": stopped})
     out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
@@ -189,16 +192,23 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _stack(kind: str) -> Any:
-    if kind == "embedded":
-        from compose import stack
+class Stack(Protocol):
+    """What `compose` has two of: servers as processes, servers as containers."""
 
-        return stack
-    if kind == "compose":
-        from compose import docker
+    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints": ...
 
-        return docker
-    raise SettingsError(f"There is no stack {kind}.", hint="one of: embedded, compose")
+    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]: ...
+
+
+def _stack(kind: str | None, state: Path) -> Stack:
+    from compose import book, docker, stack
+
+    stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
+    # Without a word the one that the state is of, so that no other verb has to be told.
+    kind = kind or book.kind(state) or "embedded"
+    if kind not in stacks:
+        raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
+    return stacks[kind]
 
 
 if __name__ == "__main__":

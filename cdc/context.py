@@ -12,7 +12,7 @@ import sinks
 from cdc import settings, source
 from cdc.change import Table
 from cdc.errors import CdcError, SettingsError
-from compose import stack
+from compose import book, stack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ class Context:
     def load(self) -> settings.Pipeline:
         """The pipeline file as it is now."""
         # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
-        endpoints = stack.known(self.state)
+        endpoints = book.known(self.state)
         own = endpoints.environment() if endpoints else {}
         return settings.load(self.path, {**own, **os.environ})
 

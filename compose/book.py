@@ -1,22 +1,39 @@
-"""What a state folder remembers of its stack (`stack.json`): ports for good, processes while they run."""
+"""What a state folder remembers of its stack (`stack.json`): its kind, its ports and what wrote its data for good,
+processes while they run.
+"""
 
+import fcntl
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from cdc.errors import StackError
+from compose.artifacts import make_shared
+from compose.endpoints import Endpoints
+from compose.machine import STATE_HINT
 from compose.process import Process
+from compose.written import Writer
 
 
 class Book:
     """The record of one stack; written whole and renamed, so that a reader never meets half of it."""
 
-    def __init__(self, state: Path, ports: Mapping[str, int], processes: Mapping[str, Process]) -> None:
+    def __init__(
+        self,
+        state: Path,
+        ports: Mapping[str, int],
+        processes: Mapping[str, Process],
+        written: Mapping[str, Writer] | None = None,
+        stack: str | None = None,
+    ) -> None:
         self.state = state
         self.ports = dict(ports)
         self.processes = dict(processes)
+        self.written = dict(written or {})
+        self.stack = stack
         self._lock = threading.Lock()
 
     @classmethod
@@ -25,7 +42,9 @@ class Book:
         try:
             page = json.loads((state / "stack.json").read_text())
             processes = {name: Process(**entry) for name, entry in page["processes"].items()}
-            return cls(state, page["ports"], processes)
+            # Neither was noted at first; then there were only processes.
+            written = {name: Writer(**entry) for name, entry in page.get("written", {}).items()}
+            return cls(state, page["ports"], processes, written, page.get("stack", "embedded"))
         except (FileNotFoundError, NotADirectoryError):
             return cls(state, {}, {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -36,10 +55,41 @@ class Book:
 
     def save(self) -> None:
         """Write the record."""
-        processes = {name: vars(process) for name, process in self.processes.items()}
+        page = {
+            "stack": self.stack,
+            "ports": self.ports,
+            "processes": {name: vars(process) for name, process in self.processes.items()},
+            "written": {name: vars(writer) for name, writer in self.written.items()},
+        }
         fresh = self.state / "stack.json.new"
-        fresh.write_text(json.dumps({"ports": self.ports, "processes": processes}, indent=2) + "\n")
+        fresh.write_text(json.dumps(page, indent=2) + "\n")
         os.replace(fresh, self.state / "stack.json")
+
+    def claim(self, stack: str) -> None:
+        """Make the folder one kind of stack's. Raises StackError when it is the other's, data and all."""
+        if self.stack not in (None, stack):
+            raise StackError(
+                f"{self.state} is the state of a stack of kind {self.stack}, so it can't become one of kind {stack}",
+                hint=f"go on with --stack {self.stack}, or choose another folder: cdc -p FILE --state FOLDER up"
+                f" --stack {stack}",
+                path=str(self.state),
+            )
+        self.stack = stack
+
+    def endpoints(self) -> Endpoints:
+        """Return where the servers listen when they run."""
+        warehouse = self.state / "warehouse"
+        warehouse.mkdir(exist_ok=True)
+        at = {name: f"127.0.0.1:{port}" for name, port in self.ports.items()}
+        return Endpoints(
+            postgres=f"postgresql://postgres@{at['postgres']}/postgres",
+            kafka=at["kafka"],
+            connect=f"http://{at['connect']}",
+            elasticsearch=f"http://{at['elasticsearch']}",
+            redis=f"redis://{at['redis']}/0",
+            warehouse=str(warehouse),
+            state=str(self.state),
+        )
 
     def enter(self, name: str, process: Process) -> None:
         """Remember a server that was started."""
@@ -57,3 +107,31 @@ class Book:
         """Tell whether a server's process lives."""
         process = self.processes.get(name)
         return process is not None and process.find() is not None
+
+
+@contextmanager
+def held(state: Path, progress: Callable[[str], None]) -> Iterator[Book]:
+    """Hold a state folder for one command and read its record."""
+    try:
+        make_shared(state)
+        lock = (state / "stack.lock").open("w")
+    except OSError as error:
+        raise StackError(f"{state} can't be written: {error.strerror}", hint=STATE_HINT, path=str(state)) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another command that holds {state}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Book.load(state)
+
+
+def known(state: Path) -> Endpoints | None:
+    """Return the endpoints of a stack of either kind that was ever started, whether or not its servers live."""
+    book = Book.load(state.absolute())
+    return book.endpoints() if book.ports else None
+
+
+def kind(state: Path) -> str | None:
+    """Return which kind of stack a state folder is of: embedded or compose; None before the first `cdc up`."""
+    return Book.load(state.absolute()).stack

@@ -5,39 +5,43 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cdc.errors import StackError
-from compose import artifacts
+from compose import versions
+from compose.book import held
 from compose.endpoints import Endpoints
+from compose.written import Writer, require_readable
 
 FILE = Path(__file__).parent / "docker-compose.yml"
-# The addresses that the file publishes.
-AT = {
-    "postgres": "127.0.0.1:15432",
-    "kafka": "127.0.0.1:19092",
-    "connect": "127.0.0.1:18083",
-    "elasticsearch": "127.0.0.1:19200",
-    "redis": "127.0.0.1:16379",
+# What the file publishes, on 127.0.0.1.
+PORTS = {"postgres": 15432, "kafka": 19092, "connect": 18083, "elasticsearch": 19200, "redis": 16379}
+WRITERS = {
+    "postgres": Writer("Postgres", versions.POSTGRES),
+    "kafka": Writer("Kafka", versions.KAFKA),
+    "elasticsearch": Writer("Elasticsearch", versions.ELASTICSEARCH),
+    "redis": Writer("Valkey", versions.VALKEY),
 }
 
 
 def up(state: Path, *, progress: Callable[[str], None]) -> Endpoints:
-    """Start the containers and wait until their health checks pass. Only the warehouse lies in `state`."""
+    """Start the containers and wait until their health checks pass.
+
+    In `state` lie the warehouse and the record by which the other verbs find the servers.
+    """
     require_engine()
-    artifacts.make_shared(state / "warehouse")
-    progress("starting containers")
-    _compose("up", "-d", "--wait")
-    return Endpoints(
-        postgres=f"postgresql://postgres@{AT['postgres']}/postgres",
-        kafka=AT["kafka"],
-        connect=f"http://{AT['connect']}",
-        elasticsearch=f"http://{AT['elasticsearch']}",
-        redis=f"redis://{AT['redis']}/0",
-        warehouse=str((state / "warehouse").absolute()),
-        state=str(state.absolute()),
-    )
+    with held(state.absolute(), progress) as book:
+        book.claim("compose")
+        require_readable(book.state, book.written, WRITERS)
+        book.ports, book.written = dict(PORTS), dict(WRITERS)
+        book.save()
+        progress("starting containers")
+        _compose("up", "-d", "--wait")
+        return book.endpoints()
 
 
-def down(*, progress: Callable[[str], None]) -> list[str]:
-    """Stop and remove the containers, keep their volumes; return the services that ran."""
+def down(state: Path, *, progress: Callable[[str], None]) -> list[str]:  # noqa: ARG001
+    """Stop and remove the containers, keep their volumes; return the services that ran.
+
+    A machine has one set of them, whichever state folder they were started for.
+    """
     require_engine()
     ran = _compose("ps", "--services", "--status", "running").split()
     progress("stopping containers")

@@ -14,6 +14,7 @@ from compose import versions
 
 GIB = 1 << 30
 DISK_MIN_BYTES = 3 * GIB
+STATE_HINT = "choose a folder that every user may search: cdc -p FILE --state /var/lib/cdc/NAME up"
 JAVA_HINT = "install one (apt install openjdk-17-jre-headless, or brew install openjdk@17) or set JAVA_HOME"
 
 

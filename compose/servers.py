@@ -17,14 +17,15 @@ from string import Template
 
 from cdc import java
 from cdc.errors import StackError
-from compose import health
+from compose import health, versions
 from compose.artifacts import Servers
-from compose.machine import User, own, require_searchable, unprivileged
+from compose.machine import STATE_HINT, User, own, require_searchable, unprivileged
 from compose.process import end_left, run
+from compose.wheels import cache_version
+from compose.written import Writer, of_snapshot
 
 TEMPLATES = Path(__file__).parent / "conf"
 FOLDERS = ("data", "conf", "log", "tmp")
-STATE_HINT = "choose a folder that every user may search: cdc up --state /var/lib/cdc/NAME"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,14 @@ class Server:
         """Tell whether the server answers a real request."""
         raise NotImplementedError
 
+    def writer(self, place: Place) -> Writer | None:  # noqa: ARG002
+        """Return what is going to write this server's data; None for one that keeps none."""
+        return None
+
+    def wrote(self, place: Place) -> Writer | None:  # noqa: ARG002
+        """Return what the data itself says of who wrote it, for a state from before that was noted."""
+        return None
+
     def run(self, place: Place, *command: str | Path) -> None:
         """Run a preparing command as the server's user."""
         status = run(command, home=place.home, log=place.log, env=self.environment(place), user=self.user())
@@ -143,6 +152,13 @@ class Postgres(Server):
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.postgres(ports[self.name])
+
+    def writer(self, place: Place) -> Writer | None:  # noqa: ARG002
+        return Writer("Postgres", versions.POSTGRES)
+
+    def wrote(self, place: Place) -> Writer | None:
+        version = place.data / "PG_VERSION"
+        return Writer("Postgres", version.read_text().strip()) if version.exists() else None
 
 
 class JavaServer(Server):
@@ -198,6 +214,9 @@ class Kafka(JavaServer):
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.kafka(ports[self.name])
 
+    def writer(self, place: Place) -> Writer | None:  # noqa: ARG002
+        return Writer("Kafka", versions.KAFKA)
+
 
 class Connect(JavaServer):
     name = "connect"
@@ -243,6 +262,9 @@ class Elasticsearch(Server):
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.elasticsearch(ports[self.name])
 
+    def writer(self, place: Place) -> Writer | None:  # noqa: ARG002
+        return Writer("Elasticsearch", versions.ELASTICSEARCH)
+
 
 class Redis(Server):
     name = "redis"
@@ -253,6 +275,16 @@ class Redis(Server):
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.redis(ports[self.name])
+
+    def writer(self, place: Place) -> Writer | None:
+        # What the program says of itself: it may be the machine's own.
+        return cache_version(place.parts.redis_server)
+
+    def wrote(self, place: Place) -> Writer | None:
+        for snapshot in place.data.glob("appendonlydir/*.base.rdb"):
+            with snapshot.open("rb") as file:
+                return of_snapshot(file.read(256))
+        return None
 
 
 # In the order of starting; stopped in reverse.

