@@ -19,7 +19,9 @@ def canonical(table: Table, document: str) -> Column:
     """A document as (column, comparable text) pairs, one for each of the table's columns.
 
     Members that are no column of the table (a view's bookkeeping) are left out. A column that the document lacks
-    counts as null: a view made before the column was added holds rows without it.
+    counts as null: a view made before the column was added holds rows without it. A document that Spark's parser
+    refuses (nested deeper than a thousand levels, or no object at all) is its own text instead, under no column: it
+    equals what is written alike, and nothing else.
     """
 
     def pair(column: TableColumn, members: Column) -> Column:
@@ -29,7 +31,12 @@ def canonical(table: Table, document: str) -> Column:
 
     # A list of one, so that the document is parsed once and not for every column.
     members = F.array(F.from_json(marked(F.col(document)), "map<string, string>"))
-    return F.transform(members, lambda one: F.array(*(pair(column, one) for column in table.columns)))[0]
+    nowhere = F.lit(None).cast("string")
+    text = F.array(F.struct(nowhere.alias("key"), F.col(document).alias("value")))
+    return F.transform(
+        members,
+        lambda one: F.when(one.isNull(), text).otherwise(F.array(*(pair(column, one) for column in table.columns))),
+    )[0]
 
 
 def fingerprint(table: Table) -> Column:
@@ -42,10 +49,15 @@ def fingerprint(table: Table) -> Column:
 
 
 def first_difference(expected: Column, found: Column) -> Column:
-    """The name of a column whose text differs or that only one side has; both as `canonical` makes them."""
+    """The name of a column whose text differs or that only one side has; both as `canonical` makes them.
+
+    None where one of them is a document that couldn't be taken apart.
+    """
     changed = F.array_except(expected, found)
     added = F.array_except(found, expected)
-    return F.coalesce(F.try_element_at(changed, F.lit(1)), F.try_element_at(added, F.lit(1))).getField("key")
+    name = F.coalesce(F.try_element_at(changed, F.lit(1)), F.try_element_at(added, F.lit(1))).getField("key")
+    whole = expected[0].getField("key").isNull() | found[0].getField("key").isNull()
+    return F.when(~whole, name)
 
 
 def _comparable(compare: str, value: Column) -> Column:

@@ -6,7 +6,6 @@ import typer
 
 from cdc.console import Json, Master, err, out, print_json
 from cdc.context import spark_on
-from cdc.errors import DivergenceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +35,10 @@ def rebuild(
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Make views again from offset zero, unseen; show them once they equal their source. Exit 8 when they don't."""
+    """Make views again from offset zero, unseen; show them once they equal their source.
+
+    Exit 8 when they differ, 10 when that couldn't be decided: readers see what they saw.
+    """
     from cdc import render
 
     (one,) = context.obj.sinks([sink])
@@ -56,20 +58,14 @@ def build(
     show: "Callable[[Build], object]",
 ) -> "Build":
     """`cdc.rebuild` with what the pipeline file says; the generation that is kept."""
+    from cdc.comparison import prove
     from cdc.follow import Follower
     from cdc.rebuild import Rebuild
     from cdc.topics import Topics
     from cdc.verify import verify
 
-    def prove(beside: "Sink", tables: "Sequence[Table]") -> None:
-        found = verify(spark, context.pipeline, tables, [beside])
-        if wrong := [one for one in found if not one.equal]:
-            raise DivergenceError(
-                f"The new generation of {wrong[0].table} in {sink.name} differs from the source: {wrong[0].missing}"
-                f" rows missing, {wrong[0].extra} extra, {wrong[0].different} different. Readers see what they saw.",
-                hint="the log can't make this view any more: cdc -p FILE topics audit tells which rows",
-                more=len(wrong) - 1,
-            )
+    def proved(beside: "Sink", tables: "Sequence[Table]") -> None:
+        prove(lambda: verify(spark, context.pipeline, tables, [beside]), sink.name)
 
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)
@@ -82,7 +78,7 @@ def build(
             context.placeholder,
             kafka,
             kept_s=kept_s,
-            verify=prove,
+            verify=proved,
             show=show,
         ).run()
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.console import Json, Master, err, out, print_error, print_json
+from cdc.console import Json, Master, out, print_error, print_json
 from cdc.context import spark_on
-from cdc.errors import CdcError, DivergenceError, SettingsError
+from cdc.errors import CdcError, DivergenceError, SettingsError, UndecidedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,10 @@ def verify(
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Compare rows and columns of the views with Postgres; others may write meanwhile. Exit 8 when they differ."""
+    """Compare rows and columns of the views with Postgres; others may write meanwhile.
+
+    Exit 8 when they differ, 10 when some rows couldn't be decided.
+    """
     from cdc.repair import repair as mend
     from cdc.verify import Options
     from cdc.verify import verify as run
@@ -59,7 +62,7 @@ def verify(
 
     with spark_on(master) as spark:
         if every is None:
-            _tell(once(spark), as_json)
+            report(once(spark), as_json)
         else:
             _again(lambda: once(spark), seconds(every), metrics, as_json)
 
@@ -74,9 +77,9 @@ def _again(once: "Callable[[], list[Comparison]]", pause_s: float, port: int | N
             found = once()
             if metrics:
                 metrics.tell(found)
-            _tell(found, as_json)
+            report(found, as_json)
         except CdcError as error:
-            if metrics and not isinstance(error, DivergenceError):
+            if metrics and not isinstance(error, DivergenceError | UndecidedError):
                 metrics.failed()
             print_error(error)
         time.sleep(pause_s)
@@ -101,17 +104,29 @@ def _moment_ms(text: str) -> int:
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _tell(found: "Sequence[Comparison]", as_json: bool) -> None:
+def report(found: "Sequence[Comparison]", as_json: bool) -> None:
+    """Print what was found.
+
+    Raises:
+        DivergenceError: a view differs from its source.
+        UndecidedError: none differs, but one couldn't be proved equal.
+    """
     from cdc import render
 
+    undecided = sum(one.undecided for one in found)
     if as_json:
-        print_json({"equal": all(one.equal for one in found), "views": [one.to_dict() for one in found]})
+        views = [one.to_dict() for one in found]
+        print_json({"equal": all(one.equal for one in found), "undecided": undecided, "views": views})
     else:
         out.print(render.comparisons(found))
-    if undecided := sum(one.undecided for one in found):
-        err.print(f"{undecided} rows changed whenever they were looked at; neither equal nor different", style="yellow")
-    if wrong := [one for one in found if not one.equal]:
+    if wrong := [one for one in found if one.verdict == "differs"]:
         raise DivergenceError(
             f"{len(wrong)} of {len(found)} views differ from their source.",
             hint=f"cdc -p FILE rebuild {wrong[0].sink} --table {wrong[0].table} makes a view again, unseen by readers",
+        )
+    if undecided:
+        first = next(one for one in found if one.undecided)
+        raise UndecidedError(
+            f"{undecided:,} rows are proved neither equal nor different: they, or their view, changed at every look.",
+            hint=f"look again when less is written: cdc -p FILE verify --sink {first.sink} --table {first.table}",
         )

@@ -14,6 +14,7 @@
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
+    +- UndecidedError      10  a view couldn't be proved equal or different
 
 Messages say what happened and where; the hint says what to run next. Row values never appear in either.
 """
@@ -81,3 +82,9 @@ class DivergenceError(CdcError):
 
 class SparkError(CdcError):
     exit_code = 9
+
+
+class UndecidedError(CdcError):
+    """Rows changed whenever they were looked at, or the view was set back: the same command may decide it later."""
+
+    exit_code = 10

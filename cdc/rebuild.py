@@ -38,7 +38,7 @@ LAG_S = 1.0
 TRY_S = 120.0
 TELL_S = 1.0
 Verify = Callable[[Sink, Sequence[Table]], None]
-"""Raises DivergenceError when the views of a sink differ from their source."""
+"""Raises DivergenceError when the views of a sink differ from their source, UndecidedError when nobody knows."""
 log = structlog.get_logger()
 
 
@@ -70,6 +70,7 @@ class Rebuild:
         Raises:
             SettingsError: another one is at work on this sink.
             DivergenceError: the new generation isn't what the source holds; it is gone, readers see what they saw.
+            UndecidedError: it couldn't be proved; it stays, and the same command compares it again.
             CdcError: what the sink or the broker raises; the same command goes on.
         """
         self._build = self._begun()

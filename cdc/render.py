@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 OCCASIONALLY_S = 10.0
 SHOWN = 5
 """Keys on one line."""
+VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 COLOURS = {"running": "green", "caught up": "green", "stopped": "dim", "waiting": "yellow", "failed": "red"}
 
 
@@ -131,15 +132,21 @@ def quarantine(found: Sequence[Held]) -> RenderableType:
 def comparisons(found: Sequence[Comparison]) -> RenderableType:
     grid = _grid("table", "sink", ">source", ">view", ">missing", ">extra", ">different", "")
     for one in found:
-        verdict = Text("equal", "green") if one.equal else Text("differs", "red")
         counts = (one.source_rows, one.view_rows, one.missing, one.extra, one.different)
-        grid.add_row(one.table, one.sink, *(f"{count:,}" for count in counts), verdict)
+        grid.add_row(one.table, one.sink, *(f"{count:,}" for count in counts), _verdict(one))
     samples = [
         Text(f"{one.table} in {one.sink}: {d.kind} {d.id}" + (f", column {d.column}" if d.column else ""))
         for one in found
         for d in one.sample
     ]
     return Group(grid, *samples)
+
+
+def _verdict(one: Comparison) -> Text:
+    """What isn't decided is said of a view that differs as well."""
+    undecided = f"{one.undecided:,} undecided" if one.undecided else ""
+    words = {"equal": "equal", "undecided": undecided, "differs": ", ".join(filter(None, ("differs", undecided)))}
+    return Text(words[one.verdict], VERDICTS[one.verdict])
 
 
 def audits(found: Sequence[Audit]) -> RenderableType:

@@ -35,7 +35,6 @@ def nested(depth: int, inner: str = "") -> str:
 
 
 @pytest.mark.parametrize("type_", ["jsonb", "double precision"])
-@pytest.mark.xfail(strict=True, reason="finding 23: a document that Spark's parser refuses equals any other")
 def test_deep_documents(spark: "SparkSession", type_: str) -> None:
     """With columns whose text is compared as it is, and with others."""
     pairs = {

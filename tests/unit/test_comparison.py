@@ -1,21 +1,90 @@
 """What `cdc verify` says of a view: equal only where that was proved, of every row."""
 
+import json
+from collections.abc import Sequence
+
 import pytest
 
-from cdc.comparison import Comparison
+from cdc.cli_verify import report
+from cdc.comparison import PROOFS, Comparison, prove
+from cdc.console import out
+from cdc.errors import DivergenceError, UndecidedError
+from cdc.render import comparisons
 
 EQUAL = Comparison("cache", "public.busy", source_rows=10, view_rows=10)
 UNDECIDED = Comparison("search", "public.busy", source_rows=10, view_rows=10, undecided=3)
 WRONG = Comparison("warehouse", "public.busy", source_rows=10, view_rows=9, missing=1, undecided=2)
 
 
-@pytest.mark.xfail(strict=True, reason="finding 23: what wasn't decided counts as equal")
 def test_what_was_not_decided_is_not_equal() -> None:
     assert [one.equal for one in (EQUAL, UNDECIDED, WRONG)] == [True, False, False]
+    assert [one.verdict for one in (EQUAL, UNDECIDED, WRONG)] == ["equal", "undecided", "differs"]
 
 
-@pytest.mark.xfail(strict=True, reason="finding 23: rows that weren't decided count as repaired")
 def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
     wrong = Comparison("cache", "public.busy", missing=5)
     mended = wrong.after(Comparison("cache", "public.busy", missing=1, undecided=2))
     assert (mended.repaired, mended.wrong, mended.undecided) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "code"),
+    [
+        ([EQUAL], None, 0),
+        ([EQUAL, UNDECIDED], UndecidedError, 10),
+        ([UNDECIDED, WRONG], DivergenceError, 8),
+    ],
+)
+def test_each_verdict_has_its_exit_code(
+    found: Sequence[Comparison], error: type[Exception] | None, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = 0
+    try:
+        report(found, as_json=True)
+    except (UndecidedError, DivergenceError) as raised:
+        assert type(raised) is error
+        assert "cdc -p FILE" in raised.hint
+        ended = raised.exit_code
+    assert ended == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["equal"] is (error is None)
+    assert told["undecided"] == sum(one.undecided for one in found)
+    assert [view["undecided"] for view in told["views"]] == [one.undecided for one in found]
+    assert [view["verdict"] for view in told["views"]] == [one.verdict for one in found]
+
+
+def test_the_table_says_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    out.print(comparisons([EQUAL, UNDECIDED, WRONG]))
+    lines = capsys.readouterr().out.splitlines()
+    assert "equal" in lines[1]
+    assert "3 undecided" in lines[2]
+    assert "equal" not in lines[2]
+    assert "differs" in lines[3]
+
+
+def test_a_proof_looks_again_at_what_it_could_not_decide() -> None:
+    answers = iter([[UNDECIDED], [EQUAL]])
+    prove(lambda: next(answers), "search")
+    assert next(answers, None) is None
+
+
+def test_a_proof_that_stays_undecided_is_none() -> None:
+    answers = iter([[UNDECIDED]] * PROOFS + [[EQUAL]])
+    with pytest.raises(UndecidedError, match=r"3 rows of public\.busy in search") as caught:
+        prove(lambda: next(answers), "search")
+    assert "cdc -p FILE rebuild search" in caught.value.hint
+    assert next(answers) == [EQUAL]
+
+
+def test_a_proof_ends_at_the_first_difference() -> None:
+    answers = iter([[EQUAL, WRONG], [EQUAL, EQUAL]])
+    with pytest.raises(DivergenceError, match="1 rows missing"):
+        prove(lambda: next(answers), "warehouse")
+
+
+def test_planted_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that forgets what it couldn't decide: every promise above is broken by it."""
+    monkeypatch.setattr(Comparison, "verdict", property(lambda self: "differs" if self.wrong else "equal"))
+    for promise in (test_what_was_not_decided_is_not_equal, test_a_proof_that_stays_undecided_is_none):
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            promise()
