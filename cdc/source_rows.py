@@ -8,8 +8,9 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK_ROWS = 5000
+CHUNK_BYTES = 8 << 20
+"""Of a batch of rows, unless a single one is longer."""
 PAGES_PER_TASK = 256
 IDS_PER_QUERY = 1000
 BUCKET_DIGITS = 4
@@ -111,17 +114,26 @@ class Reader:
                 _begin(connection, begin)
                 for at in range(0, len(wanted), IDS_PER_QUERY):
                     some = wanted[at : at + IDS_PER_QUERY]
-                    try:
-                        found = list(_copied(connection, row_query(table, by_id(table, some)).as_string(None)))
-                    except psycopg.DataError:
-                        # An id that is no value of the key's type; only the text can be compared with it.
-                        connection.execute("ROLLBACK")
-                        _begin(connection, begin)
-                        found = list(_copied(connection, row_query(table, by_text(table, some)).as_string(None)))
-                    yield from _throttled(iter(found), rate)
+                    yield from _throttled(chosen_rows(connection, table, some, begin), rate)
 
         keys = self.spark.createDataFrame([(key,) for key in ids], "key string").coalesce(1)
         return keys.mapInArrow(read, "id string, document string")
+
+
+def chosen_rows(
+    connection: source.Connection, table: Table, ids: Sequence[str], join: str
+) -> Iterator["pa.RecordBatch"]:
+    """The rows of these ids, within a transaction that `join` has begun, read as they are taken."""
+    rows = _copied(connection, row_query(table, by_id(table, ids)).as_string(None))
+    try:
+        # Postgres reads all ids before it sends a row, so that the first batch tells of any that it can't read.
+        first = list(islice(rows, 1))
+    except psycopg.DataError:
+        # An id that is no value of the key's type; only the text can be compared with it.
+        connection.execute("ROLLBACK")
+        _begin(connection, join)
+        first, rows = [], _copied(connection, row_query(table, by_text(table, ids)).as_string(None))
+    yield from chain(first, rows)
 
 
 def row_query(table: Table, where: sql.Composable | None = None) -> sql.Composed:
@@ -229,16 +241,24 @@ def _begin(connection: source.Connection, join: str) -> None:
 
 
 def _copied(connection: source.Connection, query: str) -> Iterator["pa.RecordBatch"]:
-    """The rows of a query, some thousand at a time."""
+    """The rows of a query, a batch at a time."""
     with connection.cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT csv)".encode()) as copy:
-        lines: list[bytes | bytearray | memoryview] = []
-        for line in copy:
-            lines.append(line)
-            if len(lines) == CHUNK_ROWS:
-                yield _parsed(b"".join(lines))
-                lines = []
-        if lines:
-            yield _parsed(b"".join(lines))
+        for chunk in chunked(copy):
+            yield _parsed(chunk)
+
+
+def chunked(lines: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes]:
+    """Lines together, at most CHUNK_ROWS of them and CHUNK_BYTES; a longer one by itself."""
+    held: list[bytes | bytearray | memoryview] = []
+    size = 0
+    for line in lines:
+        if held and (len(held) == CHUNK_ROWS or size + len(line) > CHUNK_BYTES):
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(line)
+        size += len(line)
+    if held:
+        yield b"".join(held)
 
 
 def _parsed(text: bytes) -> "pa.RecordBatch":
