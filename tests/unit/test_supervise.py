@@ -1,0 +1,168 @@
+"""Streams side by side: one that dies of anything is told at once, one that hangs keeps nobody else from telling."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cdc.change import Progress
+from cdc.errors import CdcError, SinkRejected
+from cdc.supervise import publish, published, supervise
+from tests.support.wait import wait_until
+
+SECRET_ROW = "a row's value"
+
+
+class Feed:
+    """A stream of a test: works until it is stopped."""
+
+    def __init__(self, name: str, failure: Exception | None = None) -> None:
+        self.sink, self.progress = SimpleNamespace(name=name), Progress(name)
+        self._failure, self.stopped = failure, threading.Event()
+
+    def run(self, *, until_caught_up: bool = False) -> None:
+        self.progress.state = "running"
+        if self._failure:
+            raise self._failure
+        if not until_caught_up:
+            self.stopped.wait()
+
+    def measure(self) -> Progress:
+        self.progress.lag_records += 1
+        return self.progress
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Hung(Feed):
+    """Its sink never answers when it is asked where it stands."""
+
+    def measure(self) -> Progress:
+        self.stopped.wait()
+        return self.progress
+
+
+class Run:
+    """`cdc run` over some streams, in a thread; publishes as the verb does."""
+
+    def __init__(self, folder: Path, *feeds: Any) -> None:
+        self.folder, self.feeds = folder, feeds
+        self.stopping = threading.Event()
+        self.ended: list[Any] = []
+        self.thread = threading.Thread(target=self._work)
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            on_tick = lambda progress: publish(self.folder, progress)  # noqa: E731
+            self.ended.append(supervise(self.feeds, self.stopping, on_tick=on_tick))
+        except Exception as error:
+            self.ended.append(error)
+
+    def state(self, sink: str) -> Progress | None:
+        return published(self.folder).get(sink) if self.folder.exists() else None
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Any]:
+    begun: list[Run] = []
+
+    def begin(*feeds: Any) -> Run:
+        begun.append(Run(tmp_path / "runs", *feeds))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.stopping.set()
+        for feed in one.feeds:
+            feed.stop()
+        one.thread.join(10)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 13: a stream that dies of no CdcError is shown as running")
+def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any) -> None:
+    bad, good = Feed("cache", ValueError(SECRET_ROW)), Feed("search")
+    run = runs(bad, good)
+    wait_until(lambda: run.state("search"), 10, "a first report")
+    wait_until(lambda: run.state("cache").state == "failed", 3, "the failed sink to be told")
+    failed = run.state("cache")
+    assert "ValueError" in failed.error
+    assert "test_supervise.py" in failed.error
+    assert SECRET_ROW not in failed.error
+    assert failed.hint
+    assert run.thread.is_alive()
+    assert not good.stopped.is_set()
+    run.stopping.set()
+    run.thread.join(10)
+    (errors,) = run.ended
+    assert [type(error) for error in errors] != []
+    assert all(isinstance(error, CdcError) and error.exit_code for error in errors)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 13: what ends a stream is raised as it is, with what it quotes")
+def test_the_errors_come_in_the_order_of_the_streams() -> None:
+    feeds: Any = (
+        Feed("cache", RuntimeError(SECRET_ROW)),
+        Feed("search"),
+        Feed("warehouse", SinkRejected("No.", hint="h")),
+    )
+    errors = supervise(feeds, threading.Event(), until_caught_up=True)
+    assert [error.exit_code for error in errors] == [1, 7]
+    assert SECRET_ROW not in json.dumps([[error.message, error.hint] for error in errors])
+
+
+@pytest.mark.xfail(strict=True, reason="finding 13: nothing is logged of a stream that dies")
+def test_the_trace_is_logged_once_without_what_the_error_quotes(capfd: pytest.CaptureFixture[str]) -> None:
+    feeds: Any = (Feed("cache", RuntimeError(SECRET_ROW)),)
+    supervise(feeds, threading.Event())
+    logged = capfd.readouterr()
+    assert logged.out == ""
+    assert logged.err.count("in run") == 1
+    assert "RuntimeError" in logged.err
+    assert SECRET_ROW not in logged.err
+
+
+@pytest.mark.xfail(strict=True, reason="B8: a sink that hangs keeps all others from being reported")
+def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(runs: Any) -> None:
+    run = runs(Hung("search"), Feed("cache"))
+    wait_until(lambda: run.state("cache") and run.state("cache").lag_records > 0, 10, "the cache to be reported")
+    before = run.state("cache").lag_records
+    wait_until(lambda: run.state("cache").lag_records > before, 10, "the cache to be reported again")
+    hung = run.state("search")
+    assert hung.state == "running"
+    assert hung.looked_s >= 1
+
+
+@pytest.mark.xfail(strict=True, reason="B8: a sink that hangs while it is stopped keeps the others from being stopped")
+def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(runs: Any) -> None:
+    class Stuck(Feed):
+        def stop(self) -> None:
+            self.release.wait()
+            super().stop()
+
+        release = threading.Event()
+
+    stuck, good = Stuck("search"), Feed("cache")
+    run = runs(stuck, good)
+    wait_until(lambda: run.state("cache"), 10, "a first report")
+    run.stopping.set()
+    try:
+        wait_until(good.stopped.is_set, 3, "the other stream to be stopped")
+    finally:
+        stuck.release.set()
+
+
+def test_a_run_that_has_died_is_not_running(tmp_path: Path) -> None:
+    publish(tmp_path, [Progress("cache", "running"), Progress("search", "failed", error="Full.")])
+    for path in tmp_path.glob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "at": time.time() - 60}))
+    assert {name: one.state for name, one in published(tmp_path).items()} == {
+        "cache": "not running",
+        "search": "failed",
+    }
