@@ -95,17 +95,17 @@ class Applier:
                 self._lightly(steps, decoded)
         except Fenced as error:
             if stand.switching():
-                raise Again from error
+                raise Again("switching") from error
             raise
         except (CdcError, PySparkException, Py4JJavaError) as error:
             told = error if isinstance(error, CdcError) else explain(error, self._sink.name)
             if careful or self._pipeline.on_error == "stop" or not isinstance(told, OF_A_RECORD):
                 raise told from error
             stand.look(careful=True)
-            raise Again from error
+            raise Again("careful") from error
         if careful and not self._quarantine.open:
             stand.look(careful=False)
-            raise Again
+            raise Again("careful no more")
 
     def _lightly(self, steps: Steps, decoded: DataFrame) -> None:
         """Fold the plain way, from the first change that lacks a value on in full: where one is, more will come."""

@@ -213,6 +213,8 @@ class Progress:
     rows_per_s: float = 0.0
     lag_records: int = 0
     lag_seconds: float = 0.0
+    looked_s: float = 0.0
+    """Seconds since lag was measured last: long when the sink doesn't answer."""
     batches: int = 0
     careful: bool = False
     """Whether it looks at each record twice, because some of this sink are in quarantine."""

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 
+import structlog
 import typer
 
 from cdc import cli_quarantine, cli_rebuild, cli_topics, cli_verify
-from cdc.console import Json, Master, err, out, print_error, print_json, say
+from cdc.console import Json, Master, configure_logging, err, out, print_error, print_failure, print_json, say
 from cdc.context import Context, spark_on
-from cdc.errors import CdcError, SettingsError
+from cdc.errors import CdcError, Interrupted, SettingsError, Unexpected
 
 if TYPE_CHECKING:
     from cdc.change import Progress
@@ -30,6 +31,7 @@ cli_rebuild.add_to(app)
 cli_verify.add_to(app)
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
 StackKind = Annotated[str | None, typer.Option("--stack", help="embedded or compose; the state's own by default.")]
+log = structlog.get_logger()
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
 
@@ -148,7 +150,7 @@ def run(
     for one in sinks:
         one.close()
     if as_json:
-        print_json({"sinks": [vars(stream.progress) for stream in streams]})
+        print_json({"sinks": [stream.progress for stream in streams]})
     if errors:
         for error in errors[1:]:
             print_error(error)
@@ -175,21 +177,34 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
 
 def main() -> NoReturn:
-    """Run a verb; what a person can repair is printed as a paragraph, a bug with its traceback."""
+    """Run a verb; whatever ends it is printed as a paragraph, what nobody has met yet with its trace."""
+    as_json = "--json" in sys.argv[1:]
+    configure_logging()
     try:
         app(standalone_mode=False)
-    except CdcError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
     except typer.Abort:
-        sys.exit(130)
+        if as_json:
+            print_failure(Interrupted("Interrupted.", hint="the same command goes on"))
+        sys.exit(Interrupted.exit_code)
     except Exception as error:
-        # typer's own usage errors know how to show themselves; anything else is a bug.
-        if show := getattr(error, "show", None):
-            show()
-            sys.exit(SettingsError.exit_code)
-        raise
+        # typer's own usage errors know how to show themselves.
+        show = getattr(error, "show", None)
+        failure = SettingsError(str(error), hint="cdc --help") if show else _failure(error)
+        (show or (lambda: print_error(failure)))()
+        if as_json:
+            print_failure(failure)
+        sys.exit(failure.exit_code)
     sys.exit(0)
+
+
+def _failure(error: Exception) -> CdcError:
+    """What has no class is a bug: its trace is logged, without what it quotes."""
+    if isinstance(error, CdcError):
+        return error
+    from cdc.trace import kind, place, trace
+
+    log.error("verb_failed", exception=trace(error))
+    return Unexpected(f"{kind(error)} in {place(error)}.", hint="this is a bug; its trace is in the log")
 
 
 class Stack(Protocol):

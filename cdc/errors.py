@@ -1,6 +1,7 @@
 """What can go wrong, as one tree: each class has an exit code and says who can repair it.
 
     CdcError
+    +- Unexpected           1  what nobody has met yet: a library's own exception, a bug
     +- SettingsError        2  the pipeline file or the environment
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
@@ -15,6 +16,7 @@
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
     +- UndecidedError      10  a view couldn't be proved equal or different
+    +- Interrupted        130  by Ctrl-C
 
 Messages say what happened and where; the hint says what to run next. Row values never appear in either.
 """
@@ -30,6 +32,10 @@ class CdcError(Exception):
         self.message = message
         self.hint = hint
         self.where = {name: value for name, value in where.items() if value is not None}
+
+
+class Unexpected(CdcError):
+    """What has no class of its own; its kind and its place are told, never what it quotes."""
 
 
 class SettingsError(CdcError):
@@ -88,3 +94,9 @@ class UndecidedError(CdcError):
     """Rows changed whenever they were looked at, or the view was set back: the same command may decide it later."""
 
     exit_code = 10
+
+
+class Interrupted(CdcError):
+    """Somebody has ended the command from its terminal."""
+
+    exit_code = 130

@@ -36,7 +36,7 @@ class Follower:
             try:
                 self._pipeline = self._load()
             except SettingsError as error:
-                log.warning("the pipeline file stays as it was read last", error=error.message, hint=error.hint)
+                log.warning("pipeline_file_not_read", error=error.message, hint=error.hint)
             captured = [entry.table for entry in self._pipeline.source.tables]
             found = consequences(history, captured)
             gone = self._gone(found)
@@ -45,7 +45,7 @@ class Follower:
                     self._describe(connection, gone)
                     self._ask(connection, found, gone)
             except SourceError as error:
-                log.warning("tables stay as they were known", error=error.message, hint=error.hint)
+                log.warning("tables_not_described", error=error.message, hint=error.hint)
             return [self._shaped(name, history) for name in captured if name in self._known], gone
 
     def _shaped(self, name: str, history: Sequence[Definition]) -> Table:
@@ -73,5 +73,5 @@ class Follower:
                 continue
             table, name = self._known[one.table], f"ddl-{one.id}-{one.kind}"
             if resend(connection, table, id=name, cleanse=one.kind == "cleanse"):
-                log.info("rows are sent again", table=one.table, because=one.what)
+                log.info("rows_sent_again", table=one.table, because=one.what)
             self._asked.add(one.id)

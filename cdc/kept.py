@@ -50,7 +50,7 @@ class Kept:
                 self._sink.clear(table)
                 stored = None
             if stored is None and seen is not None:
-                log.warning("the generation before has lost its rows", sink=self._live.name, table=table.qualified)
+                log.warning("standby_lost_rows", sink=self._live.name, table=table.qualified)
                 return
             gap(stored.position if stored else None)
             self._sink.prepare(table)
@@ -96,7 +96,7 @@ class Kept:
         """Apply nothing to it from now on; after what may pass, it is looked for again."""
         # Another process has just shown it to readers, or made something newer: the record will say which.
         if not isinstance(error, Fenced | Rewound):
-            log.warning("the generation before is not kept current", sink=self._live.name, error=error.message)
+            log.warning("standby_dropped", sink=self._live.name, error=error.message)
         if isinstance(error, SinkUnavailable):
             self._again_at = time.monotonic() + AGAIN_S
         self._sink, self.at = None, {}

@@ -128,7 +128,7 @@ class Rebuild:
                 applier.apply(self._log(stand), ends)
                 return
             except Again:
-                log.info("looks at every record", sink=self._sink.name)
+                log.info("query_restarted", sink=self._sink.name, reason="looks at every record")
 
     def _log(self, stand: Stand) -> DataFrame:
         read = records(self._spark, self._pipeline.kafka, stand.shapes)
@@ -231,9 +231,9 @@ def following(
             stream.run()
         except Replaced:
             # Whoever did that goes on from here.
-            log.info("the second generation is another one now", sink=sink.name)
+            log.info("standby_replaced", sink=sink.name)
         except CdcError as error:
-            log.warning("the second generation is not kept current", sink=sink.name, error=error.message)
+            log.warning("standby_dropped", sink=sink.name, error=error.message)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -4,6 +4,8 @@ from cdc.status import Status
 
 SLOW_S = 5.0
 """A hop below this isn't called slow."""
+HUNG_S = 10.0
+"""A sink that hasn't answered for so long is named; its requests end in an error only later."""
 LOOK_AT_SOURCE = "look for a long transaction in pg_stat_activity, then at the worker's log"
 
 
@@ -38,7 +40,13 @@ def _stopped_sink(status: Status) -> str | None:
             return f"Kafka -> {sink.name} has stopped for {table}: {what} Next: {hint}."
         if sink.error:
             following = sink.hint or f"cdc -p FILE run --sink {sink.name}"
-            return f"Kafka -> {sink.name} has stopped: {sink.error} Next: {following}."
+            what = "waits" if sink.state == "waiting" else "has stopped"
+            return f"Kafka -> {sink.name} {what}: {sink.error} Next: {following}."
+        if sink.looked_s > HUNG_S and sink.state == "running":
+            return (
+                f"Kafka -> {sink.name} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
+                " Next: look at that server, and at the way to it."
+            )
     for problem in status.problems:
         return f"Kafka -> {problem.part} can't be judged: {problem.message} Next: {problem.hint}."
     return None

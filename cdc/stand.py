@@ -37,7 +37,7 @@ Describe = Callable[[Sequence[Definition]], tuple[Sequence[Table], Mapping[str, 
 
 
 class Again(Exception):
-    """The query has to be started again from where the sink stands."""
+    """The query has to be started again from where the sink stands; why, in a word or two for the log."""
 
 
 class Stand:
@@ -201,7 +201,7 @@ class Stand:
         """Remove a kept generation whose time is over."""
         build = self._build
         if self._names is None and build and not build.alive and 0 < build.keep_until <= time.time():
-            log.info("removes the generation before", sink=self._sink.name)
+            log.info("generation_removed", sink=self._sink.name)
             retire(self._builds, self._sink, [table for table in tables if table.qualified in build.names])
 
     def _reshaped(self) -> bool:

@@ -84,6 +84,8 @@ class Sink:
     """Records since `cdc run` started."""
     aside: Mapping[str, list[str]] = field(default_factory=dict)
     """See `Progress.aside`."""
+    looked_s: float = 0.0
+    """See `Progress.looked_s`."""
 
     @property
     def lag_seconds(self) -> float:
@@ -227,6 +229,7 @@ def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink
         views,
         progress.applied,
         progress.aside,
+        progress.looked_s,
     )
 
 

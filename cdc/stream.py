@@ -27,6 +27,7 @@ from cdc.apply import Applier
 from cdc.change import Progress, distance
 from cdc.errors import CdcError, KafkaUnavailable, SinkUnavailable
 from cdc.explain import explain
+from cdc.failures import unexpected
 from cdc.log import consumer
 from cdc.settings import Pipeline
 from cdc.sink import Rewound, Sink
@@ -97,18 +98,26 @@ class Stream:
                 with attempt:
                     while self._run_query(until_caught_up):
                         log.info(
-                            "starts again",
+                            "query_restarted",
                             sink=self.sink.name,
+                            reason=str(self._failure),
                             careful=self._stand.reading.careful,
                             limit=self._limit,
                         )
-            self.progress.state = "stopped" if self._stopping.is_set() else "caught up"
-        except CdcError as error:
+            if self._stopping.is_set():
+                self.progress.state = "stopped"
+            else:
+                self.progress.lag_records, self.progress.lag_seconds = 0, 0.0
+                self.progress.state = "caught up"
+        except Exception as error:
             if self._stopping.is_set() and _passing(error):
                 self.progress.state = "stopped"
                 return
-            self.progress.state, self.progress.error, self.progress.hint = "failed", error.message, error.hint
-            raise
+            failure = unexpected(error, self.sink.name)
+            self.progress.error, self.progress.hint, self.progress.state = failure.message, failure.hint, "failed"
+            if failure is error:
+                raise
+            raise failure from error
         finally:
             with self._turn:
                 self._kafka.close()
@@ -124,25 +133,26 @@ class Stream:
 
     def measure(self) -> Progress:
         """Bring lag and rate up to date; lag_records is 0 only when nothing was left at the last look."""
-        behind = self._behind(_latest(self._query))
         now, done = time.time(), self._applier.total
-        if not behind:
+        # Without a query nobody looks: what was seen last stands.
+        if (query := self._query) is not None:
+            self.progress.lag_records = self._behind(_latest(query))
+        if not self.progress.lag_records:
             self._caught_up_at = now
+        self.progress.lag_seconds = now - self._caught_up_at
         self._window = [(t, rows) for t, rows in self._window if t > now - 5] + [(now, done.rows)]
         (first, before), (last, rows) = self._window[0], self._window[-1]
         self.progress.rows_per_s = (rows - before) / (last - first) if last > first else 0.0
-        self.progress.lag_records = behind
-        self.progress.lag_seconds = now - self._caught_up_at
         self.progress.applied, self.progress.batches = done, self._applier.batches
         self.progress.careful, self.progress.aside = self._stand.reading.careful, self._stand.aside
         if now - self._looked_at > LOOK_S and self._turn.acquire(blocking=False):
             try:
-                query = self._outdated()
+                outdated = self._outdated()
             finally:
                 self._looked_at = time.time()
                 self._turn.release()
-            if query is not None:
-                query.stop()
+            if outdated is not None:
+                outdated.stop()
         return self.progress
 
     def _outdated(self) -> StreamingQuery | None:
@@ -151,10 +161,14 @@ class Stream:
             return None
         try:
             if self._stand.moved() or self._applier.asked():
-                self._failure = Again()
+                self._failure = Again("moved")
                 return self._query
         except CdcError as error:
-            log.warning("can't look at the control topics", sink=self.sink.name, error=error.message)
+            log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
+        except Exception as error:
+            # Not for whoever measures, but for `run`: it ends the stream, and tells.
+            self._failure = error
+            return self._query
         return None
 
     def _run_query(self, until_caught_up: bool) -> bool:
@@ -218,7 +232,7 @@ class Stream:
                 ends = planned_ends(folder, number)
                 # After the end of the batch is known: so it misses nothing that the batch could depend on.
                 if self._stand.moved() or (not self._shadow and self._stand.outrun()):
-                    raise Again
+                    raise Again("moved")
                 offsets, began = self._behind(ends), time.monotonic()
                 self._applier.apply(decoded, ends)
                 self._pace(offsets, time.monotonic() - began)
@@ -250,7 +264,7 @@ class Stream:
         limit = pace.fitting(self._limit, offsets, took_s, left)
         if limit != self._limit:
             self._limit = limit
-            raise Again
+            raise Again("limit")
 
     def _insist(self) -> Retrying:
         """Try a step again after a pause, until told to stop; not when the destination has gone back by itself."""
@@ -270,7 +284,7 @@ class Stream:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, CdcError):
             self.progress.state, self.progress.error, self.progress.hint = "waiting", error.message, error.hint
-            log.warning("sink waits", sink=self.sink.name, error=error.message, attempt=state.attempt_number)
+            log.warning("sink_waiting", sink=self.sink.name, error=error.message, attempt=state.attempt_number)
 
 
 def _passing(error: BaseException) -> bool:

@@ -168,7 +168,9 @@ def test_all_changes_of_a_key_in_one_transaction_and_in_one_batch(world: "World"
     ):
         world.sql(statement)
     wait_until(lambda: records(world, f"{world.name}.public.items") >= 13, 30, "the changes to be in the topic")
-    world.cdc("run", "--until-caught-up")
+    ran = {sink["sink"]: sink for sink in world.json("run", "--until-caught-up")["sinks"]}
+    assert {sink["state"] for sink in ran.values()} == {"caught up"}
+    assert {name: sink["applied"]["read"] for name, sink in ran.items()} == dict.fromkeys(ran, 13 + 4)
     world.assert_equal()
     rows = delta_rows(world, "public.items", "mirror", "SELECT a, b, v FROM t ORDER BY a")
     assert [(row["a"], row["b"], row["v"]) for row in rows] == [

@@ -1,6 +1,7 @@
 """The rules of the house: who may import whom, how long things may get."""
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "sample", "bench")
 OURS = {*PACKAGES, "tests"}
+LEVELS = ("debug", "info", "warning", "error", "exception")
 MODULE_LINES, FUNCTION_LINES, MEDIAN_LINES = 400, 40, 12
 
 
@@ -90,3 +92,17 @@ def test_nothing_grows_too_long() -> None:
     ]
     assert not long
     assert statistics.median(n for found in lengths.values() for _, n in found) < MEDIAN_LINES
+
+
+def events(source: str) -> Iterator[str]:
+    """The first argument of every call of `log`, as it is written."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of = node.func.value
+            if isinstance(of, ast.Name) and of.id == "log" and node.func.attr in LEVELS:
+                yield ast.unparse(node.args[0])
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_events_have_stable_names(path: Path) -> None:
+    assert [event for event in events(path.read_text()) if not re.fullmatch(r"'[a-z]+(_[a-z]+)+'", event)] == []

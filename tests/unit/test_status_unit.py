@@ -99,6 +99,14 @@ def problem(part: str) -> Problem:
         (replace(GOOD, problems=(problem("cache"),)), ["Kafka -> cache", "cache is away"]),
         (replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)), ["cache has stopped", "Full."]),
         (
+            replace(GOOD, sinks=(replace(with_lag("cache", 1, "waiting"), error="Away.", hint="nothing to do"),)),
+            ["cache waits", "Away.", "nothing to do"],
+        ),
+        (
+            replace(GOOD, sinks=(replace(with_lag("cache", 1), looked_s=40.0),)),
+            ["cache can't be judged", "hasn't answered for 40 s"],
+        ),
+        (
             replace(GOOD, sinks=(Sink("cache", views=(View("t", problem="topic recreated", hint="cdc rebuild"),)),)),
             ["cache has stopped", "topic recreated", "cdc rebuild cache"],
         ),
