@@ -1,0 +1,75 @@
+"""Sinks that were away for longer than the log keeps what they need: said before the first batch, and repaired."""
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc.context import Context
+from cdc.errors import ConnectorError
+from cdc.topics import Topics
+from cdc.verify import compare
+from tests.scenarios.test_exact import begin
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+ITEMS, OTHERS = "public.items", "public.others"
+MISSED = "may have missed deletes"
+
+
+def catch_up(world: "World", name: str) -> None:
+    """`cdc run --sink NAME --until-caught-up`, in this process."""
+    context = Context(world.file, world.folder)
+    (stream,) = context.streams(world.spark, context.sinks([name]))
+    stream.run(until_caught_up=True)
+
+
+def rows(world: "World", table: str) -> tuple[int, int, bool]:
+    """Of the cache's view: rows of the source, of the view, whether they are equal."""
+    (described,) = (one for one in world.described if one.qualified == table)
+    (found,) = compare(world.spark, described, world.dsn, [one for one in world.sinks if one.name == "cache"])
+    return found.source_rows, found.view_rows, found.equal
+
+
+def lag(world: "World", table: str) -> tuple[int, float]:
+    """How many offsets the cache is behind, and since when at least."""
+    (cache,) = (one for one in world.json("status")["sinks"] if one["name"] == "cache")
+    (view,) = (one for one in cache["views"] if one["table"] == table)
+    return view["lag_records"] or 0, view["lag_seconds"] or 0.0
+
+
+@pytest.mark.xfail(strict=True, reason="finding 3: a sink away for longer than tombstones last goes on in silence")
+def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, n int)",
+        "CREATE TABLE others (id int PRIMARY KEY, n int)",
+        "INSERT INTO items SELECT n, 0 FROM generate_series(1, 20) n",
+        "INSERT INTO others SELECT n, 0 FROM generate_series(1, 20) n",
+    )
+    begin(world, *(f"{{table: {table}, partitions: 1}}" for table in (ITEMS, OTHERS)))
+    world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
+    with world.running():
+        world.settle()
+    topic = f"{world.name}.{ITEMS}"
+    world.sql("DELETE FROM items WHERE id <= 5", "UPDATE others SET n = 1")
+    wait_until(lambda: lag(world, ITEMS)[0] >= 10 and lag(world, ITEMS)[1] > 1, 30, "tombstones of age")
+    with Topics(world.stack.endpoints.kafka) as kafka:
+        kafka.override({topic: {"delete.retention.ms": "1000"}})
+    with pytest.raises(ConnectorError, match=f"{ITEMS} in cache {MISSED}") as caught:
+        catch_up(world, "cache")
+    assert caught.value.hint == f"cdc -p FILE rebuild cache --table {ITEMS}"
+    # The other table goes on.
+    assert rows(world, OTHERS) == (20, 20, True)
+    assert rows(world, ITEMS) == (15, 20, False)
+    status = world.json("status")
+    (view,) = (one for one in status["sinks"][0]["views"] if one["table"] == ITEMS)
+    assert MISSED in view["problem"]
+    assert view["hint"] == f"cdc -p FILE rebuild cache --table {ITEMS}"
+    assert f"rebuild cache --table {ITEMS}" in status["slow_hop"]
+    audit = world.json("topics", "audit", "--table", ITEMS, code=8)
+    assert {one["kind"] for one in audit["topics"][0]["findings"] if one["defect"]} == {"deletes"}
+    world.rebuild("cache")
+    assert rows(world, ITEMS) == (15, 15, True)
+    catch_up(world, "cache")
