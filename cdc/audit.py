@@ -66,7 +66,7 @@ class Auditor:
         found = of_topics(self._kafka, self._pipeline, table)
         if any(one.kind == "missing" for one in found):
             return Audit(table.qualified, table.topic, findings=tuple(found))
-        found += of_views(self._kafka, table, {sink.name: sink.position(table) for sink in self._sinks})
+        found += of_views(self._kafka, self._pipeline, table, {sink.name: sink.position(table) for sink in self._sinks})
         with ExitStack() as kept:
             folded = self._folded(table, kept)
             damaged = [ids for kind, ids in folded.wrong.items() if kind in REPAIRABLE]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
 
+GENERATION = "%Y%m%dt%H%M%S%f"
 Form = Literal["events", "documents"]
 """What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
 
@@ -227,7 +228,15 @@ class Progress:
 
 def new_generation() -> str:
     """A name for a build of a view, made now: in order of time, and good for a file, an index and a key."""
-    return datetime.now(UTC).strftime("%Y%m%dt%H%M%S%f")
+    return datetime.now(UTC).strftime(GENERATION)
+
+
+def made_at(generation: str) -> float:
+    """When a build of that name was begun, in Unix seconds; 0 when the name doesn't tell."""
+    try:
+        return datetime.strptime(generation, GENERATION).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def row_id(values: list[Any]) -> str:

@@ -115,12 +115,13 @@ def tell(found: "Sequence[Audit]", *, as_json: bool) -> None:
     sent = sum(one.repaired for one in found)
     wrong = [one for one in found if one.defects]
     if as_json:
-        print_json({"replayable": not wrong, "topics": [one.to_dict() for one in found]})
+        print_json({"replayable": all(one.replayable for one in found), "topics": [one.to_dict() for one in found]})
     else:
         if sent:
             out.print(f"{sent:,} rows were sent again", highlight=False)
         out.print(render.audits(found))
     if wrong:
-        raise DivergenceError(
-            f"{len(wrong)} of {len(found)} topics can't make their views again.", hint=wrong[0].defects[0].hint
-        )
+        unable = [one for one in wrong if not one.replayable]
+        what = "can't make their views again" if unable else "can't continue their views"
+        first = (unable or wrong)[0]
+        raise DivergenceError(f"{len(unable or wrong)} of {len(found)} topics {what}.", hint=first.defects[0].hint)

@@ -1,20 +1,169 @@
-"""Whether a topic is still what was made, and can continue a view from where it stands: DESIGN guarantee G5."""
+"""Whether a topic is still what was made, and can continue a view from where it stands: guarantee G5.
 
-from cdc.change import Position, Reach, Table, distance
+In:  the topics' starts, ends and settings, the ledger, where views stand. Out: Discontinued, with what repairs it.
+
+A view that was away misses a delete for good when its tombstone has gone meanwhile. No tombstone goes sooner than
+`delete.retention.ms` after it was written, nor sooner than that after a reader found the row that it removes: the
+cleaner removes that first. So a view has missed none while what it hasn't seen, or its first reading, is younger.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdc.change import Position, Reach, Stored, Table, distance, made_at
 from cdc.errors import ConnectorError
+from cdc.ledger import Compaction, Ledger
+
+if TYPE_CHECKING:
+    from cdc.settings import Pipeline
+    from cdc.topics import Topics
+
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+Next = Mapping[Place, tuple[int, int] | None]
+"""The offset of the first record at or after a place, and its time in Unix milliseconds; None: there is none."""
+RETENTION = "delete.retention.ms"
+
+
+class Discontinued(ConnectorError):
+    """The log can't continue a view; other views may go on. `kind` is what an audit calls it."""
+
+    def __init__(self, message: str, *, kind: str = "behind", hint: str, **where: object) -> None:
+        super().__init__(message, hint=hint, **where)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a topic holds for views that go on from it, as it was `at` Unix seconds.
+
+    `retention_s`: how long tombstones stay; `recent`: where what was written within half of that begins.
+    """
+
+    start: Position
+    end: Position
+    retention_s: float
+    recent: Position
+    at: float
+    compaction: Compaction | None = None
+
+
+class Continuity:
+    """The logs of the pipeline's tables as `read` found them; asks for a record only where nothing less tells."""
+
+    def __init__(self, pipeline: "Pipeline", kafka: "Topics") -> None:
+        self._pipeline, self._kafka = pipeline, kafka
+        self._ledger = Ledger(pipeline, kafka)
+        self._next: dict[Place, tuple[int, int] | None] = {}
+        self.logs: dict[str, Log] = {}
+        self.sure_until = float("inf")
+        """Until when none of the views that were accepted can have missed a delete, in Unix seconds."""
+
+    def read(self, topics: Sequence[str]) -> "Continuity":
+        """Raises ConnectorError."""
+        self._next, self.sure_until, now = {}, float("inf"), time.time()
+        self._ledger.read()
+        starts, ends, settings = self._kafka.starts(topics), self._kafka.ends(topics), self._kafka.settings(topics)
+        named = self._pipeline.delete_retention_hours * 3600
+        retention = {topic: min(named, int(settings[topic][RETENTION]) / 1000) for topic in topics}
+        recent = self._kafka.since({topic: now - retention[topic] / 2 for topic in topics}, ends)
+        self.logs = {
+            topic: Log(
+                starts[topic], ends[topic], retention[topic], recent[topic], now, self._ledger.compacted.get(topic)
+            )
+            for topic in topics
+        }
+        return self
+
+    def look(self, views: Iterable[tuple[Table, Stored | None]]) -> None:
+        """Ask for the next records of all these views at once, where they are needed. Raises ConnectorError."""
+        places = {place for table, stored in views for place in doubtful(self.logs[table.topic], table.topic, stored)}
+        self._next |= self._kafka.next(places - self._next.keys())
+
+    def refuse(self, sink: str, table: Table, stored: Stored | None, *, complete: bool = False) -> None:
+        """Stop where the log can't continue a view.
+
+        `complete`: the view was whole before, so that nothing counts from when it was made.
+
+        Raises:
+            Discontinued: naming the view and what repairs it. ConnectorError: the log can't be read.
+        """
+        log = self.logs[table.topic]
+        refuse_gap(sink, table, log.start, log.end, stored.position if stored else None)
+        self.look([(table, stored)])
+        made = 0.0 if complete or stored is None else made_at(stored.generation)
+        sure_until = lasting(log, table.topic, stored, self._next, made)
+        if sure_until < log.at:
+            raise Discontinued(
+                f"The view of {table.qualified} in {sink} may have missed deletes: it is further behind than tombstones"
+                " last.",
+                kind="deletes",
+                hint=f"cdc -p FILE rebuild {sink} --table {table.qualified}",
+                topic=table.topic,
+                sink=sink,
+            )
+        self.sure_until = min(self.sure_until, sure_until)
+
+
+def waiting(topic: str, stored: Stored | None, end: Position) -> list[Place]:
+    """The places where each partition that isn't applied to its end goes on."""
+    if not distance(stored, end).comparable:
+        return []
+    offsets = stored.position.offsets if stored else (0,) * end.partition_count
+    pairs = enumerate(zip(offsets, end.offsets, strict=True))
+    return [(topic, partition, offset) for partition, (offset, last) in pairs if offset < last]
+
+
+def doubtful(log: Log, topic: str, stored: Stored | None) -> list[Place]:
+    """The places where only the next record tells how long a view has been behind."""
+    if stored is None:
+        return []
+    return [place for place in waiting(topic, stored, log.end) if place[2] < log.recent.offsets[place[1]]]
+
+
+def lasting(log: Log, topic: str, stored: Stored | None, following: Next, made: float = 0.0) -> float:
+    """Until when a view can't have missed a delete, in Unix seconds; before `log.at`: it may have.
+
+    `made`: when the view began to read from nothing, or before that.
+    """
+    if stored is None:
+        return log.at + log.retention_s
+    done = log.compaction
+    thinned = done and done.tombstones and (not done.ended or made < done.ended)
+    if done and thinned and distance(stored.position, done.position).reach is Reach.BEHIND:
+        return 0.0
+    unseen = [_unseen_since(log, place, stored, following) for place in waiting(topic, stored, log.end)]
+    return max(made, min(unseen, default=log.at)) + log.retention_s
+
+
+def _unseen_since(log: Log, place: Place, stored: Stored, following: Next) -> float:
+    """What lies in a partition from a place on was written then or later, in Unix seconds."""
+    _, partition, offset = place
+    if offset >= log.recent.offsets[partition]:
+        since = log.at - log.retention_s / 2
+    else:
+        # Of what lay between the place and the next record nothing tells the time; the view was there before.
+        found, at_ms = following[place] or (None, log.at * 1000)
+        since = at_ms / 1000 if found == offset else min(at_ms / 1000, stored.at)
+    done = log.compaction
+    if done and done.position.topic_id == log.end.topic_id and offset >= done.position.offsets[partition]:
+        since = max(since, done.began)
+    return since
 
 
 def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Position | None) -> None:
     """Stop where the log, from `start` to `end`, can't continue a view that stands at `at`.
 
     Raises:
-        ConnectorError: the topic is another one, has other partitions, or no longer holds the next record.
+        Discontinued: the topic is another one, has other partitions, or no longer holds the next record.
     """
     name = table.topic
-    repair = f"rebuild the view of {table.qualified} in {sink} from the topic's start"
+    repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
     if at is None:
         if any(start.offsets):
-            raise ConnectorError(
+            raise Discontinued(
                 f"{name} no longer holds its first records (it starts at {list(start.offsets)}); a view made from it"
                 " would lack rows.",
                 hint="delete the topic and the connector's offsets, then register again: a new snapshot fills it",
@@ -32,7 +181,8 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Posi
         what = f"ends at {list(end.offsets)}, before the view's position {list(at.offsets)}: its log was cut"
     else:
         return
-    raise ConnectorError(f"{name} {what}.", hint=repair, topic=name, sink=sink)
+    kind = "partitions" if there.reach is Reach.REPARTITIONED else "behind"
+    raise Discontinued(f"{name} {what}.", kind=kind, hint=repair, topic=name, sink=sink)
 
 
 def check_shape(topic: str, partitions: int, found: int, policy: str) -> None:

@@ -26,7 +26,9 @@ ROWS: Mapping[str, tuple[str, str]] = {
     ),
 }
 REPAIRABLE = ("unknown", "outdated")
-WARNINGS = ("unreadable", "retention", "behind", "deletes")
+WARNINGS = ("unreadable", "retention")
+OF_VIEWS = ("behind", "deletes")
+"""Of views as they are: what is made from the log now would be right."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Finding:
 
     @property
     def defect(self) -> bool:
-        """Whether a view that is made from the log would be wrong, or couldn't be made."""
+        """Whether a view that is made from the log would be wrong, or couldn't be made; or one that is there is."""
         return self.kind not in WARNINGS
 
 
@@ -63,6 +65,11 @@ class Audit:
         return [one for one in self.findings if one.defect]
 
     @property
+    def replayable(self) -> bool:
+        """Whether a view that is made from the log now would be right."""
+        return all(one.kind in OF_VIEWS for one in self.defects)
+
+    @property
     def saved(self) -> int:
         """Records that a compaction would remove; tombstones that it keeps for a while aren't among them."""
         return max(0, self.records - self.keys)
@@ -78,7 +85,7 @@ class Audit:
             "findings": [{**asdict(one), "defect": one.defect} for one in self.findings],
             "saved": self.saved,
             "dirty_ratio": self.dirty_ratio,
-            "replayable": not self.defects,
+            "replayable": self.replayable,
         }
 
 

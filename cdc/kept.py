@@ -12,6 +12,7 @@ from dataclasses import replace
 import structlog
 
 from cdc.change import Advance, Position, Stored, Table, distance
+from cdc.continuity import Discontinued
 from cdc.errors import CdcError, DecodeError, Fenced, SinkUnavailable
 from cdc.explain import Unholdable, explain
 from cdc.generations import Build
@@ -32,13 +33,15 @@ class Kept:
         self._sink: Sink | None = None
         self._again_at = float("inf")
         self.at: dict[str, Position | None] = {}
+        self.lost: Discontinued | None = None
+        """Why the log can't continue it any more."""
 
     def begin(self, build: Build | None) -> None:
         """Look for what the record names; then `find` each of its views."""
-        self._names, self.at, self._again_at = due(build), {}, float("inf")
+        self._names, self.at, self._again_at, self.lost = due(build), {}, float("inf"), None
         self._sink = self._live.beside(self._names) if self._names else None
 
-    def find(self, table: Table, seen: Stored | None, floor: int, gap: Callable[[Position | None], object]) -> None:
+    def find(self, table: Table, seen: Stored | None, floor: int, gap: Callable[[Stored | None], object]) -> None:
         """Where the view of a table stands; `seen`: that of the live one. `gap` raises where the log can't go on."""
         name = self._names.get(table.qualified)
         # Just after a switch the record still names what readers see by now.
@@ -52,9 +55,12 @@ class Kept:
             if stored is None and seen is not None:
                 log.warning("standby_lost_rows", sink=self._live.name, table=table.qualified)
                 return
-            gap(stored.position if stored else None)
+            gap(stored)
             self._sink.prepare(table)
             self.at[table.topic] = stored.position if stored else None
+        except Discontinued as error:
+            self.lost = error
+            self.leave(error)
         except Exception as error:
             self.leave(self._told(error))
 

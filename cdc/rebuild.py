@@ -21,6 +21,7 @@ from tenacity.wait import wait_exponential
 from cdc import decode
 from cdc.apply import Applier
 from cdc.change import Position, Table, distance, new_generation
+from cdc.continuity import Continuity, Discontinued
 from cdc.ddl import Definition
 from cdc.errors import CdcError, DivergenceError, SettingsError, SinkError, SinkUnavailable
 from cdc.generations import STALE_S, Build, Builds
@@ -80,6 +81,9 @@ class Rebuild:
                 return self._end(self._left())
             self._sink.sweep(self._tables, self._build.names)
             beside = self._sink.beside(self._build.names)
+            if self._build.phase != "replay" and (gap := self._gap(beside)):
+                log.warning("build_begun_again", sink=self._sink.name, error=gap.message)
+                self._say(phase="replay", done=0)
             if self._build.phase == "replay":
                 self._replay(beside)
                 self._say(phase="catch up", done=self._build.total)
@@ -103,6 +107,16 @@ class Rebuild:
         self._sink.require_room(self._tables)
         name = new_generation()
         return Build(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
+
+    def _gap(self, beside: Sink) -> Discontinued | None:
+        """Why the log can't continue the build that was begun, if it can't."""
+        continuity = Continuity(self._pipeline, self._kafka).read([table.topic for table in self._tables])
+        try:
+            for table in self._tables:
+                continuity.refuse(self._sink.name, table, beside.position(table))
+        except Discontinued as error:
+            return error
+        return None
 
     def _wait_for_death(self, found: Build) -> None:
         while time.time() - found.at < STALE_S:

@@ -28,6 +28,7 @@ logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 TIMEOUT_MS = 5000
 TIMES_S = 2.0
+NEXT_S = 30.0
 PAUSE_MS = 10
 """So long a reader sleeps that doesn't know yet where to fetch from; 100 by default."""
 Place = tuple[str, int, int]
@@ -45,10 +46,13 @@ class Record:
 
 
 class Records:
-    """Reads and writes single records. Connects at the first call; every method raises ConnectorError."""
+    """Reads and writes single records. Connects at the first call; every method raises ConnectorError.
 
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
+    Not `decided`: reads what isn't committed as well.
+    """
+
+    def __init__(self, bootstrap: str, *, decided: bool = True) -> None:
+        self._bootstrap, self._decided = bootstrap, decided
         self._consumer: Any = None
         self._producer: Any = None
 
@@ -88,21 +92,24 @@ class Records:
 
         Left out: places after which no record is committed, and those not answered within 2 s.
         """
-        rounds: list[dict[Any, int]] = []
-        for topic, partition, offset in sorted(set(places)):
-            # A seek beyond the end would start again at the first record.
-            if offset >= ends[topic].offsets[partition]:
-                continue
-            at = kafka.TopicPartition(topic, partition)
-            free = next((batch for batch in rounds if at not in batch), None)
-            if free is None:
-                rounds.append(free := {})
-            free[at] = offset
-        found: dict[Place, tuple[int, int]] = {}
         deadline = time.monotonic() + TIMES_S
+        found: dict[Place, tuple[int, int]] = {}
         with reaching(self._bootstrap):
-            for batch in rounds:
-                found.update(self._first(batch, ends, deadline))
+            for batch in _rounds(places, ends):
+                answered = self._first(batch, ends, deadline)
+                found |= {place: record for place, record in answered.items() if record}
+        return found
+
+    def next(self, places: Iterable[Place], ends: Mapping[str, Position]) -> dict[Place, tuple[int, int] | None]:
+        """As `first`, for every place: None where no record is left."""
+        found: dict[Place, tuple[int, int] | None] = dict.fromkeys(places)
+        deadline = time.monotonic() + NEXT_S
+        with reaching(self._bootstrap):
+            for batch in _rounds(found, ends):
+                answered = self._first(batch, ends, deadline)
+                if len(answered) < len(batch):
+                    raise kafka.errors.KafkaTimeoutError
+                found |= answered
         return found
 
     def _reader(self, places: Mapping[Any, int]) -> Any:
@@ -112,7 +119,7 @@ class Records:
                 bootstrap_servers=self._bootstrap,
                 bootstrap_timeout_ms=TIMEOUT_MS,
                 request_timeout_ms=TIMEOUT_MS,
-                isolation_level="read_committed",
+                isolation_level="read_committed" if self._decided else "read_uncommitted",
                 enable_auto_commit=False,
                 group_id=None,
                 fetch_max_wait_ms=50,
@@ -139,8 +146,9 @@ class Records:
 
     def _first(
         self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float
-    ) -> dict[Place, tuple[int, int]]:
-        found: dict[Place, tuple[int, int]] = {}
+    ) -> dict[Place, tuple[int, int] | None]:
+        """None where no record is left; left out: what wasn't answered in time."""
+        found: dict[Place, tuple[int, int] | None] = {}
         waiting = dict(batch)
         while waiting and time.monotonic() < deadline:
             # Assigned anew without those that are answered: kafka-python doesn't fetch again for a partition
@@ -153,9 +161,24 @@ class Records:
                 answered = {**dict.fromkeys(past), **{at: first for at, (first, *_) in polled.items()}}
             for at, record in answered.items():
                 offset = waiting.pop(at)
-                if record is not None:
-                    found[at.topic, at.partition, offset] = int(record.offset), int(record.timestamp)
+                answer = record and (int(record.offset), int(record.timestamp))
+                found[at.topic, at.partition, offset] = answer
         return found
+
+
+def _rounds(places: Iterable[Place], ends: Mapping[str, Position]) -> list[dict[Any, int]]:
+    """Places to be asked for at the same time: one of a partition, each before its end."""
+    rounds: list[dict[Any, int]] = []
+    for topic, partition, offset in sorted(set(places)):
+        # A seek beyond the end would start again at the first record.
+        if offset >= ends[topic].offsets[partition]:
+            continue
+        at = kafka.TopicPartition(topic, partition)
+        free = next((batch for batch in rounds if at not in batch), None)
+        if free is None:
+            rounds.append(free := {})
+        free[at] = offset
+    return rounds
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def _verdict(one: Comparison) -> Text:
 def audits(found: Sequence[Audit]) -> RenderableType:
     grid = _grid("table", ">records", ">keys", ">compaction saves", ">dirty", "")
     for one in found:
-        verdict = Text("can't be replayed", "red") if one.defects else Text("replayable", "green")
+        verdict = Text("can't be replayed", "red") if not one.replayable else Text("replayable", "green")
         grid.add_row(
             one.table, f"{one.records:,}", f"{one.keys:,}", f"{one.saved:,}", f"{one.dirty_ratio:.0%}", verdict
         )

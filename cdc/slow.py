@@ -35,7 +35,7 @@ def _stopped_sink(status: Status) -> str | None:
     for sink in status.sinks:
         for view in sink.views:
             if view.problem:
-                return f"Kafka -> {sink.name} has stopped: {view.table}: {view.problem}. Next: {view.hint} {sink.name}."
+                return f"Kafka -> {sink.name} has stopped for {view.table}: {view.problem} Next: {view.hint}."
         for table, (what, hint) in sink.aside.items():
             return f"Kafka -> {sink.name} has stopped for {table}: {what} Next: {hint}."
         if sink.error:

@@ -12,11 +12,11 @@ from functools import partial
 import structlog
 
 from cdc.change import Position, Reach, Stored, Table, distance
-from cdc.continuity import refuse_gap
+from cdc.continuity import Continuity, Discontinued
 from cdc.control import Control
 from cdc.ddl import Definition
 from cdc.decode import Reading
-from cdc.errors import SinkRejected
+from cdc.errors import CdcError, SinkRejected
 from cdc.generations import Build, Builds
 from cdc.kept import Kept
 from cdc.rollback import retire
@@ -54,6 +54,7 @@ class Stand:
     ) -> None:
         """`names`: the generations that the views are of, by table, as long as they are to be kept current."""
         self._sink, self._kafka, self._describe, self._names = sink, kafka, describe, names
+        self._pipeline = pipeline
         self._control = Control(pipeline, kafka)
         self._builds = Builds(pipeline, kafka)
         self._generations: dict[str, str] = {}
@@ -64,6 +65,9 @@ class Stand:
         self.at: dict[str, Position | None] = {}
         self.shapes: dict[str, Position] = {}
         self.aside: dict[str, list[str]] = {}
+        self.refused: list[CdcError] = []
+        """Why views of the sink can't go on that somebody has to make again."""
+        self._continuity = Continuity(pipeline, kafka)
         self._waiting: list[Table] = []
 
     def take(self) -> None:
@@ -81,31 +85,42 @@ class Stand:
         self.kept.begin(self._build if self._names is None else None)
         existing = self._kafka.existing(table.topic for table in tables)
         topics = [table.topic for table in tables if table.topic in existing]
-        starts, ends = self._kafka.starts(topics), self._kafka.ends(topics)
+        logs = self._continuity.read(topics).logs
         seen: dict[str, Stored | None] = {}
-        aside, self._waiting = dict(troubled), []
+        aside, self._waiting, self.refused = dict(troubled), [], []
         for table in tables:
             if table.topic not in existing:
                 aside[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
                 self._waiting.append(table)
                 continue
-            gap = partial(refuse_gap, self._sink.name, table, starts[table.topic], ends[table.topic])
             try:
-                seen[table.topic] = self._found(table, gap)
-            except Misfit as error:
+                seen[table.topic] = self._found(table)
+            except (Misfit, Discontinued) as error:
                 aside[table.qualified] = [error.message, error.hint]
+                self.refused.append(error)
                 self._waiting.append(table)
-                continue
+        self._drop_kept(tables)
         if aside and not seen:
-            message, hint = next(iter(aside.values()))
-            raise SinkRejected(message, hint=hint, sink=self._sink.name)
+            raise self._nothing_left(aside)
         self.tables = tuple(table for table in tables if table.topic in seen)
         self.at = {topic: stored.position if stored else None for topic, stored in seen.items()}
         self._generations = {topic: stored.generation for topic, stored in seen.items() if stored}
         self.aside, self._taken_at = aside, time.monotonic()
-        self.shapes = {topic: ends[topic] for topic in seen}
+        self.shapes = {topic: logs[topic].end for topic in seen}
         floors = {table.topic: floor for table in self.tables if (floor := self.floor(table))}
         self.reading = replace(self.reading, floors=floors)
+
+    def _nothing_left(self, aside: Mapping[str, list[str]]) -> CdcError:
+        """Why no table can go on."""
+        if self.refused:
+            return self.refused[0]
+        message, hint = next(iter(aside.values()))
+        return SinkRejected(message, hint=hint, sink=self._sink.name)
+
+    @property
+    def sure_until(self) -> float:
+        """Until when it is sure that the log continues these views, in Unix seconds: then it has to be taken again."""
+        return self._continuity.sure_until
 
     @property
     def _build(self) -> Build | None:
@@ -133,6 +148,8 @@ class Stand:
             return True
         if self._names is None and self.kept.outdated(self._build):
             return True
+        if time.time() > self.sure_until:
+            return True
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
         self._taken_at = time.monotonic()
@@ -143,8 +160,10 @@ class Stand:
         if table.topic not in self._kafka.existing([table.topic]):
             return False
         try:
+            now = Continuity(self._pipeline, self._kafka).read([table.topic])
+            now.refuse(self._sink.name, table, self._sink.position(table))
             self._sink.prepare(table)
-        except Misfit:
+        except (Misfit, Discontinued):
             return False
         return True
 
@@ -239,12 +258,22 @@ class Stand:
     def look(self, *, careful: bool) -> None:
         self.reading = replace(self.reading, careful=careful)
 
-    def _found(self, table: Table, gap: Callable[[Position | None], object]) -> Stored | None:
+    def _found(self, table: Table) -> Stored | None:
         """Where the live view stands, once it and what is kept beside it are ready to go on."""
         stored = self._prepared(table)
-        gap(stored.position if stored else None)
+        self._continuity.refuse(self._sink.name, table, stored)
+        gap = partial(self._continuity.refuse, self._sink.name, table, complete=True)
         self.kept.find(table, stored, self.floor(table), gap)
         return stored
+
+    def _drop_kept(self, tables: Sequence[Table]) -> None:
+        """Remove a kept generation that the log can't continue: going back to it would show what is wrong."""
+        build = self._build
+        if self.kept.lost and build:
+            log.warning("generation_removed", sink=self._sink.name, error=self.kept.lost.message)
+            retire(self._builds, self._sink, [table for table in tables if table.qualified in build.names])
+            self._builds.read()
+            self.kept.begin(None)
 
     def _prepared(self, table: Table) -> Stored | None:
         """Where the view stands; one without a position, or from before a TRUNCATE, is made anew, from nothing.

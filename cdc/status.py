@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cdc import source
-from cdc.change import Applied, Position, Progress, Reach, Stored, Table, distance
+from cdc.change import Applied, Position, Progress, Stored, Table, distance
+from cdc.continuity import Continuity, Discontinued, waiting
 from cdc.errors import CdcError
 from cdc.heartbeat import last_beat
 from cdc.held import held
@@ -159,7 +160,8 @@ def _log(
 ) -> tuple[Heartbeat | None, dict[str, tuple[View, ...]]]:
     """The heartbeat, and each sink's views measured against the topics. Raises ConnectorError."""
     with Topics(pipeline.kafka) as topics:
-        ends = topics.ends([table.topic for table in tables])
+        continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
+        ends = {topic: one.end for topic, one in continuity.logs.items()}
         beat = last_beat(topics, pipeline)
         kept = Counter((one.entry.sink, one.entry.topic) for one in held(topics, pipeline) if not one.entry.redrive)
         known = {name: found for name, found in stored.items() if found is not None}
@@ -169,30 +171,37 @@ def _log(
             for table in tables
             for place in waiting(table.topic, found[table.topic], ends[table.topic])
         )
-    now = time.time()
+        continuity.look((table, found[table.topic]) for found in known.values() for table in tables)
+        views = {
+            name: tuple(
+                replace(
+                    _judged(continuity, name, table, found[table.topic], oldest), quarantined=kept[name, table.topic]
+                )
+                for table in tables
+            )
+            for name, found in known.items()
+        }
     heartbeat = None
     if beat:
-        age = max(0.0, now - beat.arrived_ms / 1000)
+        age = max(0.0, time.time() - beat.arrived_ms / 1000)
         heartbeat = Heartbeat(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
-    return heartbeat, {
-        name: tuple(
-            replace(
-                measure(table, found[table.topic], ends[table.topic], oldest, now),
-                quarantined=kept[name, table.topic],
-            )
-            for table in tables
-        )
-        for name, found in known.items()
-    }
+    return heartbeat, views
 
 
-def waiting(topic: str, stored: Stored | None, end: Position) -> list[tuple[str, int, int]]:
-    """The (topic, partition, offset) where each partition that isn't applied to its end goes on."""
-    if not distance(stored, end).comparable:
-        return []
-    offsets = stored.position.offsets if stored else (0,) * end.partition_count
-    pairs = enumerate(zip(offsets, end.offsets, strict=True))
-    return [(topic, partition, offset) for partition, (offset, last) in pairs if offset < last]
+def _judged(
+    continuity: Continuity,
+    sink: str,
+    table: Table,
+    stored: Stored | None,
+    oldest: Mapping[tuple[str, int, int], int],
+) -> View:
+    """One view, and what is the matter where the log can't continue it."""
+    view = measure(table, stored, continuity.logs[table.topic].end, oldest, time.time())
+    try:
+        continuity.refuse(sink, table, stored)
+    except Discontinued as error:
+        return replace(view, problem=error.message, hint=error.hint)
+    return view
 
 
 def measure(
@@ -202,14 +211,7 @@ def measure(
     rows, last = (stored.rows, stored.at) if stored else (0, None)
     there = distance(stored, end)
     if not there.comparable:
-        what = "recreated" if there.reach is Reach.OTHER_TOPIC else "given another partition count"
-        return View(
-            table.qualified,
-            rows=rows,
-            at=last,
-            problem=f"topic {what} since the view was made",
-            hint="cdc -p FILE rebuild",
-        )
+        return View(table.qualified, rows=rows, at=last)
     places = waiting(table.topic, stored, end)
     times = [oldest[place] for place in places if place in oldest]
     lag = max(0.0, now - min(times) / 1000) if times else 0.0

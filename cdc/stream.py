@@ -106,6 +106,8 @@ class Stream:
                         )
             if self._stopping.is_set():
                 self.progress.state = "stopped"
+            elif self._stand.refused:
+                raise self._stand.refused[0]
             else:
                 self.progress.lag_records, self.progress.lag_seconds = 0, 0.0
                 self.progress.state = "caught up"
@@ -267,8 +269,12 @@ class Stream:
             raise Again("limit")
 
     def _insist(self) -> Retrying:
-        """Try a step again after a pause, until told to stop; not when the destination has gone back by itself."""
-        return self._patiently(lambda error: _passing(error) and not isinstance(error, Rewound))
+        """Try a step again after a pause, until told to stop; not when the destination has gone back by itself.
+
+        Nor when the log may have lost meanwhile what the views need: that is looked at where a query starts.
+        """
+        trying = self._patiently(lambda error: _passing(error) and not isinstance(error, Rewound))
+        return trying.copy(stop=trying.stop | (lambda _: time.time() > self._stand.sure_until))  # type: ignore[operator]
 
     def _patiently(self, passing: Callable[[BaseException], bool]) -> Retrying:
         return Retrying(

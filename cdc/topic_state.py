@@ -4,21 +4,17 @@ In:  the broker, the pipeline file, where each view stands. Out: findings; no re
 view hasn't applied.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 
-from cdc.change import Position, Reach, Stored, Table, distance
-from cdc.continuity import check_shape, refuse_gap
+from cdc.change import Position, Stored, Table
+from cdc.continuity import RETENTION, Continuity, Discontinued, check_shape
 from cdc.errors import ConnectorError
 from cdc.finding import ANEW, Finding
 from cdc.settings import Pipeline
-from cdc.status import waiting
 from cdc.topics import Topics, wanted
 
 CONTROL = ("cdc.truncation", "cdc.ddl")
 """Tables whose topics a replay reads as well."""
-RETENTION = "delete.retention.ms"
-NEVER = -1
 
 
 def of_topics(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Finding]:
@@ -37,31 +33,18 @@ def of_topics(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Finding]:
     return found
 
 
-def of_views(kafka: Topics, table: Table, views: Mapping[str, Stored | None]) -> list[Finding]:
-    """Views that can't go on from where they stand, or that may have missed deletes."""
-    start, end = kafka.starts([table.topic])[table.topic], kafka.ends([table.topic])[table.topic]
-    retention_ms = int(kafka.settings([table.topic])[table.topic][RETENTION])
+def of_views(kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, Stored | None]) -> list[Finding]:
+    """Views that the log can't continue from where they stand, or that may have missed deletes."""
+    continuity = Continuity(pipeline, kafka).read([table.topic])
+    continuity.look((table, stored) for stored in views.values())
     found = []
     for name, stored in views.items():
         if stored is None:
             continue
-        at = stored.position
-        if distance(at, end).reach is Reach.REPARTITIONED:
-            what = (
-                f"view {name} was made from {at.partition_count} partitions of {end.partition_count}: keys have moved"
-            )
-            found.append(Finding("partitions", 1, what, ANEW))
-            continue
         try:
-            refuse_gap(name, table, start, end, at)
-        except ConnectorError as error:
-            found.append(Finding("behind", 1, f"view {name}: {error.message}", f"cdc -p FILE rebuild {name}"))
-            continue
-        if _misses(kafka, table, stored, end, retention_ms):
-            what = (
-                f"view {name} of {table.qualified} may have missed deletes: it is further behind than tombstones last"
-            )
-            found.append(Finding("deletes", 1, what, f"cdc -p FILE rebuild {name} --table {table.qualified}"))
+            continuity.refuse(name, table, stored)
+        except Discontinued as error:
+            found.append(Finding(error.kind, 1, f"view {name}: {error.message}", error.hint))
     return found
 
 
@@ -74,18 +57,3 @@ def _shape(topic: str, partitions: int, start: Position, policy: str) -> Iterato
             yield Finding(kind, 1, error.message, error.hint)
     if lost := sum(offset > 0 for offset in start.offsets):
         yield Finding("start", lost, f"{lost} partitions of {topic} no longer hold their first records", ANEW)
-
-
-def _misses(kafka: Topics, table: Table, stored: Stored, end: Position, retention_ms: int) -> bool:
-    """Whether a tombstone that the view hasn't seen may be gone: it would be older than they are kept.
-
-    Of what lay between the view and the first record after it nothing tells the time; the view was there before.
-    """
-    places = waiting(table.topic, stored, end)
-    first, now_ms = kafka.first(places), time.time() * 1000
-    for place in places:
-        offset, at_ms = first.get(place, (NEVER, now_ms))
-        since_ms = at_ms if offset == place[2] else min(at_ms, stored.at * 1000)
-        if now_ms - since_ms > retention_ms:
-            return True
-    return False

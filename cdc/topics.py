@@ -7,7 +7,7 @@ Invariant: `ensure` checks every topic before it creates the first.
 
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -67,7 +67,7 @@ class Topics:
             self._admin = kafka.KafkaAdminClient(
                 bootstrap_servers=bootstrap, bootstrap_timeout_ms=TIMEOUT_MS, request_timeout_ms=TIMEOUT_MS
             )
-        self._records = Records(bootstrap)
+        self._records, self._written = Records(bootstrap), Records(bootstrap, decided=False)
 
     def __enter__(self) -> "Topics":
         return self
@@ -77,6 +77,7 @@ class Topics:
 
     def close(self) -> None:
         self._records.close()
+        self._written.close()
         self._admin.close()
 
     def cluster_id(self) -> str:
@@ -130,6 +131,20 @@ class Topics:
     def starts(self, topics: Sequence[str]) -> dict[str, Position]:
         """The first offset that each topic still has."""
         return self._positions(topics, kafka.admin.OffsetSpec.EARLIEST)
+
+    def since(self, times: Mapping[str, float], ends: Mapping[str, Position]) -> dict[str, Position]:
+        """Where what was written at a time or later, in Unix seconds by topic, begins; the end where nothing was."""
+        specs = {topic: max(0, int(at * 1000)) for topic, at in times.items()}
+        found = self._positions(list(times), specs)
+        return {
+            topic: Position(
+                at.topic_id,
+                tuple(
+                    last if offset < 0 else offset for offset, last in zip(at.offsets, ends[topic].offsets, strict=True)
+                ),
+            )
+            for topic, at in found.items()
+        }
 
     def kept_bytes(self, topics: Sequence[str]) -> int:
         """What the brokers keep of these topics, one copy of each partition, compressed; 0 where they don't tell."""
@@ -203,6 +218,16 @@ class Topics:
             return {}
         return self._records.first(places, self.ends(sorted({topic for topic, _, _ in places})))
 
+    def next(self, places: Collection[Place]) -> dict[Place, tuple[int, int] | None]:
+        """The offset and the time, in Unix milliseconds, of the first record at or after each place, committed or not.
+
+        None: there is none. Every place is answered. Raises ConnectorError.
+        """
+        if not places:
+            return {}
+        ends = self.ends(sorted({topic for topic, _, _ in places}), decided=False)
+        return self._written.next(places, ends)
+
     def _make(self, topics: Mapping[str, int], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Check, then create what is missing; the settings of what was there. Raises UNSETTLED to be tried again."""
         existing = self._described(topics)
@@ -255,14 +280,16 @@ class Topics:
                 raise ConnectorError(f"The broker doesn't go by {topic}'s new settings yet.", hint=hint)
 
     def _positions(
-        self, topics: Sequence[str], spec: kafka.admin.OffsetSpec, decided: bool = True
+        self, topics: Sequence[str], spec: int | Mapping[str, int], decided: bool = True
     ) -> dict[str, Position]:
+        """`spec`: what Kafka calls so, or a time in Unix milliseconds, for all topics or by topic."""
+        specs = spec if isinstance(spec, Mapping) else dict.fromkeys(topics, spec)
         with reaching(self.bootstrap):
             described = self._described(topics)
             if missing := [topic for topic in topics if topic not in described]:
                 raise _missing(missing[0])
             counts = {topic: len(described[topic]["partitions"]) for topic in topics}
-            places = {kafka.TopicPartition(topic, at): spec for topic in topics for at in range(counts[topic])}
+            places = {kafka.TopicPartition(topic, at): specs[topic] for topic in topics for at in range(counts[topic])}
             level = kafka.IsolationLevel.READ_COMMITTED if decided else kafka.IsolationLevel.READ_UNCOMMITTED
             offsets = self._admin.list_partition_offsets(places, level)
         return {

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from cdc.apply import Applier
-from cdc.change import Position
-from cdc.errors import ConnectorError, SinkRejected, SinkUnavailable
+from cdc.change import Stored
+from cdc.continuity import Discontinued
+from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
 from cdc.generations import Build
 from cdc.kept import Kept
 from cdc.sink import Batch, Refused
@@ -139,13 +140,19 @@ def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
     assert pair.kept.at == {}
 
 
-def test_what_cannot_go_on_is_left_alone(pair: Pair) -> None:
-    def gap(_: Position | None) -> NoReturn:
-        raise ConnectorError("the log is another one", hint="none")
+@pytest.mark.parametrize(
+    "error", [Discontinued("it may have missed deletes", hint="none"), KafkaUnavailable("a", hint="")]
+)
+def test_what_cannot_go_on_is_left_alone(pair: Pair, error: ConnectorError) -> None:
+    """What the log can't continue is lost for good; what can't be asked for isn't."""
+
+    def gap(_: Stored | None) -> NoReturn:
+        raise error
 
     pair.kept.begin(pair.build())
     pair.kept.find(pair.table, None, 0, gap)
     assert pair.kept.at == {}
+    assert pair.kept.lost == (error if isinstance(error, Discontinued) else None)
     pair.apply()
     # It has no position, the live view has: what it held is gone.
     pair.find()

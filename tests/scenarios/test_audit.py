@@ -104,5 +104,5 @@ def missed_deletes(world: "World", kafka: Topics) -> None:
     late = wait_until(lambda: with_deletes(audited(world, kafka)), 30, "the tombstone to be of age")
     assert late
     assert told(late) == {**outdated, "deletes": set(), "retention": set()}
-    assert {one.kind for one in late.defects} == {"unknown", "outdated"}
+    assert {one.kind for one in late.defects} == {"unknown", "outdated", "deletes"}
     kafka.override({topic: {"delete.retention.ms": before}})

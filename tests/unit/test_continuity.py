@@ -1,10 +1,14 @@
 """G5: a view goes on only from a log that still continues it."""
 
+import time
+from dataclasses import replace
+
 import pytest
 
-from cdc.change import Column, Position, Table
-from cdc.continuity import refuse_gap
+from cdc.change import Column, Position, Stored, Table, made_at, new_generation
+from cdc.continuity import Log, doubtful, lasting, refuse_gap
 from cdc.errors import ConnectorError
+from cdc.ledger import Compaction
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.public.items")
 
@@ -37,3 +41,107 @@ def test_what_it_does_not_is_refused(
         judge(at, starts, ends)
     assert caught.value.hint
     assert caught.value.exit_code == 5
+
+
+NOW = 1_000_000_000.0
+HOUR = 3600.0
+WEEK = 168 * HOUR
+TOPIC = TABLE.topic
+
+
+def log(end: int = 100, recent: int = 90, compaction: Compaction | None = None) -> Log:
+    return Log(Position("id", (0,)), Position("id", (end,)), WEEK, Position("id", (recent,)), NOW, compaction)
+
+
+def view(offset: int, ago_s: float, generation: str = "") -> Stored:
+    return Stored(Position("id", (offset,)), at=NOW - ago_s, generation=generation)
+
+
+def ms(ago_s: float) -> int:
+    return int((NOW - ago_s) * 1000)
+
+
+def missed(there: Log, stored: Stored, following: tuple[int, int] | None = None, made: float = 0.0) -> bool:
+    """`following`: the next record after the view, its offset and its time."""
+    return lasting(there, TOPIC, stored, dict.fromkeys(doubtful(there, TOPIC, stored), following), made) < NOW
+
+
+def compacted(offset: int, began_s: float, ended_s: float, *, tombstones: bool = True, id_: str = "id") -> Compaction:
+    return Compaction(Position(id_, (offset,)), NOW - began_s, NOW - ended_s, tombstones)
+
+
+@pytest.mark.parametrize(
+    ("stored", "following"),
+    [
+        pytest.param(view(100, 52 * WEEK), None, id="idle for a year, at the end"),
+        pytest.param(view(95, 52 * WEEK), None, id="idle for a year, behind by what has just come"),
+        pytest.param(view(50, 52 * WEEK), (50, ms(6 * 24 * HOUR)), id="the next record is six days old"),
+        pytest.param(view(50, 6 * 24 * HOUR), (60, ms(HOUR)), id="the next record is gone, the view was there since"),
+        pytest.param(view(50, 6 * 24 * HOUR), None, id="all that followed is gone, the view was there since"),
+    ],
+)
+def test_a_view_that_can_have_missed_no_delete(stored: Stored, following: tuple[int, int] | None) -> None:
+    assert not missed(log(), stored, following)
+
+
+@pytest.mark.parametrize(
+    ("stored", "following"),
+    [
+        pytest.param(view(50, 8 * 24 * HOUR), (50, ms(8 * 24 * HOUR)), id="away for eight days"),
+        pytest.param(view(50, 60), (50, ms(8 * 24 * HOUR)), id="slow by eight days"),
+        pytest.param(view(50, 8 * 24 * HOUR), (60, ms(HOUR)), id="away for eight days, the next record is gone"),
+        pytest.param(view(50, 8 * 24 * HOUR), None, id="away for eight days, all that followed is gone"),
+    ],
+)
+def test_a_view_that_may_have_missed_one(stored: Stored, following: tuple[int, int] | None) -> None:
+    assert missed(log(), stored, following)
+
+
+def test_what_was_read_from_nothing_within_the_time_has_missed_none() -> None:
+    """A new view of an old log, started again half way: its next record is a year old."""
+    half_way = view(50, 60), (50, ms(52 * WEEK))
+    assert not missed(log(), *half_way, made=NOW - HOUR)
+    assert missed(log(), *half_way, made=NOW - WEEK - HOUR)
+    assert made_at(new_generation()) == pytest.approx(time.time(), abs=5)
+    assert made_at("") == made_at("old") == 0.0
+
+
+def test_tombstones_that_were_removed_on_demand() -> None:
+    """By offset, and for who had begun to read before: the log has been asked to forget them."""
+    done = compacted(50, 2 * HOUR, HOUR)
+    behind, there = view(40, 3 * HOUR), view(50, 3 * HOUR)
+    recent = (45, ms(3 * HOUR))
+    assert missed(log(compaction=done), behind, recent)
+    assert not missed(log(compaction=done), behind, recent, made=NOW - HOUR / 2)
+    assert missed(log(compaction=done), behind, recent, made=NOW - 1.5 * HOUR)
+    assert missed(log(compaction=replace(done, ended=0.0)), behind, recent, made=NOW - HOUR / 2)
+    assert not missed(log(compaction=done), there, (50, ms(HOUR)))
+    assert not missed(log(compaction=replace(done, tombstones=False)), behind, recent)
+    assert not missed(log(compaction=compacted(50, 2 * HOUR, HOUR, id_="another")), behind, recent)
+
+
+def test_a_compaction_tells_since_when_an_idle_view_is_behind() -> None:
+    """It leaves offsets without a record; the view had all there was when it began."""
+    idle = view(50, 52 * WEEK)
+    assert missed(log(), idle, None)
+    assert not missed(log(compaction=compacted(50, HOUR, HOUR)), idle, None)
+    assert missed(log(compaction=compacted(51, HOUR, HOUR, tombstones=False)), idle, None)
+
+
+def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:
+    old = (50, ms(6 * 24 * HOUR))
+    assert lasting(log(), TOPIC, view(50, 0), {(TOPIC, 0, 50): old}) == NOW + 24 * HOUR
+    assert lasting(log(), TOPIC, view(100, 0), {}) == lasting(log(), TOPIC, None, {}) == NOW + WEEK
+    assert lasting(log(), TOPIC, view(90, 0), {}) == NOW + WEEK / 2
+
+
+def test_only_views_that_are_long_behind_cost_a_look() -> None:
+    assert doubtful(log(), TOPIC, None) == doubtful(log(), TOPIC, view(90, 0)) == []
+    assert doubtful(log(), TOPIC, view(89, 0)) == [(TOPIC, 0, 89)]
+
+
+def test_a_check_that_only_looks_at_the_start_is_found_out() -> None:
+    """The planted bug: it takes a log that still has the next offset for one that continues a view."""
+    away = view(50, 8 * 24 * HOUR)
+    judge(Position("id", (50, 50)), ends=(100, 100))
+    assert missed(log(), away, (60, ms(HOUR)))

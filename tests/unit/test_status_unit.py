@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from cdc.change import Position, Stored, Table
+from cdc.continuity import waiting
 from cdc.errors import SourceError
 from cdc.slow import slow_hop
 from cdc.source import Slot, check_server
-from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure, waiting
+from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure
 from tests.support.pipelines import pipeline
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")
@@ -51,18 +52,9 @@ def test_a_view_without_a_position_waits_for_everything() -> None:
     assert (found.lag_records, found.lag_seconds, found.at) == (30, 60.0, None)
 
 
-@pytest.mark.parametrize(
-    ("at", "what"),
-    [
-        (stored(10, 20, topic_id="id-0"), "topic recreated"),
-        (stored(10), "another partition count"),
-    ],
-)
-def test_a_position_in_another_topic_is_flagged(at: Stored, what: str) -> None:
-    found = measure(TABLE, at, END, {}, now=100)
-    assert what in (found.problem or "")
-    assert found.hint == "cdc -p FILE rebuild"
-    assert found.lag_records is None
+@pytest.mark.parametrize("at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"])
+def test_a_position_in_another_topic_has_no_lag(at: Stored) -> None:
+    assert measure(TABLE, at, END, {}, now=100) == View(TABLE.qualified, rows=7, at=5.0)
     assert waiting(TABLE.topic, at, END) == []
 
 
@@ -107,8 +99,8 @@ def problem(part: str) -> Problem:
             ["cache can't be judged", "hasn't answered for 40 s"],
         ),
         (
-            replace(GOOD, sinks=(Sink("cache", views=(View("t", problem="topic recreated", hint="cdc rebuild"),)),)),
-            ["cache has stopped", "topic recreated", "cdc rebuild cache"],
+            replace(GOOD, sinks=(Sink("cache", views=(View("t", problem="It is gone.", hint="cdc rebuild cache"),)),)),
+            ["cache has stopped for t: It is gone. Next: cdc rebuild cache."],
         ),
         (
             replace(
