@@ -11,8 +11,9 @@ from tenacity import Retrying
 
 from cdc import backlog
 from cdc.change import Applied
-from cdc.errors import CdcError, DecodeError, Fenced, SinkError
-from cdc.explain import Unholdable, explain
+from cdc.errors import CdcError, Fenced, SinkError
+from cdc.explain import explain
+from cdc.failures import Remedy, remedy
 from cdc.order import LACKING
 from cdc.quarantine import Quarantine, marked
 from cdc.redrive import redrive
@@ -21,9 +22,6 @@ from cdc.sink import Batch, Key, Refused, Sink
 from cdc.stand import Again, Stand
 from cdc.step import Ends, Steps, large, make_batch, prepare
 from cdc.topics import Topics
-
-OF_A_RECORD = (DecodeError, Refused, Unholdable)
-"""Failures that single records cause."""
 
 
 class Applier:
@@ -98,9 +96,10 @@ class Applier:
                 raise Again("switching") from error
             raise
         except (CdcError, PySparkException, Py4JJavaError) as error:
-            told = error if isinstance(error, CdcError) else explain(error, self._sink.name)
-            if careful or self._pipeline.on_error == "stop" or not isinstance(told, OF_A_RECORD):
-                raise told from error
+            failure = explain(error, self._sink.name)
+            quarantined = remedy(failure) is Remedy.QUARANTINE and self._pipeline.on_error != "stop"
+            if careful or not quarantined:
+                raise failure from error
             stand.look(careful=True)
             raise Again("careful") from error
         if careful and not self._quarantine.open:

@@ -12,7 +12,7 @@ import typer
 from cdc import cli_quarantine, cli_rebuild, cli_topics, cli_verify
 from cdc.console import Json, Master, configure_logging, err, out, print_error, print_failure, print_json, say
 from cdc.context import Context, spark_on
-from cdc.errors import CdcError, Interrupted, SettingsError, Unexpected
+from cdc.errors import CdcError, Interrupted, SettingsError
 
 if TYPE_CHECKING:
     from cdc.change import Progress
@@ -201,10 +201,11 @@ def _failure(error: Exception) -> CdcError:
     """What has no class is a bug: its trace is logged, without what it quotes."""
     if isinstance(error, CdcError):
         return error
-    from cdc.trace import kind, place, trace
+    from cdc.failures import classify
+    from cdc.trace import trace
 
     log.error("verb_failed", exception=trace(error))
-    return Unexpected(f"{kind(error)} in {place(error)}.", hint="this is a bug; its trace is in the log")
+    return classify(error, "cdc")
 
 
 class Stack(Protocol):

@@ -5,6 +5,7 @@
     +- SettingsError        2  the pipeline file or the environment
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
+    |  +- SourceUnavailable    may come back by itself: wait and try again
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
     +- DecodeError          6  a record that isn't what the connector writes
@@ -12,9 +13,11 @@
     |  +- SinkUnavailable      may come back by itself: wait and try again
     |  |  +- Late              a view has not got as far in time as its reader asked for
     |  +- SinkRejected         won't: the view or the row has to change
+    |  |  +- Unholdable        a value that the destination has no way to hold
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
+    |  +- WorkerLost           a worker was killed: the query is started again
     +- UndecidedError      10  a view couldn't be proved equal or different
     +- Interrupted        130  by Ctrl-C
 
@@ -50,6 +53,10 @@ class SourceError(CdcError):
     exit_code = 4
 
 
+class SourceUnavailable(SourceError):
+    """Postgres can't be reached or asks for time; the same call may succeed later."""
+
+
 class ConnectorError(CdcError):
     exit_code = 5
 
@@ -78,6 +85,10 @@ class SinkRejected(SinkError):
     """The destination refuses for good: a mapping conflict, an oversized document, a wrong setting."""
 
 
+class Unholdable(SinkRejected):
+    """A sink has no way to hold a value."""
+
+
 class Fenced(SinkError):
     """The stored position isn't the one this writer left: another writer is at work on the view."""
 
@@ -88,6 +99,10 @@ class DivergenceError(CdcError):
 
 class SparkError(CdcError):
     exit_code = 9
+
+
+class WorkerLost(SparkError):
+    """A worker of Spark was killed in mid-task: what it was doing is done again from where the sink stands."""
 
 
 class UndecidedError(CdcError):

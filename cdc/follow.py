@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import psycopg
 import structlog
 
 from cdc import source
 from cdc.change import Table
 from cdc.ddl import Consequence, Definition, consequences
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SettingsError, SourceError, SourceUnavailable
+from cdc.failures import classify
 from cdc.settings import Pipeline
 from cdc.source import Connection
 from connectors.resend import resend
@@ -28,10 +30,16 @@ class Follower:
         self._load, self._pipeline = load, load()
         self._known = {table.qualified: table for table in tables}
         self._asked: set[int] = set()
+        self._described: int | None = None
+        """The newest definition when Postgres was asked last; whoever made this has just asked."""
         self._turn = threading.Lock()
 
     def __call__(self, history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
-        """The tables as they are now; with Postgres down, as they were last."""
+        """The tables as they are now; with Postgres down, as they were last.
+
+        Raises:
+            SourceUnavailable: Postgres is down, and a definition has changed since it was asked last.
+        """
         with self._turn:
             try:
                 self._pipeline = self._load()
@@ -40,12 +48,18 @@ class Follower:
             captured = [entry.table for entry in self._pipeline.source.tables]
             found = consequences(history, captured)
             gone = self._gone(found)
+            newest = max((one.id for one in history if one.table in captured), default=0)
+            self._described = newest if self._described is None else self._described
             try:
                 with source.connect(self._pipeline.source.dsn) as connection:
                     self._describe(connection, gone)
                     self._ask(connection, found, gone)
-            except SourceError as error:
-                log.warning("tables_not_described", error=error.message, hint=error.hint)
+                self._described = newest
+            except (SourceError, psycopg.Error) as error:
+                failure = classify(error, "postgres")
+                if isinstance(failure, SourceUnavailable) and newest > self._described:
+                    raise failure from error
+                log.warning("tables_not_described", error=failure.message, hint=failure.hint)
             return [self._shaped(name, history) for name in captured if name in self._known], gone
 
     def _shaped(self, name: str, history: Sequence[Definition]) -> Table:

@@ -13,11 +13,12 @@ import structlog
 
 from cdc.change import Advance, Position, Stored, Table, distance
 from cdc.continuity import Discontinued
-from cdc.errors import CdcError, DecodeError, Fenced, SinkUnavailable
-from cdc.explain import Unholdable, explain
+from cdc.errors import CdcError, Fenced
+from cdc.explain import explain
+from cdc.failures import Remedy, remedy
 from cdc.generations import Build
 from cdc.order import LACKING
-from cdc.sink import Batch, Refused, Rewound, Sink
+from cdc.sink import Batch, Rewound, Sink
 
 AGAIN_S = 20.0
 """After how long it is tried again, where the destination was only away: it costs the live views a start."""
@@ -85,7 +86,7 @@ class Kept:
             self._sink.apply(replace(batch, advances=tuple(advances)))
         except Exception as error:
             told = self._told(error)
-            if LACKING in str(error) or isinstance(told, Refused | DecodeError | Unholdable):
+            if LACKING in str(error) or remedy(told) is Remedy.QUARANTINE:
                 raise
             self.leave(told)
 
@@ -96,14 +97,14 @@ class Kept:
 
     def _told(self, error: Exception) -> CdcError:
         """Whatever it is: who removes it for a newer build may do so at any moment."""
-        return error if isinstance(error, CdcError) else explain(error, self._live.name)
+        return explain(error, self._live.name)
 
     def leave(self, error: CdcError) -> None:
         """Apply nothing to it from now on; after what may pass, it is looked for again."""
         # Another process has just shown it to readers, or made something newer: the record will say which.
         if not isinstance(error, Fenced | Rewound):
             log.warning("standby_dropped", sink=self._live.name, error=error.message)
-        if isinstance(error, SinkUnavailable):
+        if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
             self._again_at = time.monotonic() + AGAIN_S
         self._sink, self.at = None, {}
 

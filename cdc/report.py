@@ -10,9 +10,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.change import Applied
-from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
+from cdc.failures import REPORTED
 from cdc.patch import completed
-from cdc.sink import Refused, Rewound
+from cdc.sink import Refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +30,6 @@ REPORT = (
 
 REFUSED_ROWS = 1000
 """Named at a time and partition; the rest is met again when the batch is tried without them."""
-FAILURES: dict[str, type[CdcError]] = {
-    "unavailable": SinkUnavailable,
-    "rejected": SinkRejected,
-    "fenced": Fenced,
-    "rewound": Rewound,
-}
 
 
 @dataclass
@@ -68,7 +62,7 @@ def send(frame: DataFrame, sender: Work, sink: str, hints: Mapping[str, str]) ->
     for row in rows:
         if row["failure"]:
             hint = hints.get(row["failure"], "see the message")
-            raise FAILURES[row["failure"]](row["message"], hint=hint, topic=row["topic"], partition=row["partition"])
+            raise REPORTED[row["failure"]](row["message"], hint=hint, topic=row["topic"], partition=row["partition"])
     refused = {(row["topic"], one["id"]): one["reason"] for row in rows for one in row["refused"]}
     if refused:
         raise Refused(refused, sink)

@@ -17,7 +17,7 @@ from psycopg.rows import class_row
 
 from cdc import keys, type_names
 from cdc.change import Column, Table
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.settings import Pipeline, TableSettings
 
 Connection = keys.Connection
@@ -36,6 +36,9 @@ REFUSALS = (
     ("no pg_hba.conf entry", "allow this client in the server's pg_hba.conf"),
     ("too many clients", "raise max_connections, or close idle clients"),
 )
+
+FOR_NOW = ("starting up", "shutting down", "recovery mode", "too many clients", "remaining connection slots")
+"""What a server says that will take connections again by itself."""
 
 TABLES = """
 SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -134,14 +137,15 @@ def _refused(text: str, known: dict[str, Any]) -> SourceError:
     # libpq itself gives up, without a word from the server, when it has no password to send.
     _, refusal, reason = text.partition("FATAL:" if "FATAL:" in text else "fe_sendauth:")
     if not refusal:
-        return SourceError(
+        return SourceUnavailable(
             f"Postgres at {server} can't be reached.",
             hint="check host and port of source.dsn; the local stack is started by: cdc -p FILE up",
             server=server,
         )
     first = reason.strip().splitlines()[0]
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
-    return SourceError(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
+    kind = SourceUnavailable if any(words in first for words in FOR_NOW) else SourceError
+    return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
 
 
 def preflight(conn: Connection, pipeline: Pipeline) -> None:

@@ -12,15 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import structlog
+
 from cdc import source
 from cdc.change import Applied, Position, Progress, Stored, Table, distance
 from cdc.continuity import Continuity, Discontinued, waiting
-from cdc.errors import CdcError
+from cdc.errors import Unexpected
+from cdc.failures import classify
 from cdc.heartbeat import last_beat
 from cdc.held import held
 from cdc.settings import Pipeline
 from cdc.topics import Topics
+from cdc.trace import trace
 
+log = structlog.get_logger()
 Positions = Mapping[str, Callable[[Table], Stored | None]]
 
 
@@ -132,8 +137,11 @@ def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, 
 def _ask(part: str, ask: Callable[[], Any], without: Any = None) -> tuple[Any, Problem | None]:
     try:
         return ask(), None
-    except CdcError as error:
-        return without, Problem(part, error.message, error.hint)
+    except Exception as error:
+        failure = classify(error, part, "cdc -p FILE status")
+        if isinstance(failure, Unexpected):
+            log.error("status_not_read", part=part, exception=trace(error))
+        return without, Problem(part, failure.message, failure.hint)
 
 
 def _slot(pipeline: Pipeline) -> source.Slot | None:

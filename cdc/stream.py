@@ -25,12 +25,12 @@ from tenacity.wait import wait_exponential
 from cdc import decode, pace
 from cdc.apply import Applier
 from cdc.change import Progress, distance
-from cdc.errors import CdcError, KafkaUnavailable, SinkUnavailable
+from cdc.errors import CdcError
 from cdc.explain import explain
-from cdc.failures import unexpected
+from cdc.failures import Patience, Remedy, given_up, remedy
 from cdc.log import consumer
 from cdc.settings import Pipeline
-from cdc.sink import Rewound, Sink
+from cdc.sink import Sink
 from cdc.stand import Again, Describe, Stand
 from cdc.step import Ends, planned_ends
 from cdc.topics import Topics
@@ -46,7 +46,9 @@ LIGHT = {
     "fs.file.impl.disable.cache": "true",
 }
 """Session settings for sinks that keep nothing in files: checkpoints without checksum files, 60 ms less a batch."""
-BACKOFF = wait_exponential(multiplier=0.25, max=10)
+FIRST_S, MOST_S = 0.25, 10.0
+"""The first pause after a failure, and the longest."""
+BACKOFF = wait_exponential(multiplier=FIRST_S, max=MOST_S)
 log = structlog.get_logger()
 
 
@@ -82,6 +84,7 @@ class Stream:
         self._turn = threading.Lock()
         self._stopping = threading.Event()
         self._failure: Exception | None = None
+        self._patience = Patience()
         self._query: StreamingQuery | None = None
         self._caught_up_at = self._looked_at = time.time()
         self._window: list[tuple[float, int]] = []
@@ -94,7 +97,7 @@ class Stream:
             CdcError: what can't be mended by trying again.
         """
         try:
-            for attempt in self._patiently(_passing):
+            for attempt in self._patiently(self._passes, self._pause):
                 with attempt:
                     while self._run_query(until_caught_up):
                         log.info(
@@ -112,10 +115,11 @@ class Stream:
                 self.progress.lag_records, self.progress.lag_seconds = 0, 0.0
                 self.progress.state = "caught up"
         except Exception as error:
-            if self._stopping.is_set() and _passing(error):
+            failure = explain(error, self.sink.name)
+            if self._stopping.is_set() and remedy(failure) in (Remedy.RETRY, Remedy.RESTART):
                 self.progress.state = "stopped"
                 return
-            failure = unexpected(error, self.sink.name)
+            failure = given_up(failure)
             self.progress.error, self.progress.hint, self.progress.state = failure.message, failure.hint, "failed"
             if failure is error:
                 raise
@@ -269,17 +273,26 @@ class Stream:
             raise Again("limit")
 
     def _insist(self) -> Retrying:
-        """Try a step again after a pause, until told to stop; not when the destination has gone back by itself.
+        """Try a step again after a pause, until told to stop.
 
-        Nor when the log may have lost meanwhile what the views need: that is looked at where a query starts.
+        Not when the log may have lost meanwhile what the views need: that is looked at where a query starts.
         """
-        trying = self._patiently(lambda error: _passing(error) and not isinstance(error, Rewound))
+        trying = self._patiently(lambda error: remedy(error) is Remedy.RETRY, BACKOFF)
         return trying.copy(stop=trying.stop | (lambda _: time.time() > self._stand.sure_until))  # type: ignore[operator]
 
-    def _patiently(self, passing: Callable[[BaseException], bool]) -> Retrying:
+    def _passes(self, error: BaseException) -> bool:
+        """Whether the query may be started again after a failure."""
+        reached = tuple(position.offsets if position else None for _, position in sorted(self._stand.at.items()))
+        return self._patience.meet(error, reached)
+
+    def _pause(self, _: RetryCallState) -> float:
+        """Longer with each failure of the same kind, as long as nothing goes on in between."""
+        return min(MOST_S, FIRST_S * 2.0 ** (self._patience.count - 1))
+
+    def _patiently(self, passes: Callable[[BaseException], bool], pause: Callable[[RetryCallState], float]) -> Retrying:
         return Retrying(
-            retry=retry_if_exception(passing),
-            wait=BACKOFF,
+            retry=retry_if_exception(passes),
+            wait=pause,
             sleep=sleep_using_event(self._stopping),
             stop=stop_when_event_set(self._stopping),
             before_sleep=self._wait,
@@ -289,12 +302,8 @@ class Stream:
     def _wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, CdcError):
-            self.progress.state, self.progress.error, self.progress.hint = "waiting", error.message, error.hint
+            self.progress.error, self.progress.hint, self.progress.state = error.message, error.hint, "waiting"
             log.warning("sink_waiting", sink=self.sink.name, error=error.message, attempt=state.attempt_number)
-
-
-def _passing(error: BaseException) -> bool:
-    return isinstance(error, SinkUnavailable | KafkaUnavailable)
 
 
 def _latest(query: StreamingQuery | None) -> dict[str, dict[int, int]]:

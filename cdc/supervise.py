@@ -19,7 +19,7 @@ import structlog
 
 from cdc.change import Applied, Progress
 from cdc.errors import CdcError
-from cdc.failures import unexpected
+from cdc.failures import classify
 from cdc.trace import kind, trace
 
 TICK_S = 1.0
@@ -123,7 +123,7 @@ class _Watch:
             self._ended.set()
 
     def _fail(self, error: Exception) -> None:
-        failure = unexpected(error, self._name)
+        failure = classify(error, self._name, f"cdc -p FILE run --sink {self._name}")
         progress = self._feed.progress
         progress.error, progress.hint, progress.state = failure.message, failure.hint, "failed"
         cause = error.__cause__ or not isinstance(error, CdcError)

@@ -12,6 +12,9 @@ HARMLESS = (ImportError, AttributeError, NameError)
 """Their messages name what the code says, never a value."""
 JAVA = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error))\b|^\s*(at [\w.$/<>]+\([\w.: ]*\))", re.MULTILINE)
 
+FRAMES = 8
+"""Of each of Java's exceptions; below are Spark's own loops."""
+
 
 def trace(error: BaseException) -> str:
     """The frames of an error and of what caused it, Java's as well; of messages only those that quote nothing."""
@@ -49,7 +52,16 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _told(error: BaseException) -> Iterator[str]:
     yield f"{kind(error)}:"
     yield from (f"  {line}" for line in _frames(error.__traceback__))
-    yield from (f"  {name or frame}" for name, frame in JAVA.findall(str(error)))
+    yield from _java(str(error))
+
+
+def _java(text: str) -> Iterator[str]:
+    """The classes of Java's exceptions, each with the first of its frames."""
+    frames = 0
+    for name, frame in JAVA.findall(text):
+        frames = 0 if name else frames + 1
+        if frames <= FRAMES:
+            yield f"  {name or frame}"
 
 
 def _frames(at: TracebackType | None) -> Iterator[str]:

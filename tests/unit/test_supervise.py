@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import cdc.supervise as supervise_module
 from cdc.change import Progress
 from cdc.console import configure_logging
 from cdc.errors import CdcError, SinkRejected
@@ -86,9 +87,8 @@ def runs(tmp_path: Path) -> Iterator[Any]:
         one.thread.join(10)
 
 
-def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any) -> None:
-    bad, good = Feed("cache", ValueError(SECRET_ROW)), Feed("search")
-    run = runs(bad, good)
+def assert_told_at_once(run: Any) -> None:
+    """Of two streams, the first of which has died."""
     wait_until(lambda: run.state("search"), 10, "a first report")
     wait_until(lambda: run.state("cache").state == "failed", 3, "the failed sink to be told")
     failed = run.state("cache")
@@ -97,12 +97,29 @@ def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any)
     assert SECRET_ROW not in failed.error
     assert failed.hint
     assert run.thread.is_alive()
+
+
+def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any) -> None:
+    bad, good = Feed("cache", ValueError(SECRET_ROW)), Feed("search")
+    run = runs(bad, good)
+    assert_told_at_once(run)
     assert not good.stopped.is_set()
     run.stopping.set()
     run.thread.join(10)
     (errors,) = run.ended
-    assert [type(error) for error in errors] != []
-    assert all(isinstance(error, CdcError) and error.exit_code for error in errors)
+    assert [error.exit_code for error in errors] == [1]
+    assert all(isinstance(error, CdcError) for error in errors)
+
+
+def test_planted_a_supervisor_that_keeps_a_failure_to_itself_until_all_have_ended(
+    runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(watch: Any, error: Exception) -> None:
+        watch.failure = error
+
+    monkeypatch.setattr(supervise_module._Watch, "_fail", keep)
+    with pytest.raises(AssertionError, match="the failed sink to be told"):
+        assert_told_at_once(runs(Feed("cache", ValueError(SECRET_ROW)), Feed("search")))
 
 
 def test_the_errors_come_in_the_order_of_the_streams() -> None:

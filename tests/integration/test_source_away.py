@@ -1,0 +1,70 @@
+"""Postgres that goes away while it is asked: what a connection that breaks in mid-question leads to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from cdc import source
+from cdc.ddl import Definition
+from cdc.errors import SourceUnavailable
+from cdc.failures import Remedy, remedy
+from cdc.follow import Follower
+from cdc.settings import Pipeline
+from cdc.status import collect
+from tests.support.pipelines import pipeline
+from tests.support.proxy import breaking
+
+
+@pytest.fixture
+def items(postgres_dsn: str) -> Pipeline:
+    with psycopg.connect(postgres_dsn) as conn:
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY, v int)")
+        conn.execute("CREATE PUBLICATION shop FOR TABLE items")
+    return pipeline("shop", postgres_dsn, "public.items")
+
+
+@contextmanager
+def through(items: Pipeline, word: bytes) -> Iterator[Pipeline]:
+    """The same pipeline on a way to Postgres that breaks at a word."""
+    at = urlsplit(items.source.dsn)
+    with breaking(at.hostname or "", at.port or 0, word) as port:
+        dsn = at._replace(netloc=at.netloc.rpartition("@")[0] + f"@127.0.0.1:{port}").geturl()
+        yield pipeline("shop", dsn, "public.items")
+
+
+def definition(number: int) -> Definition:
+    return Definition(number, "public.items", 1, number, "ALTER TABLE", (), None, streamed=False)
+
+
+def test_tables_stay_as_they_were_known(items: Pipeline) -> None:
+    with source.connect(items.source.dsn) as conn:
+        known = source.describe(conn, items)
+    with through(items, b"search_path") as broken:
+        tables, aside = Follower(lambda: broken, known)([])
+    assert (tuple(tables), aside) == (known, {})
+
+
+def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> None:
+    """Else the new column would stay out of all views until somebody starts `cdc run` again."""
+    with source.connect(items.source.dsn) as conn:
+        known = source.describe(conn, items)
+    with through(items, b"search_path") as broken:
+        file = [items]
+        follower = Follower(lambda: file[0], known)
+        follower([definition(1)])
+        file[0] = broken
+        with pytest.raises(SourceUnavailable) as caught:
+            follower([definition(1), definition(2)])
+        assert remedy(caught.value) is Remedy.RETRY
+        file[0] = items
+        assert tuple(follower([definition(1), definition(2)])[0]) == known
+
+
+def test_status_names_the_part_that_went_away(items: Pipeline) -> None:
+    with through(items, b"pg_replication_slots") as broken:
+        problems = {one.part: one for one in collect(broken, positions={}, progress={}).problems}
+    assert "Postgres" in problems["postgres"].message
+    assert problems["postgres"].hint

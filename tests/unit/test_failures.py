@@ -1,0 +1,158 @@
+"""What is done about a failure: the table, and how text of Spark's gets its class back."""
+
+import psycopg
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from cdc import errors
+from cdc.change import Column, Table
+from cdc.errors import (
+    CdcError,
+    ConnectorError,
+    DecodeError,
+    Fenced,
+    KafkaUnavailable,
+    SinkRejected,
+    SinkUnavailable,
+    SourceError,
+    SourceUnavailable,
+    SparkError,
+    Unexpected,
+    WorkerLost,
+)
+from cdc.explain import explain
+from cdc.failures import REMEDIES, REPORTED, SAME, Patience, Remedy, classify, given_up, remedy
+from cdc.sink import Misfit, Refused, Replaced, Rewound
+
+TABLE = Table("public", "orders", (Column("id", "integer"),), ("id",), "shop.public.orders")
+SECRET = "hunter2-a-row"
+KILLED = (
+    "Job aborted due to stage failure: Task 1 in stage 7.0 failed 1 times, most recent failure: Lost task 1.0 in stage"
+    f" 7.0 (TID 21) (127.0.0.1 executor driver): org.apache.spark.SparkException: {{}} {SECRET}"
+)
+
+
+def made(kind: type[CdcError]) -> CdcError:
+    return kind("It failed.", hint="h")
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [
+        (made(SinkUnavailable), Remedy.RETRY),
+        (made(errors.Late), Remedy.RETRY),
+        (made(Rewound), Remedy.RESTART),
+        (made(SinkRejected), Remedy.STOP),
+        (made(Fenced), Remedy.STOP),
+        (Replaced("public.orders", "g1", "cache"), Remedy.STOP),
+        (made(errors.SinkError), Remedy.STOP),
+        (made(KafkaUnavailable), Remedy.RETRY),
+        (made(ConnectorError), Remedy.STOP),
+        (made(SourceUnavailable), Remedy.RETRY),
+        (made(SourceError), Remedy.STOP),
+        (made(WorkerLost), Remedy.RESTART),
+        (made(SparkError), Remedy.STOP),
+        (made(DecodeError), Remedy.QUARANTINE),
+        (made(errors.Unholdable), Remedy.QUARANTINE),
+        (Refused({("t", "1"): "too long"}, "cache"), Remedy.QUARANTINE),
+        (Misfit(TABLE, "cache"), Remedy.STOP),
+        (made(errors.SettingsError), Remedy.STOP),
+        (made(Unexpected), Remedy.STOP),
+        (made(CdcError), Remedy.STOP),
+        (ValueError("x"), Remedy.STOP),
+        (KeyboardInterrupt(), Remedy.STOP),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_each_failure_has_its_remedy(error: BaseException, action: Remedy) -> None:
+    assert remedy(error) is action
+
+
+def test_every_class_of_error_is_in_the_table_or_beneath_one_that_is() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CdcError)]
+    # Of a stream: what only verbs raise ends them.
+    verbs = {CdcError, errors.StackError, errors.DivergenceError, errors.UndecidedError, errors.Interrupted}
+    bare = [kind for kind in kinds if kind not in verbs and not set(kind.__mro__[:-3]) & REMEDIES.keys()]
+    assert bare == []
+
+
+def test_what_executors_report_passes_or_not_by_its_class() -> None:
+    assert {word: REMEDIES[kind] for word, kind in REPORTED.items()} == {
+        "unavailable": Remedy.RETRY,
+        "rejected": Remedy.STOP,
+        "fenced": Remedy.STOP,
+        "rewound": Remedy.RESTART,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (KILLED.format("Python worker exited unexpectedly (crashed)"), WorkerLost),
+        (KILLED.format("Python worker exited unexpectedly (crashed). Consider setting"), WorkerLost),
+        ("Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", WorkerLost),
+        ("Lost executor: Executor heartbeat timed out after 123456 ms", WorkerLost),
+        ("java.lang.OutOfMemoryError: Java heap space", SparkError),
+        ("org.apache.kafka.common.errors.TimeoutException: no answer", KafkaUnavailable),
+        ("org.apache.kafka.common.errors.NotLeaderOrFollowerException", KafkaUnavailable),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException: no", ConnectorError),
+        ("org.apache.kafka.common.errors.SaslAuthenticationException: no", ConnectorError),
+        ("KafkaIllegalStateException: offset 5 is gone", ConnectorError),
+        ("[CAST_INVALID_INPUT] The value 'x' of the type", errors.SinkError),
+        ("what nobody has seen", errors.SinkError),
+    ],
+)
+def test_text_of_spark_gets_its_class_back(text: str, kind: type[CdcError]) -> None:
+    error = explain(PySparkException(f"{text} {SECRET}"), "cache")
+    assert type(error) is kind
+    assert SECRET not in error.message + error.hint
+
+
+def test_a_broker_that_is_away_is_waited_for() -> None:
+    text = "org.apache.kafka.common.errors.DisconnectException"
+    assert remedy(explain(PySparkException(text), "cache")) is Remedy.RETRY
+
+
+def test_spark_that_does_not_answer_is_no_sink_that_fails() -> None:
+    assert type(explain(Py4JNetworkError("An error occurred"), "cache")) is SparkError
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (psycopg.OperationalError(f"connection to {SECRET} lost"), SourceUnavailable),
+        (psycopg.errors.AdminShutdown("terminating"), SourceUnavailable),
+        (psycopg.errors.TooManyConnections("full"), SourceUnavailable),
+        (psycopg.errors.QueryCanceled("slow"), SourceUnavailable),
+        (psycopg.errors.InsufficientPrivilege(SECRET), SourceError),
+        (psycopg.errors.UndefinedTable(SECRET), SourceError),
+        (ValueError(SECRET), Unexpected),
+        (KeyError(SECRET), Unexpected),
+        (SinkUnavailable("Away.", hint="h"), SinkUnavailable),
+    ],
+)
+def test_what_libraries_raise_gets_a_class_and_quotes_nothing(error: Exception, kind: type[CdcError]) -> None:
+    known = classify(error, "cache")
+    assert type(known) is kind
+    assert SECRET not in known.message + known.hint
+
+
+def test_what_may_pass_is_tried_for_ever_what_may_not_a_few_times() -> None:
+    away, lost = made(SinkUnavailable), made(WorkerLost)
+    assert all(Patience().meet(away, 1) for _ in range(100))
+    patience = Patience()
+    assert [patience.meet(lost, 1) for _ in range(SAME)] == [True] * (SAME - 1) + [False]
+    assert not Patience().meet(made(SinkRejected), 1)
+
+
+def test_progress_or_another_failure_starts_the_count_again() -> None:
+    patience, lost = Patience(), made(WorkerLost)
+    assert all(patience.meet(lost, at) for at in range(100))
+    patience = Patience()
+    assert all(patience.meet(made(kind), 1) for _ in range(10) for kind in (WorkerLost, SinkUnavailable))
+
+
+def test_what_is_given_up_says_how_often_it_came_back() -> None:
+    assert f"{SAME} times without any progress" in given_up(made(WorkerLost)).message
+    assert given_up(made(Fenced)).message == "It failed."
