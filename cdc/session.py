@@ -5,10 +5,14 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from cdc import java
@@ -70,6 +74,13 @@ ENDING_S = 5.0
 """A call to Spark's process fails a little before the process is gone."""
 MEMORY_HINT = "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
 QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+SAYS_OF_ITSELF = (
+    "Picked up ",
+    "WARNING: Using incubator modules",
+    "Setting default log level",
+    "To adjust logging level",
+    "Using Spark's",
+)
 PACKAGES = ("cdc", "sinks")
 """What an executor needs of this project; the client libraries are the worker's own Python's."""
 
@@ -78,7 +89,6 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     """Start Spark on any master: `local[*]`, `spark://...`, `yarn`."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName("cdc")
     tasks = str(os.cpu_count() or 2)
     own = {
         "spark.sql.shuffle.partitions": tasks,
@@ -89,12 +99,32 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     if here:
         own["spark.python.daemon.module"] = "cdc.daemon"
     local = LOCAL if master.startswith("local") else {}
-    for name, value in {**SETTINGS, **own, **local, **(settings or {})}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    conf = SparkConf().setMaster(master).setAppName("cdc")
+    conf.setAll([*{**SETTINGS, **own, **local, **(settings or {})}.items()])
+    if SparkContext._gateway is None:
+        SparkContext(conf=conf, gateway=_quiet_gateway(conf))
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
     if not here:
         spark.sparkContext.addPyFile(str(_archive()))
     return spark
+
+
+def _quiet_gateway(conf: SparkConf) -> Any:
+    """Start Spark's process, with all that it prints on standard error: standard output is a verb's own."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    gateway = launch_gateway(conf, popen_kwargs=streams)  # type: ignore[no-untyped-call]
+    if process := getattr(gateway, "proc", None):
+        threading.Thread(target=_hand_on, args=(process.stdout,), name="spark-output", daemon=True).start()
+    return gateway
+
+
+def _hand_on(lines: IO[bytes]) -> None:
+    """But for what Java and Spark say of themselves at each start."""
+    with lines:
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            if not text.startswith(SAYS_OF_ITSELF):
+                sys.stderr.write(text)
 
 
 def ended(spark: SparkSession) -> SparkError | None:

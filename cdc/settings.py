@@ -20,6 +20,7 @@ from pydantic import (
 from cdc.errors import SettingsError
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+QUOTED = re.compile(r"(['\"])[^'\"]{2,}\1")
 TABLE = r"^[^.\s]+\.[^.\s]+$"
 
 
@@ -176,7 +177,8 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
+        # It may quote a password that isn't in quotes itself: one that begins with * or !.
+        problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
         raise SettingsError(f"{path}{line}: {problem}.", hint="see sample/airport.yaml for a whole file") from None
     if not isinstance(tree, dict):
         raise SettingsError(f"{path}: a pipeline file is a mapping.", hint="see sample/airport.yaml for a whole file")

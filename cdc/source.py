@@ -7,7 +7,7 @@ Invariant: nothing here writes or leaves a setting behind, and no message holds 
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,8 +132,20 @@ def parsed(dsn: str) -> dict[str, Any]:
         ) from None
 
 
+UNREADABLE = "the address in source.dsn"
+
+
+def _server(known: Mapping[str, Any]) -> str:
+    """Host and port to show. Of a password with one of `@/` in it libpq takes a part for the host, port or database."""
+    host = str(known.get("host") or known.get("hostaddr") or "localhost")
+    port, database = str(known.get("port") or 5432), str(known.get("dbname") or "")
+    if "@" in host + database or not port.replace(",", "").isdigit():
+        return UNREADABLE
+    return f"{host}:{port}"
+
+
 def _refused(text: str, known: dict[str, Any]) -> SourceError:
-    server = f"{known.get('host') or known.get('hostaddr') or 'localhost'}:{known.get('port') or 5432}"
+    server = _server(known)
     # libpq itself gives up, without a word from the server, when it has no password to send.
     _, refusal, reason = text.partition("FATAL:" if "FATAL:" in text else "fe_sendauth:")
     if not refusal:
@@ -144,6 +156,8 @@ def _refused(text: str, known: dict[str, Any]) -> SourceError:
         )
     first = reason.strip().splitlines()[0]
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
+    if server == UNREADABLE:
+        first, hint = "the login", "write special characters of the user and the password in source.dsn as %XX"
     kind = SourceUnavailable if any(words in first for words in FOR_NOW) else SourceError
     return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
 

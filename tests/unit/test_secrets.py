@@ -1,0 +1,190 @@
+"""A marked secret in every place that can hold one, and no word of it anywhere: not printed, not logged, not written.
+
+Nothing answers at these addresses, so that every verb ends on its way to its server.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import sinks
+from cdc import cli, console, settings
+from cdc.change import Column, Table
+from cdc.errors import CdcError, SettingsError
+from cdc.failures import classify
+from cdc.sink import Sink
+from cdc.trace import trace
+from tests.support.pipelines import NOWHERE
+
+SECRET = "hunter2"
+FILE = f"""\
+pipeline: shop
+source:
+  dsn: postgresql://owner:{SECRET}@{NOWHERE}/shop
+  replication_password: {SECRET}
+  tables: [public.items]
+sinks:
+  search: {{type: elasticsearch, url: "http://elastic:{SECRET}@{NOWHERE}"}}
+  cache: {{type: redis, url: "redis://app:{SECRET}@{NOWHERE}/0", prefix: shop}}
+  warehouse: {{type: delta, path: PATH/warehouse}}
+kafka: {NOWHERE}
+connect: http://worker:{SECRET}@{NOWHERE}
+"""
+TABLE = Table("public", "items", (Column("id", "integer"),), ("id",), "shop.public.items")
+VERBS = (
+    "migrate",
+    "register",
+    "run",
+    "status",
+    "verify",
+    "verify --table public.none",
+    "rebuild search",
+    "rebuild cache",
+    "rollback search",
+    "rollback cache",
+    "generations",
+    "quarantine list",
+    "quarantine show cache/shop.public.items/0/0",
+    "quarantine redrive",
+    "topics",
+    "topics compact",
+    "topics audit",
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(FILE.replace("PATH", str(tmp_path)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "documents", console.Documents())
+    for name in [name for name in os.environ if name.startswith("CDC_")]:
+        monkeypatch.delenv(name)
+
+
+def spoken(
+    file: Path, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> tuple[int | str | None, str]:
+    """The exit code of a verb, and all that it printed."""
+    monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent / "state"), *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capfd.readouterr()
+    return ended.value.code, printed.out + printed.err
+
+
+def assert_not_written(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != "pipeline.yaml":
+            assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_no_verb_tells_a_secret(
+    words: str, file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = spoken(file, f"{words} --json", monkeypatch, capfd)
+    assert printed
+    assert code == 0 if words == "status" else code not in (0, 1, None), printed
+    assert SECRET not in printed
+    assert_not_written(file.parent)
+
+
+def asked(sink: Sink) -> Iterator[Callable[[], object]]:
+    names = {TABLE.qualified: "20260101t000000000000"}
+    for view in (sink, sink.beside(names)):
+        yield from (partial(ask, TABLE) for ask in (view.prepare, view.position, view.clear, view.generations))
+    yield partial(sink.require_room, [TABLE])
+    yield partial(sink.promote, [TABLE], names)
+    yield partial(sink.sweep, [TABLE], {})
+
+
+@pytest.mark.parametrize("name", ["search", "cache"])
+def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
+    sink = sinks.build(settings.load(file, {}), name)
+    failures = []
+    for ask in asked(sink):
+        try:
+            ask()
+        except Exception as error:
+            failure = classify(error, name)
+            failures.append(f"{failure.message} {failure.hint} {failure.where} {trace(error)}")
+            if isinstance(error, CdcError):
+                failures.append(str(error))
+    assert len(failures) > 6
+    assert [told for told in failures if SECRET in told] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"dsn: [{SECRET}]",
+        f"dsn: 'postgresql://owner:x@{SECRET}@host/shop'",
+        f"dsn: 'postgresql://owner:{SECRET}/x@127.0.0.1/shop'",
+        f"dsn: 'host=127.0.0.1 port=1 password={SECRET} nonsense'",
+        f"dsn: 'host=127.0.0.1 port=1 password={SECRET}'",
+        f"dsn: 'host=127.0.0.1 port=1 pasword={SECRET}'",
+        f"dsn: *{SECRET}",
+        f"dsn: !{SECRET} x",
+        f"dsn: 'postgresql://127.0.0.1:1/shop'\n  replication_password: {{a: {SECRET}}}",
+        f"dsn: 'postgresql://127.0.0.1:1/shop'\n  password: {SECRET}",
+        f"dsn: 'postgresql://127.0.0.1:1/shop'\n  replication_password: \"{SECRET}",
+    ],
+)
+def test_no_wrong_setting_is_quoted(
+    line: str, file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, _, after = FILE.partition("  dsn:")
+    _, _, after = after.partition(f"  replication_password: {SECRET}\n")
+    file.write_text(f"{before}  {line}\n{after}")
+    code, printed = spoken(file, "migrate", monkeypatch, capfd)
+    assert code in (SettingsError.exit_code, 4)
+    assert SECRET not in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("search", f"http://elastic:{SECRET}@[::1"),
+        ("search", f"http://elastic:{SECRET}@127.0.0.1:port"),
+        ("search", f"http://elastic:x/{SECRET}@127.0.0.1:1"),
+        ("cache", f"redis://:x/{SECRET}@127.0.0.1:1"),
+        ("cache", f"redis://app:{SECRET}@[::1"),
+        ("cache", f"redis://app:{SECRET}@127.0.0.1:port"),
+        pytest.param(
+            *("cache", f"redis://127.0.0.1:1/0?password={SECRET}"),
+            marks=pytest.mark.xfail(strict=True, reason="finding 21: a password behind the cache's URL"),
+        ),
+        ("cache", f"redis://127.0.0.1:1/{SECRET}"),
+        ("cache", f"unix://app:{SECRET}@/nowhere.sock?db=0"),
+        ("cache", f"{SECRET}://127.0.0.1:1"),
+    ],
+)
+def test_no_wrong_url_is_quoted(
+    name: str, url: str, file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        f'  {name}: {{type: {"redis, prefix: shop" if name == "cache" else "elasticsearch"}, url: "{url}"}}'
+        if line.startswith(f"  {name}:")
+        else line
+        for line in file.read_text().splitlines()
+    ]
+    file.write_text("\n".join(lines))
+    _, printed = spoken(file, "status --json", monkeypatch, capfd)
+    assert printed
+    assert SECRET not in printed
+
+
+def test_a_marked_secret_would_be_found() -> None:
+    """The twin: an address as it is, and a library's own text."""
+    assert SECRET in FILE
+    assert SECRET in str(ValueError(f"invalid literal for int(): '{SECRET}'"))
+    assert SECRET not in trace(ValueError(f"invalid literal for int(): '{SECRET}'"))
