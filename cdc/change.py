@@ -45,6 +45,17 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Server:
+    """Which Postgres a log is of: the cluster that initdb made, and how often a standby of it was promoted."""
+
+    system: str
+    timeline: int
+
+    def __str__(self) -> str:
+        return f"{self.system}.{self.timeline}"
+
+
+@dataclass(frozen=True)
 class Position:
     """How far a topic has been applied: every record of partition p below offsets[p] is in the view.
 

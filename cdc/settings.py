@@ -123,6 +123,11 @@ class Pipeline(Section):
         return f"{self.pipeline}.message"
 
     @property
+    def registered_topic(self) -> str:
+        """What the connector was registered with, see `cdc.registered`."""
+        return f"{self.pipeline}.registered"
+
+    @property
     def settings_topic(self) -> str:
         """What settings of topics were before they were lowered for a while, see `cdc.compaction`."""
         return f"{self.pipeline}.settings"

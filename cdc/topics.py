@@ -51,6 +51,7 @@ def wanted(pipeline: Pipeline) -> dict[str, int]:
     own = (
         pipeline.quarantine_topic,
         pipeline.settings_topic,
+        pipeline.registered_topic,
         pipeline.message_topic,
         pipeline.generations_topic,
     )
