@@ -144,7 +144,7 @@ class Applier:
     def _batch(self, steps: Steps, decoded: DataFrame, *, plain: bool = False) -> Batch:
         every, reading = steps.seen or steps.kept, self._stand.reading
         prepare(decoded.sparkSession, every)
-        if plain and not reading.floors and large(every):
+        if plain and not reading.floored and large(every):
             both = itertools.chain(*steps)
             parts = backlog.read(decoded.sparkSession, self._pipeline.kafka, self._writer, both, self.tasks)
             newest = backlog.newest(parts, self._stand.tables, reading)

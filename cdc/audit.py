@@ -92,8 +92,9 @@ class Auditor:
         end = self._kafka.ends([table.topic])[table.topic]
         control = Control(self._pipeline, self._kafka)
         control.read()
-        floors = {table.topic: control.floors.get(table.qualified, 0)}
-        reading = Reading(self._placeholder, floors, careful=True, holds=self._holds)
+        floors = {table.topic: control.floors.lsn(table.qualified)}
+        since = {table.topic: control.registration.start(table.topic, end.topic_id)}
+        reading = Reading(self._placeholder, floors, since, careful=True, holds=self._holds)
         read = log.records(self._spark, self._pipeline.kafka, {table.topic: end})
         changes, seen = decode.decoded(read, [table], "events", reading), Observation()
         own = changes.observe(seen, *_counts(table)).where(_own_key(table))

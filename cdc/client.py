@@ -91,7 +91,7 @@ class View:
         with self._turn:
             if self._lsn < lsn:
                 self._look()
-            return (self._fence, self._control.floors.get(self.table.qualified, 0)) if self._lsn >= lsn else None
+            return (self._fence, self._control.floors.number(self.table.qualified)) if self._lsn >= lsn else None
 
     def holds(self, fence: Position, floor: int) -> bool:
         """Whether the view has got there. Raises ConnectorError when it never will: its offsets count other records."""

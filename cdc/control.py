@@ -1,6 +1,7 @@
-"""What the pipeline's control topics say: which changes are dead since a TRUNCATE, and what tables looked like when.
+"""What the pipeline's control topics say: which changes are dead, what tables looked like when, how they are sent.
 
-In:  the topics of `cdc.truncation` and `cdc.ddl`. Out: floors, definitions, and whether they have changed since.
+In:  the topics of `cdc.truncation` and `cdc.ddl`, the registration. Out: floors, definitions, and whether they have
+changed since.
 Invariant: asked after the end of a batch is known, `moved` misses nothing that was committed before any change in it:
 the connector writes both in commit order, and a broker that hasn't yet shown one of them is waited for.
 """
@@ -9,10 +10,13 @@ import json
 import time
 from collections.abc import Mapping
 
+from cdc import registered
 from cdc.change import Position
 from cdc.ddl import Definition, lsn_number, parse
 from cdc.errors import KafkaUnavailable
+from cdc.floors import Floors
 from cdc.records import Record
+from cdc.registered import Registration
 from cdc.settings import Pipeline
 from cdc.topics import Topics
 
@@ -24,19 +28,27 @@ class Control:
     """Reads when told to; one reader per thread."""
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
-        self._kafka = kafka
-        self._truncation, self._ddl = self.topics = [pipeline.topic(f"cdc.{name}") for name in ("truncation", "ddl")]
+        self._kafka, self._pipeline = kafka, pipeline
+        self._truncation, self._ddl = (pipeline.topic(f"cdc.{name}") for name in ("truncation", "ddl"))
+        self.topics = [self._truncation, self._ddl, pipeline.registered_topic]
         self._seen: dict[str, Position] = {}
-        self.floors: dict[str, int] = {}
-        """By table, the LSN below which its changes are dead."""
+        self.registration = Registration()
+        self.floors = Floors()
         self.definitions: tuple[Definition, ...] = ()
 
     def read(self) -> None:
         """Bring floors and definitions up to now. Raises ConnectorError."""
         self._seen = self._decided()
-        self.floors = dict(filter(None, map(_floor, self._kafka.all(self._truncation))))
-        found = (parse(record.value or b"") for record in self._kafka.all(self._ddl))
+        self.registration = registered.read(self._kafka, self._pipeline) or Registration()
+        lsns = dict(filter(None, map(_floor, self._current(self._truncation))))
+        self.floors = Floors(self.registration.epoch, lsns)
+        found = (parse(record.value or b"") for record in self._current(self._ddl))
         self.definitions = tuple(one for one in found if one)
+
+    def _current(self, topic: str) -> list[Record]:
+        """The records that are of the current server: another's LSNs and numbers mean something else."""
+        start = self.registration.start(topic, self._seen[topic].topic_id)
+        return [record for record in self._kafka.all(topic) if record.offset >= sum(start)]
 
     def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
         """Whether there is something to read that `read` hasn't seen; `ends`: where the topics end, decided or not."""

@@ -38,9 +38,16 @@ class Reading:
     placeholder: str = "__debezium_unavailable_value"
     floors: Mapping[str, int] = field(default_factory=dict)
     """Per topic, the LSN below which its changes are dead."""
+    since: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Per topic, by partition: the offset below which its records are dead, whatever is in them."""
     careful: bool = False
     holds: Form | None = None
     """Whose limits a careful reading minds: those of sinks of that form; None for the form that it gives."""
+
+    @property
+    def floored(self) -> bool:
+        """Whether any record may be dead."""
+        return bool(self.floors or self.since)
 
     def carefully(self) -> "Reading":
         return replace(self, careful=True)
@@ -89,7 +96,7 @@ def ids(tables: Sequence[Table]) -> Column:
 
 def _columns(tables: Sequence[Table], form: Form, reading: Reading) -> list[Column]:
     own = [F.col(name) for name in ("topic", "partition", "offset", "id", "kept")]
-    own.append(_dead(F.col("lsn"), reading.floors).alias("dead"))
+    own.append((_past(reading.since) | _dead(F.col("lsn"), reading.floors)).alias("dead"))
     if reading.careful:
         own += [F.col("problem"), F.col("record")]
 
@@ -116,7 +123,9 @@ def _wrong(tables: Sequence[Table], form: Form, reading: Reading) -> Column:
     """Why a record isn't a change of its topic's table; null when it is. Names no value."""
     op, row = F.col("op"), F.col("after")
     found = (
-        F.when(F.col("key").isNull(), "it has no key")
+        # Of another server or with another key: it need not be a change of the table as it is now.
+        F.when(_past(reading.since), F.lit(None))
+        .when(F.col("key").isNull(), "it has no key")
         .when(~F.col("valid"), "its bytes are no text")
         .when(F.col("id").isNull(), "its key is not one of the table")
         .when(F.col("tombstone"), F.lit(None))
@@ -154,6 +163,16 @@ def _dead(lsn: Column, floors: Mapping[str, int]) -> Column:
     for topic, floor in floors.items():
         live = F.when(F.col("topic") == topic, F.coalesce(lsn < F.lit(floor), F.lit(False))).otherwise(live)
     return live
+
+
+def _past(since: Mapping[str, Sequence[int]]) -> Column:
+    """Whether a record lies before those that count: tombstones, too."""
+    past = F.lit(False)
+    for topic, offsets in since.items():
+        for partition, offset in enumerate(offsets):
+            place = (F.col("topic") == topic) & (F.col("partition") == partition)
+            past = F.when(place, F.col("offset") < offset).otherwise(past)
+    return past
 
 
 def by_topic(tables: Sequence[Table], expression: Callable[[Table], Column]) -> Column:

@@ -8,6 +8,7 @@ from cdc import source
 from cdc.change import Position, Reach, Table, distance
 from cdc.control import Control
 from cdc.errors import ConnectorError
+from cdc.floors import Floors
 from cdc.heartbeat import last_beat
 from cdc.settings import Pipeline
 from cdc.sink import Sink
@@ -18,14 +19,14 @@ POLL_S = 0.25
 
 @dataclass(frozen=True)
 class Fence:
-    """By topic, the end that a view must have reached; by table, the LSN that it must have been made after."""
+    """By topic, the end that a view must have reached; what it must have been made after."""
 
     ends: Mapping[str, Position]
-    floors: Mapping[str, int]
+    floors: Floors
 
     def problem(self, sink: Sink, table: Table) -> str | None:
         """What a view lacks that this fence asks for; None when it has got past it."""
-        there = distance(sink.position(table), self.ends[table.topic], self.floors.get(table.qualified, 0))
+        there = distance(sink.position(table), self.ends[table.topic], self.floors.number(table.qualified))
         if there.reached:
             return None
         what = f"is {there.offsets} offsets behind" if there.reach is Reach.BEHIND else there.reach

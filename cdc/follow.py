@@ -16,6 +16,7 @@ from cdc.change import Table
 from cdc.ddl import Consequence, Definition, consequences
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.failures import classify
+from cdc.registered import Captured, Registration
 from cdc.settings import Pipeline
 from cdc.source import Connection
 from connectors.resend import resend
@@ -32,42 +33,49 @@ class Follower:
         self._asked: set[int] = set()
         self._described: int | None = None
         """The newest definition when Postgres was asked last; whoever made this has just asked."""
+        self._registered = Registration()
         self._turn = threading.Lock()
 
-    def __call__(self, history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+    def __call__(
+        self, history: Sequence[Definition], registration: Registration
+    ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
         """The tables as they are now; with Postgres down, as they were last.
 
         Raises:
-            SourceUnavailable: Postgres is down, and a definition has changed since it was asked last.
+            SourceUnavailable: Postgres is down, and a definition, or the registration, has changed since it was asked.
         """
         with self._turn:
             try:
-                self._pipeline = self._load()
+                self._pipeline = _as_registered(self._load(), registration)
             except SettingsError as error:
                 log.warning("pipeline_file_not_read", error=error.message, hint=error.hint)
             captured = [entry.table for entry in self._pipeline.source.tables]
             found = consequences(history, captured)
             gone = self._gone(found)
             newest = max((one.id for one in history if one.table in captured), default=0)
-            self._described = newest if self._described is None else self._described
+            if self._described is None:
+                self._described, self._registered = newest, registration
             try:
                 with source.connect(self._pipeline.source.dsn) as connection:
                     self._describe(connection, gone)
                     self._ask(connection, found, gone)
-                self._described = newest
+                self._described, self._registered = newest, registration
             except (SourceError, psycopg.Error) as error:
                 failure = classify(error, "postgres")
-                if isinstance(failure, SourceUnavailable) and newest > self._described:
+                news = newest > self._described or registration != self._registered
+                if isinstance(failure, SourceUnavailable) and news:
                     raise failure from error
                 log.warning("tables_not_described", error=failure.message, hint=failure.hint)
-            return [self._shaped(name, history) for name in captured if name in self._known], gone
+            return [self._shaped(name, history, registration) for name in captured if name in self._known], gone
 
-    def _shaped(self, name: str, history: Sequence[Definition]) -> Table:
-        """The table, told whether it once had columns that it has no more."""
-        table = self._known[name]
+    def _shaped(self, name: str, history: Sequence[Definition], registration: Registration) -> Table:
+        """The table, told whether the log holds columns that it has no more: dropped ones, and excluded ones."""
+        table, captured = self._known[name], registration.tables.get(name, Captured())
         excluded = next(entry.exclude for entry in self._pipeline.source.tables if entry.table == name)
         once = {shape.name for one in history if one.table == name for shape in one.columns or ()}
-        return replace(table, reshaped=bool(once - {column.name for column in table.columns} - set(excluded)))
+        never_sent = set(excluded) - set(captured.withdrawn)
+        lost = once - {column.name for column in table.columns} - never_sent
+        return replace(table, reshaped=bool(lost or captured.withdrawn))
 
     def _gone(self, found: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {one.table: one for one in found}
@@ -89,3 +97,13 @@ class Follower:
             if resend(connection, table, id=name, cleanse=one.kind == "cleanse"):
                 log.info("rows_sent_again", table=one.table, because=one.what)
             self._asked.add(one.id)
+
+
+def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
+    """With the columns and keys that the connector sends: those of the file count once they are registered."""
+    entries = []
+    for entry in pipeline.source.tables:
+        captured = registration.tables.get(entry.table)
+        sent = {"exclude": captured.exclude, "key": captured.key} if captured else {}
+        entries.append(entry.model_copy(update=sent))
+    return pipeline.model_copy(update={"source": pipeline.source.model_copy(update={"tables": tuple(entries)})})

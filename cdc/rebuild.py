@@ -26,6 +26,7 @@ from cdc.ddl import Definition
 from cdc.errors import CdcError, DivergenceError, SettingsError, SinkError, SinkUnavailable
 from cdc.generations import STALE_S, Build, Builds
 from cdc.log import records
+from cdc.registered import Registration
 from cdc.rollback import keep, retire
 from cdc.settings import Pipeline
 from cdc.sink import Replaced, Sink
@@ -132,7 +133,7 @@ class Rebuild:
         """One pass from offset zero to where the topics end now: the newest of each key, written once."""
         for table in self._tables:
             beside.clear(table)
-        stand = Stand(beside, self._pipeline, self._kafka, lambda _: (self._tables, {}), self._placeholder)
+        stand = Stand(beside, self._pipeline, self._kafka, self._narrowed, self._placeholder)
         stand.take()
         ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in stand.shapes.items()}
         self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in stand.shapes.values()))
@@ -186,8 +187,10 @@ class Rebuild:
     def _end(self, kept: Mapping[str, str]) -> Build:
         return keep(self._builds, self._sink, self._tables, kept, self._kept_s)
 
-    def _narrowed(self, history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
-        return narrowed(self._describe, self._build.names)(history)
+    def _narrowed(
+        self, history: Sequence[Definition], registration: Registration
+    ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+        return narrowed(self._describe, self._build.names)(history, registration)
 
     def _say(self, **news: Any) -> None:
         with self._saying:
@@ -220,8 +223,10 @@ class Rebuild:
 def narrowed(describe: Describe, names: Collection[str]) -> Describe:
     """The same description, of these tables only."""
 
-    def some(history: Sequence[Definition]) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
-        tables, aside = describe(history)
+    def some(
+        history: Sequence[Definition], registration: Registration
+    ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+        tables, aside = describe(history, registration)
         mine = [table for table in tables if table.qualified in names]
         return mine, {name: told for name, told in aside.items() if name in names}
 

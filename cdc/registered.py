@@ -8,7 +8,6 @@ Invariant: written while the connector stands still, so that every record from t
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from cdc.change import Position, Server
 from cdc.settings import Pipeline
@@ -32,6 +31,10 @@ class Captured:
     @property
     def unsent(self) -> frozenset[str]:
         return frozenset(self.exclude) | frozenset(self.unpublished)
+
+    @classmethod
+    def from_mapping(cls, stored: Mapping[str, Iterable[str]]) -> "Captured":
+        return cls(**{name: tuple(columns) for name, columns in stored.items()})
 
     def after(self, before: "Captured") -> "Captured":
         """The same, knowing what the log holds from before it."""
@@ -60,9 +63,20 @@ class Registration:
         return cls(
             Server(**server) if server else None,
             int(stored["epoch"]),
-            {name: Captured(**{each: tuple(names) for each, names in one.items()}) for name, one in _items(stored)},
+            {name: Captured.from_mapping(one) for name, one in stored["tables"].items()},
             {topic: Position(at["topic_id"], tuple(at["offsets"])) for topic, at in stored["since"].items()},
         )
+
+    def renewed(
+        self,
+        server: Server | None,
+        tables: Mapping[str, Captured],
+        before: Mapping[str, Captured],
+        dead: Mapping[str, Position],
+    ) -> "Registration":
+        """The next one: how tables are sent from now on, how they were before, and where topics end that are dead."""
+        sent = {name: one.after(before.get(name, one)) for name, one in tables.items()}
+        return Registration(server or self.server, self.epoch, sent, {**self.since, **dead})
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
         """The first offsets of a topic that count; nothing for one that was made anew since."""
@@ -88,7 +102,3 @@ def captured(pipeline: Pipeline, unpublished: Mapping[str, Iterable[str]]) -> di
         entry.table: Captured(entry.exclude, entry.key, tuple(unpublished.get(entry.table, ())))
         for entry in pipeline.source.tables
     }
-
-
-def _items(stored: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, list[str]]]]:
-    return stored["tables"].items()

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
 from cdc import keys, type_names
-from cdc.change import Column, Table
+from cdc.change import Column, Server, Table
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.settings import Pipeline, TableSettings
 
@@ -81,6 +81,15 @@ SELECT s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text,
             UNION ALL SELECT prepared FROM pg_prepared_xacts) AS writing) AS oldest_transaction_s
 FROM pg_replication_slots s
 WHERE s.slot_name = %s
+"""
+
+
+# The timeline that is written to now: the one in the control file is that of the last checkpoint.
+SERVER = """
+SELECT system_identifier::text,
+       CASE WHEN NOT pg_is_in_recovery()
+            THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
+FROM pg_control_system()
 """
 
 
@@ -160,6 +169,15 @@ def _refused(text: str, known: dict[str, Any]) -> SourceError:
         first, hint = "the login", "write special characters of the user and the password in source.dsn as %XX"
     kind = SourceUnavailable if any(words in first for words in FOR_NOW) else SourceError
     return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
+
+
+def server(conn: Connection) -> Server | None:
+    """Which server this is; None for a standby, and where the role may not ask."""
+    try:
+        system, timeline = conn.execute(SERVER).fetchone() or (None, None)
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    return Server(system, timeline) if timeline is not None else None
 
 
 def preflight(conn: Connection, pipeline: Pipeline) -> None:

@@ -19,6 +19,7 @@ from cdc.decode import Reading
 from cdc.errors import CdcError, SinkRejected
 from cdc.generations import Build, Builds
 from cdc.kept import Kept
+from cdc.registered import Registration
 from cdc.rollback import retire
 from cdc.settings import Pipeline
 from cdc.sink import Misfit, Replaced, Sink
@@ -32,8 +33,9 @@ HOLD_S = 5.0
 LATELY_S = 10.0
 """How long after a switch whoever has kept current what readers see now may still be at it."""
 log = structlog.get_logger()
-Describe = Callable[[Sequence[Definition]], tuple[Sequence[Table], Mapping[str, list[str]]]]
-"""From the journal of definitions: the tables as they are now, and what is the matter with some, by table."""
+Describe = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
+"""From the journal of definitions and what the connector was registered with: the tables as they are now, and what is
+the matter with some, by table."""
 
 
 class Again(Exception):
@@ -80,7 +82,7 @@ class Stand:
         self._builds.read()
         self._refuse_replaced()
         self._keeping = self._keep_until()
-        tables, troubled = self._describe(self._control.definitions)
+        tables, troubled = self._describe(self._control.definitions, self._control.registration)
         self._retire(tables)
         self.kept.begin(self._build if self._names is None else None)
         existing = self._kafka.existing(table.topic for table in tables)
@@ -107,8 +109,8 @@ class Stand:
         self._generations = {topic: stored.generation for topic, stored in seen.items() if stored}
         self.aside, self._taken_at = aside, time.monotonic()
         self.shapes = {topic: logs[topic].end for topic in seen}
-        floors = {table.topic: floor for table in self.tables if (floor := self.floor(table))}
-        self.reading = replace(self.reading, floors=floors)
+        floors = {t.topic: lsn for t in self.tables if (lsn := self._control.floors.lsn(t.qualified))}
+        self.reading = replace(self.reading, floors=floors, since=self._since())
 
     def _nothing_left(self, aside: Mapping[str, list[str]]) -> CdcError:
         """Why no table can go on."""
@@ -239,7 +241,17 @@ class Stand:
         return stored is None or distance(stored, at).reach is Reach.BEHIND
 
     def floor(self, table: Table) -> int:
-        return self._control.floors.get(table.qualified, 0)
+        """What a view of the table has to be made after."""
+        return self._control.floors.number(table.qualified)
+
+    def _since(self) -> dict[str, tuple[int, ...]]:
+        """Where the records that count begin, of topics that are read from before there."""
+        found = {}
+        for topic, starts in self.offsets().items():
+            first = self._control.registration.start(topic, self.shapes[topic].topic_id)
+            if any(starts[str(p)] < offset for p, offset in enumerate(first)):
+                found[topic] = first
+        return found
 
     def offsets(self) -> dict[str, dict[str, int]]:
         """Where reading starts, per topic and partition."""

@@ -206,7 +206,7 @@ class _Verification:
         control = Control(self._pipeline, self._kafka)
         control.read()
         name = self._table.qualified
-        return control.floors.get(name) == fence.floors.get(name) and fence.problem(sink, self._table) is None
+        return control.floors.number(name) == fence.floors.number(name) and fence.problem(sink, self._table) is None
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(self._pipeline.source.dsn, self._table)

@@ -1,20 +1,31 @@
-"""Tables whose rows the connector wouldn't send by itself: added to a pipeline that has its first snapshot behind it.
+"""Rows that the connector wouldn't send by itself: of tables that come to a pipeline which has its first snapshot
+behind it, and of those that are sent with other columns or another key from now on.
 
 In:  the registration's connections, what there was before it. Out: requests for their rows; floors.
 Invariant: nothing here runs while the connector does, so that a request is read by a connector that knows the table,
 and a crash at any point leaves something by which the next registration sees what is missing.
 """
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from psycopg import sql
 
-from cdc.change import Table
+from cdc.change import Position, Table
+from cdc.registered import Captured
 from cdc.source import Connection
 from cdc.topics import Topics
 from connectors.floor import raise_floor
 from connectors.resend import resend
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """A table whose rows have to be sent; `cleanse`: what its topic holds until now is dead from then on."""
+
+    table: Table
+    what: str
+    cleanse: bool
 
 
 def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
@@ -27,22 +38,18 @@ def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
     return not any(finished(offset) for offset in offsets)
 
 
-def included(config: Mapping[str, str], table: Table) -> bool:
-    """Whether a connector with this configuration captures the table."""
-    patterns = re.split(r"(?<!\\),", config.get("table.include.list", ""))
-    return any(re.fullmatch(pattern.replace(r"\,", ","), table.qualified) for pattern in patterns)
-
-
-def new_tables(
+def unsent(
     conn: Connection,
     topics: Topics,
     tables: Sequence[Table],
-    before: Mapping[str, str] | None,
+    before: Mapping[str, Captured] | None,
+    now: Mapping[str, Captured],
     created: Collection[str],
-) -> list[Table]:
-    """Tables that the next start doesn't copy, yet whose rows aren't in their topics.
+) -> list[Unsent]:
+    """Tables that the next start doesn't copy, yet whose rows aren't in their topics as they are sent from now on.
 
-    `before` is the connector's last configuration, `created` the topics that were made just now.
+    `before` is how tables were captured until now; None when nobody knows: the connector was deleted by somebody who
+    had registered it with an older version. `created` are the topics that were made just now.
     """
     ends = topics.ends([table.topic for table in tables])
 
@@ -50,29 +57,44 @@ def new_tables(
         if table.topic in created:
             return True
         if before is not None:
-            return not included(before, table)
-        # The connector was deleted, and what it captured with it: a registration may have ended half way.
+            return table.qualified not in before
+        # What the connector captured is gone with it: a registration may have ended half way.
         return not any(ends[table.topic].offsets) and _has_rows(conn, table)
 
-    return [table for table in tables if is_new(table)]
-
-
-def send(conn: Connection, topics: Topics, tables: Sequence[Table]) -> None:
-    """Ask for the rows of new tables. What a topic holds from an earlier time in the pipeline is dead from now on."""
-    ends = topics.ends([table.topic for table in tables])
+    found = []
     for table in tables:
-        end = ends[table.topic]
-        name = f"new-{end.topic_id}-{sum(end.offsets)}"
-        resend(conn, table, id=name, cleanse=any(end.offsets))
+        if is_new(table):
+            found.append(Unsent(table, "it is new here", any(ends[table.topic].offsets)))
+        elif before is not None:
+            was, becomes = before[table.qualified], now[table.qualified]
+            if was.key != becomes.key:
+                found.append(Unsent(table, "it has another key", True))
+            elif was.unsent != becomes.unsent:
+                found.append(Unsent(table, "it has other columns", False))
+    return found
 
 
-def bury(conn: Connection, topics: Topics, tables: Sequence[Table]) -> list[str]:
-    """Before another first snapshot: set a floor, for rows that were deleted since the last one have no event."""
-    ends = topics.ends([table.topic for table in tables])
-    known = [table.qualified for table in tables if any(ends[table.topic].offsets)]
+def send(conn: Connection, topics: Topics, requests: Iterable[Unsent]) -> dict[str, Position]:
+    """Ask for all rows of tables. Where those topics end now of which all is dead from now on."""
+    listed = list(requests)
+    ends = topics.ends([request.table.topic for request in listed], decided=False)
+    for request in listed:
+        end = ends[request.table.topic]
+        name = f"{request.what.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
+        resend(conn, request.table, id=name, cleanse=request.cleanse)
+    return {request.table.topic: ends[request.table.topic] for request in listed if request.cleanse}
+
+
+def bury(conn: Connection, topics: Topics, tables: Sequence[Table]) -> dict[str, Position]:
+    """Before another first snapshot: set a floor, for rows that were deleted since the last one have no event.
+
+    Where the topics end that hold something.
+    """
+    ends = topics.ends([table.topic for table in tables], decided=False)
+    known = [table for table in tables if any(ends[table.topic].offsets)]
     if known:
-        raise_floor(conn, known)
-    return known
+        raise_floor(conn, [table.qualified for table in known])
+    return {table.topic: ends[table.topic] for table in known}
 
 
 def _has_rows(conn: Connection, table: Table) -> bool:

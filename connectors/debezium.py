@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cdc.change import Table
 from cdc.errors import SettingsError
+from cdc.registered import Captured
 from cdc.settings import Pipeline
 from cdc.source import CONTROL_TABLES, parsed
 from cdc.topics import MAX_MESSAGE_BYTES
@@ -113,6 +114,21 @@ def configuration(
     return config
 
 
+def captured_by(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
+    """How a connector with this configuration sends those of the tables that it captures."""
+    included = _names(config.get("table.include.list", ""))
+    excluded = _names(config.get("column.exclude.list", ""))
+    keys = dict(entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
+    found = {}
+    for table in tables:
+        name = table.qualified
+        if name in included:
+            columns = [column.removeprefix(f"{name}.") for column in excluded if column.startswith(f"{name}.")]
+            key = keys.get(re.escape(name))
+            found[name] = Captured(tuple(columns), tuple(key.split(",")) if key else ())
+    return found
+
+
 def placeholder(pipeline: str, cluster_id: str) -> str:
     """What stands in a record for a TOASTed value that the log doesn't carry.
 
@@ -125,6 +141,12 @@ def placeholder(pipeline: str, cluster_id: str) -> str:
 def _patterns(names: Iterable[str]) -> str:
     """Debezium's lists hold regular expressions, and a comma within one is written with a backslash."""
     return ",".join(re.escape(name).replace(",", r"\,") for name in names)
+
+
+def _names(patterns: str) -> list[str]:
+    """The way back."""
+    listed = (pattern.replace(r"\,", ",") for pattern in re.split(r"(?<!\\),", patterns))
+    return [re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL) for pattern in listed if pattern]
 
 
 def _database(pipeline: Pipeline) -> dict[str, str]:

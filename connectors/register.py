@@ -5,19 +5,20 @@ Invariant: everything that can be checked is checked before the first topic is c
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdc import source
-from cdc.change import Table
+from cdc import registered, source
+from cdc.change import Position, Table
 from cdc.errors import ConnectorError
 from cdc.heartbeat import Beat, last_beat
+from cdc.registered import Registration
 from cdc.settings import Pipeline
 from cdc.topics import Created, Topics
 from connectors import arrivals
 from connectors.client import Connect, ConnectorState
-from connectors.debezium import configuration
+from connectors.debezium import captured_by, configuration
 from connectors.readiness import require_ready
 
 DEADLINE_S = 60.0
@@ -51,7 +52,7 @@ class Registered:
     created: list[str]
     """Topics that were created."""
     sent: list[str]
-    """Tables that came to a running pipeline: their rows are sent beside the log, from now on."""
+    """Tables that came to a running pipeline, or got another key or other columns: all their rows, beside the log."""
     waited_s: float
     beat: Beat
 
@@ -76,16 +77,13 @@ def register(
         source.preflight(conn, pipeline)
         before = connect.config(name)
         found = require_ready(conn, pipeline, tables, ours=before is not None)
-        config = configuration(
-            pipeline,
-            tables=tables,
-            cluster_id=topics.cluster_id(),
-            unpublished=source.unpublished(conn, pipeline),
-        )
+        unpublished = source.unpublished(conn, pipeline)
+        config = configuration(pipeline, tables=tables, cluster_id=topics.cluster_id(), unpublished=unpublished)
         connect.validate(config)
         created = [one.topic for one in topics.ensure(pipeline) if isinstance(one, Created)]
         progress(f"{len(created)} topics created")
-        waiting = _Waiting(pipeline, tables, conn, connect, topics, progress)
+        now = Registration(source.server(conn), tables=registered.captured(pipeline, unpublished))
+        waiting = _Waiting(pipeline, tables, now, registered.read(topics, pipeline), conn, connect, topics, progress)
         sent = waiting.put(config, before, created, found)
         beat = waiting.until_beating()
     return Registered(name, config != before, created, sent, round(time.monotonic() - started, 3), beat)
@@ -97,6 +95,9 @@ class _Waiting:
 
     pipeline: Pipeline
     tables: Sequence[Table]
+    now: Registration
+    known: Registration | None
+    """The one before, if there is a record of it."""
     conn: source.Connection
     connect: Connect
     topics: Topics
@@ -113,43 +114,54 @@ class _Waiting:
     def put(
         self, config: dict[str, str], before: dict[str, str] | None, created: list[str], found: source.Slot | None
     ) -> list[str]:
-        """Put the configuration, unless it is the one that runs; restart what had failed. The new tables."""
+        """Put the configuration, unless it is the one that runs; restart what had failed. The tables that are sent."""
         name = self.pipeline.pipeline
         failed = self.connect.state(name).failed
         if before is None:
             self.connect.create_stopped(name, config)
             self.stopped = True
-        new = self._arrivals(before, created, restarts=failed or config != before)
+        captured = self.known.tables if self.known else captured_by(before, self.tables) if before else None
+        sent, dead = self._arrivals(captured, created, restarts=failed or config != before)
         self.offset = self._end(self.pipeline.heartbeat_topic)
         if before is not None and config != before:
             self.connect.put(name, config)
             self.old_pid = found.active_pid if found else None
+        # Last: whoever was ended before this finds again what has to be sent.
+        next_one = (self.known or self.now).renewed(self.now.server, self.now.tables, captured or {}, dead)
+        if next_one != self.known:
+            registered.write(self.topics, self.pipeline, next_one)
         # Also one that an earlier registration left so; Connect may be late in telling.
         if self.stopped or self.connect.state(name).connector == "STOPPED":
             self.connect.resume(name)
         elif failed:
             self.connect.restart_failed(name)
             self.stale_until = time.monotonic() + STALE_S
-        return new
+        return sent
 
-    def _arrivals(self, before: dict[str, str] | None, created: list[str], *, restarts: bool) -> list[str]:
-        """See to the rows that are not in the topics, or there in vain, while the connector stands still."""
+    def _arrivals(
+        self, before: Mapping[str, registered.Captured] | None, created: list[str], *, restarts: bool
+    ) -> tuple[list[str], Mapping[str, Position]]:
+        """See to the rows that are not in the topics, or there in vain, while the connector stands still.
+
+        The tables that are sent, and where topics end of which all is dead.
+        """
         name = self.pipeline.pipeline
         if arrivals.takes_snapshot(self.connect.offsets(name)):
             if not restarts:
-                return []
+                return [], {}
             # Once more without its task: a floor above a snapshot that ends just now would bury all of it.
             self._stop()
             if arrivals.takes_snapshot(self.connect.offsets(name)):
                 if dead := arrivals.bury(self.conn, self.topics, self.tables):
-                    self.progress(f"a new snapshot replaces what the topics hold of {', '.join(dead)}")
-                return []
-        new = arrivals.new_tables(self.conn, self.topics, self.tables, before, created)
-        if new:
-            self.progress(f"sending all rows of {', '.join(table.qualified for table in new)}")
-            self._stop()
-            arrivals.send(self.conn, self.topics, new)
-        return [table.qualified for table in new]
+                    self.progress(f"a new snapshot replaces what is in {', '.join(dead)}")
+                return [], dead
+        unsent = arrivals.unsent(self.conn, self.topics, self.tables, before, self.now.tables, created)
+        if not unsent:
+            return [], {}
+        for request in unsent:
+            self.progress(f"sending all rows of {request.table.qualified}: {request.what}")
+        self._stop()
+        return [request.table.qualified for request in unsent], arrivals.send(self.conn, self.topics, unsent)
 
     def _stop(self) -> None:
         if not self.stopped:

@@ -57,8 +57,12 @@ if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'generation', ARGV[3]) end
 return 1
 """
 
-# ARGV: two databases, then the position hashes. 0 when the first is ahead of the second anywhere.
+# ARGV: two databases, then the position hashes. 0 when the first is ahead of the second anywhere. Numbers are compared
+# as text: a floor may be greater than what a double holds.
 EXCHANGE = """
+local function less(one, other)
+  return #one < #other or (#one == #other and one < other)
+end
 for i = 3, #ARGV do
   redis.call('SELECT', ARGV[1])
   local live = redis.call('HGETALL', ARGV[i])
@@ -66,7 +70,7 @@ for i = 3, #ARGV do
   for j = 1, #live, 2 do
     if live[j] == 'floor' or string.match(live[j], '^%d+$') then
       local at = redis.call('HGET', ARGV[i], live[j])
-      if tonumber(at or '0') < tonumber(live[j + 1]) then return 0 end
+      if less(at or '0', live[j + 1]) then return 0 end
     end
   end
 end

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc import decode
-from cdc.change import Advance, Applied, Position, Table, new_generation, row_id
+from cdc.change import Advance, Applied, Position, Reach, Table, distance, new_generation, row_id
 from cdc.decode import Reading
 from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, SinkUnavailable
 from cdc.explain import explain
+from cdc.floors import Floors
 from cdc.sink import Batch, Refused, Sink
 from cdc.step import make_batch
 from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPIC_ID = "topic-1"
+UP_TO = Position(TOPIC_ID, (0, 0))
 
 
 class Harness:
@@ -29,8 +31,13 @@ class Harness:
     def __init__(self, spark: "SparkSession", make: Callable[[], Sink], table: Table, partitions: int = 2) -> None:
         self.spark, self.make, self.table = spark, make, table
         self.topic = Topic(table, partitions)
-        self.floor = 0
+        self.floors = Floors()
+        self.since: tuple[int, ...] = ()
         self.sink = self.writer()
+
+    @property
+    def name(self) -> str:
+        return self.table.qualified
 
     def writer(self) -> Sink:
         sink = self.make()
@@ -42,10 +49,11 @@ class Harness:
         return stored.position if stored else None
 
     def batch(self, start: Position | None, until: Sequence[int], writer: str) -> Batch:
-        advance = Advance(self.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
+        advance = Advance(self.table, start, Position(TOPIC_ID, tuple(until)), self.floors.number(self.name))
         form = self.sink.form
         records = frame(self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)])
-        decoded = decode.decoded(records, [self.table], form, Reading(PLACEHOLDER, {self.table.topic: self.floor}))
+        reading = Reading(PLACEHOLDER, {self.table.topic: self.floors.lsn(self.name)}, {self.table.topic: self.since})
+        decoded = decode.decoded(records, [self.table], form, reading)
         return make_batch(writer, form, [advance], decoded, tasks=2)
 
     def repair(self, at: Position | None, writer: str) -> Batch:
@@ -355,7 +363,7 @@ def what_a_truncate_has_voided_stays_away(harness: Harness) -> None:
     for number in range(4):
         harness.topic.add("c", row("old", number), lsn=number + 1)
     harness.apply()
-    harness.floor = 100
+    harness.floors = Floors(0, {harness.name: 100})
     harness.sink.clear(harness.table)
     harness.sink.prepare(harness.table)
     harness.topic.add("c", row("new", 1), lsn=101)
@@ -363,6 +371,26 @@ def what_a_truncate_has_voided_stays_away(harness: Harness) -> None:
     assert harness.view() == harness.topic.model(floor=100) == {'["new",1]': row("new", 1)}
     assert (applied.read, applied.stale) == (5, 4)
     assert [s.floor for s in [harness.sink.position(harness.table)] if s] == [100]
+
+
+def what_a_server_before_has_written_stays_away(harness: Harness) -> None:
+    """Its positions are higher than those of the new one, whose TRUNCATE must not bring back what came before."""
+    for number in range(4):
+        harness.topic.add("c", row("old", number), lsn=1000 + number)
+    harness.topic.add("d", row("old", 3), lsn=1004)
+    harness.apply()
+    harness.since = harness.topic.ends
+    for lsn, name in ((0, "new"), (50, "newer")):
+        harness.floors = Floors(1, {harness.name: lsn})
+        assert [distance(harness.sink.position(harness.table), UP_TO, harness.floors.number(harness.name)).reach] == [
+            Reach.BEFORE_FLOOR
+        ]
+        harness.sink.clear(harness.table)
+        harness.sink.prepare(harness.table)
+        harness.topic.add("c", row(name, 1), lsn=lsn + 1)
+        harness.apply()
+        assert harness.view() == {f'["{name}",1]': row(name, 1)}
+        assert [s.floor for s in [harness.sink.position(harness.table)] if s] == [harness.floors.number(harness.name)]
 
 
 def a_crash_leaves_nothing_out(harness: Harness) -> None:
@@ -395,4 +423,5 @@ LAWS = [
     a_generation_that_is_behind_waits,
     a_later_change_wins_whatever_its_lsn,
     what_a_truncate_has_voided_stays_away,
+    what_a_server_before_has_written_stays_away,
 ]

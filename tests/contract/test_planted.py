@@ -49,7 +49,7 @@ def last_row_wins(changes: DataFrame, form: Form, records: int, tasks: int, **_:
 FOLD, DECODED = order.fold, decode.decoded
 
 
-def floor_ignored(lsn: Column, floors: Mapping[str, int]) -> Column:
+def floor_ignored(*_: object) -> Column:
     return F.lit(False)
 
 
@@ -73,6 +73,7 @@ def before_trusted(records: DataFrame, tables: Sequence[Table], form: Form, read
 PATCHES: dict[str, tuple[list[tuple[Any, str, Any]], Law]] = {
     "last-row-wins fold": ([(order, "fold", last_row_wins)], laws.a_value_that_is_not_carried_stays),
     "floor ignored": ([(decode, "_dead", floor_ignored)], laws.what_a_truncate_has_voided_stays_away),
+    "floors by LSN alone": ([(decode, "_past", floor_ignored)], laws.what_a_server_before_has_written_stays_away),
     "placeholder written": (
         [(Placeholder, "masked", placeholder_passed), (Placeholder, "kept", nothing_kept)],
         laws.a_value_that_is_not_carried_stays,

@@ -12,6 +12,7 @@ from cdc.ddl import Definition
 from cdc.errors import SourceUnavailable
 from cdc.failures import Remedy, remedy
 from cdc.follow import Follower
+from cdc.registered import Captured, Registration
 from cdc.settings import Pipeline
 from cdc.status import collect
 from tests.support.pipelines import pipeline
@@ -43,7 +44,7 @@ def test_tables_stay_as_they_were_known(items: Pipeline) -> None:
     with source.connect(items.source.dsn) as conn:
         known = source.describe(conn, items)
     with through(items, b"search_path") as broken:
-        tables, aside = Follower(lambda: broken, known)([])
+        tables, aside = Follower(lambda: broken, known)([], Registration())
     assert (tuple(tables), aside) == (known, {})
 
 
@@ -54,13 +55,15 @@ def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> N
     with through(items, b"search_path") as broken:
         file = [items]
         follower = Follower(lambda: file[0], known)
-        follower([definition(1)])
+        follower([definition(1)], Registration())
         file[0] = broken
         with pytest.raises(SourceUnavailable) as caught:
-            follower([definition(1), definition(2)])
+            follower([definition(1), definition(2)], Registration())
         assert remedy(caught.value) is Remedy.RETRY
+        with pytest.raises(SourceUnavailable):
+            follower([definition(1)], Registration(tables={"public.items": Captured(("v",))}))
         file[0] = items
-        assert tuple(follower([definition(1), definition(2)])[0]) == known
+        assert tuple(follower([definition(1), definition(2)], Registration())[0]) == known
 
 
 def test_status_names_the_part_that_went_away(items: Pipeline) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from connectors.arrivals import included, takes_snapshot
+from connectors.arrivals import takes_snapshot
 from connectors.client import Connect
-from connectors.debezium import configuration
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
@@ -157,6 +156,3 @@ def test_what_a_connector_has_stored(shop: Shop) -> None:
     assert takes_snapshot([{"snapshot": "INITIAL", "snapshot_completed": False}])
     assert not takes_snapshot([{"snapshot": "INITIAL", "snapshot_completed": True}])
     assert not takes_snapshot([{"snapshot": "BLOCKING", "snapshot_completed": False}])
-    tables = shop.tables
-    config = configuration(shop.pipeline, tables=tables[:1])
-    assert [included(config, table) for table in tables] == [True, False]

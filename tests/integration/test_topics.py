@@ -69,6 +69,7 @@ def test_what_is_missing_is_created(topics: Topics, shop: Pipeline, admin: kafka
         f"__debezium-heartbeat.{unique}": 1,
         f"{unique}.quarantine": 1,
         f"{unique}.settings": 1,
+        f"{unique}.registered": 1,
         f"{unique}.generations": 1,
         f"{unique}.message": 1,
     }

@@ -79,6 +79,24 @@ def test_a_record_of_another_writer_is_named_by_its_place(
     assert f"{ITEMS.topic} partition 1 offset 42" in error.message
 
 
+def test_before_what_counts_nothing_is_looked_at(spark: "SparkSession") -> None:
+    """What another server, or the same with another key, has left there is no error: dead, tombstones as well."""
+    key, row = packed({"a": "k", "b": 1}), {"a": "k", "b": 1, "v": "1", "n": 1}
+    values = (b"no json", None, None, packed(envelope("c", None, row, 1)), packed(envelope("c", None, row, 1)))
+    keys = (b'{"other":1}', b'{"other":1}', key, key, key)
+    raws = [Raw(*raw, ITEMS.topic, int(at == 4), min(at, 3)) for at, raw in enumerate(zip(keys, values, strict=True))]
+    for careful in (True, False):
+        reading = Reading(PLACEHOLDER, {}, {ITEMS.topic: (3, 4)}, careful=careful)
+        decoded = decode.decoded(framed(spark, raws), [ITEMS], "documents", reading)
+        assert [row["dead"] for row in decoded.orderBy("partition", "offset").collect()] == [True] * 3 + [False, True]
+        folded = order.fold(decoded, "documents", 5, tasks=2).collect()
+        assert {(row["id"], row["partition"], row["dead"], row["quarantined"], row["offset"]) for row in folded} == {
+            (None, 0, 2, 0, None),
+            ('["k",1]', 0, 1, 0, 3),
+            ('["k",1]', 1, 1, 0, None),
+        }
+
+
 def test_a_text_may_hold_what_stands_for_bytes_that_are_none(spark: "SparkSession") -> None:
     row = {"a": "\ufffd", "b": 1, "v": "\ufffd", "n": 1}
     record = Raw(packed({"a": row["a"], "b": 1}), packed(envelope("c", None, row)), ITEMS.topic, 0, 0)

@@ -10,9 +10,10 @@ import pytest
 
 from cdc.change import Table
 from cdc.errors import ConnectorError, SettingsError
+from cdc.registered import Captured
 from cdc.settings import Pipeline
 from connectors.client import Connect, redacted
-from connectors.debezium import configuration, placeholder
+from connectors.debezium import captured_by, configuration, placeholder
 from tests.support.pipelines import pipeline
 
 DSN = "postgresql://owner:owner-secret@db.example:6432/shop"
@@ -116,6 +117,14 @@ def test_excluded_and_unpublished_columns_are_left_out() -> None:
     patterns = [p.replace(r"\,", ",") for p in re.split(r"(?<!\\),", found["column.exclude.list"])]
     names = [f"public.orders.{column}" for column in ("note", "a,b", "total")]
     assert [next(n for n in names if re.fullmatch(p, n)) for p in patterns] == names
+
+
+def test_what_a_configuration_captures_can_be_read_from_it() -> None:
+    found = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
+    others = Table("public", "others", (), (), "")
+    assert captured_by(found, [ORDERS, others]) == {"public.orders": Captured(("note", "a,b", "total"))}
+    keyed = {**found, "message.key.columns": r"public\.orders:b,a;public\.x:c"}
+    assert captured_by(keyed, [ORDERS])["public.orders"].key == ("b", "a")
 
 
 def test_nothing_excluded_is_no_setting() -> None:

@@ -8,6 +8,7 @@ import pytest
 from cdc.change import Advance, Applied, Column, Distance, Position, Reach, Stored, Table, distance, row_id
 from cdc.errors import Fenced
 from cdc.explain import explain
+from cdc.floors import Floors
 from cdc.sink import Rewound, check, mismatch, stored_after
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
@@ -55,6 +56,24 @@ def test_one_comparison_says_whether_a_view_has_got_there(
     assert there == expected
     assert there.reached == (expected.reach is Reach.REACHED)
     assert there.comparable == (expected.reach not in (Reach.OTHER_TOPIC, Reach.REPARTITIONED))
+
+
+@pytest.mark.parametrize(
+    ("made", "now", "reach"),
+    [
+        (Floors(0, {"public.items": 7}), Floors(0, {"public.items": 7}), Reach.REACHED),
+        (Floors(0, {"public.items": 7}), Floors(0, {"public.items": 8}), Reach.BEFORE_FLOOR),
+        # Another server begins low again: what was made before is from before, whatever its LSN.
+        (Floors(0, {"public.items": 2**63}), Floors(1), Reach.BEFORE_FLOOR),
+        (Floors(0, {"public.items": 2**63}), Floors(1, {"public.items": 3}), Reach.BEFORE_FLOOR),
+        (Floors(1), Floors(1, {"public.items": 3}), Reach.BEFORE_FLOOR),
+        (Floors(1, {"public.items": 3}), Floors(1, {"public.others": 9}), Reach.REACHED),
+        (Floors(1, {"public.items": 3}), Floors(2), Reach.BEFORE_FLOOR),
+    ],
+)
+def test_floors_are_compared_across_servers(made: Floors, now: Floors, reach: Reach) -> None:
+    view = Stored.from_json(Stored(UNTIL, floor=made.number("public.items")).to_json())
+    assert distance(view, UNTIL, now.number("public.items")).reach is reach
 
 
 def test_the_position_decides_who_may_write() -> None:

@@ -1,0 +1,62 @@
+"""Columns that the pipeline file stops excluding, or begins to: the views follow, and so does what a rebuild reads."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import httpx
+import pyarrow as pa
+import redis
+
+from tests.scenarios.test_definitions import equal_soon
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+
+def register(world: "World", table: str) -> None:
+    world.write_file(table)
+    world.cdc("migrate")
+    world.cdc("register")
+
+
+def seen(world: "World", column: str) -> dict[str, list[Any]]:
+    """What readers find of a column in the views, by sink: the values of rows that have one."""
+    with redis.Redis.from_url(world.cache) as cache:
+        cached = [json.loads(cache.get(key)) for key in cache.scan_iter(f"{world.name}:public.items:*")]
+    url = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.items/_search"
+    httpx.post(f"{url.rsplit('/', 1)[0]}/_refresh").raise_for_status()
+    hits = httpx.get(url, params={"size": 100}).raise_for_status().json()["hits"]["hits"]
+    mirror = deltalake.DeltaTable(str(world.warehouse / "public.items" / "mirror"))
+    rows = deltalake.QueryBuilder().register("t", mirror).execute("SELECT * FROM t").read_all()
+    views = {"cache": cached, "search": [hit["_source"] for hit in hits], "warehouse": pa.table(rows).to_pylist()}
+    assert [len(view) for view in views.values()] == [20] * 3
+    return {sink: [row[column] for row in view if row.get(column) is not None] for sink, view in views.items()}
+
+
+def rows_with(world: "World", column: str) -> set[int]:
+    return set(map(len, seen(world, column).values()))
+
+
+def test_values_come_and_go_with_the_file(world: "World") -> None:
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, note text, secret text)",
+        "INSERT INTO items SELECT n, 'n', 's' FROM generate_series(1, 20) n",
+    )
+    register(world, "{table: public.items, partitions: 1, exclude: [note]}")
+    with world.running():
+        world.settle()
+        assert rows_with(world, "note") == {0}
+        # The run at work takes it up by itself.
+        register(world, "{table: public.items, partitions: 1}")
+        world.sql("UPDATE items SET note = 'm' WHERE id = 1")
+        # All rows, those too that nobody has changed.
+        equal_soon(world)
+        assert rows_with(world, "note") == {20}
+        register(world, "{table: public.items, partitions: 1, exclude: [secret]}")
+        wait_until(lambda: rows_with(world, "secret") == {0}, 60, lambda: str(seen(world, "secret")))
+        equal_soon(world)
+    world.rebuild("search")
+    world.assert_equal()
+    assert rows_with(world, "secret") == {0}
