@@ -5,7 +5,7 @@ Standard library only: every part may import this module, it imports none.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -211,8 +211,9 @@ class Applied:
         return self.rows + self.folded + self.stale + self.quarantined
 
     def add(self, other: "Applied") -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        """Add the numbers of another one, or of a report that has more to say."""
+        for number in fields(Applied):
+            setattr(self, number.name, getattr(self, number.name) + getattr(other, number.name))
 
 
 @dataclass

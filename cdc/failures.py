@@ -73,6 +73,8 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
 REPORTED: Mapping[str, type[CdcError]] = {
     "unavailable": SinkUnavailable,
     "rejected": SinkRejected,
+    "forbidden": SinkRejected,
+    "misplaced": SinkRejected,
     "fenced": Fenced,
     "rewound": Rewound,
 }

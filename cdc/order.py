@@ -28,6 +28,7 @@ def fold(
          older array<struct<row, kept>>    only with `kept`: where the missing values are, newest first. A last element
                                            whose row is null ends the search: no value is known. After a last element
                                            that lacks a value too, the view has it.
+         places array<long>                their offsets
          first                             the least offset that the row is made from
          records, dead, quarantined        how many records of the batch the row stands for
          further columns                   of the newest living change
@@ -128,4 +129,6 @@ def _completed(value: str, further: tuple[str, ...]) -> tuple[Column, ...]:
     older = F.transform("chain", lambda one: F.struct(one.row.alias("row"), one.kept.alias("kept")))
     lowest = F.array_min(F.transform("chain", lambda one: F.greatest(one.offset, F.lit(0))))
     names = (*COUNTED, *further, "offset", value, "kept")
-    return *(F.col(name) for name in names), older.alias("older"), F.coalesce(lowest, F.col("offset")).alias("first")
+    places = F.transform("chain", lambda one: one.offset)
+    first = F.coalesce(lowest, F.col("offset"))
+    return *(F.col(name) for name in names), older.alias("older"), places.alias("places"), first.alias("first")

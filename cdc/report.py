@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.change import Applied
+from cdc.errors import CdcError
 from cdc.failures import REPORTED
 from cdc.patch import completed
 from cdc.sink import Refused
@@ -43,6 +44,11 @@ class Report(Applied):
     refused: list[tuple[str, str]] = field(default_factory=list)
     """Id and reason of rows that can't be written, however often one tries."""
 
+    @property
+    def applied(self) -> Applied:
+        """The numbers alone."""
+        return Applied(*(getattr(self, name) for name in COUNTS))
+
     def meet(self, records: int, dead: int, quarantined: int) -> None:
         """Book the records that a row stands for, all but the one that is written, if one is."""
         living = records - dead - quarantined
@@ -61,8 +67,7 @@ def send(frame: DataFrame, sender: Work, sink: str, hints: Mapping[str, str]) ->
     rows = frame.mapInArrow(lasting(sender), REPORT).collect()
     for row in rows:
         if row["failure"]:
-            hint = hints.get(row["failure"], "see the message")
-            raise REPORTED[row["failure"]](row["message"], hint=hint, topic=row["topic"], partition=row["partition"])
+            raise raised(row["failure"], row["message"], hints, topic=row["topic"], partition=row["partition"])
     refused = {(row["topic"], one["id"]): one["reason"] for row in rows for one in row["refused"]}
     if refused:
         raise Refused(refused, sink)
@@ -70,6 +75,11 @@ def send(frame: DataFrame, sender: Work, sink: str, hints: Mapping[str, str]) ->
     for row in rows:
         applied.setdefault(row["topic"], Applied()).add(Applied(*(row[name] for name in COUNTS)))
     return applied
+
+
+def raised(kind: str, message: str, hints: Mapping[str, str], **where: object) -> CdcError:
+    """The error of a failure that is told by a word, with the hint for its kind."""
+    return REPORTED[kind](message, hint=hints.get(kind, "see the message"), **where)
 
 
 def lasting(work: Work) -> Work:
@@ -104,12 +114,12 @@ def report(rows: Iterable[Report]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(listed, schema=schema)
 
 
-COMPLETING = ("document", "kept", "older")
+COMPLETING = ("document", "kept", "older", "places")
 """Fields of a row that only those need that aren't whole, once the document is part of what is sent."""
 
 
 class Row(NamedTuple):
-    """A folded change as an executor gets it, see `order.fold`; older holds {row, kept}.
+    """A folded change as an executor gets it, see `order.fold`; older holds {row, kept}, places their offsets.
 
     What isn't handed on is null: a plain fold has neither `kept` nor `older`.
     """
@@ -123,6 +133,7 @@ class Row(NamedTuple):
     records: int
     dead: int
     quarantined: int
+    places: list[int] | None = None
 
     def book(self, said: Report) -> bool:
         """Count the row's records, but for the newest living one; whether there is one, and it has to be written."""

@@ -32,8 +32,9 @@ class Memory:
         return self.stored.get(table.qualified)
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
+        found = [row.asDict(recursive=True) for row in batch.changes.collect()]
+        # Looked at once the rows are there: from here on nobody else can come in between.
         pending = [a for a in batch.advances if check(a, self.position(a.table), batch.writer)]
-        found = [row.asDict(recursive=True) for row in batch.changes.collect()] if pending else []
         planned = {
             a.table.qualified: self._plan(a, [row for row in found if row["topic"] == a.table.topic]) for a in pending
         }
@@ -42,7 +43,7 @@ class Memory:
             view, said = planned[name]
             self.views[name] = view
             self.stored[name] = stored_after(advance, self.stored.get(name), said, batch.writer, self.generation)
-        return {name: said for name, (_, said) in planned.items()}
+        return {name: said.applied for name, (_, said) in planned.items()}
 
     def clear(self, table: Table) -> None:
         self.views[table.qualified] = {}

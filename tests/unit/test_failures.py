@@ -81,6 +81,8 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     assert {word: REMEDIES[kind] for word, kind in REPORTED.items()} == {
         "unavailable": Remedy.RETRY,
         "rejected": Remedy.STOP,
+        "forbidden": Remedy.STOP,
+        "misplaced": Remedy.STOP,
         "fenced": Remedy.STOP,
         "rewound": Remedy.RESTART,
     }

@@ -9,6 +9,7 @@ from cdc.change import Advance, Applied, Column, Distance, Position, Reach, Stor
 from cdc.errors import Fenced
 from cdc.explain import explain
 from cdc.floors import Floors
+from cdc.report import Report
 from cdc.sink import Rewound, check, mismatch, stored_after
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
@@ -97,6 +98,13 @@ def test_rows_add_up() -> None:
     first = stored_after(STEP, None, Applied(written=2, deleted=1), "me")
     second = stored_after(STEP, first, Applied(written=4, stale=9), "me")
     assert (first.rows, second.rows, second.position) == (3, 7, UNTIL)
+
+
+def test_what_executors_report_adds_up() -> None:
+    """B10: a report has more to say than numbers."""
+    total = Applied(read=1, written=1)
+    total.add(Report(topic="t", partition=1, read=3, deleted=2, stale=1, refused=[("k", "why")]))
+    assert total == Applied(read=4, written=1, deleted=2, stale=1)
 
 
 @pytest.mark.parametrize(
