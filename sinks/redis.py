@@ -2,26 +2,32 @@
 
 One Lua call applies a chunk of a partition and moves that partition's position, so the two can't part. Chunks go in
 offset order; a chunk's position is its last offset + 1, and a row above it has not been written by then. So a crash
-between chunks leaves an exact position, and no row is ever set back.
-Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions, rows, at, floor, generation, and one
-field a partition.
+between chunks leaves a position to go on from, and no row is ever set back.
+Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions, rows, at, generation, one field a
+partition, and what else `Stored` has, as JSON. Only the writer that it names moves it; a new one writes its name first.
 Another generation lies under the same names in another database of the server; SWAPDB exchanges the two. So every call
-names the generation that it is for: the other's positions and rows may lie here by now.
+names the generation that it is for: the other's positions and rows may lie here by now. The set <prefix>:_cdc names the
+tables that lie in a database: those that aren't of the pipeline any more are brought along when the two change places.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import redis
+import structlog
 
-from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
-from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.report import send
-from cdc.sink import Batch, Replaced, check, require, wait_for
-from sinks.redis_send import APPLY, EXCHANGE, REMOVE, UNREACHABLE, Due, address, client, forget, sender
+from cdc.address import address
+from cdc.change import Advance, Applied, Form, Stored, Table, distance, new_generation
+from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.report import raised, send
+from cdc.sink import Batch, Replaced, behind, check, mismatch, require, stored_after, wait_for
+from sinks.redis_scripts import EXCHANGE, FINISH, REMOVE, TAKE
+from sinks.redis_send import Due, sender
+from sinks.redis_server import COMMANDS, at_database, client, database, failure, forget, named, position_key, view_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,12 +35,20 @@ if TYPE_CHECKING:
 
 SCAN_ROWS = 2000
 ROW = ["id", "document"]
+TEXTS = ("topic_id", "writer", "generation")
+"""Fields of a position that are text as they are; the others are JSON."""
+MOVED = ("topic_id", "offsets", "writer", "rows", "at", "generation")
+"""What scripts store by themselves of a `Stored`; what else it has travels along as it is."""
+UNSETTLED = ("writer", "rows", "at")
+"""Fields that may change while a position stays what it is."""
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
+    "misplaced": "name another database with `spare` in the pipeline file, or raise the server's `databases`",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
     "rewound": "nothing to do: its changes are applied again from where it stands",
 }
+log = structlog.get_logger()
 
 
 class Redis:
@@ -44,65 +58,84 @@ class Redis:
     def __init__(
         self, name: str, url: str, prefix: str, spare: int | None = None, beside: Mapping[str, str] | None = None
     ) -> None:
-        """`spare` is the number of the database for other generations: the next one when None."""
+        """`spare` is the number of the database for other generations: the next one when None.
+
+        Raises:
+            SettingsError: the url names no server and database.
+        """
         self.name, self.url, self.prefix, self._beside = name, url, prefix, beside
-        self.database = int(urlsplit(url).path.strip("/") or 0)
+        self.database = database(url)
         self.spare = self.database + 1 if spare is None else spare
+        self._seen: dict[str, str] = {}
+        allowed = " ".join(f"+{command}" for command in COMMANDS.split())
+        self._hints = {**HINTS, "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`"}
 
     def prepare(self, table: Table) -> None:
         """Check that the server keeps what it is given: a view that evicts rows is no view."""
-        policy = self._ask(lambda server: server.config_get("maxmemory-policy"))["maxmemory-policy"]
-        if policy != "noeviction":
+        policy = self._policy()
+        if policy is None:
+            log.warning("eviction_unknown", sink=self.name, needed="noeviction")
+        elif policy != "noeviction":
             raise SinkRejected(
                 f"The cache's maxmemory-policy is {policy}: it may drop rows of {table.qualified} by itself.",
                 hint="CONFIG SET maxmemory-policy noeviction",
                 sink=self.name,
             )
         generation = self._own(table) or new_generation()
+        self._seen.pop(table.qualified, None)
         self._ask(lambda server: server.hsetnx(self.position_key(table), "generation", generation))
+        self._ask(lambda server: server.sadd(self._names_key, table.qualified))
+
+    def _policy(self) -> str | None:
+        """None where the user may see it nowhere. INFO first: managed servers have it, and no CONFIG."""
+        with suppress(SinkRejected):
+            memory = self._ask(lambda server: server.info("memory"))
+            if policy := memory.get("maxmemory_policy"):
+                return str(policy)
+        with suppress(SinkRejected):
+            return str(self._ask(lambda server: server.config_get("maxmemory-policy"))["maxmemory-policy"])
+        return None
 
     def position(self, table: Table) -> Stored | None:
-        found = self._ask(lambda server: server.hgetall(self.position_key(table)))
-        if self._beside and found.get("generation") not in (None, self._own(table)):
-            raise Replaced(table.qualified, self._own(table), self.name)
-        if "topic_id" not in found:
-            return None
-        offsets = tuple(int(found.get(str(partition), 0)) for partition in range(int(found["partitions"])))
-        at = float(found["at"])
-        position, floor = Position(found["topic_id"], offsets), int(found.get("floor", 0))
-        return Stored(position, found["writer"], int(found["rows"]), at, floor, found.get("generation", ""))
+        return _stored(self._found(table))
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         dues = [due for a in batch.advances if (due := self._due(a, batch.writer))]
         if not dues:
             return {}
-        applied = send(batch.changes, sender(self.url, self.prefix, batch.writer, dues), self.name, HINTS)
+        applied = send(batch.changes, sender(self.url, self.prefix, dues), self.name, self._hints)
         for due in dues:
-            self._finish(due, batch.writer)
+            self._finish(due)
         tables = (due.advance.table for due in dues)
         return {table.qualified: applied.get(table.topic, Applied()) for table in tables}
 
     def clear(self, table: Table) -> None:
+        """What another generation has left beside the live one makes room for this one."""
+        self._empty(table.qualified, self._own(table), self._seen.get(table.qualified))
+
+    def _empty(self, name: str, generation_after: str, seen: str | None = None) -> None:
         """Rows first: if this ends half-way, the position is still there to tell that it has to be done.
 
-        What another generation has left beside the live one makes room for this one.
+        `seen`: the generation of the position that has led to this. Somebody else may have made it anew since.
         """
-        generation, script = self._generation(table), client(self.url).register_script(REMOVE)
-        rows = client(self.url).scan_iter(match=_glob(f"{self.prefix}:{table.qualified}:") + "*", count=SCAN_ROWS)
-        left = True
-        while left:
+        key = position_key(self.prefix, name)
+        script = client(self.url).register_script(REMOVE)
+        generation = seen if seen is not None else self._ask(lambda server: server.hget(key, "generation")) or ""
+        rows = client(self.url).scan_iter(match=_glob(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        more = True
+        while more:
             page = self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS)))
-            left = bool(page)
-            told: list[str | int] = [generation, *(("", "") if page else ("position", self._own(table)))]
-            if not self._ask(partial(_run, script, [self.position_key(table), *page], told)):
+            more = bool(page)
+            rest = ("", "") if page else ("position", generation_after)
+            if not self._ask(partial(_run, script, [key, *page], [generation, *rest])):
                 raise SinkUnavailable(
-                    f"Generations of {table.qualified} have changed places while one was made empty.",
+                    f"Generations of {name} have changed places while one was made empty.",
                     hint="nothing to do: it is tried again",
                     sink=self.name,
                 )
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
-        url, start = self.url, f"{self.prefix}:{table.qualified}:"
+        url, start = self.url, view_key(self.prefix, table.qualified)
 
         def rows(keys: list[str]) -> "pa.RecordBatch":
             import pyarrow as pa
@@ -134,8 +167,7 @@ class Redis:
         forget(self.url)
 
     def beside(self, names: Mapping[str, str]) -> "Redis":
-        url = urlsplit(self.url)._replace(path=f"/{self.spare}").geturl()
-        return Redis(self.name, url, self.prefix, self.database, dict(names))
+        return Redis(self.name, at_database(self.url, self.spare), self.prefix, self.database, dict(names))
 
     def require_room(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
         """The two databases change places as a whole, so both have to be the pipeline's own."""
@@ -148,18 +180,61 @@ class Redis:
                     sink=self.name,
                 )
         memory = self._ask(lambda server: server.info("memory"))
-        limit = int(memory["maxmemory"]) or int(memory["total_system_memory"])
+        limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
         used = int(memory["used_memory"])
-        require(used, limit - used, f"the memory of the cache at {address(self.url)}", self.name)
+        if limit:
+            require(used, limit - used, f"the memory of the cache at {address(self.url)}", self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """One script compares all positions and exchanges the databases, so that no view goes back."""
+        """One script exchanges the databases if nothing has moved since positions were compared: no view goes back."""
         if all((at := self.position(table)) and at.generation == names[table.qualified] for table in tables):
             return {}
-        keys = [self.position_key(table) for table in tables]
-        wait_for(lambda: bool(self._ask(partial(_exchange, self, keys))), self.name)
-        other = self.beside({})
-        return {table.qualified: at.generation for table in tables if (at := other.position(table))}
+        other = self.beside(names)
+        self._bring_along(other, {table.qualified for table in tables})
+        wait_for(lambda: self._exchanged(other, tables), self.name)
+        kept = ((table, self.beside({}).position(table)) for table in tables)
+        return {table.qualified: at.generation for table, at in kept if at}
+
+    def _exchanged(self, other: "Redis", tables: Sequence[Table]) -> bool:
+        """Whether no view beside was behind, and so both have changed places."""
+        looks = []
+        for old, new in zip(self._all(tables), other._all(tables), strict=True):
+            live, next_ = _stored(old), _stored(new)
+            if live and (next_ is None or behind(next_, live)):
+                return False
+            looks += [(self, old), (other, new)]
+        keys = [self.position_key(table) for table in tables for _ in range(2)]
+        found = [
+            {"database": str(sink.database), "key": key, "fields": _settled(fields)}
+            for (sink, fields), key in zip(looks, keys, strict=True)
+        ]
+        arguments = (self.database, self.spare, json.dumps(found))
+        return bool(self._ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))
+
+    def _bring_along(self, other: "Redis", names: Collection[str]) -> None:
+        """What lies here of tables that the pipeline has no more stays for its readers, as it is here."""
+        for name in other._strangers(names):
+            other._forget(name)
+        for name in self._strangers(names):
+            self._copy(name, other)
+
+    def _copy(self, name: str, other: "Redis") -> None:
+        """Under another generation: so whoever empties the one never empties the other."""
+        key = position_key(self.prefix, name)
+        other._ask(lambda server: server.sadd(self._names_key, name))
+        self._ask(lambda server: server.copy(key, key, str(other.database), replace=True))
+        other._ask(lambda server: server.hset(key, "generation", new_generation()))
+        rows = client(self.url).scan_iter(match=_glob(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        while page := self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS))):
+            self._ask(partial(_copy_all, page, other.database))
+
+    def _strangers(self, names: Collection[str]) -> list[str]:
+        """Tables that lie here and aren't of these names."""
+        return sorted(self._ask(lambda server: server.smembers(self._names_key)) - set(names))
+
+    def _forget(self, name: str) -> None:
+        self._empty(name, "")
+        self._ask(lambda server: server.srem(self._names_key, name))
 
     def generations(self, table: Table) -> list[str]:
         found = (sink.position(table) for sink in (self, self.beside({})))
@@ -170,70 +245,132 @@ class Redis:
         for table in tables:
             if table.qualified not in keep:
                 other.clear(table)
+        for name in other._strangers({*keep, *(table.qualified for table in tables)}):
+            other._forget(name)
 
     def _foreign(self, server: redis.Redis) -> str | None:
-        """A key that isn't the pipeline's."""
-        keys = server.scan_iter(count=SCAN_ROWS)
-        return next((key for key in keys if not key.startswith(f"{self.prefix}:")), None)
+        """A key that isn't the pipeline's; whose the others are is noted: older versions didn't."""
+        names, start = set(), f"{self.prefix}:"
+        for key in server.scan_iter(count=SCAN_ROWS):
+            if not key.startswith(start):
+                return str(key)
+            if key.startswith(f"{start}_cdc:"):
+                names.add(named(self.prefix, key))
+        if names:
+            server.sadd(self._names_key, *names)
+        return None
+
+    @property
+    def _names_key(self) -> str:
+        return f"{self.prefix}:_cdc"
 
     def position_key(self, table: Table) -> str:
-        return f"{self.prefix}:_cdc:{table.qualified}"
+        return position_key(self.prefix, table.qualified)
+
+    def _found(self, table: Table) -> dict[str, str]:
+        """The fields of a position; none when there is none."""
+        fields: dict[str, str] = self._ask(lambda server: server.hgetall(self.position_key(table)))
+        return self._checked(table, fields)
+
+    def _all(self, tables: Sequence[Table]) -> list[dict[str, str]]:
+        """The fields of many positions, asked for at once."""
+
+        def ask(server: redis.Redis) -> list[dict[str, str]]:
+            pipeline = server.pipeline(transaction=False)
+            for table in tables:
+                pipeline.hgetall(self.position_key(table))
+            return list(pipeline.execute())
+
+        return [self._checked(table, fields) for table, fields in zip(tables, self._ask(ask), strict=True)]
+
+    def _checked(self, table: Table, fields: dict[str, str]) -> dict[str, str]:
+        self._seen[table.qualified] = fields.get("generation", "")
+        if self._beside and fields.get("generation") not in (None, self._own(table)):
+            raise Replaced(table.qualified, self._own(table), self.name)
+        return fields
 
     def _due(self, advance: Advance, writer: str) -> Due | None:
         """What is left to do, None when it is done: an earlier try may have got part of the way."""
-        stored = self.position(advance.table)
-        ours = stored is not None and stored.writer == writer
-        if stored and ours and not advance.repairs and stored.position.topic_id == advance.until.topic_id:
-            offsets = stored.position.offsets
-            if offsets == advance.until.offsets:
+        fields, start, until = self._found(advance.table), advance.start_offsets, advance.until
+        stored = _stored(fields)
+        if stored and stored.writer == writer and not advance.repairs and distance(stored, until).comparable:
+            reached = stored.position.offsets
+            if reached == until.offsets:
                 return None
-            between = zip(advance.start_offsets, offsets, advance.until.offsets, strict=True)
-            if all(start <= at <= until for start, at, until in between):
-                return Due(advance, offsets, stored.generation)
-        check(advance, stored, writer)
-        return Due(advance, advance.start_offsets, stored.generation if stored else self._generation(advance.table))
+            if all(low <= now <= high for low, now, high in zip(start, reached, until.offsets, strict=True)):
+                start = reached
+        if start == advance.start_offsets:
+            check(advance, stored, writer)
+        generation = fields.get("generation", "")
+        after = stored_after(advance, stored, Applied(), writer, generation)
+        due = Due(advance, start, generation, writer, () if advance.repairs else _further(after))
+        if fields.get("writer") != writer:
+            self._take(due, fields)
+        return due
 
-    def _finish(self, due: Due, writer: str) -> None:
+    def _take(self, due: Due, fields: Mapping[str, str]) -> None:
+        """Become the one that moves this position, if it is still where it was read."""
+        script, table = client(self.url).register_script(TAKE), due.advance.table
+        places = ((text, fields.get(text, "0")) for text in map(str, range(due.advance.until.partition_count)))
+        told = [due.writer, due.generation, fields.get("topic_id", ""), *itertools.chain.from_iterable(places)]
+        if not self._ask(partial(_run, script, [self.position_key(table)], told)):
+            now = self.position(table)
+            raise mismatch(table, due.advance.start, now.position if now else None, ours=now is None)
+
+    def _finish(self, due: Due) -> None:
         """Move the partitions whose records were transaction markers only: no row carried their position."""
-        until = due.advance.until
-        stored = self.position(due.advance.table)
-        offsets = stored.position.offsets if stored else (0,) * until.partition_count
-        script = client(self.url).register_script(APPLY)
-        for partition, (at, end) in enumerate(zip(offsets, until.offsets, strict=True)):
-            if at == end:
-                continue
-            moved = due.arguments(partition, at, end, writer)
-            answer = self._ask(partial(_run, script, [self.position_key(due.advance.table)], moved))
-            if answer[0] != "ok":
-                raise due.moved(at, answer, writer)
+        script, until = client(self.url).register_script(FINISH), due.advance.until.offsets
+        places = zip(range(len(until)), due.offsets, until, strict=True)
+        told = due.arguments(*itertools.chain.from_iterable(places))
+        answer = self._ask(partial(_run, script, [self.position_key(due.advance.table)], told))
+        if answer[0] != "ok":
+            least = due.offsets[int(answer[-1])]
+            error = due.offset(answer, least, least)
+            assert isinstance(error, CdcError)
+            raise error
 
     def _own(self, table: Table) -> str:
         """The name of the generation that this is the sink of; '' for the live one, whatever it is called."""
         return self._beside[table.qualified] if self._beside else ""
 
-    def _generation(self, table: Table) -> str:
-        """Which one lies here, whether it has a position yet or not."""
-        return self._ask(lambda server: server.hget(self.position_key(table), "generation")) or ""
-
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:
         try:
             return question(client(self.url))
-        except redis.exceptions.AuthenticationError:
-            raise SinkRejected("The cache refuses the user or password.", hint="see the sink's url") from None
-        except UNREACHABLE:
-            raise SinkUnavailable(
-                f"The cache at {address(self.url)} can't be reached.",
-                hint=HINTS["unavailable"],
-                sink=self.name,
-            ) from None
+        except redis.exceptions.RedisError as error:
+            kind, message = failure(error, self.url, self.name)
+            raise raised(kind, message, self._hints, sink=self.name) from None
 
 
-def _run(script: Any, keys: list[str], arguments: list[str | int], _: redis.Redis) -> Any:
+def _run(script: Any, keys: list[str], arguments: Sequence[str | int], _: redis.Redis) -> Any:
     return script(keys=keys, args=arguments)
 
 
-def _exchange(sink: Redis, keys: list[str], server: redis.Redis) -> Any:
-    return server.eval(EXCHANGE, 0, sink.database, sink.spare, *keys)
+def _copy_all(keys: Sequence[str], number: int, server: redis.Redis) -> None:
+    pipeline = server.pipeline(transaction=False)
+    for key in keys:
+        pipeline.copy(key, key, str(number), replace=True)
+    pipeline.execute()
+
+
+def _stored(fields: Mapping[str, str]) -> Stored | None:
+    if "topic_id" not in fields:
+        return None
+    count = int(fields["partitions"])
+    offsets = [int(fields.get(str(partition), 0)) for partition in range(count)]
+    known = {name: value if name in TEXTS else json.loads(value) for name, value in fields.items()}
+    return Stored.from_mapping({**known, "offsets": offsets})
+
+
+def _further(stored: Stored) -> tuple[str, ...]:
+    whole = json.loads(stored.to_json())
+    pairs = ((name, json.dumps(value)) for name, value in whole.items() if name not in MOVED)
+    return tuple(itertools.chain.from_iterable(pairs))
+
+
+def _settled(fields: Mapping[str, str]) -> dict[str, str]:
+    """What of a position must be the same still; '' for what isn't there."""
+    absent = dict.fromkeys(["topic_id", "generation", *map(str, range(int(fields.get("partitions", 0))))], "")
+    return absent | {name: value for name, value in fields.items() if name not in UNSETTLED}
 
 
 def _glob(text: str) -> str:

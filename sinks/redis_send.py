@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
@@ -11,120 +11,48 @@ from cdc.change import Advance, Position
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.report import Report, Row, partitions, report, rows
 from cdc.sink import UNKNOWN, mismatch
+from sinks.redis_chunks import chunks, ends, length, states
+from sinks.redis_scripts import APPLY
+from sinks.redis_server import client, failure, position_key, view_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CHUNK_ROWS = 1000
-"""Rows per Lua call: a few milliseconds, in which nobody else is served."""
-CHUNK_BYTES = 1_000_000
-
-# KEYS: position hash, then the rows. ARGV: topic id, partition, from, until, writer, time, partition count, floor,
-# generation, then a document per row, '' for a delete. Integers stay text: Lua's numbers are doubles. Lua unpacks 8,000
-# values at most. The generation is compared as well: once two have changed places, the other's positions lie here.
-APPLY = """
-local at = redis.call('HMGET', KEYS[1], 'topic_id', 'writer', ARGV[2], 'generation')
-if (at[1] and at[1] ~= ARGV[1]) or (at[3] or '0') ~= ARGV[3] or (at[4] or '') ~= ARGV[9] then
-  return {'moved', at[1] or '', at[2] or '', at[3] or '0', at[4] or ''}
-end
-local set, gone, n = {}, {}, 0
-local function flush()
-  if #set > 0 then redis.call('MSET', unpack(set)) end
-  if #gone > 0 then redis.call('DEL', unpack(gone)) end
-  set, gone = {}, {}
-end
-for i = 2, #KEYS do
-  local value = ARGV[i + 8]
-  if value == '' then gone[#gone + 1] = KEYS[i] else set[#set + 1] = KEYS[i]; set[#set + 1] = value end
-  n = n + 1
-  if n % 2000 == 0 then flush() end
-end
-flush()
-redis.call('HSET', KEYS[1], 'topic_id', ARGV[1], 'writer', ARGV[5], ARGV[2], ARGV[4], 'at', ARGV[6],
-  'partitions', ARGV[7], 'floor', ARGV[8])
-redis.call('HINCRBY', KEYS[1], 'rows', n)
-return {'ok'}
-"""
-
-# KEYS: position hash, then rows to remove. ARGV: generation, and if the position goes as well, 'position' and which
-# generation is there from then on, if any. 0 when the rows are another generation's: the two have changed places.
-REMOVE = """
-local generation = redis.call('HGET', KEYS[1], 'generation') or ''
-if generation ~= ARGV[1] then return 0 end
-if #KEYS > 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
-if ARGV[2] == 'position' then redis.call('DEL', KEYS[1]) end
-if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'generation', ARGV[3]) end
-return 1
-"""
-
-# ARGV: two databases, then the position hashes. 0 when the first is ahead of the second anywhere. Numbers are compared
-# as text: a floor may be greater than what a double holds.
-EXCHANGE = """
-local function less(one, other)
-  return #one < #other or (#one == #other and one < other)
-end
-for i = 3, #ARGV do
-  redis.call('SELECT', ARGV[1])
-  local live = redis.call('HGETALL', ARGV[i])
-  redis.call('SELECT', ARGV[2])
-  for j = 1, #live, 2 do
-    if live[j] == 'floor' or string.match(live[j], '^%d+$') then
-      local at = redis.call('HGET', ARGV[i], live[j])
-      if less(at or '0', live[j + 1]) then return 0 end
-    end
-  end
-end
-redis.call('SWAPDB', ARGV[1], ARGV[2])
-return 1
-"""
-
-UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
-
-_clients: dict[str, redis.Redis] = {}
-
-
-def client(url: str) -> redis.Redis:
-    """The connection of this process; executors keep it across batches."""
-    if url not in _clients:
-        _clients[url] = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5)
-    return _clients[url]
-
-
-def forget(url: str) -> None:
-    """Close this process' connection."""
-    if server := _clients.pop(url, None):
-        server.close()
-
-
-def address(url: str) -> str:
-    return url.rsplit("@", 1)[-1].removeprefix("redis://")
-
 
 class Due(NamedTuple):
-    """What is left of an advance: offsets to go on from, in this generation of the view."""
+    """What is left of an advance: offsets to go on from, in this generation of the view, held by this writer."""
 
     advance: Advance
     offsets: tuple[int, ...]
     generation: str
+    writer: str
+    further: tuple[str, ...] = ()
+    """What else is stored with the position: field, value, ..."""
 
-    def arguments(self, partition: int, start: int, until: int, writer: str) -> list[str | int]:
-        """Of `APPLY`, without the documents."""
-        topic_id, count = self.advance.until.topic_id, self.advance.until.partition_count
-        now = f"{time.time():.3f}"
-        return [topic_id, partition, start, until, writer, now, count, self.advance.floor, self.generation]
+    def arguments(self, *rest: str | int) -> list[str | int]:
+        """Of `APPLY` and `FINISH`."""
+        until, now = self.advance.until, f"{time.time():.3f}"
+        count = len(self.further)
+        held = (until.topic_id, self.writer, self.generation)
+        return [*held, now, until.partition_count, count, *self.further, *rest]
 
-    def moved(self, at: int, answer: Sequence[str], writer: str) -> CdcError:
-        """Why `APPLY` has answered so to what goes on from `at`."""
-        _, topic_id, other, offset, generation = answer
-        expected = Position(self.advance.until.topic_id, (at,))
+    def offset(self, answer: Sequence[str], least: int, most: int) -> int | CdcError:
+        """How far this writer has got by itself where a script has said `moved`, or why it can't go on.
+
+        It has where another try of the same task was there before this one, or an answer was lost.
+        """
+        _, topic_id, writer, text, generation, _ = answer
+        ours = generation == self.generation and writer == self.writer
+        if ours and topic_id == self.advance.until.topic_id and least < int(text) <= most:
+            return int(text)
+        expected = Position(self.advance.until.topic_id, (least,))
         if not topic_id:
             return mismatch(self.advance.table, expected, None, ours=True)
-        ours = generation == self.generation and other == writer
-        return mismatch(self.advance.table, expected, Position(topic_id, (int(offset),)), ours=ours)
+        return mismatch(self.advance.table, expected, Position(topic_id, (int(text),)), ours=ours)
 
 
 def sender(
-    url: str, prefix: str, writer: str, dues: Sequence[Due]
+    url: str, prefix: str, dues: Sequence[Due]
 ) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
     known = {due.advance.table.topic: due for due in dues}
 
@@ -132,100 +60,111 @@ def sender(
         reports = []
         for topic, partition, part in partitions(batches):
             if topic in known:
-                reports.append(_apply_partition(url, prefix, writer, known[topic], partition, part))
-            else:
-                for _ in part:
-                    pass
+                lane = Lane(url, prefix, known[topic], partition)
+                lane.apply(itertools.chain.from_iterable(map(rows, part)))
+                reports.append(lane.done)
+            for _ in part:
+                pass
         yield report(reports)
 
     return apply
 
 
-def _apply_partition(
-    url: str,
-    prefix: str,
-    writer: str,
-    due: Due,
-    partition: int,
-    batches: Iterator["pa.RecordBatch"],
-) -> Report:
-    """Send one partition's rows chunk by chunk; those below where it goes on are there from an earlier try."""
-    advance, start = due.advance, due.offsets[partition]
-    done = Report(topic=advance.table.topic, partition=partition)
-    name, at = f"{prefix}:{advance.table.qualified}", start
-    end = advance.until.offsets[partition]
-    try:
-        script = client(url).register_script(APPLY)
-        for chunk, reach in _chunks(_due(batches, start, advance.repairs, done)):
-            values = _documents(client(url), name, chunk, done)
-            if done.refused:
-                break
-            to = end if reach is None else min(reach, end)
-            keys = [f"{prefix}:_cdc:{advance.table.qualified}", *(f"{name}:{row.id}" for row in chunk)]
-            answer = script(keys=keys, args=[*due.arguments(partition, at, to, writer), *values])
-            if answer[0] == "moved":
-                error = due.moved(at, answer, writer)
-                done.failure = "rewound" if isinstance(error, SinkUnavailable) else "fenced"
-                done.message = error.message
-                break
-            at = to
-            done.deleted += values.count("")
-            done.written += len(values) - values.count("")
-    except redis.exceptions.RedisError as error:
-        done.failure, done.message = _failed(error, url, advance.table.qualified)
-    for _ in batches:
-        pass
-    return done
+class Lane:
+    """The way of one partition into the view: `at` is where the view stands, `done` what became of the records."""
 
+    def __init__(self, url: str, prefix: str, due: Due, partition: int) -> None:
+        self._url, self._due, self._partition = url, due, partition
+        table = due.advance.table
+        self._view, self._position = view_key(prefix, table.qualified), position_key(prefix, table.qualified)
+        self._end = due.advance.until.offsets[partition]
+        self.at = due.offsets[partition]
+        self.done = Report(topic=table.topic, partition=partition)
 
-def _due(batches: Iterator["pa.RecordBatch"], start: int, repairs: bool, done: Report) -> Iterator[Row]:
-    """The rows that have to be written; what there is to say of the others is booked."""
-    for row in itertools.chain.from_iterable(map(rows, batches)):
-        if not row.book(done):
-            continue
-        if repairs or (row.offset or 0) >= start:
-            yield row
-        else:
-            done.stale += 1
+    def apply(self, given: Iterable[Row]) -> None:
+        """Send rows chunk by chunk; those below where it goes on are there from an earlier try."""
+        try:
+            server = client(self._url)
+            for chunk, reach in chunks(states(self._due_rows(given))):
+                for part, to in self._fitting(server, chunk, reach):
+                    if self.done.refused or not self._send(server, part, self._end if to is None else to):
+                        return
+        except redis.exceptions.RedisError as error:
+            what = f"rows of {self._due.advance.table.qualified}"
+            self.done.failure, self.done.message = failure(error, self._url, what)
 
+    def _due_rows(self, given: Iterable[Row]) -> Iterator[Row]:
+        """Those that have to be written. After one that can't be, no other is; they are only looked at."""
+        for row in given:
+            if not row.book(self.done):
+                continue
+            # Before it is cut through: what is sent would be void with it.
+            if row.kept is not None and ends(row) and row.complete(None) is None:
+                self.done.refused.append((row.id, UNKNOWN))
+            elif not self.done.refused:
+                yield row
 
-def _documents(server: redis.Redis, name: str, chunk: list[Row], done: Report) -> list[str]:
-    """What to write for each row, '' to delete it. A row that can't be completed is refused."""
-    asking = [row.id for row in chunk if row.asks_view]
-    found: Any = server.mget([f"{name}:{key}" for key in asking]) if asking else []
-    viewed: dict[str, str | None] = dict(zip(asking, found, strict=True))
-    values = []
-    for row in chunk:
-        document = row.document if row.kept is None else row.complete(viewed.get(row.id))
-        if row.kept is not None and document is None:
-            done.refused.append((row.id, UNKNOWN))
-        values.append(document or "")
-    return values
-
-
-def _failed(error: redis.exceptions.RedisError, url: str, table: str) -> tuple[str, str]:
-    if isinstance(error, UNREACHABLE):
-        return "unavailable", f"The cache at {address(url)} can't be reached."
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return "unavailable", f"The cache at {address(url)} is out of memory."
-    # The first word of an answer is its kind; what follows may quote what was sent.
-    return "rejected", f"The cache refuses rows of {table}: {str(error).split(' ', 1)[0]}."
-
-
-def _chunks(rows: Iterable[Row]) -> Iterator[tuple[list[Row], int | None]]:
-    """Chunks of rows in the order of `first`, each with the position that it leads to; None for the last.
-
-    Below that position all is written, and nothing above it: a row made from several records isn't cut through.
-    """
-    chunk: list[Row] = []
-    size = reach = 0
-    for row in rows:
-        full = len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES
-        if full and (row.first or 0) >= reach:
+    def _fitting(
+        self, server: redis.Redis, chunk: list[Row], reach: int | None
+    ) -> Iterator[tuple[list[Row], int | None]]:
+        """The chunk, cut again where what the view adds to its rows makes it too large."""
+        asking = list({state.id: None for state in chunk if state.kept is not None and state.asks_view})
+        if not asking:
             yield chunk, reach
-            chunk, size = [], 0
-        chunk.append(row)
-        size += len(row.document or "")
-        reach = max(reach, (row.offset or 0) + 1)
-    if chunk:
-        yield chunk, None
+            return
+        pipeline = server.pipeline(transaction=False)
+        for key in asking:
+            pipeline.strlen(f"{self._view}{key}")
+        sizes = dict(zip(asking, pipeline.execute(), strict=True))
+
+        def size(state: Row) -> int:
+            return length(state) + (sizes[state.id] if state.asks_view else 0)
+
+        for part, to in chunks(chunk, size):
+            yield part, reach if to is None else to
+
+    def _send(self, server: redis.Redis, chunk: list[Row], reach: int) -> bool:
+        """Whether it can go on after that."""
+        script, repairs = server.register_script(APPLY), self._due.advance.repairs
+        to = max(self.at, min(reach, self._end))
+        while True:
+            low = self.at
+            due = (state for state in chunk if (state.records if repairs else (state.offset or 0) >= low))
+            newest = {state.id: state for state in due}
+            values = self._documents(server, newest)
+            if self.done.refused:
+                return False
+            keys = [self._position, *(f"{self._view}{key}" for key in newest)]
+            arguments = self._due.arguments(self._partition, self.at, to, *values)
+            answer: Any = script(keys=keys, args=arguments)
+            if answer[0] == "ok":
+                self._count(chunk, newest, values)
+                self.at = to
+                return True
+            further = self._due.offset(answer, self.at, self._end)
+            if isinstance(further, CdcError):
+                self.done.failure = "rewound" if isinstance(further, SinkUnavailable) else "fenced"
+                self.done.message = further.message
+                return False
+            self.at, to = further, max(further, to)
+
+    def _documents(self, server: redis.Redis, newest: Mapping[str, Row]) -> list[str]:
+        """What to write for each row, '' to delete it. A row that can't be completed is refused."""
+        asking = [key for key, state in newest.items() if state.kept is not None and state.asks_view]
+        held: Any = server.mget([f"{self._view}{key}" for key in asking]) if asking else []
+        viewed: dict[str, str | None] = dict(zip(asking, held, strict=True))
+        values = []
+        for key, state in newest.items():
+            document = state.document if state.kept is None else state.complete(viewed.get(key))
+            if document is None and state.kept is not None:
+                self.done.refused.append((key, UNKNOWN))
+            values.append(document or "")
+        return values
+
+    def _count(self, chunk: list[Row], newest: Mapping[str, Row], values: list[str]) -> None:
+        """A row counts where its newest record is; what it was before is written for the sake of the position only."""
+        counted = [value for state, value in zip(newest.values(), values, strict=True) if state.records]
+        deleted = counted.count("")
+        self.done.deleted += deleted
+        self.done.written += len(counted) - deleted
+        self.done.stale += sum(1 for state in chunk if state.records) - len(counted)

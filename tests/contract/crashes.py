@@ -15,7 +15,7 @@ from cdc.change import Applied
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.report import Report
 from cdc.sink import Batch
-from sinks import elasticsearch_bulk, redis_send
+from sinks import elasticsearch_bulk, redis_chunks, redis_send, redis_server
 from sinks.elasticsearch import POSITIONS, Elasticsearch
 from sinks.memory import Memory
 
@@ -79,8 +79,8 @@ class Flaky:
     def __init__(self, server: redis.Redis, calls: int, after: bool) -> None:
         self.server, self.calls, self.after = server, calls, after
 
-    def mget(self, keys: Sequence[str]) -> Any:
-        return self.server.mget(keys)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.server, name)
 
     def register_script(self, text: str) -> Callable[..., Any]:
         script = self.server.register_script(text)
@@ -98,12 +98,13 @@ class Flaky:
 
 def flaky_redis(calls: int, after: bool) -> Callable[..., Send]:
     def sender(*arguments: Any) -> Send:
-        whole, real = redis_send.sender(*arguments), redis_send.client
+        whole, real = redis_send.sender(*arguments), redis_server.client
 
         def apply(batches: Iterator[Any]) -> Iterator[Any]:
             (url, *_) = arguments
             broken = Flaky(real(url), calls, after)
-            with mock.patch.multiple(redis_send, CHUNK_ROWS=5, client=lambda _: broken):
+            few = mock.patch.object(redis_chunks, "CHUNK_ROWS", 5)
+            with few, mock.patch.object(redis_send, "client", return_value=broken):
                 yield from whole(batches)
 
         return apply

@@ -14,7 +14,7 @@ from cdc.decode import Reading
 from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, SinkUnavailable
 from cdc.explain import explain
 from cdc.floors import Floors
-from cdc.sink import Batch, Refused, Sink
+from cdc.sink import Batch, Refused, Rewound, Sink
 from cdc.step import make_batch
 from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TOPIC_ID = "topic-1"
 UP_TO = Position(TOPIC_ID, (0, 0))
+During = Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]]
+"""Makes something happen once, at a moment of what is done meanwhile."""
 
 
 class Harness:
@@ -192,6 +194,56 @@ def a_second_writer_is_fenced(harness: Harness) -> None:
     assert harness.view() == expected == harness.topic.model((3, 2))
 
 
+def a_stopped_writer_is_fenced(harness: Harness, during: During) -> bool:
+    """One that is stopped at a moment of its batch, and goes on when another has gone on in its place.
+
+    It may have done all of its batch by then, and then it may say so. False when the moment didn't come.
+    """
+    fill(harness)
+    for number in range(4):
+        harness.topic.add("c", row("in the other partition", number))
+    harness.apply((3, 0), "before")
+    zombie, heir, seen = harness.writer(), harness.writer(), []
+    batch = harness.batch(harness.position(zombie), harness.topic.ends, "zombie")
+
+    def go_on() -> None:
+        seen.append(harness.position(heir))
+        for number in range(2):
+            harness.topic.add("u", row("k0", 0, f"change {number}"))
+            harness.topic.add("u", row("k1", 1, f"change {number}"))
+            harness.topic.add("c", row("new", number))
+            harness.apply(None, "heir", heir)
+
+    refused: CdcError | None = None
+    with during(go_on):
+        try:
+            _send_insisting(harness, batch, zombie)
+        except CdcError as error:
+            refused = error
+    if not seen:
+        return False
+    done = seen[0] == batch.advances[0].until
+    assert isinstance(refused, Fenced) or (done and refused is None), refused
+    assert harness.view() == harness.topic.model()
+    assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
+    harness.topic.add("u", row("k0", 0, "last"))
+    harness.apply(None, "heir", heir)
+    assert harness.view() == harness.topic.model()
+    return True
+
+
+def _send_insisting(harness: Harness, batch: Batch, sink: Sink) -> None:
+    """As a stream does where the destination only asks for time."""
+    for _ in range(3):
+        try:
+            harness.send(batch, sink)
+        except Rewound:
+            raise
+        except SinkUnavailable:
+            continue
+        return
+
+
 def markers_alone_move_the_position(harness: Harness) -> None:
     fill(harness)
     harness.apply()
@@ -281,6 +333,8 @@ def every_record_is_accounted_for(harness: Harness) -> None:
     harness.topic.add("u", row("k0", 0, "again"))
     first = harness.apply((3, 2))
     rest = harness.apply()
+    # What adds them up takes nothing else.
+    assert type(first) is Applied
     for applied, start, until in ((first, (0, 0), (3, 2)), (rest, (3, 2), harness.topic.ends)):
         assert applied.read == len(harness.topic.between(start, until)) == applied.accounted
     assert rest.folded > 0

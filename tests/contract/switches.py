@@ -4,7 +4,7 @@ Only calls of the driver; what executors send is cut in `crashes`, and compared 
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -26,8 +26,8 @@ NEW = 4
 class Moment:
     """Does something once, just before the call of that number."""
 
-    def __init__(self, number: int) -> None:
-        self._left = number
+    def __init__(self, number: int, calls: Collection[str] = CALLS) -> None:
+        self._left, self._calls = number, calls
 
     @property
     def came(self) -> bool:
@@ -37,7 +37,7 @@ class Moment:
     def during(self, act: Act) -> Iterator[None]:
         def look(frame: FrameType, event: str, _: Any) -> None:
             back = frame.f_back
-            if event == "call" and frame.f_code.co_name in CALLS and back and _is_of_a_sink(back):
+            if event == "call" and frame.f_code.co_name in self._calls and back and _is_of_a_sink(back):
                 self._left -= 1
                 if self._left == -1:
                     act()

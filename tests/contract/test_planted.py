@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 import sinks.elasticsearch
+import sinks.redis
 from cdc import decode, order, tree, types
 from cdc.change import Advance, Applied, Form, Stored, Table
 from cdc.change import Column as TableColumn
@@ -17,12 +18,14 @@ from cdc.decode import Reading
 from cdc.rows import columns, document_of_columns, parsed
 from cdc.sink import Batch, Sink, stored_after
 from cdc.toast import Placeholder
-from sinks import delta_write, elasticsearch_bulk
+from sinks import delta_write, elasticsearch_bulk, redis_scripts
 from sinks.delta import Delta
 from sinks.elasticsearch import Elasticsearch
 from sinks.memory import Memory
+from sinks.redis import Redis
 from tests.contract import laws
 from tests.contract.crashes import Send, Torn, die
+from tests.contract.switches import Moment
 from tests.spark.test_decode import assert_told_apart
 from tests.support.envelopes import table
 
@@ -147,6 +150,23 @@ def test_what_a_mirror_has_is_merged_again(
         laws.what_a_view_has_is_not_set_back(harness(unique))
 
 
+def finish_unasked() -> str:
+    """Moves whatever position is there."""
+    guard = "if not held or below(now, ARGV[i + 1]) or below(ARGV[i + 2], now) then return moved(ARGV[i]) end"
+    assert guard in redis_scripts.FINISH
+    return redis_scripts.FINISH.replace(guard, "")
+
+
+def test_position_taken_back_by_a_stopped_writer(
+    spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 16; the same without the bug is `test_zombies`."""
+    monkeypatch.setattr(sinks.redis, "FINISH", finish_unasked())
+    harness = harness_of(spark, unique, lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique))
+    with pytest.raises(RED):
+        laws.a_stopped_writer_is_fenced(harness, Moment(3).during)
+
+
 class ByLsn(Elasticsearch):
     """Takes the LSN for the version of a document."""
 
@@ -254,6 +274,7 @@ def test_float_for_numeric(spark: "SparkSession", monkeypatch: pytest.MonkeyPatc
 def test_every_planted_bug_has_its_test() -> None:
     """The list of issue and design; a name that is gone is a bug that nothing is known to catch any more."""
     source = Path(__file__).read_text(encoding="utf-8")
-    functions = ("position_before_data", "lsn_instead_of_offset", "bulk_item_error_ignored", "key_joined", "float_for")
+    functions = {"position_before_data", "lsn_instead_of_offset", "bulk_item_error_ignored", "key_joined", "float_for"}
+    functions |= {"position_taken_back"}
     assert all(f"def test_{name}" in source for name in functions)
     assert len(PATCHES) == 4

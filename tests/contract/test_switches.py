@@ -13,7 +13,7 @@ import sinks.delta_commits
 from cdc.change import Stored, Table
 from cdc.errors import SinkUnavailable
 from cdc.sink import Rewound
-from sinks import redis_send
+from sinks import redis_scripts
 from sinks.redis import Redis
 from tests.contract import laws, switches
 from tests.contract.switches import MEETINGS, Meeting, Moment, Pair
@@ -67,8 +67,8 @@ def test_a_view_that_is_emptied_empties_no_other(pair: Pair) -> None:
 def test_planted_emptying(pair: Pair) -> None:
     """The keys are removed, whose they are by now or not."""
     guard = "if generation ~= ARGV[1] then return 0 end"
-    assert guard in redis_send.REMOVE
-    with mock.patch("sinks.redis.REMOVE", redis_send.REMOVE.replace(guard, "")):
+    assert guard in redis_scripts.REMOVE
+    with mock.patch("sinks.redis.REMOVE", redis_scripts.REMOVE.replace(guard, "")):
         emptied_while_switched(pair)
     with pytest.raises(AssertionError):
         pair.assert_right()
@@ -90,15 +90,15 @@ def test_what_a_server_has_lost_is_made_again(pair: Pair) -> None:
 @contextmanager
 def unguarded() -> Iterator[None]:
     """Positions alone are compared, not whose they are."""
-    guard = " or (at[4] or '') ~= ARGV[9]"
-    assert guard in redis_send.APPLY
+    guard = " and at[2] == ARGV[2] and (at[3] or '') == ARGV[3]"
+    assert guard in redis_scripts.FINISH
     whole = Redis.position
 
     def position(self: Redis, table: Table) -> Stored | None:
         return whole(Redis(self.name, self.url, self.prefix), table)
 
-    loose = redis_send.APPLY.replace(guard, "")
-    with mock.patch("sinks.redis.APPLY", loose), mock.patch.object(Redis, "position", position):
+    loose = redis_scripts.FINISH.replace(guard, "")
+    with mock.patch("sinks.redis.FINISH", loose), mock.patch.object(Redis, "position", position):
         yield
 
 

@@ -1,0 +1,131 @@
+"""The cache's server: connections, what its URL says, and what its answers mean for who has asked."""
+
+import re
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import redis
+
+from cdc.address import address
+from cdc.errors import SettingsError
+
+UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
+PASSING = {
+    "READONLY": "it is a replica now",
+    "NOREPLICAS": "it has too few replicas to take writes",
+    "MISCONF": "it can't save to its disk",
+    "MASTERDOWN": "it is a replica without its primary",
+    "LOADING": "it still loads its data",
+    "BUSY": "it is busy with a script",
+    "CLUSTERDOWN": "its cluster is down",
+    "TRYAGAIN": "its cluster is moving keys",
+    "OOM": "it is out of memory",
+}
+"""First words of answers that may be others in a moment, perhaps of another server behind the same name."""
+FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
+COMMANDS = (
+    "hgetall hget hmget hset hsetnx hincrby mget mset del unlink strlen copy sadd srem smembers scan"
+    " eval evalsha script|load select swapdb info ping hello client|setinfo"
+)
+"""All that the sink asks of a server. CONFIG isn't needed where INFO is allowed."""
+
+_clients: dict[str, redis.Redis] = {}
+
+
+def client(url: str) -> redis.Redis:
+    """The connection of this process; executors keep it across batches."""
+    if url not in _clients:
+        _clients[url] = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5)
+    return _clients[url]
+
+
+def forget(url: str) -> None:
+    """Close this process' connection."""
+    if server := _clients.pop(url, None):
+        server.close()
+
+
+def database(url: str) -> int:
+    """The number of the database that a URL names: its path, or `db` of its query.
+
+    Raises:
+        SettingsError: it names none, or no server.
+    """
+    try:
+        parts = urlsplit(url)
+        path = "" if parts.scheme == "unix" else parts.path.strip("/")
+        text = parse_qs(parts.query).get("db", [path or "0"])[0]
+        known = parts.scheme in ("redis", "rediss", "unix") and (parts.port or 1) > 0
+    except ValueError:
+        text, known = "", False
+    if known and text.isdecimal():
+        return int(text)
+    raise SettingsError(
+        "The cache's url names no server and database.",
+        hint="url: redis://host:6379/0, rediss://host:6380/0 or unix:///path/of/the.sock?db=0",
+    )
+
+
+def at_database(url: str, number: int) -> str:
+    """The same server, another database."""
+    parts = urlsplit(url)
+    query = {name: value for name, value in parse_qs(parts.query).items() if name != "db"}
+    if parts.scheme == "unix":
+        return f"unix://{parts.netloc}{parts.path}?{urlencode({**query, 'db': [str(number)]}, doseq=True)}"
+    return parts._replace(path=f"/{number}", query=urlencode(query, doseq=True)).geturl()
+
+
+def view_key(prefix: str, qualified: str) -> str:
+    """How the keys of a table's rows begin; the id follows."""
+    return f"{prefix}:{_escaped(qualified)}:"
+
+
+def position_key(prefix: str, qualified: str) -> str:
+    return f"{prefix}:_cdc:{_escaped(qualified)}"
+
+
+def named(prefix: str, key: str) -> str:
+    """Whose position lies under a key."""
+    return key.removeprefix(f"{prefix}:_cdc:").replace("%3A", ":").replace("%25", "%")
+
+
+def _escaped(qualified: str) -> str:
+    """Without a colon, which begins the id: `a` with the id b:1 isn't `a:b` with the id 1."""
+    return qualified.replace("%", "%25").replace(":", "%3A")
+
+
+class Failure(NamedTuple):
+    """What an answer means: `kind` is one of `failures.REPORTED`."""
+
+    kind: str
+    message: str
+
+
+def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
+    """Tell what passes from what doesn't. What passes may be gone on another connection, so this one is given up.
+
+    Messages hold the first word of an answer, its kind, and names of commands; what follows may quote what was sent.
+    """
+    where = f"The cache at {address(url)}"
+    if isinstance(error, FORBIDDEN):
+        return Failure("forbidden", f"{where} refuses the user or password of {what}.")
+    word = _word(error)
+    if word in PASSING or isinstance(error, UNREACHABLE):
+        client(url).connection_pool.disconnect(inuse_connections=False)
+        reason = f"can't be used now: {PASSING[word]}" if word in PASSING else "can't be reached"
+        return Failure("unavailable", f"{where} {reason}.")
+    # Valkey calls it so where a script has asked.
+    if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
+        command = re.search(r"'([a-z|]+)' command", str(error))
+        lacking = f"{command[1].upper()}" if command else "these keys"
+        return Failure("forbidden", f"{where} doesn't let its user use {lacking}, for {what}.")
+    if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
+        return Failure("misplaced", f"{where} has no database {database(url)}.")
+    return Failure("rejected", f"{where} refuses {what}: {word}.")
+
+
+def _word(error: redis.exceptions.RedisError) -> str:
+    """The kind of an answer. Older servers hide it in that of a script: ERR ... -OOM command not allowed."""
+    status = error.status_code or str(error).split(" ", 1)[0]
+    hidden = re.search(r"-([A-Z]{3,})\b", str(error)) if status == "ERR" else None
+    return hidden[1] if hidden else status

@@ -1,0 +1,421 @@
+"""What only a cache meets: tasks tried again, failovers, users who may not do all, dumps, leftovers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+import sinks.redis
+from cdc.change import Advance, Position, new_generation
+from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.floors import Floors
+from cdc.sink import Rewound
+from sinks import redis_chunks, redis_send, redis_server
+from sinks.redis import Redis
+from tests.contract import laws
+from tests.contract.crashes import Flaky, Send
+from tests.contract.laws import Harness, fill, row
+from tests.contract.switches import Moment
+from tests.support.cache import Road, cache
+from tests.support.envelopes import table
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that a test may break, and has to leave whole."""
+    with cache(tmp_path_factory.mktemp("cache")) as url:
+        yield url
+
+
+@pytest.fixture
+def harness(spark: "SparkSession", unique: str, own: str) -> Iterator[Harness]:
+    made = harness_of(spark, unique, own)
+    yield made
+    made.sink.close()
+    with server_at(own) as server:
+        server.flushall()
+
+
+def harness_of(spark: "SparkSession", unique: str, url: str, **settings: Any) -> Harness:
+    return Harness(spark, lambda: Redis("cache", url, unique, **settings), table(f"{unique}.public.items"))
+
+
+@contextmanager
+def server_at(url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(url, decode_responses=True) as server:
+        yield server
+
+
+def assert_goes_on(harness: Harness, writer: str = "one") -> None:
+    harness.topic.add("u", row("k0", 0, "later"))
+    harness.apply(None, writer)
+    assert harness.view() == harness.topic.model()
+    assert harness.position() == Position(laws.TOPIC_ID, harness.topic.ends)
+
+
+# A task that is tried again (finding 17)
+
+
+def twice(calls: int, after: bool) -> Callable[..., Send]:
+    """A task whose first try ends at a call of a script: before the server has it, or after."""
+
+    def sender(*arguments: Any) -> Send:
+        whole, real = redis_send.sender(*arguments), redis_server.client
+
+        def apply(batches: Iterator[Any]) -> Iterator[Any]:
+            held = list(batches)
+            (url, *_) = arguments
+            broken = Flaky(real(url), calls, after)
+            with mock.patch.object(redis_chunks, "CHUNK_ROWS", 2):
+                with mock.patch.object(redis_send, "client", return_value=broken):
+                    list(whole(iter(held)))
+                yield from whole(iter(held))
+
+        return apply
+
+    return sender
+
+
+@pytest.mark.parametrize(("calls", "after"), [(1, False), (1, True), (99, False)])
+def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, after: bool) -> None:
+    """It finds what its own first try has stored."""
+    fill(harness)
+    harness.topic.add("u", row("k0", 0), lacking=["v"])
+    with mock.patch.object(sinks.redis, "sender", twice(calls, after)):
+        applied = harness.apply()
+    assert applied.read == applied.accounted == len(harness.topic.records)
+    assert harness.view() == harness.topic.model()
+    assert_goes_on(harness)
+
+
+def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
+    """Nor does it where it ends between two chunks."""
+    fill(harness)
+    harness.apply()
+    before = harness.position()
+    for calls in (1, 2):
+        with pytest.raises(SinkUnavailable), mock.patch.object(sinks.redis, "sender", cut(calls)):
+            harness.send(harness.repair(before, "one"))
+        assert harness.position() == before
+    assert_goes_on(harness)
+
+
+def cut(calls: int) -> Callable[..., Send]:
+    def sender(*arguments: Any) -> Send:
+        whole, real = redis_send.sender(*arguments), redis_server.client
+
+        def apply(batches: Iterator[Any]) -> Iterator[Any]:
+            (url, *_) = arguments
+            broken = Flaky(real(url), calls, after=False)
+            few = mock.patch.object(redis_chunks, "CHUNK_ROWS", 1)
+            with few, mock.patch.object(redis_send, "client", return_value=broken):
+                yield from whole(batches)
+
+        return apply
+
+    return sender
+
+
+# A server that can't be written to for a while (finding 18)
+
+
+@contextmanager
+def short_of_replicas(server: redis.Redis) -> Iterator[None]:
+    server.config_set("min-replicas-to-write", 1)
+    try:
+        yield
+    finally:
+        server.config_set("min-replicas-to-write", 0)
+
+
+@contextmanager
+def short_of_memory(server: redis.Redis) -> Iterator[None]:
+    server.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        server.config_set("maxmemory", 0)
+
+
+@contextmanager
+def a_replica(server: redis.Redis) -> Iterator[None]:
+    server.replicaof("127.0.0.1", "1")
+    try:
+        yield
+    finally:
+        server.replicaof("NO", "ONE")
+
+
+@contextmanager
+def a_stale_replica(server: redis.Redis) -> Iterator[None]:
+    server.config_set("replica-serve-stale-data", "no")
+    try:
+        with a_replica(server):
+            yield
+    finally:
+        server.config_set("replica-serve-stale-data", "yes")
+
+
+TROUBLES = [short_of_replicas, short_of_memory, a_replica, a_stale_replica]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
+def test_what_passes_is_waited_for(harness: Harness, own: str, trouble: Callable[[redis.Redis], Any]) -> None:
+    """On the driver, and where executors meet it first."""
+    fill(harness)
+    harness.apply((2, 0))
+    other = table("other.public.items", "other")
+    before, sink = harness.position(), harness.sink
+    batch = harness.batch(before, harness.topic.ends, "one")
+    with server_at(own) as server, ExitStack() as passing:
+        moment = Moment(0, {"send"})
+        with pytest.raises(SinkUnavailable), moment.during(lambda: passing.enter_context(trouble(server))):
+            harness.send(batch)
+        for act in (lambda: sink.prepare(other), lambda: harness.send(batch)):
+            with pytest.raises(SinkUnavailable):
+                act()
+    harness.send(batch)
+    assert harness.view() == harness.topic.model()
+    assert_goes_on(harness)
+
+
+def test_a_failover_is_followed(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
+    """The name leads to the new primary; open connections still to the old one, which is a replica by now."""
+    with cache(tmp_path / "a") as old, cache(tmp_path / "b") as new, server_at(old) as a, server_at(new) as b:
+        ports = [int(urlsplit(url).port or 0) for url in (old, new)]
+        road = Road(ports[0])
+        harness = harness_of(spark, unique, f"redis://127.0.0.1:{road.port}/0")
+        fill(harness)
+        harness.apply((2, 0))
+        b.replicaof("127.0.0.1", str(ports[0]))
+        wait_until(lambda: b.info("replication").get("master_link_status") == "up", 20, "the replica")
+        b.replicaof("NO", "ONE")
+        a.replicaof("127.0.0.1", str(ports[1]))
+        road.target = ports[1]
+        batch = harness.batch(harness.position(), harness.topic.ends, "one")
+        for _ in range(3):
+            try:
+                harness.send(batch)
+                break
+            except SinkUnavailable:
+                continue
+        assert b.info("replication")["role"] == "master"
+        assert_goes_on(harness)
+        harness.sink.close()
+        road.close()
+
+
+# A user who may not do all (finding 13)
+
+
+def user(own: str, *rules: str) -> str:
+    """The URL of a user of a test's own."""
+    with server_at(own) as server:
+        server.execute_command("ACL", "SETUSER", "cdc", "reset", "on", ">hush-hush", *rules)  # type: ignore[no-untyped-call]
+    return own.replace("redis://", "redis://cdc:hush-hush@")
+
+
+@pytest.mark.parametrize("denied", [["-config"], ["-config", "-info"]])
+def test_a_user_without_config_will_do(own: str, harness: Harness, unique: str, denied: list[str]) -> None:
+    limited = harness_of(harness.spark, unique, user(own, "~*", "+@all", *denied))
+    fill(limited)
+    limited.apply()
+    assert limited.view() == limited.topic.model()
+    limited.sink.close()
+
+
+def test_what_evicts_is_refused_whoever_asks(own: str, harness: Harness, unique: str) -> None:
+    sink = Redis("cache", user(own, "~*", "+@all", "-config"), unique)
+    with server_at(own) as server:
+        server.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(SinkRejected, match="allkeys-lru"):
+                sink.prepare(harness.table)
+        finally:
+            server.config_set("maxmemory-policy", "noeviction")
+            sink.close()
+
+
+def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) -> None:
+    """On the driver and on executors; it names the permission, and no key, which may be personal."""
+    sink = Redis("cache", user(own, f"~{unique}:*", "+@read"), unique)
+    with pytest.raises(SinkRejected) as caught:
+        sink.prepare(harness.table)
+    sink.close()
+    rules = caught.value.hint.split("ACL SETUSER ")[1].split("`")[0].split()[1:]
+    limited = harness_of(harness.spark, unique, user(own, *rules))
+    laws.a_generation_is_built_unseen(limited)
+    batch = limited.batch(limited.position(), [end + 1 for end in limited.topic.ends], "one")
+    limited.topic.add("c", row("mail@example.org", 1))
+    limited.topic.add("c", row("mail@example.org", 2))
+    batch = limited.batch(limited.position(), limited.topic.ends, "five")
+    with pytest.raises(SinkRejected) as caught, Moment(0, {"send"}).during(lambda: user(own, *rules, "-mset")):
+        limited.send(batch)
+    assert "mset" in caught.value.message.lower()
+    assert "example.org" not in f"{caught.value.message}{caught.value.hint}"
+    assert "ACL SETUSER" in caught.value.hint
+    limited.sink.close()
+
+
+def test_a_wrong_password_is_refused(own: str, harness: Harness, unique: str) -> None:
+    user(own, "~*", "+@all")
+    sink = Redis("cache", own.replace("redis://", "redis://cdc:top-secret@"), unique)
+    with pytest.raises(SinkRejected) as caught:
+        sink.position(harness.table)
+    assert "top-secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.where}"
+    sink.close()
+
+
+# What others bring: a dump, another topic, tables of before
+
+
+def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own: str) -> None:
+    """Rows and positions come back together, so what has happened since is applied again."""
+    fill(harness)
+    harness.apply((3, 0))
+    with redis.Redis.from_url(own) as server:
+        held = {key: server.dump(key) for key in server.scan_iter()}
+        harness.topic.add("d", row("k4", 4))
+        harness.topic.add("u", row("k0", 0, "later"))
+        harness.apply()
+        server.flushdb()
+        for key, value in held.items():
+            server.restore(key, 0, value)
+    assert harness.position() == Position(laws.TOPIC_ID, (3, 0))
+    assert harness.view() == harness.topic.model((3, 0))
+    stale = harness.batch(Position(laws.TOPIC_ID, harness.topic.ends), [end + 1 for end in harness.topic.ends], "one")
+    with pytest.raises(Rewound):
+        harness.send(stale)
+    harness.sink = harness.writer()
+    assert_goes_on(harness, "two")
+
+
+def test_a_view_that_another_has_made_anew_is_not_emptied(harness: Harness) -> None:
+    """Of one that was stopped between its look at a position and what that led to."""
+    fill(harness)
+    harness.apply()
+    zombie, heir = harness.writer(), harness.writer()
+    zombie.position(harness.table)
+    heir.clear(harness.table)
+    heir.prepare(harness.table)
+    harness.apply(None, "heir", heir)
+    with pytest.raises(SinkUnavailable):
+        zombie.clear(harness.table)
+    assert harness.view() == harness.topic.model()
+
+
+def test_a_colon_in_a_name_is_no_end_of_it(harness: Harness, unique: str) -> None:
+    plain, odd = (Harness(harness.spark, harness.make, table(f"{unique}.{name}", name)) for name in ("a", "a:b"))
+    for made in (plain, odd):
+        fill(made)
+        made.apply()
+    assert plain.view() == plain.topic.model()
+    plain.sink.clear(plain.table)
+    assert odd.view() == odd.topic.model()
+
+
+def other_topic(harness: Harness, until: tuple[int, ...], sink: Any) -> None:
+    """The same records, as those of a topic that was made anew."""
+    batch = harness.batch(None, until, "another")
+    sink.apply(replace(batch, advances=(Advance(harness.table, None, Position("topic-2", until)),)))
+
+
+def test_a_generation_of_a_new_topic_replaces_that_of_the_old(harness: Harness) -> None:
+    """Its offsets are smaller, and mean nothing beside those of the old one (finding 11)."""
+    fill(harness)
+    harness.apply()
+    name = new_generation()
+    names = {harness.table.qualified: name}
+    beside = harness.sink.beside(names)
+    beside.prepare(harness.table)
+    other_topic(harness, (2, 0), beside)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cdc.sink.SWITCH_S", 0.5)
+        harness.sink.promote([harness.table], names)
+    assert harness.view() == harness.topic.model((2, 0))
+    assert harness.position() == Position("topic-2", (2, 0))
+
+
+def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
+    """A double doesn't tell these two apart."""
+    fill(harness)
+    harness.floors = Floors(1, {harness.name: 2**53 + 1})
+    harness.apply()
+    names = {harness.table.qualified: new_generation()}
+    beside = harness.sink.beside(names)
+    beside.prepare(harness.table)
+    harness.floors = Floors(1, {harness.name: 2**53})
+    harness.apply(writer="another", sink=beside)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cdc.sink.SWITCH_S", 0.5)
+        with pytest.raises(SinkUnavailable):
+            harness.sink.promote([harness.table], names)
+
+
+def test_views_of_tables_that_were_removed_stay(harness: Harness, own: str, unique: str) -> None:
+    """Whichever generation readers see, and what was taken away from them doesn't come back (finding 25)."""
+    fill(harness)
+    harness.apply()
+    removed = Harness(harness.spark, harness.make, table(f"{unique}.public.removed", "removed"))
+    fill(removed)
+    removed.apply()
+    seen = removed.view()
+    assert seen
+    kept = rebuilt(harness)
+    assert removed.view() == seen
+    harness.sink.sweep([harness.table], kept)
+    harness.sink.promote([harness.table], kept)
+    assert removed.view() == seen
+    with server_at(own) as server:
+        server.delete(*server.keys(f"{unique}:public.removed:*"))
+        rebuilt(harness)
+        assert removed.view() == {}
+        harness.sink.sweep([harness.table], {})
+        assert server.dbsize() > 0
+    with server_at(own.removesuffix("0") + "1") as server:
+        assert set(server.scan_iter()) <= {f"{unique}:_cdc", f"{unique}:_cdc:public.items"}
+
+
+def rebuilt(harness: Harness) -> dict[str, str]:
+    names = {harness.table.qualified: new_generation()}
+    harness.sink.sweep([harness.table], names)
+    beside = harness.sink.beside(names)
+    beside.clear(harness.table)
+    beside.prepare(harness.table)
+    harness.apply(writer="another", sink=beside)
+    return dict(harness.sink.promote([harness.table], names))
+
+
+def test_a_spare_that_the_server_lacks_is_refused(harness: Harness, own: str, unique: str) -> None:
+    sink = Redis("cache", own, unique, spare=99)
+    for act in (lambda: sink.require_room([harness.table]), lambda: sink.generations(harness.table)):
+        with pytest.raises(SinkRejected, match="99") as caught:
+            act()
+        assert "spare" in caught.value.hint
+    sink.close()
+
+
+def test_a_server_behind_a_socket(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with cache(tmp_path, "--unixsocket", str(path)):
+        made = harness_of(spark, unique, f"unix://{path}?db=2")
+        laws.a_generation_is_built_unseen(made)
+        with redis.Redis(unix_socket_path=str(path), db=2) as server:
+            assert server.dbsize() > 0
+        made.sink.close()
+
+
+@pytest.mark.parametrize("url", ["redis://h/one", "unix:///s?db=x", "http://h:1/0", "redis://h/-1", "redis://h:port/0"])
+def test_a_url_that_names_no_database_is_refused_with_words(url: str) -> None:
+    with pytest.raises(CdcError, match="database"):
+        Redis("cache", url, "prefix")

@@ -1,0 +1,82 @@
+"""A cache server of a test's own, which it may break; and a way to it that can be led elsewhere, as a failover does."""
+
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import redis
+
+from compose.wheels import redis_server
+from tests.support.wait import wait_until
+
+
+@contextmanager
+def cache(folder: Path, *further: str) -> Iterator[str]:
+    """Its URL; `further` words of its command line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command: list[str | Path] = [
+        redis_server(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        folder,
+    ]
+    process = subprocess.Popen([*command, "--repl-diskless-sync-delay", "0", *further], stdout=subprocess.DEVNULL)
+    url = f"redis://127.0.0.1:{port}/0"
+    try:
+        with redis.Redis.from_url(url) as server:
+            wait_until(lambda: _answers(server), 20, "the cache server to start")
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(server: redis.Redis) -> bool:
+    with suppress(redis.RedisError):
+        return bool(server.ping())
+    return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Road:
+    """Passes connections on to `target`, a port; those that are open stay where they are."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.target))
+                for here, there in ((near, far), (far, near)):
+                    threading.Thread(target=_pass_on, args=(here, there), daemon=True).start()
+
+
+def _pass_on(here: socket.socket, there: socket.socket) -> None:
+    with suppress(OSError):
+        while data := here.recv(1 << 16):
+            there.sendall(data)
+    for end in (here, there):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
