@@ -11,7 +11,7 @@ from cdc.console import Json, out, print_json
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
-    from cdc.held import Held
+    from cdc.held import Held, QuarantineLog
     from cdc.topics import Topics
 
 WAIT_S = 30.0
@@ -23,8 +23,8 @@ Places = Annotated[list[str] | None, typer.Argument(help="sink/topic/partition/o
 @app.command("list")
 def list_(context: typer.Context, as_json: Json = False) -> None:
     """What is in quarantine, and why. Shows no values."""
-    with _topics(context) as kafka:
-        found = _entries(context, kafka)
+    with _ledger(context) as (_, ledger):
+        found = _entries(ledger)
     if as_json:
         return print_json({"quarantine": [_told(one) for one in found]})
     from cdc import render
@@ -36,9 +36,10 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
 @app.command()
 def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
     """One record with its key and value, as the topic has them."""
-    with _topics(context) as kafka:
-        (one,) = _chosen(_entries(context, kafka), [place])
-    key, value = (None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in (one.key, one.value))
+    with _ledger(context) as (_, ledger):
+        (one,) = _chosen(_entries(ledger), [place])
+        record = ledger.record(one)
+    key, value = (None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in record)
     if as_json:
         return print_json({**_told(one), "key": key, "value": value})
     for name, text in {**_told(one), "key": key, "value": value}.items():
@@ -49,20 +50,19 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
 @app.command()
 def redrive(context: typer.Context, places: Places = None, as_json: Json = False) -> None:
     """Have `cdc run` try records again; it can't overwrite a newer state of their rows."""
-    from cdc.held import held, request
+    from cdc.held import request
 
-    pipeline = context.obj.pipeline
-    with _topics(context) as kafka:
-        entries = {one.entry for one in _chosen(_entries(context, kafka), places)}
-        request(kafka, pipeline, entries)
+    with _ledger(context) as (kafka, ledger):
+        entries = {one.entry for one in _chosen(_entries(ledger), places)}
+        request(kafka, context.obj.pipeline, entries)
         deadline, left = time.monotonic() + WAIT_S, entries
         while entries and time.monotonic() < deadline:
-            found = {one.entry for one in held(kafka, pipeline)}
+            found = {one.entry for one in ledger.read()}
             left = entries & found
             if not any(entry.redrive for entry in found):
                 break
             time.sleep(0.5)
-        waiting = any(one.entry.redrive for one in held(kafka, pipeline))
+        waiting = any(one.entry.redrive for one in ledger.read())
     if as_json:
         return print_json({"asked": len(entries), "left": sorted(entry.place for entry in left), "waiting": waiting})
     if waiting:
@@ -77,24 +77,23 @@ def discard(context: typer.Context, places: Annotated[list[str], typer.Argument(
     """Give records up: their rows stay as they are until a newer change, or a rebuild."""
     from cdc.held import close
 
-    with _topics(context) as kafka:
-        chosen = _chosen(_entries(context, kafka), places)
+    with _ledger(context) as (kafka, ledger):
+        chosen = _chosen(_entries(ledger), places)
         close(kafka, context.obj.pipeline, [one.entry for one in chosen])
     out.print(f"discarded {len(chosen)}", highlight=False)
 
 
 @contextmanager
-def _topics(context: typer.Context) -> "Iterator[Topics]":
+def _ledger(context: typer.Context) -> "Iterator[tuple[Topics, QuarantineLog]]":
+    from cdc.held import QuarantineLog
     from cdc.topics import Topics
 
     with Topics(context.obj.pipeline.kafka) as kafka:
-        yield kafka
+        yield kafka, QuarantineLog(kafka, context.obj.pipeline)
 
 
-def _entries(context: typer.Context, kafka: "Topics") -> "list[Held]":
-    from cdc.held import held
-
-    return [one for one in held(kafka, context.obj.pipeline) if not one.entry.redrive]
+def _entries(ledger: "QuarantineLog") -> "list[Held]":
+    return [one for one in ledger.read() if not one.entry.redrive]
 
 
 def _chosen(found: "list[Held]", places: list[str] | None) -> "list[Held]":

@@ -28,7 +28,7 @@ from psycopg.rows import tuple_row
 from cdc import source
 from cdc.change import Position, Table, distance
 from cdc.context import Context
-from cdc.control import Control
+from cdc.control import Truncations
 from cdc.ddl import lsn_number
 from cdc.errors import ConnectorError, KafkaUnavailable, Late, SinkUnavailable, SourceError
 from cdc.records import Record
@@ -74,7 +74,7 @@ class View:
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
         self.sink, self.table = sink, table
         self._kafka = Topics(pipeline.kafka)
-        self._control = Control(pipeline, self._kafka)
+        self._control = Truncations(pipeline, self._kafka)
         self._control.read()
         self._topic, self._read = pipeline.message_topic, 0
         self._turn = threading.Lock()

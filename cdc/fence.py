@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cdc import source
 from cdc.change import Position, Reach, Table, distance
-from cdc.control import Control
+from cdc.control import Truncations
 from cdc.errors import ConnectorError
 from cdc.floors import Floors
 from cdc.heartbeat import last_beat
@@ -79,9 +79,9 @@ def raise_fence(
 
     _until(missing, time.monotonic() + timeout_s, still)
     ends = kafka.ends([table.topic for table in tables], decided=False)
-    control = Control(pipeline, kafka)
-    control.read()
-    return Fence(ends, control.floors)
+    truncations = Truncations(pipeline, kafka)
+    truncations.read()
+    return Fence(ends, truncations.floors)
 
 
 def pass_fence(

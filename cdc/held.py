@@ -9,7 +9,9 @@ from base64 import b64decode
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
+from cdc.records import Record
 from cdc.settings import Pipeline
+from cdc.tail import Tail
 from cdc.topics import Topics
 
 
@@ -29,6 +31,10 @@ class Entry:
         return None if self.id is None else (self.topic, self.id)
 
     @property
+    def order(self) -> tuple[str, str, int, int]:
+        return self.sink, self.topic, self.partition, self.offset
+
+    @property
     def place(self) -> str:
         """What a person calls it: sink/topic/partition/offset."""
         return f"{self.sink}/{self.topic}/{self.partition}/{self.offset}"
@@ -40,22 +46,47 @@ class Entry:
 
 @dataclass(frozen=True)
 class Held:
-    """An entry with why and since when (Unix seconds) it is there, and the record's own bytes."""
+    """An entry with why and since when (Unix seconds) it is there; `place` is its offset in the quarantine's topic."""
 
     entry: Entry
     reason: str
     at: float
-    key: bytes | None
-    value: bytes | None
+    place: int
 
 
-def held(kafka: Topics, pipeline: Pipeline) -> list[Held]:
-    """What is open for all sinks, requests included. Raises ConnectorError."""
-    found: dict[Entry, bytes | None] = {}
-    for record in kafka.all(pipeline.quarantine_topic):
-        found[Entry(**json.loads(record.key or b"{}"))] = record.value
-    listed = [_held(entry, value) for entry, value in found.items() if value]
-    return sorted(listed, key=lambda one: (one.entry.sink, one.entry.topic, one.entry.partition, one.entry.offset))
+class QuarantineLog:
+    """What is open for all sinks, requests included, brought up to now by each `read`; holds no rows.
+
+    Every method raises ConnectorError. One user per thread.
+    """
+
+    def __init__(self, kafka: Topics, pipeline: Pipeline) -> None:
+        self._kafka, self._topic = kafka, pipeline.quarantine_topic
+        self._open: dict[Entry, Held] = {}
+        self._tail = Tail(kafka, self._topic, begin=self._open.clear, take=self._take)
+
+    def read(self) -> list[Held]:
+        self._tail.read()
+        return sorted(self._open.values(), key=lambda held: held.entry.order)
+
+    def moved(self) -> bool:
+        """Whether somebody has written to the topic since `read`."""
+        return self._tail.moved()
+
+    def record(self, held: Held) -> tuple[bytes | None, bytes | None]:
+        """The key and the value of the record itself; nothing of one that has been settled meanwhile."""
+        records = self._kafka.between(self._topic, held.place, held.place + 1)
+        note = json.loads(records[0].value or b"{}") if records else {}
+        key, value = (b64decode(note[name]) if note.get(name) is not None else None for name in ("key", "value"))
+        return key, value
+
+    def _take(self, record: Record) -> None:
+        entry = Entry(**json.loads(record.key or b"{}"))
+        if record.value:
+            note = json.loads(record.value)
+            self._open[entry] = Held(entry, note["reason"], note.get("at", 0.0), record.offset)
+        else:
+            self._open.pop(entry, None)
 
 
 def request(kafka: Topics, pipeline: Pipeline, entries: Iterable[Entry]) -> None:
@@ -68,9 +99,3 @@ def close(kafka: Topics, pipeline: Pipeline, entries: Iterable[Entry]) -> None:
     """Settle entries and requests."""
     if listed := list(entries):
         kafka.write(pipeline.quarantine_topic, [(entry.to_key(), None) for entry in listed])
-
-
-def _held(entry: Entry, value: bytes) -> Held:
-    told = json.loads(value)
-    key, record = (b64decode(told[name]) if told.get(name) is not None else None for name in ("key", "value"))
-    return Held(entry, told["reason"], told.get("at", 0.0), key, record)

@@ -11,13 +11,12 @@ Row values are in this topic only.
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc.change import Table
-from cdc.held import Entry, close, held
+from cdc.held import Entry, QuarantineLog, close
 from cdc.settings import Pipeline
 from cdc.sink import Key
 from cdc.topics import MAX_MESSAGE_BYTES, Topics
@@ -30,20 +29,17 @@ class Quarantine:
 
     def __init__(self, spark: SparkSession, sink: str, pipeline: Pipeline, kafka: Topics) -> None:
         self._spark, self._sink, self._pipeline, self._kafka = spark, sink, pipeline, kafka
-        self._end: Any = None
+        self._ledger = QuarantineLog(kafka, pipeline)
         self.open: set[Entry] = set()
         self.requests: set[Entry] = set()
 
     def moved(self) -> bool:
         """Whether somebody has written to the topic since `refresh`."""
-        topic = self._pipeline.quarantine_topic
-        return bool(self._end != self._kafka.ends([topic])[topic])
+        return self._ledger.moved()
 
     def refresh(self) -> None:
-        """Read what is open. Raises ConnectorError."""
-        topic = self._pipeline.quarantine_topic
-        self._end = self._kafka.ends([topic])[topic]
-        found = {one.entry for one in held(self._kafka, self._pipeline) if one.entry.sink == self._sink}
+        """Take what has been written since the last time. Raises ConnectorError."""
+        found = {held.entry for held in self._ledger.read() if held.entry.sink == self._sink}
         self.requests = {entry for entry in found if entry.redrive}
         self.open = found - self.requests
 

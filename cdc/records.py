@@ -1,7 +1,7 @@
 """Single records of a topic: read for what they tell about time, written as notes of the pipeline's own.
 
 In:  the broker's address; positions from `cdc.topics`. Out: `Record`s and times, as read_committed sees them.
-Invariant: no consumer group, nothing is committed; a tail at most is read.
+Invariant: no consumer group, nothing is committed; a read ends when nothing comes, never because there is much.
 """
 
 import contextlib
@@ -48,11 +48,12 @@ class Record:
 class Records:
     """Reads and writes single records. Connects at the first call; every method raises ConnectorError.
 
-    Not `decided`: reads what isn't committed as well.
+    Not `decided`: reads what isn't committed as well. `patience_s`: how long a read waits for the next record, however
+    many there are.
     """
 
-    def __init__(self, bootstrap: str, *, decided: bool = True) -> None:
-        self._bootstrap, self._decided = bootstrap, decided
+    def __init__(self, bootstrap: str, *, decided: bool = True, patience_s: float = TIMEOUT_MS / 1000) -> None:
+        self._bootstrap, self._decided, self._patience_s = bootstrap, decided, patience_s
         self._consumer: Any = None
         self._producer: Any = None
 
@@ -72,6 +73,40 @@ class Records:
             sent = [self._producer.send(topic, key=key, value=value) for key, value in records]
             for one in sent:
                 one.get(timeout=TIMEOUT_MS / 1000)
+
+    @contextlib.contextmanager
+    def pending(
+        self, name: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], timeout_s: float
+    ) -> Iterator[None]:
+        """Write records now that count once the block has ended; if it fails, or the process does, they never do.
+
+        They have their place in the topic from now on: what is written within the block comes after them. Readers wait
+        there, for `timeout_s` at most if the process is killed. Who uses the same name next ends what it left, and
+        whoever had it.
+        """
+        with reaching(self._bootstrap):
+            producer = kafka.KafkaProducer(
+                bootstrap_servers=self._bootstrap,
+                transactional_id=name,
+                transaction_timeout_ms=int(timeout_s * 1000) + TIMEOUT_MS,
+                max_block_ms=TIMEOUT_MS,
+            )
+        try:
+            with reaching(self._bootstrap):
+                producer.init_transactions()
+                producer.begin_transaction()
+                for sent in [producer.send(topic, key=key, value=value) for key, value in records]:
+                    sent.get(timeout=TIMEOUT_MS / 1000)
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(kafka.errors.KafkaError):
+                    producer.abort_transaction()
+                raise
+            with reaching(self._bootstrap):
+                producer.commit_transaction()
+        finally:
+            producer.close()
 
     def last(self, topic: str, start: int, end: int, accept: Callable[[Record], bool]) -> Record | None:
         """The newest record of partition 0 in [start, end) that `accept` takes.
@@ -136,13 +171,15 @@ class Records:
         at = kafka.TopicPartition(topic, 0)
         with reaching(self._bootstrap):
             consumer = self._reader({at: since})
-            deadline = time.monotonic() + TIMEOUT_MS / 1000
-            while consumer.position(at) < end:
+            reached, deadline = since, time.monotonic() + self._patience_s
+            while reached < end:
                 if time.monotonic() > deadline:
                     raise kafka.errors.KafkaTimeoutError
                 for record in consumer.poll(timeout_ms=100).get(at, []):
                     if record.offset < end:
                         yield Record(record.offset, record.timestamp, record.key, record.value)
+                if (now := consumer.position(at)) > reached:
+                    reached, deadline = now, time.monotonic() + self._patience_s
 
     def _first(
         self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float

@@ -20,7 +20,7 @@ from cdc.continuity import Continuity, Discontinued, waiting
 from cdc.errors import Unexpected
 from cdc.failures import classify
 from cdc.heartbeat import last_beat
-from cdc.held import held
+from cdc.held import QuarantineLog
 from cdc.settings import Pipeline
 from cdc.topics import Topics
 from cdc.trace import trace
@@ -171,7 +171,9 @@ def _log(
         continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
         ends = {topic: one.end for topic, one in continuity.logs.items()}
         beat = last_beat(topics, pipeline)
-        kept = Counter((one.entry.sink, one.entry.topic) for one in held(topics, pipeline) if not one.entry.redrive)
+        kept = Counter(
+            (one.entry.sink, one.entry.topic) for one in QuarantineLog(topics, pipeline).read() if not one.entry.redrive
+        )
         known = {name: found for name, found in stored.items() if found is not None}
         oldest = topics.times(
             place

@@ -7,7 +7,8 @@ Invariant: `ensure` checks every topic before it creates the first.
 
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,11 @@ UNSETTLED = (kafka.errors.TopicAlreadyExistsError, kafka.errors.UnknownTopicOrPa
 """What a topic causes that is being made or deleted at this moment."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Of a record and of a batch: the connector's limit."""
+
+RETENTION_MS = 24 * 3_600_000
+"""So long at least a deletion stays in what `cdc.tail` follows."""
+SEGMENT_MS = 10 * 60_000
+"""The broker compacts what is older."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +64,40 @@ def wanted(pipeline: Pipeline) -> dict[str, int]:
     return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, **dict.fromkeys(own, 1)}
 
 
+def _settings_of(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+    """What each topic is to have of its own besides its policy.
+
+    What commands tell each other is compacted within minutes, so that nobody has to read what it said long ago.
+    """
+    retention_ms = int(pipeline.delete_retention_hours * 3_600_000)
+    settings = {
+        "delete.retention.ms": str(retention_ms),
+        # A record in quarantine is a third longer than it was.
+        "max.message.bytes": str(2 * MAX_MESSAGE_BYTES),
+    }
+    followed = {
+        **settings,
+        "delete.retention.ms": str(max(retention_ms, RETENTION_MS)),
+        "segment.ms": str(SEGMENT_MS),
+        "min.cleanable.dirty.ratio": "0.1",
+    }
+    own = (pipeline.quarantine_topic, pipeline.settings_topic, pipeline.generations_topic)
+    return {topic: followed if topic in own else settings for topic in topics}
+
+
 class Topics:
     """A connection to the broker; use as a context manager. Every method raises ConnectorError."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, patience_s: float = TIMEOUT_MS / 1000) -> None:
+        """`patience_s`: see `Records`."""
         self.bootstrap = bootstrap
         with reaching(bootstrap):
             knock(bootstrap)
             self._admin = kafka.KafkaAdminClient(
                 bootstrap_servers=bootstrap, bootstrap_timeout_ms=TIMEOUT_MS, request_timeout_ms=TIMEOUT_MS
             )
-        self._records, self._written = Records(bootstrap), Records(bootstrap, decided=False)
+        self._records = Records(bootstrap, patience_s=patience_s)
+        self._written = Records(bootstrap, decided=False)
 
     def __enter__(self) -> "Topics":
         return self
@@ -88,14 +117,10 @@ class Topics:
     def ensure(self, pipeline: Pipeline) -> list[Created | Kept]:
         """Create what is missing; nothing at all when a topic exists with another shape."""
         topics = wanted(pipeline)
-        settings = {
-            "delete.retention.ms": str(int(pipeline.delete_retention_hours * 3_600_000)),
-            # A record in quarantine is a third longer than it was.
-            "max.message.bytes": str(2 * MAX_MESSAGE_BYTES),
-        }
+        settings = _settings_of(pipeline, topics)
         with reaching(self.bootstrap):
             found = _briefly(*UNSETTLED)(self._make, topics, settings)
-            changed = {topic: dict(settings.items() - found[topic].items()) for topic in found}
+            changed = {topic: dict(settings[topic].items() - found[topic].items()) for topic in found}
             self._alter(changed)
         return [
             Kept(topic, count, tuple(changed[topic])) if topic in found else Created(topic, count)
@@ -194,11 +219,21 @@ class Topics:
 
     def between(self, topic: str, since: int, end: int) -> list[Record]:
         """The committed records of a one-partition topic in [since, end)."""
-        return list(self._records.read(topic, since, end))
+        return list(self.stream(topic, since, end))
+
+    def stream(self, topic: str, since: int, end: int) -> Iterator[Record]:
+        """The same, one by one; nothing else may be read meanwhile."""
+        return self._records.read(topic, since, end)
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records of the pipeline's own, durable on return. Rows travel through Spark."""
         self._records.write(topic, records)
+
+    def pending(
+        self, name: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], timeout_s: float
+    ) -> AbstractContextManager[None]:
+        """See `Records.pending`."""
+        return self._records.pending(name, topic, records, timeout_s)
 
     def last(self, topic: str, accept: Callable[[Record], bool] = lambda _: True) -> Record | None:
         """The newest committed record of a one-partition topic that `accept` takes; None when there is none."""
@@ -229,7 +264,7 @@ class Topics:
         ends = self.ends(sorted({topic for topic, _, _ in places}), decided=False)
         return self._written.next(places, ends)
 
-    def _make(self, topics: Mapping[str, int], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    def _make(self, topics: Mapping[str, int], settings: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
         """Check, then create what is missing; the settings of what was there. Raises UNSETTLED to be tried again."""
         existing = self._described(topics)
         found = self._settings(existing)
@@ -237,9 +272,8 @@ class Topics:
             if not found[topic]:
                 raise kafka.errors.UnknownTopicOrPartitionError(topic)
             check_shape(topic, topics[topic], len(described["partitions"]), found[topic]["cleanup.policy"])
-        configs = {"cleanup.policy": "compact", **settings}
         shapes = {
-            topic: {"num_partitions": count, "configs": configs}
+            topic: {"num_partitions": count, "configs": {"cleanup.policy": "compact", **settings[topic]}}
             for topic, count in topics.items()
             if topic not in existing
         }

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from cdc import changed, tree
 from cdc.change import Table
 from cdc.comparison import KNOWN, Comparison, Difference
-from cdc.control import Control
+from cdc.control import Truncations
 from cdc.errors import SettingsError
 from cdc.fence import Fence, pass_fence, raise_fence, settle
 from cdc.settings import Pipeline
@@ -117,6 +117,7 @@ class _Verification:
         self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
         self._table, self._sinks, self._options = table, sinks, options
         self._reader = Reader(spark, options.rate)
+        self._truncations = Truncations(pipeline, kafka)
         self._found = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
 
     def result(self, ids: Sequence[str] | None = None) -> list[Comparison]:
@@ -203,10 +204,12 @@ class _Verification:
 
     def _holds(self, fence: Fence, sink: Sink) -> bool:
         """Whether the view has stood past its fence all the time: a TRUNCATE or a rebuild would have set it back."""
-        control = Control(self._pipeline, self._kafka)
-        control.read()
+        self._truncations.read()
         name = self._table.qualified
-        return control.floors.number(name) == fence.floors.number(name) and fence.problem(sink, self._table) is None
+        return (
+            self._truncations.floors.number(name) == fence.floors.number(name)
+            and fence.problem(sink, self._table) is None
+        )
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(self._pipeline.source.dsn, self._table)

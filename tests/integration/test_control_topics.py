@@ -1,0 +1,165 @@
+"""The pipeline's own topics on a real broker: however much they hold, they are read, and each time only what is new."""
+
+import json
+import random
+import time
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from cdc import registered
+from cdc.control import Control
+from cdc.errors import KafkaUnavailable
+from cdc.held import Entry, QuarantineLog, close
+from cdc.records import Records, kafka
+from cdc.registered import Registration
+from cdc.settings import Pipeline
+from cdc.topics import Topics
+from tests.support.pipelines import pipeline
+from tests.support.wait import wait_until
+
+ENTRIES = 20_000
+WIDTH = 1500
+"""Bytes of each row in quarantine: two thousand in base64."""
+
+
+@pytest.fixture
+def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
+    made = pipeline(unique, "postgresql://127.0.0.1:1/none", "public.orders", kafka=stack.endpoints.kafka)
+    with Topics(made.kafka) as topics:
+        topics.ensure(made)
+    yield made
+    with kafka.KafkaAdminClient(bootstrap_servers=made.kafka) as admin:
+        admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])
+
+
+def write(shop: Pipeline, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
+    producer = Producer({"bootstrap.servers": shop.kafka, "linger.ms": 20, "log_level": 0})
+    for key, value in records:
+        producer.produce(topic, key=key, value=value)
+        while len(producer) > 50_000:
+            producer.poll(0.1)
+    assert producer.flush(60) == 0
+
+
+def entry(offset: int, sink: str = "warehouse") -> Entry:
+    return Entry(sink, "t.public.orders", 0, offset, str(offset))
+
+
+def fill(shop: Pipeline, offsets: Iterable[int]) -> None:
+    row = b64encode(random.Random(3).randbytes(WIDTH)).decode()
+    value = json.dumps({"reason": "not a number", "at": 1.0, "key": b64encode(b"{}").decode(), "value": row}).encode()
+    write(shop, shop.quarantine_topic, ((entry(offset).to_key(), value) for offset in offsets))
+
+
+def timed(ledger: QuarantineLog) -> tuple[int, float]:
+    began = time.monotonic()
+    return len(ledger.read()), time.monotonic() - began
+
+
+def test_a_long_quarantine_is_read_in_full_and_once(shop: Pipeline) -> None:
+    fill(shop, range(ENTRIES))
+    with Topics(shop.kafka) as topics:
+        count, whole_s = timed(QuarantineLog(topics, shop))
+    assert count == ENTRIES
+    # The same with a quarter of that time as the longest without a record: it isn't a limit of the whole.
+    with Topics(shop.kafka, patience_s=whole_s / 4) as topics:
+        ledger = QuarantineLog(topics, shop)
+        assert timed(ledger)[0] == ENTRIES
+        assert not ledger.moved()
+        fill(shop, [ENTRIES])
+        close(topics, shop, [entry(7)])
+        assert ledger.moved()
+        count, news_s = timed(ledger)
+        assert count == ENTRIES
+        assert news_s < whole_s / 4
+        held = {one.entry: one for one in ledger.read()}
+        assert entry(7) not in held
+        key, value = ledger.record(held[entry(ENTRIES)])
+        assert (key, len(value or b"")) == (b"{}", WIDTH)
+
+
+def test_a_read_that_gets_nothing_ends(shop: Pipeline, unique: str) -> None:
+    """What isn't there is no end: offsets that were promised and don't come are an error, in time."""
+    fill(shop, range(3))
+    records = Records(shop.kafka, patience_s=0.3)
+    try:
+        with pytest.raises(KafkaUnavailable):
+            list(records.read(shop.quarantine_topic, 0, 4))
+    finally:
+        records.close()
+
+
+def ddl(number: int, table: str) -> tuple[bytes, bytes]:
+    after = {"id": number, "table_name": table, "lsn": f"0/{number:X}", "command": "CREATE TABLE", "columns": "[]"}
+    return json.dumps({"id": number}).encode(), json.dumps({"op": "c", "after": after}).encode()
+
+
+def truncation(table: str, lsn: int) -> tuple[bytes, bytes]:
+    after = {"table_name": table, "lsn": f"0/{lsn:X}"}
+    return json.dumps({"table_name": table}).encode(), json.dumps({"op": "u", "after": after}).encode()
+
+
+def test_floors_and_definitions_are_followed(shop: Pipeline) -> None:
+    truncations, journal = (shop.topic(f"cdc.{name}") for name in ("truncation", "ddl"))
+    write(shop, truncations, [truncation("public.orders", 5), truncation("public.lines", 6)])
+    write(shop, journal, (ddl(number, f"public.s{number}") for number in range(2000)))
+    with Topics(shop.kafka) as topics:
+        control = Control(shop, topics)
+        control.read()
+        assert not control.moved()
+        assert control.floors.lsns == {"public.orders": 5, "public.lines": 6}
+        assert len(control.definitions) == 2000
+        write(shop, truncations, [truncation("public.orders", 9)])
+        write(shop, journal, [ddl(2000, "public.orders")])
+        assert control.moved()
+        control.read()
+        assert control.floors.lsns == {"public.orders": 9, "public.lines": 6}
+        assert [one.id for one in control.definitions] == list(range(2001))
+        # Another server: what was before says nothing about its log, though it isn't read again.
+        ends = topics.ends([truncations, journal])
+        write(shop, truncations, [truncation("public.lines", 1)])
+        registered.write(topics, shop, Registration(epoch=1, since=ends))
+        assert control.moved()
+        control.read()
+        assert (control.floors.epoch, control.floors.lsns, control.definitions) == (1, {"public.lines": 1}, ())
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_start(shop: Pipeline) -> None:
+    fill(shop, range(5))
+    with Topics(shop.kafka) as topics, kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
+        ledger = QuarantineLog(topics, shop)
+        assert len(ledger.read()) == 5
+        admin.delete_topics([shop.quarantine_topic])
+        wait_until(lambda: shop.quarantine_topic not in topics.existing([shop.quarantine_topic]), 10, "it to be gone")
+        topics.ensure(shop)
+        fill(shop, [100, 101])
+        assert ledger.moved()
+        assert [held.entry.offset for held in ledger.read()] == [100, 101]
+
+
+def test_what_commands_tell_each_other_is_compacted(shop: Pipeline) -> None:
+    with Topics(shop.kafka) as topics:
+        topics.ensure(shop)
+        own = topics.overrides([shop.quarantine_topic, shop.generations_topic, shop.topic("public.orders")])
+    *followed, table = own.values()
+    assert all(one["segment.ms"] == "600000" and one["min.cleanable.dirty.ratio"] == "0.1" for one in followed)
+    assert not table.keys() & {"segment.ms", "min.cleanable.dirty.ratio"}
+
+
+def test_deletions_stay_for_a_day_where_they_are_followed(shop: Pipeline) -> None:
+    with Topics(shop.kafka) as topics:
+        topics.ensure(replace_retention(shop, 1.0))
+        names = [shop.quarantine_topic, shop.topic("public.orders")]
+        wait_until(
+            lambda: [one["delete.retention.ms"] for one in topics.overrides(names).values()] == ["86400000", "3600000"],
+            10,
+            "the broker to take over the settings",
+        )
+
+
+def replace_retention(shop: Pipeline, hours: float) -> Pipeline:
+    return shop.model_copy(update={"delete_retention_hours": hours})
