@@ -25,26 +25,48 @@ from connectors.resend import resend
 IDS_PER_REQUEST = 200
 """The connector stores a request with every offset while it is at work on it, in one record of the worker's."""
 POLL_S = 0.1
+PENDING_S = 60.0
+"""So long may deletions wait for the rows behind them, and the table's views for the outcome."""
 
 
-def reemit(pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], *, timeout_s: float) -> int:
+def reemit(
+    pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], *, timeout_s: float, gone: Sequence[bytes] = ()
+) -> int:
     """How many rows were sent again: as many of the ids as the source has. Returns once their records can be read.
 
+    `gone` are keys that get a tombstone before that: a row that came to be meanwhile is there in the end.
     A row that is changed at this very moment may come as that change alone, which needn't be a whole row.
 
     Raises:
         SourceError: the table can't be asked for.
-        ConnectorError: not within timeout_s.
+        ConnectorError: not within timeout_s, with `gone` within a minute; or another repair has begun.
     """
-    deadline, sent = time.monotonic() + timeout_s, 0
+    deadline = time.monotonic() + timeout_s
+    if gone:
+        # They count once the rows are in the log behind them, all or none: whenever this ends, nothing is lost.
+        tombstones = [(key, None) for key in gone]
+        with kafka.pending(repair_id(pipeline), table.topic, tombstones, min(timeout_s, PENDING_S)):
+            sent = _send_all(pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S))
+    else:
+        sent = _send_all(pipeline, kafka, table, ids, deadline)
+    if sent or gone:
+        _await_visible(kafka, table, deadline)
+    return sent
+
+
+def repair_id(pipeline: Pipeline) -> str:
+    """The transactions of a pipeline's repairs: the next one ends what a killed one has left open."""
+    return f"{pipeline.pipeline}.repair"
+
+
+def _send_all(pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], deadline: float) -> int:
+    sent = 0
     with source.connect(pipeline.source.dsn) as conn:
         for at in range(0, len(ids), IDS_PER_REQUEST):
             count, where = _chosen(conn, table, ids[at : at + IDS_PER_REQUEST])
             if count:
                 _send(pipeline, kafka, conn, table, where, deadline)
                 sent += count
-    if sent:
-        _await_visible(kafka, table, deadline)
     return sent
 
 

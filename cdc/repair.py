@@ -35,7 +35,8 @@ def repair(
 
     So are rows that the warehouse holds twice: a change goes to both of them. The topic gets a tombstone for each row
     that a view has and the source has not, then all of the rows as the source has them: one that came to be meanwhile
-    is there in the end.
+    is there in the end. The tombstones count only together with these rows (`reemit`): a repair that is ended half way
+    has deleted nothing.
 
     Raises:
         ConnectorError: the rows didn't come in time, or a view didn't apply them.
@@ -49,8 +50,8 @@ def repair(
         ids = sorted({row.id for one in mine.values() for row in one.known})
         gone = sorted({row.id for one in mine.values() for row in one.known if row.kind == "extra"})
         with Topics(pipeline.kafka) as kafka:
-            kafka.write(table.topic, [(key, None) for key in _keys(spark, pipeline, table, gone)])
-            reemit(pipeline, kafka, table, ids, timeout_s=options.timeout_s)
+            keys = _keys(spark, pipeline, table, gone)
+            reemit(pipeline, kafka, table, ids, timeout_s=options.timeout_s, gone=keys)
         again = look_at(spark, pipeline, table, [one for one in sinks if one.name in mine], options, ids)
         for now in again:
             at = ends.index(mine[now.sink])

@@ -1,5 +1,6 @@
 """All rows of a table again, while the connector goes on with the log."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pytest
 
 from cdc.change import Table
 from cdc.errors import ConnectorError, SourceError
-from cdc.reemit import reemit
+from cdc.records import kafka
+from cdc.reemit import reemit, repair_id
 from cdc.topics import Topics
 from connectors import floor
 from connectors.client import Connect
@@ -240,6 +242,44 @@ def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:
             # No waiting: when it returns they can be read.
             assert read_keys(shop, name) - before == Counter(expected)
     assert shop.state() == "RUNNING"
+
+
+def key(number: int) -> bytes:
+    return json.dumps({"id": number}).encode()
+
+
+def test_a_repair_deletes_what_the_source_has_not(shop: Shop) -> None:
+    """And nothing else: a row that came back since it was missed is there in the end."""
+    before = living(shop, "shop.counters")
+    with Topics(shop.kafka) as topics:
+        assert reemit(
+            shop.pipeline, topics, shop.table("shop.counters"), ["1", "99"], timeout_s=30, gone=[key(1), key(99)]
+        )
+    assert shop.rows("shop.counters")[99] is None
+    assert living(shop, "shop.counters") == before
+
+
+def test_a_repair_that_ends_half_way_deletes_nothing(shop: Shop) -> None:
+    before = living(shop, "shop.counters")
+    away = shop.pipeline.source.model_copy(update={"dsn": "postgresql://127.0.0.1:1/none"})
+    nowhere = shop.pipeline.model_copy(update={"source": away})
+    with Topics(shop.kafka) as topics, pytest.raises(SourceError):
+        reemit(nowhere, topics, shop.table("shop.counters"), ["1"], timeout_s=5, gone=[key(1)])
+    assert living(shop, "shop.counters") == before
+
+
+def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
+    before, counters = living(shop, "shop.counters"), shop.table("shop.counters")
+    killed = kafka.KafkaProducer(
+        bootstrap_servers=shop.kafka, transactional_id=repair_id(shop.pipeline), transaction_timeout_ms=600_000
+    )
+    killed.init_transactions()
+    killed.begin_transaction()
+    killed.send(counters.topic, key=key(1), value=None).get(10)
+    with Topics(shop.kafka) as topics:
+        reemit(shop.pipeline, topics, counters, ["2", "99"], timeout_s=30, gone=[key(99)])
+    assert living(shop, "shop.counters") == before
+    killed.close(0)
 
 
 def test_rows_that_do_not_come_are_missed(shop: Shop) -> None:
