@@ -65,7 +65,12 @@ def build(
     from cdc.verify import verify
 
     def proved(beside: "Sink", tables: "Sequence[Table]") -> None:
-        prove(lambda: verify(spark, context.pipeline, tables, [beside]), sink.name)
+        some = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.whole else ""
+        prove(
+            lambda: verify(spark, context.pipeline, tables, [beside]),
+            sink.name,
+            f"cdc -p FILE rebuild {sink.name}{some}",
+        )
 
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)

@@ -85,8 +85,10 @@ class Comparison:
         self.sample = self.known[:SAMPLE]
 
 
-def prove(compare: Callable[[], Sequence[Comparison]], sink: str) -> None:
+def prove(compare: Callable[[], Sequence[Comparison]], sink: str, again: str) -> None:
     """Compare the views of a sink that nobody sees yet; what couldn't be decided is compared again, all of it.
+
+    `again` is the command that goes on from here.
 
     Raises:
         DivergenceError: one differs from its source.
@@ -102,7 +104,7 @@ def prove(compare: Callable[[], Sequence[Comparison]], sink: str) -> None:
     raise UndecidedError(
         f"{undecided[0].undecided:,} rows of {undecided[0].table} in {sink} changed at every look, so that the new"
         " generation can't be proved equal. Readers see what they saw.",
-        hint=f"once there is less to do: cdc -p FILE rebuild {sink}, which goes on with this proof",
+        hint=f"when less is written, to go on with this proof: {again}",
         more=len(undecided) - 1,
     )
 
