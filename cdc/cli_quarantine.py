@@ -93,7 +93,8 @@ def _ledger(context: typer.Context) -> "Iterator[tuple[Topics, QuarantineLog]]":
 
 
 def _entries(ledger: "QuarantineLog") -> "list[Held]":
-    return [one for one in ledger.read() if not one.entry.redrive]
+    entries = (one for one in ledger.read() if not one.entry.redrive)
+    return sorted(entries, key=lambda held: held.entry.order)
 
 
 def _chosen(found: "list[Held]", places: list[str] | None) -> "list[Held]":

@@ -6,7 +6,7 @@ appear nowhere.
 
 import json
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 
 from cdc.records import Record
@@ -65,9 +65,10 @@ class QuarantineLog:
         self._open: dict[Entry, Held] = {}
         self._tail = Tail(kafka, self._topic, begin=self._open.clear, take=self._take)
 
-    def read(self) -> list[Held]:
+    def read(self) -> Collection[Held]:
+        """In no order; true until the next call."""
         self._tail.read()
-        return sorted(self._open.values(), key=lambda held: held.entry.order)
+        return self._open.values()
 
     def moved(self) -> bool:
         """Whether somebody has written to the topic since `read`."""
