@@ -12,6 +12,7 @@ from cdc.errors import (
     DecodeError,
     KafkaUnavailable,
     SinkError,
+    SinkUnavailable,
     SparkError,
     Unholdable,
     WorkerLost,
@@ -46,6 +47,8 @@ def _of_a_server(text: str, sink: str) -> CdcError | None:
         )
     if broker := BROKER.search(text):
         return _of_a_broker(broker[1], sink)
+    if f"{SinkUnavailable.__module__}.{SinkUnavailable.__name__}: " in text:
+        return SinkUnavailable(f"{sink} can't be read.", hint="is the server up? the same command goes on", sink=sink)
     if "OutOfMemoryError" in text:
         return SparkError("Spark has run out of memory.", hint=MEMORY_HINT)
     if LOST.search(text):

@@ -29,7 +29,7 @@ from cdc.log import records
 from cdc.registered import Registration
 from cdc.rollback import keep, retire
 from cdc.settings import Pipeline
-from cdc.sink import Replaced, Sink
+from cdc.sink import Replaced, Sink, positions
 from cdc.stand import Again, Describe, Stand
 from cdc.stream import Stream
 from cdc.topics import Topics
@@ -270,8 +270,8 @@ def _reached(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Callable[[],
     def there() -> bool:
         if not ends:
             ends.update(kafka.ends([table.topic for table in tables]))
-        found = ((sink.position(table), ends[table.topic]) for table in tables)
-        return all(distance(at, end).reached for at, end in found)
+        at = positions(sink, tables)
+        return all(distance(at[table.qualified], ends[table.topic]).reached for table in tables)
 
     return there
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from cdc.change import Advance, Applied, Form, Position, Reach, Stored, Table, distance
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
@@ -84,14 +84,30 @@ class Sink(Protocol):
         """Remove every generation but the live ones, those of `keep`, by table, and what these need."""
 
 
+@runtime_checkable
+class Overseen(Protocol):
+    """A sink that can be asked about many views at once."""
+
+    def positions(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+        """`Sink.position` of each, by table name."""
+
+
+def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+    """How far each view has got, by table name; in as few requests as the sink can do with."""
+    if isinstance(sink, Overseen):
+        return sink.positions(tables)
+    return {table.qualified: sink.position(table) for table in tables}
+
+
 SWITCH_S = 30.0
 POLL_S = 0.02
 
 
 def level(live: Sink, beside: Sink, tables: Sequence[Table]) -> bool:
     """Whether no view beside is behind the one that readers see."""
-    found = ((live.position(table), beside.position(table)) for table in tables)
-    return all(old is None or (new is not None and not behind(new, old)) for old, new in found)
+    old, new = positions(live, tables), positions(beside, tables)
+    pairs = [(stored, new[name]) for name, stored in old.items() if stored]
+    return all(other and not behind(other, stored) for stored, other in pairs)
 
 
 def behind(new: Stored, old: Stored) -> bool:

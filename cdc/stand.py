@@ -22,7 +22,7 @@ from cdc.kept import Kept
 from cdc.registered import Registration
 from cdc.rollback import retire
 from cdc.settings import Pipeline
-from cdc.sink import Misfit, Replaced, Sink
+from cdc.sink import Misfit, Replaced, Sink, positions
 from cdc.step import Ends, Steps, advances
 from cdc.topics import Topics
 
@@ -155,7 +155,7 @@ class Stand:
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
         self._taken_at = time.monotonic()
-        return self._reshaped() or any(map(self._fits, self._waiting)) or any(map(self._lost, self.tables))
+        return self._reshaped() or any(map(self._fits, self._waiting)) or self._lost()
 
     def _fits(self, table: Table) -> bool:
         """Whether a table that was set aside can go on by now."""
@@ -186,8 +186,9 @@ class Stand:
     def switched(self) -> bool:
         """Whether readers see another generation of a view than the one that is applied to."""
         known = [table for table in self.tables if table.topic in self._generations]
-        found = ((table, self._sink.position(table)) for table in known)
-        return any(stored and stored.generation != self._generations[table.topic] for table, stored in found)
+        there = positions(self._sink, known)
+        seen = ((there[table.qualified], self._generations[table.topic]) for table in known)
+        return any(stored and stored.generation != generation for stored, generation in seen)
 
     def switching(self) -> bool:
         """Whether another writer may have been at the views because readers are being shown another generation."""
@@ -233,12 +234,11 @@ class Stand:
             for topic, shape in self.shapes.items()
         )
 
-    def _lost(self, table: Table) -> bool:
-        """Whether the view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
-        at, stored = self.at[table.topic], self._sink.position(table)
-        if at is None:
-            return False
-        return stored is None or distance(stored, at).reach is Reach.BEHIND
+    def _lost(self) -> bool:
+        """Whether a view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
+        there = positions(self._sink, self.tables)
+        pairs = ((self.at[table.topic], there[table.qualified]) for table in self.tables)
+        return any(at and (stored is None or distance(stored, at).reach is Reach.BEHIND) for at, stored in pairs)
 
     def floor(self, table: Table) -> int:
         """What a view of the table has to be made after."""

@@ -2,40 +2,42 @@
 
 Whole documents by `index` and `delete` with version_type=external_gte and version = Kafka offset, so an older change
 never wins, whoever sends it. The bulk bodies are built in the JVM; Python frames and sends them, and reads every item.
-Positions are documents of the index `cdc-position`, one for each index, changed by if_seq_no compare-and-set after the
-bulks are durable.
-A generation is an index <alias>@<generation>; the alias says which one readers see. Writes go to an index by an alias
-of its own, for a bulk creates an index that is not there, but never an alias.
+Positions are documents of the index `cdc-position`, one for each index, changed by if_seq_no compare-and-set: before
+the first bulk of a batch it says how far rows may be visible, after the last one how far they are.
+A generation is an index <alias>@<generation>; the alias says which one readers see.
+The versions of deleted documents are forgotten after `gc_deletes`, and by a node that restarts. So a bulk that comes
+late must not be taken at all: each writer writes through an alias of its own, which whoever takes over removes. Its
+name has capitals: a bulk creates an index that isn't there, but none of such a name.
 """
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from uuid import uuid4
 
-from cdc.address import address
 from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
-from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.report import COMPLETING, Row, send
-from cdc.sink import SWITCH_S, Batch, Misfit, check, level, mismatch, require, stored_after, wait_for
-from sinks.elasticsearch_bulk import OWN_ID, bulk_item, document_id, forget, sender
+from cdc.sink import SWITCH_S, Batch, Misfit, Refused, behind, check, mismatch, require, stored_after, wait_for
+from sinks.elasticsearch_bulk import OWN_ID, bulk_item, document_id, sender
 from sinks.elasticsearch_fields import field
+from sinks.elasticsearch_http import BLOCKED, HINTS, Refusal, forget, unavailable
+from sinks.elasticsearch_indices import Indices, Place
+from sinks.elasticsearch_positions import POSITIONS, Moved, Positions, Record
 from sinks.elasticsearch_scan import KEEP, SLICES, getter, scanner
-from sinks.elasticsearch_server import HINTS, Server
+from sinks.elasticsearch_server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-POSITIONS = "cdc-position"
-INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "12h"}
-"""gc_deletes: how long a delete's version is remembered, so that a late older write can't bring the row back."""
+INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
+"""gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the server itself has in
+hand when their writer's alias goes; a client waits a minute for an answer."""
 UNSEEN = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
 SEEN = {"refresh_interval": None, "auto_expand_replicas": INDEX_SETTINGS["auto_expand_replicas"]}
 """What makes a bulk load cheap while nobody reads, and takes it back."""
-BLOCKED = "cluster_block_exception"
 OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 
 
@@ -46,114 +48,133 @@ class Elasticsearch:
     def __init__(self, name: str, url: str, pipeline: str, beside: Mapping[str, str] | None = None) -> None:
         self.name, self.url, self.pipeline, self._beside = name, url.rstrip("/"), pipeline, beside
         self._server = Server(name, self.url)
+        self._indices = Indices(self._server, pipeline, beside)
+        self._positions = Positions(self._server)
         self._blocked_at = 0.0
+        self._token = _token()
+        self._scans: list[str] = []
 
     def prepare(self, table: Table) -> None:
         """Create the index, or give the one that is there the fields it lacks."""
         self._server.create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
-        if index := self._indices([table]).get(table.qualified):
+        if place := self._indices.of([table]).get(table.qualified):
             try:
-                self._server.ask("PUT", f"/{index}/_mapping", {"properties": _properties(table)})
-            except SinkRejected:
+                self._server.each("PUT", [place.index], "/_mapping", {"properties": _properties(table)})
+            except Refusal as error:
+                if error.kind == "index_closed_exception":
+                    raise
                 raise Misfit(table, self.name) from None
         else:
             self._make(table)
 
     def clear(self, table: Table) -> None:
         """A new index, which has no position yet, in place of the one that is there."""
-        index = self._indices([table]).get(table.qualified)
+        place = self._indices.of([table]).get(table.qualified)
         if self._beside is None:
             self._make(table)
-        if index:
-            self._forget(index)
+        if place:
+            self._forget([place.index])
 
     def position(self, table: Table) -> Stored | None:
-        return self._stored(self._indices([table])).get(table.qualified, (None, {}))[0]
+        return self.positions([table])[table.qualified]
+
+    def positions(self, tables: Sequence[Table]) -> dict[str, Stored | None]:
+        """In two requests, however many there are."""
+        records = self._records(tables)
+        return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        indices = self._indices([advance.table for advance in batch.advances])
+        places = self._indices.of([advance.table for advance in batch.advances])
         for advance in batch.advances:
-            if advance.table.qualified not in indices:
+            if advance.table.qualified not in places:
                 raise mismatch(advance.table, advance.start, None, ours=True)
-        before = self._stored(indices)
-        pending = [a for a in batch.advances if check(a, before[a.table.qualified][0], batch.writer)]
+        indices = {name: place.index for name, place in places.items()}
+        before = self._positions.read(indices)
+        pending = [a for a in batch.advances if check(a, before[a.table.qualified].stored, batch.writer)]
         if not pending:
             return {}
-        lines = self._lines(batch, indices)
-        try:
-            sent = send(lines, sender(self.url, {a.table.topic for a in pending}), self.name, HINTS)
-        except SinkUnavailable as error:
-            self._unblock(error, indices.values())
-            raise
-        self._blocked_at = 0.0
+        self._take(pending, places)
+        begun = self._store(
+            pending, indices, [before[a.table.qualified].begins(a.until) for a in pending], batch.writer
+        )
+        fresh = {a.table.topic for a in pending if before[a.table.qualified].fresh(a.until)}
+        sent = self._send(batch, pending, indices, fresh)
         result = {a.table.qualified: sent.get(a.table.topic, Applied()) for a in pending}
-        self._commit(pending, indices, before, result, batch.writer)
+        self._commit(pending, indices, begun, result, batch.writer)
         return result
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+        """As the contract says; the frame is good until the next scan of all rows, or for two minutes."""
         from pyspark.sql import functions as F
 
         url, row = self.url, "id string, document string"
-        index = self.alias(table) if self._beside is None else self._index(table, self._beside[table.qualified])
+        index = self.alias(table) if self._beside is None else self._indices.name(table, self._beside[table.qualified])
         if ids is not None:
             keys = spark.createDataFrame([(key,) for key in ids], "id string")
             return keys.select(document_id(F.col("id")).alias("key")).mapInArrow(getter(url, index), row)
-        self._server.ask("POST", f"/{index}/_refresh")
-        pit = self._server.ask("POST", f"/{index}/_pit?keep_alive={KEEP}")["id"]
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, pit), row)
+        self._server.refresh([index])
+        self._unscan()
+        (opened,) = self._server.each("POST", [index], "/_pit", query={"keep_alive": KEEP})
+        self._scans.append(opened["id"])
+        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, opened["id"]), row)
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""
-        self._server.ask("POST", f"/{quote(self.alias(table), safe='')}/_refresh")
+        self._server.refresh([self.alias(table)])
 
     def close(self) -> None:
+        with suppress(SinkError):
+            self._unscan()
         forget(self.url)
 
     def alias(self, table: Table) -> str:
-        return f"{self.pipeline}-{table.qualified}".lower()
+        return self._indices.alias(table)
 
     def beside(self, names: Mapping[str, str]) -> "Elasticsearch":
-        return Elasticsearch(self.name, self.url, self.pipeline, dict(names))
+        made = Elasticsearch(self.name, self.url, self.pipeline, dict(names))
+        made._scans = self._scans
+        return made
 
     def require_room(self, tables: Sequence[Table]) -> None:
-        stats = self._server.ask("GET", f"/{','.join(self._indices(tables).values()) or POSITIONS}/_stats/store")
-        needed = int(stats["_all"]["primaries"].get("store", {}).get("size_in_bytes", 0))
+        places = self._indices.of(tables)
+        needed = self._indices.bytes([place.index for place in places.values()])
         nodes = self._server.ask("GET", "/_nodes/stats/fs")["nodes"].values()
         free = max(int(node["fs"]["total"]["available_in_bytes"]) for node in nodes)
-        require(needed, free, f"the index at {address(self.url)}", self.name)
+        require(needed, free, self._server.name, self.name)
+        # A rebuild removes what else lies beside the live views before it makes anything.
+        spare = sum(len(names[1:]) for names in self._indices.generations(tables).values())
+        self._server.require_shards(len(tables) - spare)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it isn't ahead."""
-        live = self._indices(tables)
-        fresh = {table.qualified: self._index(table, names[table.qualified]) for table in tables}
+        """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it isn't ahead.
+
+        A batch that is cut by this has shown some rows already: the new generation has to have them as well.
+        """
+        live = {name: place.index for name, place in self._indices.of(tables).items()}
+        fresh = {table.qualified: self._indices.name(table, names[table.qualified]) for table in tables}
         switched = [table for table in tables if live.get(table.qualified) != fresh[table.qualified]]
         if not switched:
             return {}
         old = [live[table.qualified] for table in switched if table.qualified in live]
-        there = partial(level, self, self.beside(names), switched)
-        wait_for(there, self.name)
+        beside = self.beside(names)
+        wait_for(lambda: self._level(beside, switched, self._records(switched)), self.name)
         try:
-            for index in old:
-                self._server.ask("PUT", f"/{index}/_block/write")
-            wait_for(there, self.name)
-            self._server.ask("PUT", f"/{','.join(fresh.values())}/_settings", SEEN)
-            self._server.ask("POST", f"/{','.join(fresh.values())}/_refresh")
-            self._server.ask("POST", "/_aliases", {"actions": list(self._switch(switched, live, fresh))})
+            self._block(old)
+            wait_for(partial(self._level, beside, switched, self._records(switched)), self.name)
+            self._server.each("PUT", fresh.values(), "/_settings", SEEN)
+            self._server.refresh(fresh.values())
+            self._server.switch(self._switch(switched, live, fresh))
         finally:
-            for index in old:
-                self._release(index)
+            self._release(old)
         return {table.qualified: _generation(live[table.qualified]) for table in switched if table.qualified in live}
 
     def generations(self, table: Table) -> list[str]:
-        found = self._server.ask("GET", f"/{quote(self.alias(table) + '@*', safe='@*')}/_alias", absent={})
-        live = [name for name, told in found.items() if self.alias(table) in told["aliases"]]
-        return [_generation(index) for index in (*live, *sorted(found.keys() - live))]
+        return self._indices.generations([table])[table.qualified]
 
     def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        for table in tables:
-            for generation in self.generations(table)[1:]:
-                if generation != keep.get(table.qualified):
-                    self._forget(self._index(table, generation))
+        there = self._indices.generations(tables)
+        others = ((table, name) for table in tables for name in there[table.qualified][1:])
+        self._forget([self._indices.name(t, name) for t, name in others if name != keep.get(t.qualified)])
 
     def _switch(
         self, tables: Sequence[Table], live: Mapping[str, str], fresh: Mapping[str, str]
@@ -169,111 +190,145 @@ class Elasticsearch:
             return
         self._blocked_at = self._blocked_at or time.monotonic()
         if time.monotonic() - self._blocked_at > 2 * SWITCH_S:
-            for index in indices:
-                self._release(index)
+            self._release(indices)
 
-    def _release(self, index: str) -> None:
-        self._server.ask("PUT", f"/{index}/_settings", {"index.blocks.write": None}, absent={})
+    def _block(self, indices: Iterable[str]) -> None:
+        """No write is under way any more when this returns, and none begins."""
+        for answer in self._server.each("PUT", indices, "/_block/write"):
+            if not all(one.get("blocked") for one in answer["indices"]):
+                raise unavailable(f"Not all of {self._server.name} has stopped taking writes.")
 
-    def _index(self, table: Table, generation: str) -> str:
-        return f"{self.alias(table)}@{generation}"
+    def _release(self, indices: Iterable[str]) -> None:
+        query = {"ignore_unavailable": "true"}
+        self._server.each("PUT", indices, "/_settings", {"index.blocks.write": None}, query=query, absent={})
 
-    def _indices(self, tables: Sequence[Table]) -> dict[str, str]:
-        """The index of each table, for those that have one."""
-        aliases = {self.alias(table): table for table in tables}
-        if self._beside is not None:
-            wanted = {self._index(table, self._beside[table.qualified]): table for table in tables}
-            found = self._server.ask(
-                "GET", f"/{_names(map(own_alias, wanted))}/_alias?ignore_unavailable=true", absent={}
-            )
-            return {wanted[index].qualified: index for index in found}
-        # With one of several names missing the answer is a 404 that has the others all the same.
-        found = self._server.ask("GET", f"/_alias/{_names(aliases)}", partly=True)
-        return {
-            aliases[alias].qualified: index
-            for index, told in found.items()
-            if isinstance(told, dict)
-            for alias in told["aliases"]
-            if alias in aliases
-        }
+    def _records(self, tables: Sequence[Table]) -> dict[str, Record]:
+        places = self._indices.of(tables)
+        return self._positions.read({name: place.index for name, place in places.items()})
+
+    def _level(self, beside: "Elasticsearch", tables: Sequence[Table], live: Mapping[str, Record]) -> bool:
+        """Whether every view beside has what readers may have seen of the live one."""
+        there = beside.positions(tables)
+        pairs = [(one, there[name]) for name, one in live.items() if one.visible]
+        return all(stored and not behind(stored, _shown(one, stored)) for one, stored in pairs)
 
     def _make(self, table: Table) -> None:
-        """An index that can be written to; readers see it unless this sink is of another generation."""
+        """An index; readers see it unless this sink is of another generation."""
         generation = new_generation() if self._beside is None else self._beside[table.qualified]
-        index = self._index(table, generation)
+        index = self._indices.name(table, generation)
         settings = INDEX_SETTINGS if self._beside is None else INDEX_SETTINGS | UNSEEN
         # Not strict: the log may hold records from before a column was dropped.
-        mappings = {"dynamic": False, "properties": _properties(table)}
-        self._server.create(index, {"settings": settings, "mappings": mappings, "aliases": {own_alias(index): {}}})
+        self._server.create(
+            index, {"settings": settings, "mappings": {"dynamic": False, "properties": _properties(table)}}
+        )
         if self._beside is None:
-            old = self._indices([table])
-            actions = list(self._switch([table], old, {table.qualified: index}))
-            self._server.ask("POST", "/_aliases", {"actions": actions})
+            old = {name: place.index for name, place in self._indices.of([table]).items()}
+            self._server.switch(self._switch([table], old, {table.qualified: index}))
 
-    def _forget(self, index: str) -> None:
-        """The position first: an index that has lost its rows must not have one."""
-        self._server.ask("DELETE", f"/{POSITIONS}/_doc/{quote(index, safe='')}", absent={})
-        self._server.ask("DELETE", f"/{index}", absent={})
+    def _forget(self, indices: Sequence[str]) -> None:
+        """The positions first: an index that has lost its rows must not have one."""
+        self._positions.forget(indices)
+        self._server.each("DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={})
 
-    def _lines(self, batch: Batch, indices: Mapping[str, str]) -> "DataFrame":
-        """Folded changes with the bulk item of each as the text that is sent."""
-        targets = tuple((a.table.topic, own_alias(indices[a.table.qualified])) for a in batch.advances)
-        told = [name for name in Row._fields if not batch.plain or name not in COMPLETING]
-        return batch.changes.select("topic", "partition", *told, *bulk_item(targets))
+    def _unscan(self) -> None:
+        """Close points in time, also of generations beside: the server holds on to all that they may need."""
+        while self._scans:
+            self._server.ask("DELETE", "/_pit", {"id": self._scans.pop()}, absent={})
 
-    def _stored(self, indices: Mapping[str, str]) -> dict[str, tuple[Stored | None, dict[str, int]]]:
-        """Per table what is stored, with the conditions under which it may be replaced."""
-        ids = list(indices.values())
-        nothing: dict[str, Any] = {"docs": [{} for _ in indices]}
-        answer = self._server.ask("POST", f"/{POSITIONS}/_mget", {"ids": ids}, absent=nothing) if ids else nothing
-        result: dict[str, tuple[Stored | None, dict[str, int]]] = {}
-        for (table, index), found in zip(indices.items(), answer["docs"], strict=True):
-            if found.get("found"):
-                condition = {"if_seq_no": found["_seq_no"], "if_primary_term": found["_primary_term"]}
-                stored = replace(Stored.from_mapping(found["_source"]), generation=_generation(index))
-                result[table] = stored, condition
-            else:
-                result[table] = None, {}
-        return result
+    def _take(self, pending: Sequence[Advance], places: Mapping[str, Place]) -> None:
+        """Let these indices be written to through this sink's aliases only, if nobody else has done so meanwhile.
+
+        Raises:
+            Fenced: somebody has.
+        """
+        actions: list[dict[str, Any]] = []
+        for advance in pending:
+            place = places[advance.table.qualified]
+            mine, others = place.writer(self._token), set(place.writers)
+            others.discard(mine)
+            actions += [{"remove": {"index": place.index, "alias": one, "must_exist": True}} for one in sorted(others)]
+            if mine not in place.writers:
+                actions.append({"add": {"index": place.index, "alias": mine}})
+        try:
+            if actions:
+                self._server.switch(actions)
+        except Refusal as error:
+            if error.status != 404:
+                raise
+            self._refuse_gone(pending)
+            # Of two who take over at the same time, the other has been quicker.
+            raise mismatch(pending[0].table, pending[0].start, pending[0].start, ours=False) from None
+
+    def _send(
+        self, batch: Batch, pending: Sequence[Advance], indices: Mapping[str, str], fresh: set[str]
+    ) -> dict[str, Applied]:
+        """Send the rows; when it isn't known what has become of some, nothing of this try may arrive later."""
+        lines = self._lines(batch, {name: Place(index).writer(self._token) for name, index in indices.items()})
+        try:
+            sent = send(lines, sender(self.url, {a.table.topic for a in pending}, fresh), self.name, HINTS)
+        except Refused:
+            raise
+        except Exception as error:
+            self._token = _token()
+            if isinstance(error, SinkUnavailable):
+                self._unblock(error, indices.values())
+            if isinstance(error, Fenced):
+                self._refuse_gone(pending)
+            raise
+        self._blocked_at = 0.0
+        return sent
+
+    def _refuse_gone(self, pending: Sequence[Advance]) -> None:
+        """An alias goes with its index, too: then it is the view that is gone, and nobody has taken over."""
+        places = self._indices.of([advance.table for advance in pending])
+        for advance in pending:
+            if advance.table.qualified not in places:
+                raise mismatch(advance.table, advance.start, None, ours=True)
+
+    def _lines(self, batch: Batch, targets: Mapping[str, str]) -> "DataFrame":
+        """Folded changes with the bulk item of each as the text that is sent, to the alias of each table."""
+        named = tuple((a.table.topic, targets[a.table.qualified]) for a in batch.advances)
+        handed = [name for name in Row._fields if not batch.plain or name not in COMPLETING]
+        return batch.changes.select("topic", "partition", *handed, *bulk_item(named))
 
     def _commit(
         self,
-        pending: list[Advance],
+        pending: Sequence[Advance],
         indices: Mapping[str, str],
-        before: Mapping[str, tuple[Stored | None, dict[str, int]]],
+        begun: Sequence[Record],
         result: Mapping[str, Applied],
         writer: str,
     ) -> None:
-        lines = []
-        for advance in pending:
-            stored, condition = before[advance.table.qualified]
-            action = "index" if condition else "create"
-            lines.append(
-                json.dumps({action: {"_index": POSITIONS, "_id": indices[advance.table.qualified], **condition}})
-            )
-            lines.append(stored_after(advance, stored, result[advance.table.qualified], writer).to_json())
-        answer = self._server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
-        for advance, item in zip(pending, answer["items"], strict=True):
-            status = next(iter(item.values()))["status"]
-            if status == 409:
-                now = self.position(advance.table)
-                ours = now is not None and now.writer == writer
-                if not (now and ours and now.position == advance.until):
-                    raise mismatch(advance.table, advance.start, now.position if now else None, ours=ours)
-            elif status >= 400:
-                raise SinkUnavailable(
-                    f"The position of {advance.table.qualified} could not be stored (status {status}).",
-                    hint=HINTS["unavailable"],
-                    sink=self.name,
-                )
+        pairs = zip(pending, begun, strict=True)
+        ended = [one.ends(stored_after(a, one.stored, result[a.table.qualified], writer)) for a, one in pairs]
+        self._store(pending, indices, ended, writer)
+
+    def _store(
+        self, pending: Sequence[Advance], indices: Mapping[str, str], records: Sequence[Record], writer: str
+    ) -> list[Record]:
+        """Write down how far the views are, or may be.
+
+        Raises:
+            Fenced: another writer has done so since they were read.
+        """
+        names = [indices[advance.table.qualified] for advance in pending]
+        try:
+            return self._positions.write(list(zip(names, records, strict=True)))
+        except Moved as error:
+            advance = pending[names.index(error.index)]
+            now = self.position(advance.table)
+            ours = now is not None and now.writer == writer
+            raise mismatch(advance.table, advance.start, now.position if now else None, ours=ours) from None
 
 
-def own_alias(index: str) -> str:
-    return f"{index}.write"
+def _shown(record: Record, other: Stored) -> Stored:
+    """What readers may have seen, as if it was stored."""
+    visible = record.visible or other.position
+    return Stored(visible, floor=record.stored.floor if record.stored else 0)
 
 
-def _names(names: Iterable[str]) -> str:
-    return ",".join(quote(name, safe="@") for name in names)
+def _token() -> str:
+    return uuid4().hex[:12]
 
 
 def _generation(index: str) -> str:

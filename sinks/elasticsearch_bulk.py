@@ -7,17 +7,17 @@ older one passes through Python, as text.
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from cdc.address import address
+from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.patch import elements, members
 from cdc.report import Report, Row, report, rows
 from cdc.sink import UNKNOWN
+from sinks.elasticsearch_http import HINTS, answered, decoded, unavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,22 +32,12 @@ OF_THE_ROW = (400, 413)
 FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason"
 LONGEST_ID = 512
 HASHED = "sha256:"
+DELETE = '{"delete"'
+GONE = ("index_not_found_exception", "invalid_index_name_exception")
+"""What an item is answered when the name is gone through which its writer writes: another has taken over."""
+OVERTAKEN = "Another writer has taken over the view; this one stops."
 OWN_ID = "_cdc_id"
 """The field that holds the id of a document whose `_id` can't: Elasticsearch takes 512 bytes."""
-
-_clients: dict[str, httpx.Client] = {}
-
-
-def client(url: str) -> httpx.Client:
-    """The connections of this process; executors keep them across batches."""
-    if url not in _clients:
-        _clients[url] = httpx.Client(base_url=url, timeout=httpx.Timeout(60.0, connect=5.0))
-    return _clients[url]
-
-
-def forget(url: str) -> None:
-    if connection := _clients.pop(url, None):
-        connection.close()
 
 
 def document_id(row_id: "Column") -> "Column":
@@ -58,7 +48,7 @@ def document_id(row_id: "Column") -> "Column":
     return F.when(taken, F.concat(F.lit(HASHED), F.sha2(row_id.cast("binary"), 256))).otherwise(row_id)
 
 
-@cache
+@lru_cache(maxsize=8)
 def bulk_item(aliases: tuple[tuple[str, str], ...]) -> tuple["Column", ...]:
     """Columns `target` (alias), `key` (`_id`) and `line`, the bulk item as text, of a folded change."""
     from pyspark.sql import functions as F
@@ -97,9 +87,14 @@ class Item:
 
 @dataclass
 class Bulk:
-    """The bulks of one task, one after the other; ends at the first failure of the server itself."""
+    """The bulks of one task, one after the other; ends at the first failure of the server itself.
+
+    A topic that is `fresh` has an index to which nothing has been sent yet: there is nothing that a delete could
+    delete, and the server would remember each.
+    """
 
     url: str
+    fresh: Set[str] = frozenset()
     reports: dict[tuple[str, int], Report] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
     size: int = 0
@@ -108,6 +103,9 @@ class Bulk:
         said = self.reports.setdefault((topic, partition), Report(topic=topic, partition=partition))
         if not row.book(said):
             return
+        if topic in self.fresh and item[2].startswith(DELETE):
+            said.deleted += 1
+            return
         self.items.append(Item(*item, row, said))
         self.size += len(item[2])
         if self.size >= BULK_BYTES:
@@ -115,30 +113,43 @@ class Bulk:
 
     def send(self) -> None:
         """Send what there is and count each item's answer; what the server had no room for goes again."""
-        left, self.items, self.size = self.items, [], 0
-        if any(said.failure for said in self.reports.values()):
+        due, self.items, self.size = self.items, [], 0
+        if not due or any(said.failure for said in self.reports.values()):
             return
-        left = _completed(self.url, left)
+        first = due[0].said
+        try:
+            self._send(due, first)
+        except SinkError as error:
+            first.failure, first.message = _failure(error), error.message
+
+    def _send(self, due: list[Item], first: Report) -> None:
+        due = _completed(self.url, due)
         for pause in (*RETRY_S, None):
-            if not left:
+            if not due:
                 return
-            first = left[0].said
-            answers = _post(self.url, left, first)
+            answers = _post(self.url, due, first)
             if first.failure:
                 return
-            left = [item for item, answer in zip(left, answers, strict=True) if _count(item, answer)]
-            if pause is None and left:
-                first.failure, first.message = (
-                    "unavailable",
-                    f"The index at {address(self.url)} has no room for {len(left)} writes.",
-                )
-            elif left:
+            due = [item for item, answer in zip(due, answers, strict=True) if _count(item, answer)]
+            if pause is None and due:
+                raise unavailable(f"The index at {address(self.url)} has no room for {len(due)} writes.")
+            if due:
                 time.sleep(pause or 0)
 
 
-def sender(url: str, topics: set[str]) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
+def _failure(error: SinkError) -> str:
+    if isinstance(error, Fenced):
+        return "fenced"
+    return "unavailable" if isinstance(error, SinkUnavailable) else "rejected"
+
+
+def sender(
+    url: str, topics: Set[str], fresh: Set[str] = frozenset()
+) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
+    """Writes the rows of these topics; `fresh`: see `Bulk`."""
+
     def apply(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        bulk = Bulk(url)
+        bulk = Bulk(url, fresh)
         for batch in batches:
             columns = (batch.column(name).to_pylist() for name in ("topic", "partition", "target", "key", "line"))
             for row, (topic, partition, *item) in zip(rows(batch), zip(*columns, strict=True), strict=True):
@@ -180,33 +191,56 @@ def _with_own_id(document: str, item: Item) -> str:
 def _viewed(url: str, items: list[Item]) -> dict[tuple[str, str], str]:
     """What the view holds of these rows, each document as the text that was indexed."""
     body = {"docs": [{"_index": item.target, "_id": item.key} for item in items]}
-    answer = client(url).post("/_mget", json=body).raise_for_status()
-    found = {}
-    for item, text in zip(items, elements(members(answer.text)["docs"]), strict=True):
-        if source := members(text).get("_source"):
-            found[item.target, item.key] = source
-    return found
+    viewed = {}
+    for item, document in zip(items, documents(url, "/_mget", body, len(items)), strict=True):
+        if document is not None:
+            viewed[item.target, item.key] = document["_source"]
+    return viewed
+
+
+def documents(url: str, path: str, body: object, count: int) -> Iterator[dict[str, str] | None]:
+    """Answers of an `_mget`, each member as its own text; None only for what the server says isn't there.
+
+    Raises:
+        SinkUnavailable: one can't be read.
+        Fenced: there is no such name any more.
+    """
+    text = answered(url, "POST", path, body).text
+    try:
+        items = [members(item) for item in elements(members(text)["docs"])]
+    except (KeyError, ValueError):
+        items = []
+    if len(items) != count:
+        raise unavailable(f"The index at {address(url)} has answered for {len(items)} of {count} rows.")
+    for item in items:
+        if "_source" in item:
+            yield item
+        elif item.get("found") == "false":
+            yield None
+        else:
+            raise _unread(item)
+
+
+def _unread(item: dict[str, str]) -> SinkError:
+    kind = json.loads(item.get("error", "{}")).get("type", "there is no answer")
+    if kind in GONE:
+        return Fenced(OVERTAKEN, hint=HINTS["fenced"])
+    return unavailable(f"A row of the index can't be read: {kind}.")
 
 
 def _post(url: str, items: list[Item], said: Report) -> list[dict[str, Any]]:
     """The items of one bulk answer; `said` is told why there are none."""
     body = "".join(item.line for item in items).encode()
-    headers = {"content-type": "application/x-ndjson"}
-    query = {"filter_path": FIELDS, "require_alias": "true"}
     try:
-        response = client(url).post("/_bulk", params=query, content=body, headers=headers)
-    except httpx.TransportError:
-        said.failure, said.message = "unavailable", f"The index at {address(url)} can't be reached."
+        response = answered(url, "POST", "/_bulk", body, {"filter_path": FIELDS, "require_alias": "true"})
+        answers: list[dict[str, Any]] = decoded(response, url).get("items", [])
+    except SinkError as error:
+        said.failure, said.message = _failure(error), error.message
         return []
-    if response.status_code in BUSY:
-        return [{"index": {"status": response.status_code}} for _ in items]
-    if not response.is_success:
-        said.failure, said.message = (
-            "rejected",
-            f"The index at {address(url)} refuses a bulk (status {response.status_code}).",
-        )
+    if len(answers) != len(items):
+        said.failure = "unavailable"
+        said.message = f"The index at {address(url)} has answered for {len(answers)} of {len(items)} rows."
         return []
-    answers: list[dict[str, Any]] = response.json()["items"]
     return answers
 
 
@@ -214,6 +248,9 @@ def _count(item: Item, answers: dict[str, Any]) -> bool:
     """Book one item's answer; True when it has to be sent again."""
     (action, answer), *_ = answers.items()
     status, said = answer["status"], item.said
+    if answer.get("error", {}).get("type") in GONE:
+        said.failure, said.message = "fenced", OVERTAKEN
+        return False
     if status in BUSY:
         return True
     if status == 409:

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from cdc.patch import elements, members
-from sinks.elasticsearch_bulk import HASHED, OWN_ID, client
+from cdc.patch import members
+from sinks.elasticsearch_bulk import HASHED, OWN_ID, documents
+from sinks.elasticsearch_http import answered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,6 +17,7 @@ PAGE_ROWS = 2000
 SLICES = 2
 KEEP = "2m"
 """How long a point in time waits for its next reader."""
+WHOLE = {"allow_partial_search_results": "false"}
 # A number may have more digits than Python takes for one; its value doesn't matter here.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 
@@ -36,10 +39,10 @@ def getter(url: str, index: str) -> Read:
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for part in parts:
             keys = part.column("key").to_pylist()
-            for at in range(0, len(keys), PAGE_ROWS):
-                answer = client(url).post(f"/{index}/_mget", json={"ids": keys[at : at + PAGE_ROWS]}).raise_for_status()
-                found = map(members, elements(members(answer.text)["docs"]))
-                yield _rows([(json.loads(one["_id"]), one["_source"]) for one in found if "_source" in one])
+            for start in range(0, len(keys), PAGE_ROWS):
+                page = keys[start : start + PAGE_ROWS]
+                items = documents(url, f"/{quote(index, safe='@')}/_mget", {"ids": page}, len(page))
+                yield _rows([(json.loads(one["_id"]), one["_source"]) for one in items if one])
 
     return read
 
@@ -53,7 +56,7 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
         "track_total_hits": False,
     }
     while True:
-        text = client(url).post("/_search", json=query).raise_for_status().text
+        text = answered(url, "POST", "/_search", query, WHOLE).text
         hits = list(_hits(text))
         if not hits:
             return

@@ -1,20 +1,13 @@
-"""Requests of one at a time: indices, aliases, positions; what the server refuses becomes an error with a hint."""
+"""Requests of one at a time: what is asked about indices goes out in as few of them as fit."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import httpx
-
 from cdc.address import address
-from cdc.errors import SinkError, SinkRejected, SinkUnavailable
-from sinks.elasticsearch_bulk import BUSY, client
+from cdc.errors import SinkError, SinkRejected
+from sinks.elasticsearch_http import Refusal, answered, decoded, grouped, unavailable
 
-HINTS = {
-    "unavailable": "it is tried again; is the server up?",
-    "rejected": "repair the row or the index's mapping, then start `cdc run` again",
-    "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
-}
+SHARDS = "cluster.max_shards_per_node"
 
 
 class Server:
@@ -23,35 +16,68 @@ class Server:
     def __init__(self, sink: str, url: str) -> None:
         self._sink, self._url = sink, url
 
+    @property
+    def name(self) -> str:
+        """How it is called in messages."""
+        return f"the index at {address(self._url)}"
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        *,
+        absent: object = None,
+    ) -> Any:
+        """One request. A 404 of the server's own answers `absent`, when that is given."""
+        try:
+            response = answered(self._url, method, path, body, query, absent=absent is not None)
+            return absent if response.is_client_error else decoded(response, self._url)
+        except SinkError as error:
+            error.where.setdefault("sink", self._sink)
+            raise
+
+    def each(self, method: str, names: Iterable[str], path: str, body: object = None, **options: Any) -> list[Any]:
+        """The same request for many indices, in groups."""
+        return [self.ask(method, f"/{group}{path}", body, **options) for group in grouped(names)]
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Let searches see what is written."""
+        for answer in self.each("POST", names, "/_refresh"):
+            if answer["_shards"]["failed"]:
+                raise unavailable(f"Not all of {self.name} could be refreshed.")
+
+    def switch(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Change aliases, all of them in one step, and on every node."""
+        answer = self.ask("POST", "/_aliases", {"actions": list(actions)})
+        if not answer["acknowledged"]:
+            raise unavailable(f"Not all of {self.name} knows its new aliases yet.")
+
     def create(self, index: str, body: Mapping[str, Any]) -> None:
+        """An index; does nothing when it is there."""
         try:
-            self.ask("PUT", f"/{index}", body)
-        except SinkRejected as error:
-            if "resource_already_exists_exception" not in error.message:
-                raise
+            self.ask("PUT", f"/{next(grouped([index]))}", body)
+        except Refusal as error:
+            if error.kind == "resource_already_exists_exception":
+                return
+            if error.kind == "validation_exception" and "shards open" in error.reason:
+                raise self._full(1) from None
+            raise
 
-    def ask(self, method: str, path: str, body: object = None, absent: object = None, *, partly: bool = False) -> Any:
-        """One request. A 404 answers `absent` when that is given, and what it holds when `partly`."""
-        content = body if isinstance(body, str) else json.dumps(body) if body is not None else None
-        kind = "application/x-ndjson" if isinstance(body, str) else "application/json"
-        try:
-            response = client(self._url).request(method, path, content=content, headers={"content-type": kind})
-        except httpx.TransportError:
-            raise SinkUnavailable(
-                f"The index at {address(self._url)} can't be reached.", hint=HINTS["unavailable"], sink=self._sink
-            ) from None
-        if response.status_code == 404 and absent is not None:
-            return absent
-        if response.is_success or (response.status_code == 404 and partly):
-            return response.json()
-        raise self._refused(response, path)
+    def require_shards(self, wanted: int) -> None:
+        """Refuse what the cluster would refuse half way: as many more indices of one shard."""
+        health = self.ask("GET", "/_cluster/health")
+        found = self.ask("GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"})
+        limits = (found[level].get(SHARDS) for level in ("transient", "persistent", "defaults"))
+        limit = int(next((one for one in limits if one is not None), 1000)) * int(health["number_of_data_nodes"])
+        taken = sum(int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned"))
+        if wanted > 0 and taken + wanted > limit:
+            raise self._full(wanted)
 
-    def _refused(self, response: httpx.Response, path: str) -> SinkError:
-        status, where = response.status_code, f"The index at {address(self._url)}"
-        if status in BUSY:
-            return SinkUnavailable(f"{where} is busy (status {status}).", hint=HINTS["unavailable"], sink=self._sink)
-        if status in (401, 403):
-            return SinkRejected(f"{where} refuses the user.", hint="see the sink's url", sink=self._sink)
-        error = response.json().get("error", {})
-        kind = error.get("type", "?") if isinstance(error, dict) else str(error)
-        return SinkRejected(f"{where} refuses {path} (status {status}): {kind}.", hint=HINTS["rejected"])
+    def _full(self, wanted: int) -> SinkRejected:
+        return SinkRejected(
+            f"{self.name.capitalize()} holds as many shards as it takes: there is no room for {wanted} more.",
+            hint=f"raise {SHARDS}, add a node, or remove what isn't needed: cdc -p FILE generations --clean",
+            sink=self._sink,
+        )

@@ -16,7 +16,8 @@ from cdc.errors import Fenced, SinkUnavailable
 from cdc.report import Report
 from cdc.sink import Batch
 from sinks import elasticsearch_bulk, redis_chunks, redis_send, redis_server
-from sinks.elasticsearch import POSITIONS, Elasticsearch
+from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch_positions import POSITIONS
 from sinks.memory import Memory
 
 if TYPE_CHECKING:

@@ -1,13 +1,17 @@
 """What the index' sink says and does where no server is needed."""
 
+import json
+
 import pyarrow as pa
 import pytest
 
-from cdc.change import Column, Table
+from cdc.change import Column, Position, Stored, Table
 from cdc.errors import SinkUnavailable
 from cdc.report import Row
 from sinks.elasticsearch import Elasticsearch
 from sinks.elasticsearch_bulk import sender
+from sinks.elasticsearch_http import grouped
+from sinks.elasticsearch_positions import Record
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 NOBODY = "http://elastic:secret@127.0.0.1:1"
@@ -29,3 +33,37 @@ def test_executors_name_no_login() -> None:
     assert said["failure"] == "unavailable"
     assert "secret" not in said["message"]
     assert "127.0.0.1:1" in said["message"]
+
+
+def test_names_go_in_groups_that_fit_into_a_line() -> None:
+    """The server takes 4096 bytes of it, and counts what is escaped three times."""
+    names = [f"shop-public.{'Ü' * 20}_{number}@20260101t000000000000" for number in range(500)]
+    groups = list(grouped(names))
+    assert ",".join(groups).count(",") == len(names) - 1
+    assert max(map(len, groups)) <= 3000
+    assert list(grouped([])) == []
+    assert list(grouped(["x" * 5000])) == ["x" * 5000]
+
+
+def test_what_a_batch_has_shown_stays_visible() -> None:
+    """Also to whoever goes on with a smaller one."""
+    before = Record(Stored(Position("id", (3, 3))), Position("id", (3, 3)))
+    cut = before.begins(Position("id", (9, 4)))
+    assert (cut.stored, cut.visible) == (before.stored, Position("id", (9, 4)))
+    smaller = cut.begins(Position("id", (5, 7)))
+    ended = smaller.ends(Stored(Position("id", (5, 7))))
+    assert (ended.stored, ended.visible) == (Stored(Position("id", (5, 7))), Position("id", (9, 7)))
+    assert Record().begins(Position("id", (1,))) == Record(None, Position("id", (1,)))
+    first = Position("id", (5, 5))
+    assert Record().fresh(first)
+    assert Record().begins(first).fresh(first)
+    assert not Record().begins(Position("id", (9, 9))).begins(first).fresh(first)
+    assert not Record().begins(first).ends(Stored(first)).fresh(first)
+    assert ended.begins(Position("another", (1, 1))).visible == Position("another", (1, 1))
+
+
+def test_a_record_comes_back() -> None:
+    record = Record(None, Position("id", (1, 2)), {"if_seq_no": 4, "if_primary_term": 1})
+    for one in (record, record.ends(Stored(Position("id", (1, 2)), "me", 7, 12.5, 3, "g"))):
+        item = {"_source": json.loads(one.to_json()), "_seq_no": 4, "_primary_term": 1}
+        assert Record.from_item(item, "g") == one

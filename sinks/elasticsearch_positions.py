@@ -1,0 +1,137 @@
+"""How far each index has got: documents of the index `cdc-position`, changed by if_seq_no compare-and-set alone.
+
+A record also says how far rows may be *visible*: a batch writes that down before its first row. So whoever finds a
+batch cut half way knows what readers may have seen of it, and of two writers who begin at the same place only one
+gets as far as sending rows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cdc.change import Position, Stored
+from cdc.errors import SinkUnavailable
+from sinks.elasticsearch_http import HINTS, unavailable
+from sinks.elasticsearch_server import Server
+
+POSITIONS = "cdc-position"
+CONFLICT = 409
+
+
+class Moved(Exception):
+    """The record of an index isn't the one that was read any more."""
+
+    def __init__(self, index: str) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is stored of an index; without `condition` there is no record, and no row has ever been sent to it.
+
+    `visible`: how far rows may have got. `condition`: under which the record may be replaced.
+    """
+
+    stored: Stored | None = None
+    visible: Position | None = None
+    condition: Mapping[str, int] = field(default_factory=dict)
+
+    def fresh(self, until: Position) -> bool:
+        """Whether nothing was ever sent but, perhaps, this first batch: there is nothing that it could delete."""
+        return self.stored is None and self.visible in (None, until)
+
+    def begins(self, until: Position) -> "Record":
+        """Before rows of a batch that ends there are sent."""
+        return replace(self, visible=_further(self.visible, until))
+
+    def ends(self, stored: Stored) -> "Record":
+        """When its rows are durable. What an earlier batch has shown beyond that stays visible."""
+        return replace(self, stored=stored, visible=_further(self.visible, stored.position))
+
+    def to_json(self) -> str:
+        told: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
+        if self.visible:
+            told["visible"] = {"topic_id": self.visible.topic_id, "offsets": list(self.visible.offsets)}
+        return json.dumps(told)
+
+    @classmethod
+    def from_item(cls, item: Mapping[str, Any], generation: str) -> "Record":
+        source = item["_source"]
+        condition = {"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]}
+        stored = replace(Stored.from_mapping(source), generation=generation) if "topic_id" in source else None
+        visible = stored.position if stored else None
+        # Records from before this was written down have none.
+        if shown := source.get("visible"):
+            visible = Position(shown["topic_id"], tuple(shown["offsets"]))
+        return cls(stored, visible, condition)
+
+
+def _further(before: Position | None, until: Position) -> Position:
+    same = before and (before.topic_id, before.partition_count) == (until.topic_id, until.partition_count)
+    return replace(until, offsets=tuple(map(max, before.offsets, until.offsets))) if before and same else until
+
+
+class Positions:
+    """The records of a sink's indices."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def read(self, indices: Mapping[str, str]) -> dict[str, Record]:
+        """The record of each index, by the same keys. Only `found: false` says that there is none."""
+        if not indices:
+            return {}
+        answer = self._server.ask("POST", f"/{POSITIONS}/_mget", {"ids": list(indices.values())})
+        items = answer.get("docs", ())
+        if len(items) != len(indices):
+            raise unavailable(f"{POSITIONS} has answered for {len(items)} of {len(indices)} indices.")
+        pairs = zip(indices.items(), items, strict=True)
+        return {key: self._record(index, item) for (key, index), item in pairs}
+
+    def _record(self, index: str, item: Mapping[str, Any]) -> Record:
+        kind = item.get("error", {}).get("type")
+        if item.get("found") is False or kind == "index_not_found_exception":
+            # The cluster itself says that there are no positions at all, as before the first start.
+            return Record()
+        if item.get("found") is True and item.get("_id") == index:
+            return Record.from_item(item, index.rsplit("@", 1)[1])
+        raise unavailable(f"The position of {index} can't be read: {kind or 'there is no answer'}.")
+
+    def write(self, records: Sequence[tuple[str, Record]]) -> list[Record]:
+        """All that are as they were read; durable on return, with the conditions of the next change.
+
+        Raises:
+            Moved: one was not. The others are written.
+        """
+        lines = []
+        for index, record in records:
+            action = "index" if record.condition else "create"
+            lines += [json.dumps({action: {"_index": POSITIONS, "_id": index, **record.condition}}), record.to_json()]
+        answer = self._server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
+        items = [next(iter(item.values())) for item in answer.get("items", ())]
+        if len(items) != len(records):
+            raise unavailable(f"{POSITIONS} has answered for {len(items)} of {len(records)} indices.")
+        for (index, _), item in zip(records, items, strict=True):
+            if item["status"] == CONFLICT:
+                raise Moved(index)
+            if item["status"] >= 400:
+                raise SinkUnavailable(
+                    f"The position of {index} could not be stored (status {item['status']}).",
+                    hint=HINTS["unavailable"],
+                )
+        return [
+            replace(record, condition={"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]})
+            for (_, record), item in zip(records, items, strict=True)
+        ]
+
+    def forget(self, indices: Sequence[str]) -> None:
+        """Before the indices themselves go: one that has lost its rows must not have a position."""
+        if not indices:
+            return
+        lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]
+        answer = self._server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
+        statuses = [next(iter(item.values()))["status"] for item in answer["items"]]
+        if any(status >= 400 and status != 404 for status in statuses):
+            raise unavailable(f"Not all positions in {POSITIONS} could be removed.")
