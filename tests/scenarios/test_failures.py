@@ -1,17 +1,24 @@
 """What fails under a running pipeline, and isn't the pipeline's fault."""
 
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from cdc.supervise import published
+from cdc.console import configure_logging
+from cdc.context import Context
+from cdc.supervise import publish, published, supervise
+from tests.support.pipelines import NOWHERE
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
 pytestmark = pytest.mark.timeout(900)
+SECRET = "hunter2"
 ROWS = 30_000
 
 
@@ -57,3 +64,42 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         world.settle()
     assert {one.state for one in published(world.folder / "runs").values()} == {"stopped"}
     world.assert_equal()
+
+
+def test_a_sink_that_is_away_is_told_and_no_secret_with_it(world: "World", capfd: pytest.CaptureFixture[str]) -> None:
+    """The warehouse goes on; all that is printed, logged and written names neither password."""
+    configure_logging()
+    world.write_file("public.items")
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, v int)", "INSERT INTO items VALUES (1, 1)")
+    world.cdc("migrate")
+    world.cdc("register")
+    urls = {
+        "${CDC_ELASTICSEARCH}": f"http://elastic:{SECRET}@{NOWHERE}",
+        world.cache: f"redis://app:{SECRET}@{NOWHERE}/2",
+    }
+    text = world.file.read_text()
+    for url, broken in urls.items():
+        text = text.replace(url, broken)
+    world.file.write_text(text)
+    context, stopping = Context(world.file, world.folder), threading.Event()
+    streams = context.streams(world.spark, context.sinks(None))
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(supervise, streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
+        try:
+            world.wait_for("warehouse", 1)
+            status = {sink["name"]: sink for sink in world.json("status")["sinks"]}
+        finally:
+            stopping.set()
+        assert work.result(60) == []
+    assert {name: sink["state"] for name, sink in status.items()} == {
+        "search": "waiting",
+        "cache": "waiting",
+        "warehouse": "running",
+    }
+    assert all(status[name]["error"] and status[name]["hint"] for name in ("search", "cache"))
+    printed = capfd.readouterr()
+    assert "sink_waiting" in printed.err
+    assert SECRET not in json.dumps(status) + printed.out + printed.err
+    for path in world.folder.rglob("*"):
+        if path.is_file() and path != world.file:
+            assert SECRET.encode() not in path.read_bytes(), path
