@@ -33,6 +33,7 @@ class Harness:
     def __init__(self, spark: "SparkSession", make: Callable[[], Sink], table: Table, partitions: int = 2) -> None:
         self.spark, self.make, self.table = spark, make, table
         self.topic = Topic(table, partitions)
+        self.topic_id = TOPIC_ID
         self.floors = Floors()
         self.since: tuple[int, ...] = ()
         self.sink = self.writer()
@@ -51,7 +52,7 @@ class Harness:
         return stored.position if stored else None
 
     def batch(self, start: Position | None, until: Sequence[int], writer: str) -> Batch:
-        advance = Advance(self.table, start, Position(TOPIC_ID, tuple(until)), self.floors.number(self.name))
+        advance = Advance(self.table, start, Position(self.topic_id, tuple(until)), self.floors.number(self.name))
         form = self.sink.form
         records = frame(self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)])
         reading = Reading(PLACEHOLDER, {self.table.topic: self.floors.lsn(self.name)}, {self.table.topic: self.since})
@@ -381,6 +382,24 @@ def a_generation_is_built_unseen(harness: Harness) -> None:
     live.sweep([table], {})
     assert harness.view() == harness.topic.model()
     harness.apply(writer="five")
+
+
+def what_is_empty_exists(harness: Harness) -> None:
+    """From `prepare` on, and after `clear`; and a second generation of nothing can be shown like any other."""
+    table, live = harness.table, harness.sink
+    assert (harness.view(), harness.position()) == ({}, None)
+    name = new_generation()
+    beside = live.beside({table.qualified: name})
+    beside.prepare(table)
+    kept = live.promote([table], {table.qualified: name})
+    live.sweep([table], kept)
+    assert (harness.view(), harness.position()) == ({}, None)
+    live.clear(table)
+    live.prepare(table)
+    assert (harness.view(), harness.position()) == ({}, None)
+    fill(harness)
+    harness.apply()
+    assert harness.view() == harness.topic.model()
 
 
 def a_generation_that_is_behind_waits(harness: Harness) -> None:

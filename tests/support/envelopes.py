@@ -73,6 +73,11 @@ class Topic:
         """An offset without a record, as a transaction marker leaves."""
         self._next[partition] += 1
 
+    def add_partition(self) -> None:
+        """As Kafka does: the records that there are stay where they are, new ones of the same key may not follow."""
+        self.partitions += 1
+        self._next.append(0)
+
     @property
     def ends(self) -> tuple[int, ...]:
         return tuple(self._next)

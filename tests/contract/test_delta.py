@@ -1,0 +1,397 @@
+"""A warehouse: its log of changes has every event once, its mirror goes on from what it holds, whoever was at it."""
+
+import datetime
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import deltalake
+import pytest
+
+from cdc.change import Column, Position, new_generation
+from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.sink import Misfit
+from sinks.delta import Delta
+from tests.contract.crashes import die, survived
+from tests.contract.laws import Harness, row
+from tests.contract.switches import Moment
+from tests.support.envelopes import Topic, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def harness(spark: "SparkSession", unique: str, tmp_path: Path) -> Iterator[Harness]:
+    made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items"))
+    fill(made)
+    yield made
+    made.sink.close()
+
+
+def fill(harness: Harness) -> None:
+    """Changes in both partitions: three in the one, six in the other."""
+    for number in range(6):
+        harness.topic.add("c", row(f"k{number}", number // 2, f"first {number}"))
+    harness.topic.add("u", row("k1", 0, "second"))
+    harness.topic.add("d", row("k2", 1))
+
+
+def folder(harness: Harness, kind: str) -> str:
+    sink = harness.sink
+    assert isinstance(sink, Delta)
+    return sink.folder(harness.table, kind)
+
+
+def opened(harness: Harness, kind: str) -> deltalake.DeltaTable:
+    return deltalake.DeltaTable(folder(harness, kind))
+
+
+def events(harness: Harness) -> Counter[tuple[str, int, int]]:
+    """How often the log of changes has which event, as another reader sees it."""
+    query = deltalake.QueryBuilder().register("t", opened(harness, "changes"))
+    found = query.execute("SELECT * FROM t").read_all()
+    partitions, offsets = found["_cdc_partition"].to_pylist(), found["_cdc_offset"].to_pylist()
+    topics = (
+        found["_cdc_topic"].to_pylist() if "_cdc_topic" in found.schema.names else [harness.topic_id] * len(offsets)
+    )
+    return Counter(zip(topics, partitions, offsets, strict=True))
+
+
+def expected(harness: Harness) -> Counter[tuple[str, int, int]]:
+    return Counter((harness.topic_id, r.partition, r.offset) for r in harness.topic.records if r.value is not None)
+
+
+def assert_right(harness: Harness) -> None:
+    assert harness.view() == harness.topic.model()
+    assert events(harness) == expected(harness)
+
+
+def rebuild(harness: Harness, until: Callable[[], tuple[int, ...]] | None = None) -> None:
+    """Make the mirror again beside the live one, and show it."""
+    names = {harness.table.qualified: new_generation()}
+    beside = harness.sink.beside(names)
+    beside.prepare(harness.table)
+    harness.apply(until and until(), "rebuild", beside)
+    harness.sink.promote([harness.table], names)
+    harness.sink = harness.writer()
+
+
+def change_everything(harness: Harness) -> None:
+    for number in (0, 1, 3, 4, 5):
+        harness.topic.add("u", row(f"k{number}", number // 2, f"change {len(harness.topic.records)}"))
+
+
+@pytest.mark.xfail(strict=True, reason="finding 2")
+def test_a_kill_between_the_two_commits_doubles_no_event(harness: Harness) -> None:
+    """The next run cuts its batches another way."""
+    batch = harness.batch(None, harness.topic.ends, "one")
+    with survived(), mock.patch.object(harness.sink, "_merge", die):
+        harness.sink.apply(batch)
+    harness.sink = harness.writer()
+    for until in ((1, 1), (3, 1), None):
+        harness.apply(until, "two")
+        assert events(harness) == expected(harness)
+    assert_right(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 2")
+def test_a_view_that_is_emptied_doubles_no_event(harness: Harness) -> None:
+    """After a TRUNCATE the log is read again from offset zero, in batches."""
+    harness.apply()
+    harness.sink.clear(harness.table)
+    for until in ((1, 1), (3, 2), None):
+        harness.apply(until)
+    assert_right(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 2")
+def test_readers_of_a_mirror_that_is_ahead_do_not_go_back(harness: Harness) -> None:
+    """A rebuild has been promoted while the log of changes is behind."""
+    harness.apply((1, 1))
+    rebuild(harness)
+    assert harness.position() == Position(harness.topic_id, (1, 1))
+    for until in ((2, 1), (3, 5), None):
+        assert harness.view() == harness.topic.model()
+        harness.apply(until, "two")
+    assert_right(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 2")
+def test_a_batch_that_is_tried_again_with_changes_behind_goes_on(harness: Harness) -> None:
+    harness.apply((1, 1))
+    rebuild(harness)
+    change_everything(harness)
+    batch = harness.batch(harness.position(), harness.topic.ends, "two")
+    with survived(), mock.patch.object(harness.sink, "_merge", die):
+        harness.sink.apply(batch)
+    harness.send(batch)
+    assert_right(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 2")
+def test_a_repair_appends_what_is_lacking_and_nothing_else(harness: Harness) -> None:
+    """Also when it is repeated, because it was cut off before anybody could take note of it."""
+    whole = harness.batch(None, harness.topic.ends, "one")
+    harness.send(replace(whole, events=whole.events.where("NOT (partition = 0 AND offset = 1)")))
+    assert sum(events(harness).values()) == sum(expected(harness).values()) - 1
+    at = harness.position()
+    for _ in range(2):
+        harness.send(harness.repair(at, "repairer"), harness.writer())
+        assert (harness.position(), events(harness)) == (at, expected(harness))
+    assert_right(harness)
+
+
+Restore = Callable[["SparkSession", str, int], object]
+
+
+def by_version(spark: "SparkSession", place: str, version: int) -> None:
+    deltalake.DeltaTable(place).restore(version)
+
+
+def by_time(spark: "SparkSession", place: str, version: int) -> None:
+    times = {told["version"]: told["timestamp"] for told in deltalake.DeltaTable(place).history()}
+    later = datetime.datetime.fromtimestamp((times[version] + 1) / 1000, datetime.UTC)
+    deltalake.DeltaTable(place).restore(later)
+
+
+def by_spark(spark: "SparkSession", place: str, version: int) -> None:
+    spark.sql(f"RESTORE TABLE delta.`{place}` TO VERSION AS OF {version}")
+
+
+def by_time_in_spark(spark: "SparkSession", place: str, version: int) -> None:
+    written = Path(place, "_delta_log", f"{version:020}.json").stat().st_mtime
+    later = datetime.datetime.fromtimestamp(written + 0.002, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    spark.sql(f"RESTORE TABLE delta.`{place}` TO TIMESTAMP AS OF '{later}'")
+
+
+@pytest.mark.parametrize(
+    ("kind", "restore"),
+    [
+        ("mirror", by_version),
+        ("mirror", by_time),
+        ("mirror", by_spark),
+        ("changes", by_version),
+        ("changes", by_time_in_spark),
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="finding 6")
+def test_a_restored_table_goes_on_from_what_it_holds(
+    harness: Harness, spark: "SparkSession", kind: str, restore: Restore
+) -> None:
+    for _ in range(2):
+        harness.apply()
+        before, held = harness.position(), opened(harness, kind).version()
+        change_everything(harness)
+    harness.apply()
+    stale = harness.batch(harness.position(), harness.topic.ends, "one")
+    restore(spark, folder(harness, kind), held)
+    opened(harness, kind).optimize.compact()
+    with pytest.raises(CdcError):
+        harness.send(stale)
+    harness.sink = harness.writer()
+    assert harness.position() == before
+    change_everything(harness)
+    harness.apply(writer="two")
+    assert_right(harness)
+    assert harness.position() == Position(harness.topic_id, harness.topic.ends)
+
+
+@pytest.mark.parametrize(
+    "kind", ["mirror", pytest.param("changes", marks=pytest.mark.xfail(strict=True, reason="finding 6"))]
+)
+def test_a_restore_in_mid_batch_is_a_conflict(harness: Harness, kind: str) -> None:
+    harness.apply((2, 2))
+    harness.apply((3, 3))
+    place, held = folder(harness, kind), opened(harness, kind).version() - 1
+    batch = harness.batch(harness.position(), harness.topic.ends, "one")
+    commits = {"create_write_transaction": {"changes": 0, "mirror": 1}[kind]}
+    moment = Moment(commits["create_write_transaction"])
+    with (
+        mock.patch("tests.contract.switches.CALLS", set(commits)),
+        moment.during(lambda: deltalake.DeltaTable(place).restore(held)),
+        pytest.raises(SinkUnavailable),
+    ):
+        harness.send(batch)
+    harness.sink = harness.writer()
+    harness.apply(writer="two")
+    assert_right(harness)
+
+
+@pytest.mark.parametrize("kind", ["mirror", "changes"])
+@pytest.mark.xfail(strict=True, reason="finding 6")
+def test_what_somebody_else_has_changed_is_refused_until_a_rebuild(harness: Harness, kind: str) -> None:
+    harness.apply()
+    at = harness.position()
+    opened(harness, kind).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    opened(harness, kind).optimize.compact()
+    assert harness.position() == at
+    opened(harness, kind).delete("_cdc_partition = 0")
+    change_everything(harness)
+    batch = harness.batch(at, harness.topic.ends, "one")
+    with pytest.raises(SinkUnavailable):
+        harness.send(batch)
+    for ask in (harness.sink.position, harness.sink.prepare):
+        with pytest.raises(Misfit, match="DELETE") as caught:
+            ask(harness.table)
+        assert "cdc -p FILE rebuild warehouse --table public.items" in caught.value.hint
+    left = events(harness)
+    rebuild(harness)
+    assert (harness.view(), events(harness)) == (harness.topic.model(), left)
+    harness.apply(writer="two")
+    assert harness.view() == harness.topic.model()
+    assert set(events(harness).values()) == {1}
+    assert events(harness).keys() - left.keys() == {
+        one for one in expected(harness) if at is None or one[2] >= at.offsets[one[1]]
+    }
+
+
+@pytest.mark.xfail(strict=True, reason="finding 7")
+def test_events_of_a_topic_that_was_made_anew_all_come(harness: Harness) -> None:
+    harness.apply()
+    first = expected(harness)
+    harness.topic, harness.topic_id = Topic(harness.table), "topic-2"
+    fill(harness)
+    rebuild(harness)
+    change_everything(harness)
+    assert harness.position() == Position("topic-2", (0, 0))
+    for until in ((1, 1), (4, 2), None):
+        harness.apply(until, "two")
+    assert harness.view() == harness.topic.model()
+    assert events(harness) == first + expected(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 12")
+def test_partitions_that_were_added_leave_the_events_of_the_others(harness: Harness) -> None:
+    harness.apply((3, 3))
+    harness.topic.add_partition()
+    for number in range(6):
+        harness.topic.add("c", row(f"new {number}", number))
+    rebuild(harness)
+    assert harness.position() == Position(harness.topic_id, (3, 3, 0))
+    harness.apply((4, 4, 1), "two")
+    harness.apply(writer="two")
+    assert_right(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 8")
+def test_changes_of_other_types_begin_where_the_events_before_end(harness: Harness) -> None:
+    """The mirror was made again for them, further along the log."""
+    harness.apply((2, 2))
+    before = opened(harness, "changes").version()
+    text = tuple(replace(one, type="text") if one.name == "n" else one for one in harness.table.columns)
+    harness.table = replace(harness.table, columns=text)
+    with pytest.raises(Misfit):
+        harness.sink.prepare(harness.table)
+    rebuild(harness)
+    harness.apply(writer="two")
+    old = deltalake.DeltaTable(folder(harness, "changes"), version=before)
+    query = deltalake.QueryBuilder().register("t", old).execute("SELECT _cdc_partition, _cdc_offset FROM t").read_all()
+    places = zip(query["_cdc_partition"].to_pylist(), query["_cdc_offset"].to_pylist(), strict=True)
+    assert events(harness) + Counter((harness.topic_id, *place) for place in places) == expected(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="an empty table has no mirror")
+def test_what_is_empty_can_be_read(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
+    """Before the first row, after all have gone, and when the columns have changed meanwhile."""
+    made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items"))
+    names = [column.name for column in made.table.columns]
+
+    def assert_readable(kind: str) -> None:
+        held = opened(made, kind)
+        assert [field.name for field in held.schema().fields if not field.name.startswith("_cdc")] == names
+        counted = deltalake.QueryBuilder().register("t", held).execute("SELECT count(*) AS n FROM t").read_all()
+        assert counted["n"].to_pylist() == [spark.read.format("delta").load(folder(made, kind)).count()]
+
+    assert_readable("mirror")
+    assert_readable("changes")
+    types = {"n": "timestamp without time zone", "v": "path"}
+    columns = [replace(one, type=types.get(one.name, one.type)) for one in made.table.columns]
+    kept, made.table = made.table, replace(made.table, columns=tuple(columns))
+    made.sink.prepare(made.table)
+    assert_readable("mirror")
+    assert made.view() == {}
+    made.sink.prepare(kept)
+    made.table = kept
+    fill(made)
+    made.apply()
+    assert_right(made)
+    made.sink.clear(made.table)
+    versions = opened(made, "mirror").version()
+    made.sink.clear(made.table)
+    assert opened(made, "mirror").version() == versions, "what is empty was emptied"
+    assert_readable("mirror")
+
+
+ODD = ('quo"te', "dotted.name", "back`tick", "select", "größe 日付".replace(" ", ""), "x" * 63, "a-b", "100%", "it's")
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.xfail(strict=True, reason="finding 19")
+def test_names_that_are_carried(
+    spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+    plain = table(f"{unique}.public.items")
+    odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
+    made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
+    texts = {name: f"value {number}" for number, name in enumerate(ODD)}
+    made.topic.add("c", {**row("k", 1), **texts})
+    made.topic.add("c", {**row("other", 1), **texts})
+    made.apply()
+    made.topic.add("u", {**row("k", 1), **dict.fromkeys(ODD, "second")}, lacking=ODD)
+    made.topic.add("u", {**row("other", 1), **dict.fromkeys(ODD, "second")})
+    made.apply()
+    assert_right(made)
+    rebuild(made)
+    assert_right(made)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 19")
+def test_names_that_are_refused(harness: Harness) -> None:
+    """Of the one table, with the way out."""
+    for name in ("order date", "N", "_cdc_id"):
+        wide = replace(harness.table, columns=(*harness.table.columns, Column(name, "text")))
+        with pytest.raises(Misfit, match=name) as caught:
+            harness.sink.prepare(wide)
+        assert "exclude" in caught.value.hint
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file of this process may grow: what a full disk is to a commit."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 28")
+def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> None:
+    """As that, not as another writer's commit; and it is gone on when there is room."""
+    batch = harness.batch(None, harness.topic.ends, "one")
+    with no_room(), pytest.raises(SinkUnavailable, match="File too large") as caught:
+        harness.send(batch)
+    assert str(tmp_path) in caught.value.message
+    harness.send(batch)
+    assert_right(harness)
+
+
+@pytest.mark.xfail(strict=True, reason="finding 24")
+def test_a_second_mirror_needs_room_where_spark_keeps_rows(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.apply()
+    harness.sink.require_room([harness.table])
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr("sinks.delta_room.AS_TEXT", 2**40)
+    with pytest.raises(SinkRejected, match=f"in {tmp_path};"):
+        harness.sink.require_room([harness.table])
