@@ -29,7 +29,7 @@ from cdc.log import records
 from cdc.registered import Registration
 from cdc.rollback import keep, retire
 from cdc.settings import Pipeline
-from cdc.sink import Replaced, Sink, positions
+from cdc.sink import Misfit, Replaced, Sink, positions
 from cdc.stand import Again, Describe, Stand
 from cdc.stream import Stream
 from cdc.topics import Topics
@@ -176,8 +176,12 @@ class Rebuild:
 
     def _promoted(self) -> bool:
         """Whether readers see it already: the rebuild was killed after the switch."""
-        found = ((table, self._sink.position(table)) for table in self._tables)
-        return all(at and at.generation == self._build.names[table.qualified] for table, at in found)
+        try:
+            found = {table.qualified: self._sink.position(table) for table in self._tables}
+        except Misfit:
+            # What readers see is what has to be replaced.
+            return False
+        return all(at and at.generation == self._build.names[name] for name, at in found.items())
 
     def _left(self) -> dict[str, str]:
         """What readers saw before: the killed rebuild knew, and could not say."""

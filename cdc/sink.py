@@ -3,7 +3,7 @@
 The laws, run as one contract suite over every sink: applying twice equals once; an older position never wins;
 deleting what is absent succeeds; a partly refused batch raises and names places, never values; the position never
 runs ahead of the data; replay from zero equals the model; a crash between write and answer changes nothing;
-a second writer is fenced; a value that a change doesn't carry stays what it was.
+a second writer is fenced; a value that a change doesn't carry stays what it was; what is empty exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ class Sink(Protocol):
     """Whether `promote` can only switch all views of the pipeline at once."""
 
     def prepare(self, table: Table) -> None:
-        """Create what holds the view of a table; does nothing when it is there."""
+        """Create what holds the view of a table, so that its readers find it, empty; nothing when it is there.
+
+        Raises:
+            Misfit: this table can't be held, or can't be gone on with; others can.
+        """
 
     def position(self, table: Table) -> Stored | None:
         """How far the view has got; None when nothing has been applied yet. Needs no Spark."""
@@ -177,12 +181,16 @@ class Refused(SinkRejected):
 
 
 class Misfit(SinkRejected):
-    """The view was made for other columns, and can't be changed to hold those that the table has now."""
+    """A view can't hold the table as it is now, the others can: this one waits for a person.
 
-    def __init__(self, table: Table, sink: str) -> None:
+    Said as a whole when it isn't that it was made for other columns, and can't be changed to hold those of today.
+    """
+
+    def __init__(self, table: Table, sink: str, message: str | None = None, hint: str | None = None) -> None:
         super().__init__(
-            f"The view of {table.qualified} in {sink} was made for columns of other types than the table has now.",
-            hint=f"cdc -p FILE rebuild {sink} --table {table.qualified}",
+            message
+            or f"The view of {table.qualified} in {sink} was made for columns of other types than the table has now.",
+            hint=hint or f"cdc -p FILE rebuild {sink} --table {table.qualified}",
             sink=sink,
         )
 

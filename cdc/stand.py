@@ -236,7 +236,11 @@ class Stand:
 
     def _lost(self) -> bool:
         """Whether a view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
-        there = positions(self._sink, self.tables)
+        try:
+            there = positions(self._sink, self.tables)
+        except Misfit:
+            # Set aside when it is taken again.
+            return True
         pairs = ((self.at[table.topic], there[table.qualified]) for table in self.tables)
         return any(at and (stored is None or distance(stored, at).reach is Reach.BEHIND) for at, stored in pairs)
 

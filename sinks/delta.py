@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.sink import Batch, Misfit, mismatch, require, stored_after, wait_for
-from sinks import delta_files, delta_write
-from sinks.delta_commits import CLEARED, Commits, Found, numbered
+from cdc.sink import Batch, Misfit, Rewound, mismatch, require, stored_after, wait_for
+from sinks import delta_files, delta_positions, delta_write
+from sinks.delta_commits import Commits, Found
+from sinks.delta_history import CLEARED
 from sinks.delta_tables import each
-from sinks.delta_types import column_type, misfits
+from sinks.delta_types import column_type, features, misfits, refusals, schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,49 +40,62 @@ class Delta:
         self.name, self.path, self.pipeline, self._beside = name, path.rstrip("/"), pipeline, beside
         # The log of changes has one generation: a compacted topic couldn't give it back.
         self._kinds = KINDS if beside is None else KINDS[-1:]
-        self._commits = Commits(name)
+        self._commits = Commits()
         self._left: dict[str, Stored | None] = {}
+        self._begun: dict[str, tuple[str, Position | None, Position]] = {}
         self._tidied: dict[str, tuple[float, set[str]]] = {}
 
     def prepare(self, table: Table) -> None:
-        """Refuse a folder that can't be written; the Delta tables themselves come with their first commit."""
-        try:
-            if "://" not in self.path:
-                Path(self.path, table.qualified).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SinkRejected(
-                f"The warehouse folder {self.path} can't be written: {error.strerror}.",
-                hint="see the sink's path",
-            ) from None
-        if any(self._misfits(table, kind) for kind in self._kinds):
-            raise Misfit(table, self.name)
+        """Make what isn't there, without rows: a reader finds every captured table, and its columns."""
+        if reasons := refusals(table):
+            raise Misfit(
+                table,
+                self.name,
+                f"{table.qualified} can't be held in {self.name}: {'; '.join(reasons)}.",
+                hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
+                " cdc -p FILE migrate and cdc -p FILE register",
+            )
+        for kind in self._kinds:
+            self._make(table, kind)
+            if (found := self._commits.found(self.folder(table, kind))).trouble:
+                raise self._untrue(table, kind, found)
 
     def position(self, table: Table) -> Stored | None:
-        """The older of the two positions: where reading has to start again."""
-        found = {kind: self._commits.found(self.folder(table, kind)).stored for kind in self._kinds}
+        """The older of the two positions: where reading has to start again.
+
+        Raises:
+            Misfit: it is lost. One that isn't true of the rows any more is told, so that these can be looked at.
+        """
+        found = {kind: self._standing(table, kind).stored for kind in self._kinds}
         self._left |= {self.folder(table, kind): stored for kind, stored in found.items()}
-        return _oldest([found[kind] for kind in self._kinds])
+        return self._oldest(found)
 
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        ours = not batch.events.is_cached
-        batch.events.persist()
+        # A mirror alone needs the newest of each row, not all that have been.
+        shared = batch.events if "changes" in self._kinds else batch.changes
+        ours = not shared.is_cached
+        shared.persist()
         try:
             return each(batch, partial(self._apply_table, batch, delta_write.counts(batch)))
         finally:
             if ours:
-                batch.events.unpersist()
+                shared.unpersist()
 
     def clear(self, table: Table) -> None:
         """Empty the mirror in one commit. The log of changes stays, unless its columns can't take the table's."""
-        from pyspark.errors import PySparkException
-
+        if refusals(table):
+            return
         for kind in self._kinds:
             folder = self.folder(table, kind)
-            if self._commits.table(folder) is None or (kind == "changes" and not self._misfits(table, kind)):
+            held = self._commits.table(folder)
+            if held is None:
+                continue
+            fits = not misfits(held, table)
+            if fits and (kind == "changes" or self._is_nothing(folder)):
                 continue
             try:
-                self._empty(folder, CLEARED)
-            except (SinkUnavailable, PySparkException):
+                self._empty(table, kind, CLEARED)
+            except SinkUnavailable:
                 # A running stream that finds a view without a position clears it as well; either will do.
                 if self._commits.found(folder).stored is not None:
                     raise
@@ -92,7 +106,7 @@ class Delta:
         from cdc import rows
 
         folder = self.folder(table, "mirror")
-        if self._commits.found(folder).stored is None:
+        if self._commits.table(folder) is None:
             return spark.createDataFrame([], "id string, document string")
         mirror = spark.read.format("delta").load(folder)
         if ids is not None:
@@ -110,12 +124,16 @@ class Delta:
         return Delta(self.name, self.path, self.pipeline, dict(names))
 
     def require_room(self, tables: Sequence[Table]) -> None:
-        if "://" in self.path:
-            return
+        """Room for the files, and for the rows as text on the disk of this machine's Spark."""
+        from sinks import delta_room
+
         mirrors = (self._commits.table(self.folder(table, "mirror")) for table in tables)
         needed = sum(delta_files.size(mirror) for mirror in mirrors if mirror)
-        Path(self.path).mkdir(parents=True, exist_ok=True)
-        require(needed, shutil.disk_usage(self.path).free, self.path, self.name)
+        if "://" not in self.path:
+            Path(self.path).mkdir(parents=True, exist_ok=True)
+            require(needed, shutil.disk_usage(self.path).free, self.path, self.name)
+        if folder := delta_room.spilled_to():
+            require(needed * delta_room.AS_TEXT, shutil.disk_usage(folder).free, folder, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One commit a view; the clones of what readers saw come after all of them."""
@@ -125,7 +143,7 @@ class Delta:
 
         spark, kept = SparkSession.active(), {}
         for table in tables:
-            self._fit_changes(table, names)
+            self._mend_changes(table)
             live, name = self.folder(table, "mirror"), names[table.qualified]
             stored = self._commits.found(live).stored
             if stored is None or stored.generation != name:
@@ -155,7 +173,7 @@ class Delta:
         from sinks import delta_generations
 
         # Not those of a stream that is at work: what it has opened must stay what it has looked at.
-        spark, commits = SparkSession.active(), Commits(self.name)
+        spark, commits = SparkSession.active(), Commits()
         for table in tables:
             live = self.folder(table, "mirror")
             found = {f"{live}@{name}" for name in delta_generations.others(spark, live)}
@@ -168,61 +186,155 @@ class Delta:
             }
             delta_generations.remove(spark, found - used.keys() - needed)
 
-    def _fit_changes(self, table: Table, names: Mapping[str, str]) -> None:
-        """A log of changes whose columns can't take the table's begins again where the new mirror stands.
+    def _make(self, table: Table, kind: str) -> None:
+        """A Delta table of the columns that the source's has, if there is none."""
+        folder = self.folder(table, kind)
+        try:
+            if "://" not in self.path:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SinkRejected(
+                f"The warehouse folder {self.path} can't be written: {error.strerror}.",
+                hint="see the sink's path",
+            ) from None
+        held = self._commits.table(folder)
+        if held is None:
+            try:
+                delta_files.create(folder, [], schema(table, kind), CLEARED, 1)
+            except SinkUnavailable:
+                # Another process may have made it.
+                if self._commits.table(folder) is None:
+                    raise
+        elif misfits(held, table):
+            if not self._is_nothing(folder):
+                raise Misfit(table, self.name)
+            self._empty(table, kind, CLEARED)
 
-        What it held is in its earlier versions, until VACUUM.
+    def _is_nothing(self, folder: str) -> bool:
+        """Whether a Delta table has neither rows nor a position."""
+        found, held = self._commits.found(folder), self._commits.opened(folder)
+        return not (found.stored or found.trouble or (held and delta_files.paths(held)))
+
+    def _standing(self, table: Table, kind: str) -> Found:
+        """Our last commit. Raises Misfit when there is one, and it can't be told which."""
+        found = self._commits.found(self.folder(table, kind))
+        if found.trouble and found.stored is None:
+            raise self._untrue(table, kind, found)
+        return found
+
+    def _untrue(self, table: Table, kind: str, found: Found) -> Misfit:
+        """The mirror has to be made again."""
+        folder = self.folder(table, kind)
+        return Misfit(table, self.name, f"The Delta table {folder} can't be gone on with: {found.trouble}.")
+
+    def _mend_changes(self, table: Table) -> None:
+        """Make a log of changes go on that can't: beside a mirror that is made again, nothing else could.
+
+        One whose columns can't take the table's begins again, for the events that come after those it holds; what it
+        held is in its earlier versions, until VACUUM. Of one that somebody else has changed the rows stay as they are.
         """
-        stored = self.beside(names).position(table)
-        if stored and self._misfits(table, "changes"):
-            self._empty(self.folder(table, "changes"), stored)
+        folder = self.folder(table, "changes")
+        found = self._commits.found(folder)
+        held = self._commits.opened(folder)
+        if held is None:
+            return
+        if misfits(held, table) or (found.trouble and found.stored is None):
+            self._empty(table, "changes", found.stored or CLEARED)
+        elif found.trouble and found.stored:
+            delta_files.commit(held, [], "append", held.schema(), found.stored, found.number + 1)
 
-    def _empty(self, folder: str, stored: Stored) -> None:
-        """Take all rows and columns out of a Delta table, in one commit."""
-        from pyspark.sql import SparkSession
-
-        spark = SparkSession.active()
+    def _empty(self, table: Table, kind: str, stored: Stored) -> None:
+        """Take all rows out of a Delta table and give it the columns of the source's, in one commit."""
+        folder, columns = self.folder(table, kind), schema(table, kind)
         self._left.pop(folder, None)
-        empty = spark.read.format("delta").load(folder).limit(0).select("_cdc_id")
-        with numbered(spark, stored, self._commits.found(folder).number + 1):
-            empty.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(folder)
+        found, held = self._commits.found(folder), self._commits.opened(folder)
+        if held is None:
+            return
+        if needed := features(columns) - delta_files.features(held):
+            from pyspark.sql import SparkSession
+
+            from sinks import delta_vectors
+
+            delta_vectors.ask(SparkSession.active(), folder, needed)
+            held.update_incremental()
+        delta_files.commit(held, [], "overwrite", columns, stored, found.number + 1)
 
     def folder(self, table: Table, kind: str) -> str:
         generation = f"@{self._beside[table.qualified]}" if self._beside and kind == "mirror" else ""
         return f"{self.path}/{table.qualified}/{kind}{generation}"
 
     def _apply_table(self, batch: Batch, counts: delta_write.Counts, advance: Advance) -> Applied:
-        """Append the events first, then merge the rows, so that the older position is never ahead of either."""
-        table = advance.table
-        counted, lacking = counts.get(table.topic, delta_write.NOTHING)
-        found = {kind: self._commits.found(self.folder(table, kind)) for kind in self._kinds}
-        done = (batch.writer, advance.until)
-        left = {kind: (one.stored.writer, one.stored.position) for kind, one in found.items() if one.stored}
-        due = [kind for kind in self._kinds if advance.repairs or left.get(kind) != done]
-        if not due:
-            return Applied()
-        if self.folder(table, "mirror") not in self._left:
-            self.position(table)
-        expected = _oldest([self._left[self.folder(table, kind)] for kind in self._kinds])
-        if _position(expected) != advance.start:
-            raise mismatch(table, advance.start, _position(expected), ours=False)
-        for kind in due:
-            folder, before = self.folder(table, kind), found[kind]
-            self._unmoved(folder, advance, before.stored, batch.writer)
-            generation = self._beside[table.qualified] if self._beside else None
-            stored = stored_after(advance, before.stored, counted, batch.writer, generation)
-            # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
-            stored = before.stored if advance.repairs and before.stored else stored
+        """Append the events first, then merge the rows; each to what has something to gain by them."""
+        counted, lacking = counts.get(advance.table.topic, delta_write.NOTHING)
+        found = {kind: self._commits.found(self.folder(advance.table, kind)) for kind in self._kinds}
+        self._begin(batch.writer, advance, found)
+        due = {kind: before for kind, before in found.items() if self._is_due(batch.writer, advance, kind, before)}
+        for kind, before in due.items():
+            folder = self.folder(advance.table, kind)
+            stored = self._stored_after(batch.writer, advance, before, counted)
             if kind == "changes":
-                self._append(folder, delta_write.events(batch, advance, before.stored), before, stored)
+                self._append(folder, self._events(batch, advance, before), before, stored)
             else:
                 self._merge(folder, self._rows(batch, advance, before.stored, lacking), before, stored)
             after = self._commits.found(folder)
             if after.stored is None or (after.number, after.stored.position) != (before.number + 1, stored.position):
-                raise mismatch(table, advance.until, _position(after.stored), ours=False)
+                raise mismatch(advance.table, advance.until, _position(after.stored), ours=False)
             self._left[folder] = after.stored
-        self._tidy(self.folder(table, "mirror"), batch.events.sparkSession)
-        return counted
+        self._tidy(self.folder(advance.table, "mirror"), batch.events.sparkSession)
+        return counted if due else Applied()
+
+    def _begin(self, writer: str, advance: Advance, found: Mapping[str, Found]) -> None:
+        """Take note of a step; it may be tried again when one of the two has gone further by it.
+
+        Raises:
+            Fenced, Rewound: see `Sink.apply`.
+        """
+        table = advance.table
+        for kind, standing in found.items():
+            if standing.trouble:
+                raise Rewound(
+                    f"The Delta table {self.folder(table, kind)} can't be gone on with: {standing.trouble}.",
+                    hint=f"cdc -p FILE rebuild {self.name} --table {table.qualified}",
+                    table=table.qualified,
+                )
+        step = (writer, advance.start, advance.until)
+        if any(self.folder(table, kind) not in self._left for kind in self._kinds):
+            self.position(table)
+        elif self._begun.get(table.topic) == step:
+            return
+        expected = _position(self._oldest({kind: self._left[self.folder(table, kind)] for kind in self._kinds}))
+        if expected != advance.start:
+            raise mismatch(table, advance.start, expected, ours=False)
+        self._begun[table.topic] = step
+
+    def _is_due(self, writer: str, advance: Advance, kind: str, before: Found) -> bool:
+        """Whether a part of the view gains something by a step. Raises Fenced, Rewound: see `Sink.apply`."""
+        folder, stored = self.folder(advance.table, kind), before.stored
+        gains = advance.repairs or delta_positions.further(stored, advance.until) != _position(stored)
+        if not gains and stored and stored.writer == writer:
+            # Perhaps of this very step, whose answer was lost.
+            self._left[folder] = stored
+        left = self._left[folder]
+        if stored != left:
+            ours = stored is None or stored.writer == writer
+            raise mismatch(advance.table, _position(left), _position(stored), ours=ours)
+        return gains
+
+    def _stored_after(self, writer: str, advance: Advance, before: Found, counted: Applied) -> Stored:
+        if advance.repairs and before.stored:
+            # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
+            return before.stored
+        generation = self._beside[advance.table.qualified] if self._beside else None
+        further = replace(advance, until=delta_positions.further(before.stored, advance.until))
+        return stored_after(further, before.stored, counted, writer, generation)
+
+    def _events(self, batch: Batch, advance: Advance, before: Found) -> "DataFrame":
+        """What to append."""
+        events = delta_write.events(batch, advance, before.stored)
+        if not advance.repairs:
+            return events
+        log = events.sparkSession.read.format("delta").load(self.folder(advance.table, "changes"))
+        return delta_write.lacking(events, log, advance.until.topic_id)
 
     def _append(self, folder: str, rows: "DataFrame", before: Found, stored: Stored) -> None:
         # As `before` saw it: a switch since then has to be a conflict.
@@ -253,12 +365,6 @@ class Delta:
         if self._beside is None and now - last >= TIDY_S:
             self._tidied[folder] = now, delta_generations.tidy(spark, self._commits, folder, unused)
 
-    def _unmoved(self, folder: str, advance: Advance, stored: Stored | None, writer: str) -> None:
-        left = self._left[folder]
-        if stored != left:
-            ours = stored is None or stored.writer == writer
-            raise mismatch(advance.table, _position(left), _position(stored), ours=ours)
-
     def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, lacking: bool) -> "DataFrame":
         """What to merge, completed where changes lack values."""
         from sinks import delta_partial
@@ -269,21 +375,10 @@ class Delta:
             return delta_partial.completed(changes, advance.table, folder, self.name)
         return delta_write.changed(changes, advance.table)
 
-    def _misfits(self, table: Table, kind: str) -> bool:
-        found = self._commits.table(self.folder(table, kind))
-        return found is not None and misfits(found, table)
+    def _oldest(self, found: Mapping[str, Stored | None]) -> Stored | None:
+        mirror = found["mirror"]
+        return delta_positions.oldest(found["changes"], mirror) if "changes" in found else mirror
 
 
 def _position(stored: Stored | None) -> Position | None:
     return stored.position if stored else None
-
-
-def _oldest(kinds: Sequence[Stored | None]) -> Stored | None:
-    """Where reading has to start so that neither the log of changes, if it is asked for, nor the mirror misses one."""
-    changes, mirror = kinds[0], kinds[-1]
-    if changes is None or mirror is None:
-        return None
-    if changes.position.topic_id != mirror.position.topic_id:
-        return mirror
-    offsets = tuple(map(min, changes.position.offsets, mirror.position.offsets))
-    return replace(mirror, position=Position(mirror.position.topic_id, offsets))

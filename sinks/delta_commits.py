@@ -1,15 +1,21 @@
 """Our commits in a Delta table: each carries the position that it leads to, and a number that orders it among ours."""
 
+import json
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from cdc.change import Position, Stored
-from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.change import Stored
+from cdc.errors import SinkUnavailable
+from sinks import delta_history
+from sinks.delta_history import Commit, Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,48 +25,45 @@ APPLICATION = "cdc"
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 NUMBER = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _SETTINGS = threading.Lock()
-CLEARED = Stored(Position("", ()))
-"""What a commit says that emptied a table: the view stands nowhere."""
+REASON = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[Errno \d+\] ([A-Z][A-Za-z ]+)")
+"""How Rust and Python tell what the operating system said."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the last commit of ours says of one Delta table; number orders our commits."""
+    """What the last commit of ours says of one Delta table; number orders our commits.
+
+    trouble: why that isn't true of the rows that are there (`delta_history`); empty when it is.
+    """
 
     stored: Stored | None
     number: int
+    trouble: str = ""
 
 
 class Commits:
     """The Delta tables of one sink, opened once and kept up to date."""
 
-    def __init__(self, sink: str) -> None:
-        self._sink = sink
+    def __init__(self) -> None:
         self._open: dict[str, deltalake.DeltaTable] = {}
 
     def close(self) -> None:
         self._open.clear()
 
     def found(self, folder: str) -> Found:
-        """Our last commit; commits of others (OPTIMIZE, VACUUM) may lie above it."""
-        number = 0
+        """Our last commit; commits of others (OPTIMIZE, VACUUM, RESTORE) may lie above it."""
         for depth in (1, 100, None):
             told = self.history(folder, depth)
             if not told:
                 return Found(None, 0)
             number = self._open[folder].transaction_version(APPLICATION) or 0
-            for commit in told:
-                text = commit.get("userMetadata") or ""
-                if text.startswith(Stored.MARK):
-                    stored = Stored.from_json(text)
-                    return Found(None if stored.position == CLEARED.position else stored, number)
-        if number == 0:
-            return Found(None, 0)
-        raise SinkRejected(
-            f"The Delta table {folder} has lost the commit that held its position.",
-            hint=f"cdc -p FILE rebuild {self._sink}",
-            sink=self._sink,
-        )
+            if standing := self.standing(folder, told):
+                return Found(standing.stored, number, standing.trouble)
+        return Found(None, number, "its log has lost the commit that held its position")
+
+    def standing(self, folder: str, history: Sequence[Commit]) -> Standing | None:
+        """See `delta_history.standing`, of a table's own log."""
+        return delta_history.standing(history, partial(_changed, folder), partial(_restored, folder))
 
     def history(self, folder: str, depth: int | None = None) -> list[dict[str, Any]]:
         """The last commits of a table, the newest first; the table is left open at that one. Empty: there is none.
@@ -115,6 +118,51 @@ def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[Non
         finally:
             for name in settings:
                 spark.conf.unset(name)
+
+
+def _changed(folder: str, version: int) -> bool:
+    """Whether a commit brought or removed rows; one whose own file is gone may have."""
+    import pyarrow.fs
+
+    files, root = pyarrow.fs.FileSystem.from_uri(folder if "://" in folder else str(Path(folder).absolute()))
+    try:
+        with files.open_input_stream(f"{root}/_delta_log/{version:020}.json") as log:
+            actions = [json.loads(line) for line in log.read().splitlines() if line.strip()]
+    except FileNotFoundError:
+        return True
+    return any(action[of].get("dataChange", True) for action in actions for of in ("add", "remove") if of in action)
+
+
+def _restored(folder: str, version: int) -> int | None:
+    """The newest version below one that has the same files; None where marks may tell them apart, or there is none."""
+    from sinks import delta_files
+
+    held = deltalake.DeltaTable(folder, version=version)
+    if not delta_files.unmarked(held):
+        return None
+    files = sorted(delta_files.paths(held))
+    for earlier in range(version - 1, -1, -1):
+        try:
+            before = deltalake.DeltaTable(folder, version=earlier)
+        except deltalake.exceptions.DeltaError:
+            return None
+        if delta_files.unmarked(before) and sorted(delta_files.paths(before)) == files:
+            return earlier
+    return None
+
+
+def refused(error: Exception) -> str:
+    """What the operating system said to a write, when it was that."""
+    said = REASON.search(str(error))
+    return (said[1] or said[2]).strip() if said else ""
+
+
+def unwritable(folder: str, error: Exception) -> SinkUnavailable:
+    """What to say of a disk, or a store, that takes no more."""
+    return SinkUnavailable(
+        f"The warehouse folder {folder} can't be written: {refused(error) or type(error).__name__}.",
+        hint="make room there, or see who may write to it; it is tried again",
+    )
 
 
 def contended() -> SinkUnavailable:

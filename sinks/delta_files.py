@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.change import Stored
 from cdc.report import lasting
-from sinks.delta_commits import APPLICATION, contended
+from sinks.delta_commits import APPLICATION, contended, refused, unwritable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +35,8 @@ GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
 """Of a row group, which is in a worker's memory at once."""
 MARKS = "deletionVectors"
 """What readers of a table have to know of whose rows may be marked as deleted."""
+FULL = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
+"""What a worker's file system says when it takes no more: by the numbers of Linux."""
 LONGEST = 32
 """Characters of a text that may bound a file's values."""
 
@@ -56,8 +58,10 @@ def create(folder: str, files: Sequence[AddAction], schema: deltalake.Schema, st
     """As `begin`, of files that are written."""
     try:
         create_table_with_add_actions(folder, schema, list(files), commit_properties=_told(stored, number))
-    except deltalake.exceptions.DeltaError:
+    except (deltalake.exceptions.DeltaError, OSError) as error:
         if not deltalake.DeltaTable.is_deltatable(folder):
+            if isinstance(error, OSError) or refused(error):
+                raise unwritable(folder, error) from None
             raise
         raise contended() from None
 
@@ -73,12 +77,20 @@ def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: Mode, stored: St
 
 
 def written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[AddAction]:
-    """Rows as files in a table's folder, not yet part of it."""
+    """Rows as files in a table's folder, not yet part of it. Raises SinkUnavailable when that takes no more."""
+    from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
     now = int(time.time() * 1000)
     whole = rows.to(StructType.fromJson(json.loads(schema.to_json())))
-    files = whole.mapInArrow(lasting(_writer(folder)), WRITTEN).collect()
+    # By number: Spark takes a dot or a backtick in a name for its own.
+    numbered = whole.toDF(*(f"c{number}" for number in range(len(whole.columns))))
+    try:
+        files = numbered.mapInArrow(lasting(_writer(folder, whole.columns)), WRITTEN).collect()
+    except PySparkException as error:
+        if FULL.search(str(error)):
+            raise unwritable(folder, error) from None
+        raise
     return [AddAction(file["path"], file["size"], {}, now, True, file["stats"]) for file in files]
 
 
@@ -94,13 +106,18 @@ def commit(
     """One commit with position and number; `mark` goes beside them. Raises SinkUnavailable, see `write`."""
     try:
         table.create_write_transaction(list(files), mode, schema, commit_properties=_told(stored, number, mark))
-    except deltalake.exceptions.CommitFailedError:
-        raise contended() from None
+    except (deltalake.exceptions.DeltaError, OSError) as error:
+        if deltalake.DeltaTable(table.table_uri).version() > table.version():
+            raise contended() from None
+        if isinstance(error, OSError) or refused(error):
+            raise unwritable(table.table_uri, error) from None
+        raise
 
 
 def _told(stored: Stored, number: int, mark: Mapping[str, str] = MappingProxyType({})) -> CommitProperties:
     told = {"userMetadata": stored.to_json(), **mark}
-    return CommitProperties(told, app_transactions=[Transaction(APPLICATION, number)])
+    # Never upon a version that hasn't been looked at: a RESTORE in between has taken back what the position counts.
+    return CommitProperties(told, max_commit_retries=0, app_transactions=[Transaction(APPLICATION, number)])
 
 
 def size(table: deltalake.DeltaTable) -> int:
@@ -184,7 +201,7 @@ def extend(table: deltalake.DeltaTable, rows: "DataFrame") -> int:
     return int(bool(new))
 
 
-def _writer(folder: str) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
     """Each task writes one file, if it has a row."""
 
     def write_file(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -195,7 +212,7 @@ def _writer(folder: str) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
         files, root = pyarrow.fs.FileSystem.from_uri(folder)
         about: list[Any] = []
         name, writer = f"part-{uuid4()}.parquet", None
-        for group in _groups(parts):
+        for group in (one.rename_columns(names) for one in _groups(parts)):
             writer = writer or pq.ParquetWriter(
                 f"{root}/{name}", group.schema, filesystem=files, metadata_collector=about
             )

@@ -5,33 +5,44 @@ is copied, and of two who commit at the same time one fails. What readers saw un
 of the version before. So a generation may need files of another: `needed` tells which.
 """
 
+import re
+import time
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import deltalake
 from pyspark.sql import SparkSession
 
-from cdc.change import Stored
+from cdc.change import Stored, distance
 from cdc.errors import SinkUnavailable
-from cdc.sink import behind
 from sinks import delta_files, delta_vectors
-from sinks.delta_commits import Commits
+from sinks.delta_commits import Commits, Found
+from sinks.delta_history import CLEARED
 
 SWITCHES = ("Manual Update", "SWITCH")
 """What a table's history calls a switch: the operation of one through Spark, the mark of another."""
+UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+OURS = re.compile(rf"(^|/)(part-{UUID}\.parquet|deletion_vector_{UUID}\.bin)$")
+"""Names of files that only merges leave: as `delta_files` gives them, and those of marks."""
+UNCOMMITTED_S = 7 * 24 * 3600.0
+"""How long others may take from writing a file to committing it; VACUUM waits as long."""
 
 
 def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
     """Commit the files of `other` as those of `live`; false while the live table is ahead, or was changed meanwhile."""
     there, here = commits.found(other), commits.found(live)
     fresh, table = commits.opened(other), commits.opened(live)
-    if there.stored is None or fresh is None:
+    if fresh is None or there.trouble:
         return False
+    # Of a source without records there is nothing to be behind of.
+    stored = there.stored or replace(CLEARED, generation=other.rpartition("@")[2])
     if table is None:
-        _clone(spark, fresh, other, live, there.stored)
+        _clone(spark, fresh, other, live, stored)
         return True
-    if here.stored and behind(there.stored, here.stored):
+    if lags(there, here):
         return False
     files, needed = delta_files.named(fresh), delta_files.features(fresh) - delta_files.features(table)
     try:
@@ -39,14 +50,22 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
             # A commit by itself: the next try begins with what the table is after it.
             delta_vectors.ask(spark, live, needed)
         elif files is None:
-            return delta_vectors.switch(spark, commits, live, other, there.stored)
+            return delta_vectors.switch(spark, commits, live, other, stored, partial(lags, there))
         else:
             delta_files.commit(
-                table, files, "overwrite", fresh.schema(), there.stored, here.number + 1, mark={"cdc": SWITCHES[1]}
+                table, files, "overwrite", fresh.schema(), stored, here.number + 1, mark={"cdc": SWITCHES[1]}
             )
     except SinkUnavailable:
         return False
     return not needed
+
+
+def lags(there: Found, here: Found) -> bool:
+    """Whether readers who are shown `there` instead of `here` would go back in time."""
+    if here.stored is None or here.trouble:
+        return False
+    gap = distance(there.stored, here.stored.position, here.stored.floor)
+    return gap.comparable and not gap.reached
 
 
 def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
@@ -56,11 +75,10 @@ def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
     if not switched:
         return False
     before = max(switched) - 1
-    told = (one.get("userMetadata") or "" for one in history if one["version"] <= before)
-    stored = next((Stored.from_json(text) for text in told if text.startswith(Stored.MARK)), None)
-    if stored is None or not stored.position.offsets:
+    standing = commits.standing(live, [told for told in history if told["version"] <= before])
+    if standing is None or standing.stored is None or standing.trouble:
         return False
-    _clone(spark, deltalake.DeltaTable(live, version=before), live, other, stored)
+    _clone(spark, deltalake.DeltaTable(live, version=before), live, other, standing.stored)
     if table := commits.table(other):
         # Whoever was killed after the switch goes on whenever somebody asks for it, maybe later than `tidy`.
         files, _ = _files(spark, other)
@@ -74,8 +92,10 @@ def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
 def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -> set[str]:
     """Remove those of `unused` that still belong to no generation; the names of the files that don't since then.
 
-    So a query may read what has been replaced for as long as lies between two calls. Not by VACUUM: neither deltalake's
-    nor Spark's knows of other generations, the first not of marks either, and the second takes half a minute.
+    So a query may read what has been replaced for as long as lies between two calls. What was never committed may be
+    of somebody's OPTIMIZE that is at work: that stays longer, unless its name is one of ours. Not by VACUUM: neither
+    deltalake's nor Spark's knows of other generations, the first not of marks either, and the second takes half a
+    minute.
     """
     table = commits.opened(folder)
     if table is None:
@@ -84,10 +104,19 @@ def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -
     for one in (folder, *(f"{folder}@{name}" for name in others(spark, folder))):
         if opened := commits.table(one):
             used |= {_place(path)[1] for path in _paths(spark, opened, one)}
-    listed = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
-    found = {path for path in listed if _place(path)[1] not in used}
-    remove(spark, (f"{folder}/{name}" for name in found & unused))
-    return found - unused
+    replaced, listed = (
+        table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=full) for full in (False, True)
+    )
+    free = {path for path in listed if _place(path)[1] not in used}
+    ours = {path for path in free if path in replaced or OURS.search(path)}
+    old = (path for path in free - ours if _age_s(spark, f"{folder}/{path}") > UNCOMMITTED_S)
+    remove(spark, (f"{folder}/{path}" for path in {*(ours & unused), *old}))
+    return ours - unused
+
+
+def _age_s(spark: SparkSession, path: str) -> float:
+    files, named = _files(spark, path)
+    return time.time() - float(files.getFileStatus(named).getModificationTime()) / 1000
 
 
 def needed(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> set[str]:

@@ -15,6 +15,17 @@ UNFIT = " ,;{}()\n\t="
 """Characters that Delta refuses in the name of a column: its files are Parquet, which readers may not find it in."""
 OURS = "_cdc"
 """How the names of our own columns begin."""
+MIRROR = {"_cdc_id": "string", "_cdc_partition": "int", "_cdc_offset": "bigint"}
+CHANGES = {
+    **MIRROR,
+    "_cdc_op": "string",
+    "_cdc_topic": "string",
+    "_cdc_lsn": "bigint",
+    "_cdc_kept": "array<string>",
+    "_cdc_commit": "timestamp",
+}
+BOOKKEEPING = {"changes": CHANGES, "mirror": MIRROR}
+"""Our own columns; `_cdc_topic` is the id of the topic that offsets are of."""
 
 
 def refusals(table: Table) -> list[str]:
@@ -63,16 +74,40 @@ def column_type(table: Table, name: str) -> str:
 
 
 def delta_type(text: str) -> object:
-    """The JSON of the same type in a Delta schema; None for a struct, which only types of one shape have."""
-    if text.startswith("struct<"):
-        return None
+    """The JSON of the same type in a Delta schema."""
+    if fields := re.fullmatch(r"struct<(.*)>", text):
+        named = (one.split(" ", 1) for one in fields[1].split(", "))
+        return {"type": "struct", "fields": [_field(name, type_) for name, type_ in named]}
     if element := re.fullmatch(r"array<(.*)>", text):
         return {"type": "array", "elementType": delta_type(element[1]), "containsNull": True}
     return NAMES.get(text, text)
 
 
+def _field(name: str, type_: str) -> object:
+    return {"name": name, "type": delta_type(type_), "nullable": True, "metadata": {}}
+
+
+def schema(table: Table, kind: str) -> "deltalake.Schema":
+    """The columns of a table's `changes` or `mirror`: our own, then those of the table."""
+    import deltalake
+
+    own = BOOKKEEPING[kind].items()
+    columns = ((column.name, column_type(table, column.name)) for column in table.columns)
+    fields = [_field(name, type_) for name, type_ in (*own, *columns)]
+    return deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+
+
+def features(columns: "deltalake.Schema") -> set[str]:
+    """What readers of a table of these columns have to know of."""
+    return {"timestampNtz"} if '"timestamp_ntz"' in columns.to_json() else set()
+
+
 def misfits(held: "deltalake.DeltaTable", table: Table) -> bool:
-    """Whether a Delta table has a column of another type than the source's has now."""
+    """Whether a Delta table has a column of another type than the source's has now, or one that Spark refuses."""
     types = {field.name: json.loads(field.type.to_json()) for field in held.schema().fields}
-    wanted = {column.name: delta_type(column_type(table, column.name)) for column in table.columns}
-    return any(type_ and types.get(name, type_) != type_ for name, type_ in wanted.items())
+    if any(set(name) & set(UNFIT) for name in types):
+        return True
+    wanted = {column.name: column_type(table, column.name) for column in table.columns}
+    # Structs are of one shape; whether their fields may be null says nothing about rows.
+    plain = {name: delta_type(text) for name, text in wanted.items() if not text.startswith("struct<")}
+    return any(types.get(name, type_) != type_ for name, type_ in plain.items())

@@ -3,7 +3,7 @@
 Slow beside `delta_generations`: the log is read as a DataFrame.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
@@ -11,9 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.change import Stored
-from cdc.sink import behind
 from sinks import delta_log
-from sinks.delta_commits import METADATA, Commits, conflicting, contended, numbered
+from sinks.delta_commits import METADATA, Commits, Found, conflicting, contended, numbered
 from sinks.delta_files import MARKS
 
 ASKED = {MARKS: ("delta.enableDeletionVectors", "true")}
@@ -35,15 +34,17 @@ def ask(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
         raise contended() from None
 
 
-def switch(spark: SparkSession, commits: Commits, live: str, other: str, stored: Stored) -> bool:
-    """Commit the files of `other` as those of `live`; false while `live` is ahead.
+def switch(
+    spark: SparkSession, commits: Commits, live: str, other: str, stored: Stored, lags: Callable[[Found], bool]
+) -> bool:
+    """Commit the files of `other` as those of `live`; false while they lag behind that.
 
     Raises SinkUnavailable when another commit comes in between.
     """
     fresh, transaction = delta_log.snapshot(spark, other), delta_log.begin(spark, live)
     # Read after the transaction has begun: a newer version than its own makes it fail.
     here = commits.found(live)
-    if here.stored and behind(stored, here.stored):
+    if lags(here):
         return False
     _take_schema(transaction, fresh.metadata())
     actions = [file.remove() for file in delta_log.files(transaction.snapshot())]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cdc.change import Advance, Applied, Stored, Table
 from cdc.sink import Batch
+from sinks import delta_positions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -15,24 +16,38 @@ GONE = "_cdc_gone"
 
 
 def events(batch: Batch, advance: Advance, stored: Stored | None) -> "DataFrame":
-    """What is new of a table's events, as rows of its log of changes."""
+    """What is new of a table's events, as rows of its log of changes; of a repair, all of them."""
     from cdc import rows
 
     new = unseen(batch.events, advance, stored).where("op IS NOT NULL")
     # Of a deleted row only the key is known for sure.
-    return rows.parsed(new, advance.table, "coalesce(after, key)").select(*_event(advance.table))
+    parsed = rows.parsed(new, advance.table, "coalesce(after, key)")
+    return parsed.select(*_event(advance.table, advance.until.topic_id))
 
 
 # Columns are made once a table: the calls into the JVM cost as much as the rest of a small batch.
 @cache
-def _event(table: Table) -> "tuple[Column, ...]":
+def _event(table: Table, topic_id: str) -> "tuple[Column, ...]":
     from pyspark.sql import functions as F
 
     from cdc import rows
 
     own = ("id", "op", "partition", "offset", "lsn", "kept")
-    named = (F.col(name).alias(f"_cdc_{name}") for name in own)
-    return *named, F.timestamp_micros("commit_us").alias("_cdc_commit"), *rows.columns(table)
+    named = [F.col(name).alias(f"_cdc_{name}") for name in own]
+    named += [F.lit(topic_id).alias("_cdc_topic"), F.timestamp_micros("commit_us").alias("_cdc_commit")]
+    return *named, *rows.columns(table)
+
+
+def lacking(events: "DataFrame", log: "DataFrame", topic_id: str) -> "DataFrame":
+    """Those of some events of one topic that a log of changes hasn't got. They are few: what a repair brings."""
+    from pyspark.sql import functions as F
+
+    place = ["_cdc_partition", "_cdc_offset"]
+    if "_cdc_topic" in log.columns:
+        # Rows from before events named their topic are of the one that there was.
+        log = log.where(F.coalesce("_cdc_topic", F.lit(topic_id)) == topic_id)
+    held = log.join(F.broadcast(events.select(*place)), place, "left_semi").select(*place)
+    return events.join(F.broadcast(held), place, "left_anti")
 
 
 def changed(changes: "DataFrame", table: Table) -> "DataFrame":
@@ -76,10 +91,11 @@ def merged(mirror: "DataFrame", source: "DataFrame") -> "DataFrame":
 def unseen(frame: "DataFrame", advance: Advance, stored: Stored | None) -> "DataFrame":
     """The table's rows that lie at or above its own position; all of them for a repair."""
     mine = frame.where(frame["topic"] == advance.table.topic)
-    if stored is None or advance.repairs:
+    if advance.repairs:
         return mine
-    above = (f"(partition <> {p} OR offset >= {at})" for p, at in enumerate(stored.position.offsets))
-    return mine.where(" AND ".join(above))
+    below = enumerate(delta_positions.known(stored, advance.until))
+    above = [f"(partition <> {p} OR offset >= {at})" for p, at in below if at]
+    return mine.where(" AND ".join(above)) if above else mine
 
 
 Counts = Mapping[str, tuple[Applied, bool]]

@@ -64,7 +64,9 @@ class Memory:
         for table in tables:
             name = table.qualified
             self.views[name], other.views[name] = other.views[name], self.views[name]
-            self.stored[name], other.stored[name] = other.stored[name], self.stored[name]
+            ours, theirs = self.stored.pop(name, None), other.stored.pop(name, None)
+            self.stored |= {name: theirs} if theirs else {}
+            other.stored |= {name: ours} if ours else {}
         other.generation = None
         self.others[kept] = other
         return {table.qualified: kept for table in tables}

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+import deltalake
 import httpx
 import redis
 from pyspark.errors import PySparkException
@@ -16,6 +17,7 @@ from cdc.errors import Fenced, SinkUnavailable
 from cdc.report import Report
 from cdc.sink import Batch
 from sinks import elasticsearch_bulk, redis_chunks, redis_send, redis_server
+from sinks.delta import Delta
 from sinks.elasticsearch import Elasticsearch
 from sinks.elasticsearch_positions import POSITIONS
 from sinks.memory import Memory
@@ -183,9 +185,30 @@ def lost_position(consumer: "Consumer", batch: Batch, seed: int) -> None:
     httpx.delete(url, params={"refresh": "true"}).raise_for_status()
 
 
+def restored(kind: str) -> Crash:
+    """Somebody brings an older version of a Delta table back, after a batch."""
+
+    def crash(consumer: "Consumer", batch: Batch, seed: int) -> None:
+        sink = consumer.sink
+        assert isinstance(sink, Delta)
+        consumer.send(batch)
+        table = deltalake.DeltaTable(sink.folder(consumer.world.table, kind))
+        table.restore(seed % table.version())
+        consumer.reader.restart()
+
+    return crash
+
+
 MEMORY: Sequence[Crash] = (torn_memory,)
 SERVERS: Mapping[str, Sequence[Crash]] = {
     "redis": (broken_redis,),
     "elasticsearch": (broken_elasticsearch, before("_commit"), after("_commit"), lost_position),
-    "delta": (before("_append"), after("_append"), before("_merge"), after("_merge")),
+    "delta": (
+        before("_append"),
+        after("_append"),
+        before("_merge"),
+        after("_merge"),
+        restored("mirror"),
+        restored("changes"),
+    ),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import deltalake
 import httpx
 import pytest
+import redis
 from pyspark.sql import functions as F
 
 from cdc.change import Advance, Applied, Position, Stored
@@ -15,7 +16,7 @@ from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink, stored_after
 from sinks import delta_files, delta_generations, delta_log, delta_marks, delta_vectors, delta_write
 from sinks.delta import Delta
-from sinks.delta_commits import Commits, Found
+from sinks.delta_commits import Commits, Found, numbered
 from sinks.delta_tables import each
 from sinks.elasticsearch import Elasticsearch
 from sinks.memory import Memory
@@ -107,6 +108,21 @@ def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
     assert harness.view() == harness.topic.model()
 
 
+@pytest.mark.parametrize("harness", ["redis", "elasticsearch"], indirect=True)
+def test_what_is_empty_is_there_for_other_readers(harness: laws.Harness) -> None:
+    """An index that can be searched, and no key; of a warehouse see `test_delta`."""
+    sink = harness.sink
+    if isinstance(sink, Elasticsearch):
+        url = f"{sink.url}/{sink.alias(harness.table)}"
+        assert httpx.get(f"{url}/_count").raise_for_status().json()["count"] == 0
+        (mapping,) = httpx.get(f"{url}/_mapping").raise_for_status().json().values()
+        assert {column.name for column in harness.table.columns} <= mapping["mappings"]["properties"].keys()
+    else:
+        assert isinstance(sink, Redis)
+        with redis.Redis.from_url(sink.url) as server:
+            assert list(server.scan_iter(f"{sink.prefix}:{harness.table.qualified}:*")) == []
+
+
 class Forgetful(Memory):
     """Stores positions, never compares them."""
 
@@ -144,7 +160,7 @@ def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_p
 
 def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_path: Path) -> None:
     """Row by row: each merge adds to the marks of the one before, and other readers see the same."""
-    folder, commits, ids = str(tmp_path / "table"), Commits("warehouse"), [str(number) for number in range(4)]
+    folder, commits, ids = str(tmp_path / "table"), Commits(), [str(number) for number in range(4)]
     rows = spark.createDataFrame([(key, 0, False) for key in ids], "_cdc_id string, note int, _cdc_gone boolean")
     delta_files.begin(folder, rows.drop("_cdc_gone").coalesce(1), Stored(Position("id", (0,))), 1)
     (first,) = delta_files.paths(deltalake.DeltaTable(folder))
@@ -170,7 +186,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
 @pytest.mark.parametrize("large", [False, True])
 def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tmp_path: Path, large: bool) -> None:
     """In a folder whose name is written another way in a URI."""
-    folder, commits, stored = str(tmp_path / "a table+é"), Commits("warehouse"), Stored(Position("id", (1,)))
+    folder, commits, stored = str(tmp_path / "a table+é"), Commits(), Stored(Position("id", (1,)))
     rows = spark.createDataFrame([("1", "a", 1), ("2", "b", 2)], "_cdc_id string, dropped string, note int")
     delta_files.begin(folder, rows, stored, 1)
     change = spark.createDataFrame([("1", 3, False)], "_cdc_id string, note int, _cdc_gone boolean")
@@ -189,7 +205,7 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
     """Some of them, with what the merge at hand brings to their rows; the others stay, marked."""
     monkeypatch.setattr("sinks.delta_marks.MANY", 5)
     monkeypatch.setattr("sinks.delta_marks.AT_ONCE_BYTES", 4000)
-    folder, commits = str(tmp_path / "table"), Commits("warehouse")
+    folder, commits = str(tmp_path / "table"), Commits()
     expected: dict[str, int | None] = {}
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
     delta_files.begin(folder, rows, Stored(Position("id", (0,))), 1)
@@ -224,7 +240,7 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSessio
 
 @pytest.mark.parametrize("marked", [False, True])
 def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp_path: Path, marked: bool) -> None:
-    live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits("warehouse")
+    live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     delta_files.begin(live, rows, Stored(Position("id", (1,))), 1)
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
@@ -232,7 +248,8 @@ def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp
     delta_files.begin(other, dated, Stored(Position("id", (2,))), 1)
     if marked:
         delta_vectors.ask(spark, other, [delta_files.MARKS])
-        spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
+        with numbered(spark, Stored(Position("id", (2,))), 2):
+            spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
         assert not delta_files.unmarked(deltalake.DeltaTable(other))
     assert not delta_generations.switch(spark, commits, live, other)
     assert delta_generations.switch(spark, commits, live, other)

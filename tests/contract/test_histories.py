@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import deltalake
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -25,6 +26,7 @@ from cdc.explain import explain
 from cdc.sink import Batch, Sink
 from cdc.stand import Stand
 from cdc.step import make_batch
+from sinks.delta import Delta
 from sinks.memory import Memory
 from tests.contract import crashes
 from tests.contract.crashes import Crash
@@ -118,6 +120,19 @@ class Consumer:
         """The view is what the log says, unless a crash has left rows that are newer than that."""
         view = self.look()
         assert self.behind or view == self.world.topic.model(self.offsets, self.floor)
+        if isinstance(self.sink, Delta):
+            self.check_events(self.sink)
+
+    def check_events(self, sink: Delta) -> None:
+        """The log of changes has every event up to where the view stands, and none of them twice."""
+        log = deltalake.DeltaTable(sink.folder(self.world.table, "changes"))
+        query = "SELECT _cdc_partition AS partition, _cdc_offset AS offset FROM t"
+        found = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
+        places = list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
+        assert len(places) == len(set(places)), "an event twice in the log of changes"
+        records = [one for one in self.world.topic.records if one.value is not None]
+        below = {(one.partition, one.offset) for one in records if one.offset < self.offsets[one.partition]}
+        assert below <= set(places) <= {(one.partition, one.offset) for one in records}
 
     @property
     def behind(self) -> bool:

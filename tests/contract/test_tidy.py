@@ -1,7 +1,10 @@
 """What a warehouse no longer needs is removed, and nothing else."""
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
@@ -37,8 +40,12 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     made.topic.add("c", laws.row("other", 1))
     first, second = change(0), change(1)
     assert first < second
-    (mirror / "part-left.parquet").write_bytes(b"")
-    commits = Commits("warehouse")
+    left, foreign, old = f"part-{uuid4()}.parquet", "part-00000-at-work.parquet", "part-00000-given-up.parquet"
+    for name in (left, foreign, old):
+        (mirror / name).write_bytes(b"")
+    long_ago = time.time() - delta_generations.UNCOMMITTED_S - 60
+    os.utime(mirror / old, (long_ago, long_ago))
+    commits = Commits()
     found, live = commits.found(str(mirror)), commits.opened(str(mirror))
     assert live
     assert found.stored
@@ -46,19 +53,22 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     delta_generations._clone(spark, live, str(mirror), kept, found.stored)
     before = sorted(spark.read.format("delta").load(kept).collect())
     third, fourth, fifth = change(2), change(3), change(4)
-    assert "part-left.parquet" in third
-    assert "part-left.parquet" not in fourth | fifth
-    assert not (third - second) & fifth
+    assert {left, foreign} < third
+    assert left not in fourth | fifth
+    assert old not in third
+    assert not (third - second - {foreign}) & fifth
     assert made.view() == made.topic.model()
     assert sorted(spark.read.format("delta").load(kept).collect()) == before
     delta_generations.remove(spark, [kept])
     change(5)
-    assert not change(6) & second - {Path(path).name for path in in_use(spark, mirror)}
+    last = change(6)
+    assert not last & second - {Path(path).name for path in in_use(spark, mirror)}
+    assert foreign in last, "somebody is writing it"
     assert made.view() == made.topic.model()
 
 
 def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
-    table = Commits("warehouse").table(str(mirror))
+    table = Commits().table(str(mirror))
     assert table
     return delta_generations._paths(spark, table, str(mirror))
 
@@ -75,7 +85,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     names = {made.table.qualified: "another"}
     made.apply(writer="another", sink=tidied.beside(names))
     live = tidied.folder(made.table, "mirror")
-    assert delta_generations.switch(spark, Commits("warehouse"), live, f"{live}@another")
+    assert delta_generations.switch(spark, Commits(), live, f"{live}@another")
     for _ in range(2):
         made.topic.add("u", laws.row("k1", 1, "later"))
         made.apply(writer="later")
@@ -86,7 +96,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
 
 def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> None:
     """Another writer may put files and marks into folders of the table's own; deltalake lists all marks as unused."""
-    folder, commits = str(tmp_path / "table"), Commits("warehouse")
+    folder, commits = str(tmp_path / "table"), Commits()
     asked = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}
     spark.range(10).repartition(1).write.format("delta").options(**asked).save(folder)
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from cdc.comparison import Comparison
 from cdc.repair import repair
 from cdc.verify import Options, verify
+from sinks.delta_commits import METADATA, Commits
 from tests.support import writer
 
 if TYPE_CHECKING:
@@ -48,13 +49,19 @@ def plant(world: "World") -> None:
     for number in range(90_001, 90_001 + PLANTED):
         httpx.put(f"{index}/_doc/{number}", json={"id": number}).raise_for_status()
         cache.set(f"{prefix}{number}", json.dumps({"id": number}))
-    mirror = f"delta.`{world.warehouse}/public.busy/mirror`"
-    world.spark.sql(f"DELETE FROM {mirror} WHERE id BETWEEN 1 AND {PLANTED}")
-    world.spark.sql(f"UPDATE {mirror} SET name = 'wrong' WHERE id BETWEEN 101 AND {100 + PLANTED}")
     folder = f"{world.warehouse}/public.busy/mirror"
-    rows = world.spark.read.format("delta").load(folder).where(f"id BETWEEN 201 AND {200 + PLANTED}")
-    ghosts = rows.withColumn("id", F.col("id") + 90_000).withColumn("_cdc_id", F.col("id").cast("string"))
-    ghosts.write.format("delta").mode("append").save(folder)
+    stored = Commits().found(folder).stored
+    assert stored
+    # As if it were the pipeline's own fault: what somebody else has changed is refused until a rebuild.
+    world.spark.conf.set(METADATA, stored.to_json())
+    try:
+        world.spark.sql(f"DELETE FROM delta.`{folder}` WHERE id BETWEEN 1 AND {PLANTED}")
+        world.spark.sql(f"UPDATE delta.`{folder}` SET name = 'wrong' WHERE id BETWEEN 101 AND {100 + PLANTED}")
+        rows = world.spark.read.format("delta").load(folder).where(f"id BETWEEN 201 AND {200 + PLANTED}")
+        ghosts = rows.withColumn("id", F.col("id") + 90_000).withColumn("_cdc_id", F.col("id").cast("string"))
+        ghosts.write.format("delta").mode("append").save(folder)
+    finally:
+        world.spark.conf.unset(METADATA)
 
 
 def assert_equal(found: list[Comparison]) -> None:

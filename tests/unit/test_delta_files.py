@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from sinks.delta_commits import unwritable
 from sinks.delta_files import GROUP_BYTES, GROUP_ROWS, _groups
 
 
@@ -18,3 +19,15 @@ def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> Non
 def test_a_row_group_is_bounded_by_rows() -> None:
     part = pa.record_batch({"number": [1] * 1000})
     assert [group.num_rows for group in _groups(iter([part] * 101))] == [GROUP_ROWS, 1000]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/w/part-1.parquet' of row 7", "No space left on device"),
+        ("Generic LocalFileSystem error\n ↳ Unable to copy\n ↳ File too large (os error 27)\n", "File too large"),
+        ("something with a value in it", "Exception"),
+    ],
+)
+def test_what_a_disk_says_is_told_and_nothing_else(text: str, reason: str) -> None:
+    assert unwritable("/w", Exception(text)).message == f"The warehouse folder /w can't be written: {reason}."

@@ -1,0 +1,34 @@
+"""Where the two parts of a warehouse's view stand, and where a batch leads them: forward, each for itself.
+
+The log of changes and the mirror have a position each. Reading starts where neither misses anything, so a batch may
+bring one of them what it has: that one stays where it is.
+"""
+
+from dataclasses import replace
+
+from cdc.change import Position, Reach, Stored, distance
+
+
+def known(stored: Stored | None, topic: Position) -> tuple[int, ...]:
+    """Below which offsets of a topic, of the id and partitions that `topic` has, a part knows all records.
+
+    Of another topic of that name it knows none. Partitions that were added since leave the records of the others where
+    they are.
+    """
+    if stored is None or distance(stored, topic).reach is Reach.OTHER_TOPIC:
+        return (0,) * topic.partition_count
+    offsets = stored.position.offsets
+    return (offsets + (0,) * topic.partition_count)[: topic.partition_count]
+
+
+def further(stored: Stored | None, until: Position) -> Position:
+    """Where a part stands after a batch up to `until`: never before where it stood."""
+    return Position(until.topic_id, tuple(map(max, known(stored, until), until.offsets)))
+
+
+def oldest(changes: Stored | None, mirror: Stored | None) -> Stored | None:
+    """Where reading has to start so that neither of the two misses anything; None while there is no mirror."""
+    if mirror is None:
+        return None
+    offsets = tuple(map(min, known(changes, mirror.position), mirror.position.offsets))
+    return replace(mirror, position=Position(mirror.position.topic_id, offsets))
