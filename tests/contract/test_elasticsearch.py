@@ -341,8 +341,8 @@ def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> No
     assert contexts() == before
 
 
-MANY = 60
-"""Their names take four times what fits into a line; an index each takes the server a while to make."""
+MANY = 40
+"""Their names take more than fits into a line; an index each takes the server a while to make."""
 LONG = "a_table_whose_name_has_all_of_the_63_bytes_that_postgres_allows"
 
 
