@@ -91,6 +91,7 @@ def migrate(
         applied = migrations.migrate(connection)
         if sample:
             applied += migrations.migrate(connection, migrations.SAMPLE)
+        context.obj.require_carried(connection)
         done = migrations.prepare_source(
             connection,
             pipeline=pipeline.pipeline,
@@ -112,8 +113,11 @@ def migrate(
 @app.command()
 def register(context: typer.Context, as_json: Json = False) -> None:
     """Create or update the connector, and wait until its changes arrive."""
+    from cdc import source
     from connectors.register import register as run
 
+    with source.connect(context.obj.pipeline.source.dsn) as connection:
+        context.obj.require_carried(connection)
     registered = run(context.obj.pipeline, context.obj.tables, progress=say)
     if as_json:
         return print_json(registered.to_dict())

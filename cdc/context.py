@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sinks
-from cdc import settings, source
+from cdc import names, settings, source
 from cdc.change import Table
 from cdc.errors import CdcError, SettingsError
 from compose import book, stack
@@ -53,6 +53,15 @@ class Context:
         with source.connect(self.pipeline.source.dsn) as connection:
             return source.describe(connection, self.pipeline)
 
+    def require_carried(self, connection: source.Connection) -> None:
+        """Raise SourceError for all tables with columns that Spark or a sink of the file can't carry."""
+        source.describe(connection, self.pipeline, self.refusals)
+
+    def refusals(self, table: Table) -> list[str]:
+        """Why the pipeline as a whole can't carry a table as it is, a sentence for each column concerned."""
+        views = [f"{why} ({sink.name})" for sink in self.sinks(None) for why in sink.refusals(table)]
+        return [*names.refusals(table), *views]
+
     def captured(self, name: str | None) -> tuple[Table, ...]:
         """The table of that name, schema.table; all for None."""
         return self.tables if name is None else (source.named(self.tables, name),)
@@ -66,17 +75,18 @@ class Context:
         with Topics(self.pipeline.kafka) as kafka:
             return placeholder(self.pipeline.pipeline, kafka.cluster_id())
 
-    def sinks(self, names: list[str] | None) -> "list[Sink]":
+    def sinks(self, chosen: list[str] | None) -> "list[Sink]":
         known = list(self.pipeline.sinks)
-        if unknown := [name for name in names or () if name not in known]:
+        if unknown := [name for name in chosen or () if name not in known]:
             raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
-        return [sinks.build(self.pipeline, name) for name in names or known]
+        return [sinks.build(self.pipeline, name) for name in chosen or known]
 
     @cached_property
     def follower(self) -> "Follower":
         from cdc.follow import Follower
 
-        return Follower(self.load, self.tables)
+        with source.connect(self.pipeline.source.dsn) as connection:
+            return Follower(self.load, source.survey(connection, self.pipeline).tables)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """One that applies all tables to each sink, and follows the file and the tables while it does."""

@@ -18,7 +18,7 @@ from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.failures import classify
 from cdc.registered import Captured, Registration
 from cdc.settings import Pipeline
-from cdc.source import Connection
+from cdc.source import Connection, Superfluous
 from connectors.resend import resend
 
 log = structlog.get_logger()
@@ -30,6 +30,7 @@ class Follower:
     def __init__(self, load: Callable[[], Pipeline], tables: Sequence[Table]) -> None:
         self._load, self._pipeline = load, load()
         self._known = {table.qualified: table for table in tables}
+        self._refused: dict[str, list[str]] = {}
         self._asked: set[int] = set()
         self._described: int | None = None
         """The newest definition when Postgres was asked last; whoever made this has just asked."""
@@ -66,7 +67,8 @@ class Follower:
                 if isinstance(failure, SourceUnavailable) and news:
                     raise failure from error
                 log.warning("tables_not_described", error=failure.message, hint=failure.hint)
-            return [self._shaped(name, history, registration) for name in captured if name in self._known], gone
+            carried = [name for name in captured if name in self._known and name not in self._refused]
+            return [self._shaped(name, history, registration) for name in carried], gone | self._refused
 
     def _shaped(self, name: str, history: Sequence[Definition], registration: Registration) -> Table:
         """The table, told whether the log holds columns that it has no more: dropped ones, and excluded ones."""
@@ -87,11 +89,20 @@ class Follower:
         narrowed = self._pipeline.model_copy(
             update={"source": self._pipeline.source.model_copy(update={"tables": left})}
         )
-        self._known |= {table.qualified: table for table in source.describe(connection, narrowed)}
+        found = source.survey(connection, narrowed)
+        self._known |= {table.qualified: table for table in found.tables}
+        # What can be carried is, and what can't be is said: half of a table would be one in silence.
+        self._refused = {}
+        for name, error in found.refused.items():
+            if isinstance(error, Superfluous) and name in self._known:
+                log.warning("table_not_described", table=name, error=error.message, hint=error.hint)
+            else:
+                self._refused[name] = [error.message, error.hint]
 
     def _ask(self, connection: Connection, found: Sequence[Consequence], gone: Mapping[str, list[str]]) -> None:
         for one in found:
-            if one.kind not in ("refresh", "cleanse") or one.table in gone or one.id in self._asked:
+            waiting = one.table in gone or one.table in self._refused
+            if one.kind not in ("refresh", "cleanse") or waiting or one.id in self._asked:
                 continue
             table, name = self._known[one.table], f"ddl-{one.id}-{one.kind}"
             if resend(connection, table, id=name, cleanse=one.kind == "cleanse"):

@@ -21,7 +21,9 @@ from cdc.errors import SettingsError
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 QUOTED = re.compile(r"(['\"])[^'\"]{2,}\1")
-TABLE = r"^[^.\s]+\.[^.\s]+$"
+TABLE = r"^[^.]+\.[^.]+$"
+CARRIED = r"[A-Za-z0-9_-]+"
+"""What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
 
 
 class Section(BaseModel):
@@ -51,11 +53,19 @@ class Source(Section):
     @classmethod
     def _once(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
         names = [entry.table for entry in tables]
+        if strange := [name for name in names if not all(re.fullmatch(CARRIED, part) for part in name.split("."))]:
+            raise ValueError(
+                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(strange)}"
+            )
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"listed twice: {', '.join(sorted(twice))}")
         lowered = [name.lower() for name in names]
         if alike := {name for name in names if lowered.count(name.lower()) > 1}:
             raise ValueError(f"an index's name is in lower case, so these would share one: {', '.join(sorted(alike))}")
+        # The broker takes one of them only: its metrics tell . and _ not apart.
+        flat = [name.replace(".", "_") for name in names]
+        if alike := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
+            raise ValueError(f"topics that differ only in . and _ can't both be: {', '.join(sorted(alike))}")
         return tables
 
 
@@ -224,7 +234,9 @@ def _explain(path: Path, text: str, error: ValidationError) -> SettingsError:
     elif first["type"] == "union_tag_invalid":
         problem, hint = "no such sink type", "accepted: elasticsearch, redis, delta"
     elif first["type"] == "string_pattern_mismatch" and where[-1] == "table":
-        problem, hint = "a table is written schema.table", "for example: public.flights"
+        problem, hint = "a table is written schema.table", "for example: public.flights; a name with a dot can't be one"
+    elif where[-1:] == ["tables"] and first["type"] == "value_error":
+        hint = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
     return SettingsError(f"{_place(path, text, where)}: {name}: {problem}.", hint=hint)
 
 

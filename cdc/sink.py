@@ -32,6 +32,9 @@ class Sink(Protocol):
     whole: bool
     """Whether `promote` can only switch all views of the pipeline at once."""
 
+    def refusals(self, table: Table) -> list[str]:
+        """Why no view of it can be made here, a sentence for each column concerned. Pure: asks no server."""
+
     def prepare(self, table: Table) -> None:
         """Create what holds the view of a table, so that its readers find it, empty; nothing when it is there.
 

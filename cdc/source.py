@@ -6,7 +6,6 @@ Invariant: nothing here writes or leaves a setting behind, and no message holds 
 """
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
-from cdc import keys, type_names
+from cdc import keys, names, type_names
 from cdc.change import Column, Server, Table
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.settings import Pipeline, TableSettings
@@ -44,6 +43,8 @@ TABLES = """
 SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """
+# Of all columns: the connector looks at those that it leaves out as well.
+NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
 # A domain is captured as what it is made of. A type that the connector doesn't know comes as its text.
 COLUMNS = """
 WITH RECURSIVE bare (at, name, nullable, type, mod) AS (
@@ -201,17 +202,43 @@ def check_server(wal_level: str, version: int, pipeline: str) -> None:
         )
 
 
-def describe(conn: Connection, pipeline: Pipeline) -> tuple[Table, ...]:
-    """The captured tables, in the order of the pipeline file.
+def describe(conn: Connection, pipeline: Pipeline, refusals: names.Refusals = names.refusals) -> tuple[Table, ...]:
+    """The captured tables, in the order of the pipeline file. `refusals` may say more than what holds for any view.
 
     Raises:
-        SourceError: for a table that isn't there or can't be captured, with what repairs it.
+        SourceError: for those that aren't there or can't be captured, with what repairs them.
     """
+    found = survey(conn, pipeline, refusals)
+    if found.refused:
+        raise names.together(list(found.refused.values()))
+    return found.tables
+
+
+class Superfluous(SourceError):
+    """The pipeline file leaves out a column that isn't there: nothing that the table holds is in doubt."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The captured tables that can be carried, in the order of the pipeline file; why the others can't."""
+
+    tables: tuple[Table, ...]
+    refused: Mapping[str, SourceError]
+
+
+def survey(conn: Connection, pipeline: Pipeline, refusals: names.Refusals = names.refusals) -> Survey:
+    """Look at every captured table by itself."""
+    tables, refused = [], {}
     # format_type leaves the schema out when the search path reaches the type; the rollback restores the path.
     with conn.transaction(force_rollback=True):
         conn.execute("SET LOCAL search_path = ''")
         kinds = _published_kinds(conn, pipeline.pipeline)
-        return tuple(_describe(conn, entry, pipeline, kinds) for entry in pipeline.source.tables)
+        for entry in pipeline.source.tables:
+            try:
+                tables.append(_describe(conn, entry, pipeline, kinds, refusals))
+            except SourceError as error:
+                refused[entry.table] = error
+    return Survey(tuple(tables), refused)
 
 
 def unpublished(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
@@ -248,7 +275,9 @@ def undescribed(pipeline: Pipeline) -> tuple[Table, ...]:
     )
 
 
-def _describe(conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds: list[str]) -> Table:
+def _describe(
+    conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds: list[str], refusals: names.Refusals
+) -> Table:
     schema, name = entry.table.split(".")
     found = conn.execute(TABLES, [schema, name]).fetchone()
     if found is None:
@@ -260,8 +289,11 @@ def _describe(conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds:
     columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(type_names.KNOWN)])]
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
-    _check_types(entry.table, captured, key)
-    return Table(schema, name, captured, key, pipeline.topic(entry.table))
+    table = Table(schema, name, captured, key, pipeline.topic(entry.table))
+    alike = names.alike(name for (name,) in conn.execute(NAMES, [oid]))
+    if error := names.refused(table, lambda table: [*alike, *refusals(table)]):
+        raise error
+    return table
 
 
 def _unknown(conn: Connection, table: str) -> SourceError:
@@ -282,26 +314,9 @@ def _check_kind(table: str, kind: str) -> None:
             hint="list the tables that it is made from under source.tables",
             table=table,
         )
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", table):
-        raise SourceError(
-            f"{table} has characters that a topic's name can't have; the connector would replace them.",
-            hint="rename the table to letters, digits, _ and -, or take it out of source.tables",
-            table=table,
-        )
 
 
-def _check_types(table: str, columns: Sequence[Column], key: Sequence[str]) -> None:
-    for column in columns:
-        if why := type_names.refused(column.type, key=column.name in key):
-            repair = "choose another key" if column.name in key else f"write exclude: [{column.name}] for it"
-            raise SourceError(
-                f"Column {column.name} of {table} can't be captured exactly: {column.type}: {why}.",
-                hint=f"{repair} in the pipeline file, or change its type",
-                table=table,
-            )
-
-
-def _check_exclude(entry: TableSettings, names: list[str], key: Sequence[str]) -> None:
+def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str]) -> None:
     for column in entry.exclude:
         if column in key:
             raise SourceError(
@@ -309,11 +324,11 @@ def _check_exclude(entry: TableSettings, names: list[str], key: Sequence[str]) -
                 hint=f"take {column} out of exclude: without it rows can't be told apart",
                 table=entry.table,
             )
-        if column not in names:
-            near = difflib.get_close_matches(column, names, n=1)
-            raise SourceError(
+        if column not in columns:
+            near = difflib.get_close_matches(column, columns, n=1)
+            raise Superfluous(
                 f"{entry.table} excludes {column}, but has no such column.",
-                hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(names)}",
+                hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
                 table=entry.table,
             )
 

@@ -5,7 +5,7 @@ Out: positions, floors, the tables that can go on and those set aside; Connector
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,9 +16,10 @@ from cdc.continuity import Continuity, Discontinued
 from cdc.control import Control
 from cdc.ddl import Definition
 from cdc.decode import Reading
-from cdc.errors import CdcError, SinkRejected
+from cdc.errors import CdcError, SinkRejected, SourceError
 from cdc.generations import Build, Builds
 from cdc.kept import Kept
+from cdc.names import refused
 from cdc.registered import Registration
 from cdc.rollback import retire
 from cdc.settings import Pipeline
@@ -71,6 +72,7 @@ class Stand:
         """Why views of the sink can't go on that somebody has to make again."""
         self._continuity = Continuity(pipeline, kafka)
         self._waiting: list[Table] = []
+        self._unheld: set[str] = set()
 
     def take(self) -> None:
         """Ask the sink where it stands, and make sure that the log still reaches back to there.
@@ -89,15 +91,16 @@ class Stand:
         topics = [table.topic for table in tables if table.topic in existing]
         logs = self._continuity.read(topics).logs
         seen: dict[str, Stored | None] = {}
-        aside, self._waiting, self.refused = dict(troubled), [], []
+        aside, self._waiting, self._unheld = dict(troubled), [], set(troubled)
+        self.refused = list(_unread(tables, troubled))
         for table in tables:
-            if table.topic not in existing:
-                aside[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
-                self._waiting.append(table)
+            if trouble := self._trouble(table, existing):
+                aside[table.qualified] = trouble
                 continue
             try:
                 seen[table.topic] = self._found(table)
-            except (Misfit, Discontinued) as error:
+            except (SinkRejected, Discontinued) as error:
+                # This table's trouble, or, where every table has it, the sink's own: see below.
                 aside[table.qualified] = [error.message, error.hint]
                 self.refused.append(error)
                 self._waiting.append(table)
@@ -123,6 +126,17 @@ class Stand:
     def sure_until(self) -> float:
         """Until when it is sure that the log continues these views, in Unix seconds: then it has to be taken again."""
         return self._continuity.sure_until
+
+    def _trouble(self, table: Table, existing: Collection[str]) -> list[str] | None:
+        """Why a table can't go on, whatever its view is; None when it can."""
+        if table.topic not in existing:
+            self._waiting.append(table)
+            return [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
+        if why := refused(table, self._sink.refusals, self._sink.name):
+            self._unheld.add(table.qualified)
+            self.refused.append(why)
+            return [why.message, why.hint]
+        return None
 
     @property
     def _build(self) -> Build | None:
@@ -155,7 +169,8 @@ class Stand:
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
         self._taken_at = time.monotonic()
-        return self._reshaped() or any(map(self._fits, self._waiting)) or self._lost()
+        fits = any(map(self._fits, self._waiting)) or (bool(self._unheld) and self._carried())
+        return fits or self._reshaped() or self._lost()
 
     def _fits(self, table: Table) -> bool:
         """Whether a table that was set aside can go on by now."""
@@ -165,9 +180,15 @@ class Stand:
             now = Continuity(self._pipeline, self._kafka).read([table.topic])
             now.refuse(self._sink.name, table, self._sink.position(table))
             self._sink.prepare(table)
-        except (Misfit, Discontinued):
+        except (SinkRejected, Discontinued):
             return False
         return True
+
+    def _carried(self) -> bool:
+        """Whether a table that was refused for its columns can go on: they have other names by now, or are left out."""
+        tables, troubled = self._describe(self._control.definitions, self._control.registration)
+        mine = [table for table in tables if table.qualified in self._unheld - troubled.keys()]
+        return any(not self._sink.refusals(table) for table in mine)
 
     def steps(self, ends: Ends) -> Steps:
         """What a batch that ends there brings to the views."""
@@ -303,3 +324,10 @@ class Stand:
             stored = None
         self._sink.prepare(table)
         return stored
+
+
+def _unread(tables: Sequence[Table], troubled: Mapping[str, list[str]]) -> Iterator[CdcError]:
+    """What is the matter with the tables that can't be described."""
+    for name in sorted(troubled.keys() - {table.qualified for table in tables}):
+        what, hint = troubled[name]
+        yield SourceError(what, hint=hint, table=name)

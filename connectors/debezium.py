@@ -109,7 +109,8 @@ def configuration(
     }
     if excluded:
         config["column.exclude.list"] = _patterns(excluded)
-    if keys := [f"{re.escape(entry.table)}:{','.join(entry.key)}" for entry in pipeline.source.tables if entry.key]:
+    keyed = [entry for entry in pipeline.source.tables if entry.key]
+    if keys := [f"{_literal(entry.table)}:{','.join(map(_literal, entry.key))}" for entry in keyed]:
         config["message.key.columns"] = ";".join(keys)
     return config
 
@@ -118,14 +119,14 @@ def captured_by(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str,
     """How a connector with this configuration sends those of the tables that it captures."""
     included = _names(config.get("table.include.list", ""))
     excluded = _names(config.get("column.exclude.list", ""))
-    keys = dict(entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
+    entries = (entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
+    keys = {_name(table): tuple(map(_name, columns.split(","))) for table, columns in entries}
     found = {}
     for table in tables:
         name = table.qualified
         if name in included:
             columns = [column.removeprefix(f"{name}.") for column in excluded if column.startswith(f"{name}.")]
-            key = keys.get(re.escape(name))
-            found[name] = Captured(tuple(columns), tuple(key.split(",")) if key else ())
+            found[name] = Captured(tuple(columns), keys.get(name, ()))
     return found
 
 
@@ -139,14 +140,31 @@ def placeholder(pipeline: str, cluster_id: str) -> str:
 
 
 def _patterns(names: Iterable[str]) -> str:
-    """Debezium's lists hold regular expressions, and a comma within one is written with a backslash."""
-    return ",".join(re.escape(name).replace(",", r"\,") for name in names)
+    """Debezium's lists hold regular expressions, which it compares without case, and trims."""
+    return ",".join(f"(?-i:{_literal(name)})" for name in names)
+
+
+def _literal(name: str) -> str:
+    """A pattern of exactly this name, without a comma, a colon or white space of its own."""
+
+    def escaped(found: re.Match[str]) -> str:
+        # What lies beyond four digits means nothing in a pattern.
+        return f"\\u{ord(found[0]):04x}" if found[0] <= "\uffff" else found[0]
+
+    return re.sub(r"[^\w.-]", escaped, name).replace(".", r"\.")
 
 
 def _names(patterns: str) -> list[str]:
-    """The way back."""
+    """The way back, also from patterns as they once were: a backslash before what isn't a letter, and before commas."""
     listed = (pattern.replace(r"\,", ",") for pattern in re.split(r"(?<!\\),", patterns))
-    return [re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL) for pattern in listed if pattern]
+    return [_name(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL)) for pattern in listed if pattern]
+
+
+def _name(pattern: str) -> str:
+    def unescaped(found: re.Match[str]) -> str:
+        return chr(int(found[1], 16)) if found[1] else found[2]
+
+    return re.sub(r"\\u([0-9a-f]{4})|\\(.)", unescaped, pattern, flags=re.DOTALL)
 
 
 def _database(pipeline: Pipeline) -> dict[str, str]:

@@ -45,6 +45,9 @@ class Delta:
         self._begun: dict[str, tuple[str, Position | None, Position]] = {}
         self._tidied: dict[str, tuple[float, set[str]]] = {}
 
+    def refusals(self, table: Table) -> list[str]:
+        return refusals(table)
+
     def prepare(self, table: Table) -> None:
         """Make what isn't there, without rows: a reader finds every captured table, and its columns."""
         if reasons := refusals(table):

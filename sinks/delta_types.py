@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 NAMES = {"smallint": "short", "int": "integer", "bigint": "long"}
 UNFIT = " ,;{}()\n\t="
 """Characters that Delta refuses in the name of a column: its files are Parquet, which readers may not find it in."""
-OURS = "_cdc"
-"""How the names of our own columns begin."""
 MIRROR = {"_cdc_id": "string", "_cdc_partition": "int", "_cdc_offset": "bigint"}
 CHANGES = {
     **MIRROR,
@@ -26,15 +24,18 @@ CHANGES = {
 }
 BOOKKEEPING = {"changes": CHANGES, "mirror": MIRROR}
 """Our own columns; `_cdc_topic` is the id of the topic that offsets are of."""
+METADATA = "_metadata"
+"""Where Spark tells of the file that a row is from; with a column of that name marks can't be read."""
 
 
 def refusals(table: Table) -> list[str]:
     """Why a warehouse can't hold a table as it is, a sentence for each column concerned; nothing when it can.
 
     Pure, so that it may be asked before anything is made. What repairs it is to rename the column, or `exclude`.
+    What no view can hold (names that differ in case only, our own) is refused before: `cdc.names`.
     """
     names = [column.name for column in table.columns]
-    return [*_with_unfit_characters(names), *_alike_but_for_case(names), *_of_ours(names)]
+    return [*_with_unfit_characters(names), *_of_sparks(names)]
 
 
 def _with_unfit_characters(names: Iterable[str]) -> list[str]:
@@ -46,23 +47,11 @@ def _with_unfit_characters(names: Iterable[str]) -> list[str]:
     ]
 
 
-def _alike_but_for_case(names: Iterable[str]) -> list[str]:
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        # As Java compares them: whatever is equal in capitals is equal.
-        alike.setdefault(name.upper().lower(), []).append(name)
+def _of_sparks(names: Iterable[str]) -> list[str]:
     return [
-        f"columns {' and '.join(map(repr, several))} differ in nothing but case, which a Delta table doesn't tell apart"
-        for several in alike.values()
-        if len(several) > 1
-    ]
-
-
-def _of_ours(names: Iterable[str]) -> list[str]:
-    return [
-        f"column {name!r} begins with {OURS}, as the columns do that a Delta table has for the pipeline's own use"
+        f"column {name!r} has a name that Spark uses for itself when it reads a Delta table"
         for name in names
-        if name.lower().startswith(OURS)
+        if name.lower() == METADATA
     ]
 
 

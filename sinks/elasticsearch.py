@@ -22,7 +22,7 @@ from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.report import COMPLETING, Row, send
 from cdc.sink import SWITCH_S, Batch, Misfit, Refused, behind, check, mismatch, require, stored_after, wait_for
 from sinks.elasticsearch_bulk import OWN_ID, bulk_item, document_id, sender
-from sinks.elasticsearch_fields import field
+from sinks.elasticsearch_fields import field, refusals
 from sinks.elasticsearch_http import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch_indices import Indices, Place
 from sinks.elasticsearch_positions import POSITIONS, Moved, Positions, Record
@@ -53,6 +53,9 @@ class Elasticsearch:
         self._blocked_at = 0.0
         self._token = _token()
         self._scans: list[str] = []
+
+    def refusals(self, table: Table) -> list[str]:
+        return refusals(table)
 
     def prepare(self, table: Table) -> None:
         """Create the index, or give the one that is there the fields it lacks."""

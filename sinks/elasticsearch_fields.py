@@ -1,10 +1,12 @@
-"""What a row looks like to Elasticsearch: the field of each Postgres type.
+"""What a row looks like to Elasticsearch: the field of each Postgres type; columns that can't be fields.
 
 The mapping is explicit, nothing is guessed.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+from cdc.change import Table
 from cdc.type_names import base
 
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
@@ -15,6 +17,17 @@ OPAQUE = {"type": "object", "enabled": False}
 # NaN and the infinities stay in the document, where readers see them; no query on the field finds them.
 REAL = {"type": "float", "ignore_malformed": True}
 DOUBLE = {"type": "double", "ignore_malformed": True}
+
+METADATA = frozenset(
+    (
+        *("_id", "_index", "_source", "_type", "_routing", "_version", "_seq_no", "_primary_term", "_field_names"),
+        *("_ignored", "_ignored_source", "_nested_path", "_doc_count", "_tier", "_size", "_feature", "_tsid"),
+        *("_ts_routing_hash", "_data_stream_timestamp", "_inference_fields", "_index_mode"),
+    )
+)
+"""Fields that every document has or can have beside its own; of 8.19, with its modules."""
+DEEPEST = 20
+"""Objects within each other that an index takes, the document itself among them."""
 
 FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
     "smallint": {"type": "short"},
@@ -45,3 +58,43 @@ FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
 def field(type_: str) -> dict[str, Any]:
     """The index field of a Postgres type. Exact decimals are keywords: a float would round them."""
     return FIELDS_OF_TYPES.get(base(type_), KEYWORD)
+
+
+def refusals(table: Table) -> list[str]:
+    """Why an index can't hold a table as it is, a sentence for each column concerned; nothing when it can.
+
+    Pure, so that it may be asked before anything is made. A dot in a name makes a field within an object.
+    """
+    names = {column.name for column in table.columns}
+    return [
+        *(f"column {name} has the name of a field of Elasticsearch's own" for name in sorted(names & METADATA)),
+        *_with_unfit_dots(sorted(names)),
+        *(
+            f"column {name} would be a field within column {outer}, which isn't an object"
+            for name in sorted(names)
+            for outer in _around(name)
+            if outer in names
+        ),
+    ]
+
+
+def _with_unfit_dots(names: Iterable[str]) -> list[str]:
+    parts = {name: name.split(".") for name in names}
+    return [
+        *(
+            f"column {name!r} names a field without a name"
+            for name, several in parts.items()
+            if not all(part.strip() for part in several)
+        ),
+        *(
+            f"column {name} has more than {DEEPEST - 1} dots in its name, which are as many objects"
+            for name, several in parts.items()
+            if len(several) > DEEPEST
+        ),
+    ]
+
+
+def _around(name: str) -> list[str]:
+    """The names of the objects that a field is in."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]

@@ -25,6 +25,9 @@ class Memory:
         self.others: dict[str, Memory] = {}
         """By the name of the generation."""
 
+    def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
+        return []
+
     def prepare(self, table: Table) -> None:
         self.views.setdefault(table.qualified, {})
 

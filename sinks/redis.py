@@ -70,6 +70,9 @@ class Redis:
         allowed = " ".join(f"+{command}" for command in COMMANDS.split())
         self._hints = {**HINTS, "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`"}
 
+    def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
+        return []
+
     def prepare(self, table: Table) -> None:
         """Check that the server keeps what it is given: a view that evicts rows is no view."""
         policy = self._policy()

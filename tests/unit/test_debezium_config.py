@@ -127,6 +127,42 @@ def test_what_a_configuration_captures_can_be_read_from_it() -> None:
     assert captured_by(keyed, [ORDERS])["public.orders"].key == ("b", "a")
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        "Note",
+        "a,b",
+        " lead",
+        "trail ",
+        "a b",
+        "x\\",
+        "a:b",
+        "(",
+        "$",
+        "tab\t",
+        "new\n",
+        "straße",
+        "日本",
+        "\U0001f600",
+        "#",
+    ],
+)
+def test_a_pattern_is_of_one_name_whatever_is_in_it(column: str) -> None:
+    """Debezium splits at commas, trims, and compares without case."""
+    entry = {"table": "public.orders", "exclude": [column]}
+    found = configuration(pipeline("shop", DSN, entry), tables=[ORDERS])["column.exclude.list"]
+    (pattern,) = (part.strip() for part in found.split(","))
+    matching = re.compile(pattern, re.IGNORECASE)
+    assert matching.fullmatch(f"public.orders.{column}")
+    others = {column.swapcase(), column.strip(), f"{column}x", column[:-1]} - {column}
+    assert not any(matching.fullmatch(f"public.orders.{other}") for other in others)
+    # What it captures can be read from it, and from what it was before it compared with case.
+    before = {"column.exclude.list": re.escape(f"public.orders.{column}").replace(",", r"\,")}
+    for setting in ({"column.exclude.list": found}, before):
+        config = {"table.include.list": r"public\.orders", **setting}
+        assert captured_by(config, [ORDERS]) == {"public.orders": Captured((column,))}
+
+
 def test_nothing_excluded_is_no_setting() -> None:
     plain = pipeline("shop", DSN, "public.orders")
     assert "column.exclude.list" not in configuration(plain, tables=[ORDERS])

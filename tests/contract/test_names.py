@@ -1,0 +1,70 @@
+"""Names of columns that a sink doesn't refuse are carried on every way that it has: made, merged, completed rows."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc.change import Column, Table
+from tests.contract import laws
+from tests.contract.test_contract import SINKS, maker
+from tests.scenarios.test_names import CARRIED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAMES = (*CARRIED, "p.q", ".lead", "trail.", "p..q", ".", "``", "`x`", "x.*")
+"""The latter aren't all for an index."""
+
+
+def table(unique: str, names: Sequence[str]) -> Table:
+    columns = (Column("a", "text", False), Column("b", "bigint", False), *(Column(name, "text") for name in names))
+    return Table("public", "items", columns, ("a", "b"), f"{unique}.public.items")
+
+
+@pytest.fixture(params=SINKS)
+def harness(
+    request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
+) -> Iterator[laws.Harness]:
+    make = maker(request, request.param, unique, tmp_path)
+    held = [name for name in NAMES if not make().refusals(table(unique, [name]))]
+    assert held[: len(CARRIED)] == list(CARRIED)
+    made = laws.Harness(spark, make, table(unique, held))
+    yield made
+    made.sink.close()
+
+
+def carry(harness: laws.Harness) -> None:
+    names = [column.name for column in harness.table.columns][2:]
+    for number in range(4):
+        harness.topic.add("c", {"a": f"k{number}", "b": number, **{name: f"{name} {number}" for name in names}})
+    harness.apply()
+    harness.topic.add("u", {"a": "k1", "b": 1, **dict.fromkeys(names, "other")})
+    harness.topic.add("d", {"a": "k2", "b": 2, **dict.fromkeys(names)})
+    harness.topic.add("u", {"a": "k3", "b": 3, **dict.fromkeys(names, "new")}, lacking=names[::2])
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+
+
+def test_names_are_carried(harness: laws.Harness) -> None:
+    carry(harness)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("elasticsearch", ["_id"]),
+        ("elasticsearch", ["o", "o.p"]),
+        ("delta, large", ["x y"]),
+        ("delta, large", ["_metadata"]),
+    ],
+)
+def test_a_sink_that_refused_less_would_be_found(
+    request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path, kind: str, names: list[str]
+) -> None:
+    """What is refused can't be held: a sink that let it pass would stop later, and all tables with it."""
+    make, unheld = maker(request, kind, unique, tmp_path), table(unique, names)
+    assert make().refusals(unheld)
+    with pytest.raises(Exception, match=r"refuses|Spark failed|cannot be cast"):
+        carry(laws.Harness(spark, make, unheld))

@@ -1,0 +1,202 @@
+"""Names of tables and columns that Postgres takes: carried exactly through all three sinks, or refused by name.
+
+Postgres says what the views must hold (`cdc.verify`); rows are looked at by their readers' own means as well.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from psycopg import sql
+
+from cdc import source
+from cdc.change import Reach, distance
+from cdc.supervise import published
+from cdc.topics import Topics
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+LONG = "x" * 63
+# Each a name that some part of the way could take for something else: SQL, JSON, Spark, Parquet, regular expressions,
+# Elasticsearch's dots, format strings, YAML, our own columns on the way.
+CARRIED = (
+    *('quo"te', "apo'strophe", "back`tick", "back\\slash", "per%cent", "%s", "co:lon", "dot.ted", "dol$lar", "$1"),
+    *(
+        "*",
+        "sla/sh",
+        "ha#sh",
+        "st*r",
+        "que?",
+        "[x]",
+        "<x>",
+        "a|b",
+        "^",
+        "@",
+        "&amp",
+        "!",
+        "~",
+        "-",
+        "+1",
+        "1st",
+        "cr\rx",
+    ),
+    *(
+        "order",
+        "select",
+        "user",
+        "table",
+        "null",
+        "true",
+        "Mixed",
+        "straße",
+        "日本",
+        "\U0001f600",
+        "nb\u00a0sp",
+        "_foo",
+    ),
+    *("key", "value", "topic", "offset", "partition", "after", "op", "document", "record", "problem", "s", "t", "row"),
+    *("item", "element", "metadata", "col", "properties", "type", "envelope", "e\u0301", LONG),
+)
+# What a Delta table, an index or Spark can't have, by table; the way out is `exclude`.
+UNFIT: dict[str, tuple[str, ...]] = {
+    "spaced": ("order date", " lead", "trail ", "x, y", "a;b", "{", "a(b)", "a=b", "tab\tx", "new\nline", " "),
+    "own": (
+        "_id",
+        "_source",
+        "_version",
+        "_routing",
+        "_index",
+        "_seq_no",
+        "_primary_term",
+        ".lead",
+        "a..b",
+        "_metadata",
+    ),
+    "within": ("id.x",),
+    "reserved": ("_cdc_id", "_CDC"),
+}
+
+
+def create(schema: str, table: str, key: str, *columns: str) -> sql.Composed:
+    listed = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(name)) for name in columns)
+    return sql.SQL("CREATE TABLE {} ({} int PRIMARY KEY, day date, {})").format(
+        sql.Identifier(schema, table), sql.Identifier(key), listed
+    )
+
+
+def insert(schema: str, table: str, columns: tuple[str, ...], row: int) -> sql.Composed:
+    values = sql.SQL(", ").join(sql.Literal(f"{at}: {name}") for at, name in enumerate(columns))
+    return sql.SQL("INSERT INTO {} VALUES ({}, '0044-03-15 BC', {})").format(
+        sql.Identifier(schema, table), sql.Literal(row), values
+    )
+
+
+TABLES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("public", "Orders", 'Key"of"it\'s', CARRIED),
+    ("public", "order-items", "dot.ted", ("Mixed", "x")),
+    ("_Odd-schema", "-t_", "select", ("from",)),
+    ("public", "T" * 63, LONG, ("v",)),
+    *(("public", name, "id", ("kept", *columns)) for name, columns in UNFIT.items()),
+)
+
+
+def entry(schema: str, table: str, **more: Any) -> str:
+    return json.dumps({"table": f"{schema}.{table}", "partitions": 1, **more})
+
+
+def run(world: "World", *statements: sql.SQL | sql.Composed) -> None:
+    with source.connect(world.dsn) as connection, connection.transaction():
+        for statement in statements:
+            connection.execute(statement)
+
+
+def change(world: "World", schema: str, table: str, key: str, column: str) -> None:
+    """An update, a delete, a row that gets another key."""
+    name, place, value = sql.Identifier(schema, table), sql.Identifier(key), sql.Identifier(column)
+    run(
+        world,
+        sql.SQL("UPDATE {} SET {} = 'other' WHERE {} = 1").format(name, value, place),
+        sql.SQL("DELETE FROM {} WHERE {} = 2").format(name, place),
+        sql.SQL("UPDATE {} SET {} = 7 WHERE {} = 3").format(name, place, place),
+    )
+
+
+def aside(world: "World", sink: str) -> dict[str, list[str]]:
+    """What the run says of tables that wait for somebody, by table."""
+    found = published(world.folder / "runs")
+    return found[sink].aside if sink in found else {}
+
+
+def level(world: "World", sink: str, name: str) -> bool:
+    """Whether one table's view has all that its topic has now."""
+    (built,) = (one for one in world.sinks if one.name == sink)
+    table = source.named(world.described, name)
+    with Topics(world.pipeline.kafka) as kafka:
+        return distance(built.position(table), kafka.ends([table.topic])[table.topic]).reach is Reach.REACHED
+
+
+def test_every_name_is_carried_or_refused(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+    run(world, sql.SQL('CREATE SCHEMA "_Odd-schema"'))
+    for schema, table, key, columns in TABLES:
+        run(world, create(schema, table, key, *columns))
+        run(world, *(insert(schema, table, columns, row) for row in range(6)))
+    # Names that the connector takes for one; and tables beside that are nobody's business.
+    run(world, create("public", "cased", "id", "name", "Name"), create("public", "beside", "id", "name", "Name"))
+    run(world, create("public", "orders", "id", "x"))
+
+    # Refused as a whole, every table and column by name, with the entry that leaves it out.
+    world.write_file(entry("public", "cased"), *(entry(schema, table) for schema, table, _, _ in TABLES))
+    for verb in ("migrate", "register"):
+        said = "".join(world.cdc(verb, code=4).stderr.split())
+        for table, columns in UNFIT.items():
+            listed = json.dumps(columns, ensure_ascii=False)[1:-1].replace(" ", "")
+            assert f"{{table:public.{table},exclude:[" in said
+            assert all(name in said.replace('"', "") for name in listed.replace('"', "").split(",")), table
+        assert "public.cased" in said
+        assert "ALTERTABLEpublic.casedRENAMECOLUMN" in said
+        assert not any(f"public.{table}," in said for table in ("Orders", "order-items"))
+
+    world.write_file(*(entry(schema, table, exclude=UNFIT.get(table, ())) for schema, table, _, _ in TABLES))
+    world.cdc("migrate")
+    world.cdc("register")
+    with world.running():
+        world.settle()
+        world.assert_equal()
+        for schema, table, key, columns in TABLES:
+            change(world, schema, table, key, columns[0])
+        world.settle()
+        world.assert_equal()
+        a_name_that_comes_later(world)
+
+
+def a_name_that_comes_later(world: "World") -> None:
+    """It sets its table aside where it can't be held, alone; another name brings it back."""
+    items, orders = sql.Identifier("public", "order-items"), sql.Identifier("public", "Orders")
+    run(world, sql.SQL("ALTER TABLE {} ADD COLUMN _id text").format(items))
+    run(world, sql.SQL("ALTER TABLE {} ADD COLUMN _cdc_id text").format(sql.Identifier("_Odd-schema", "-t_")))
+    wait_until(lambda: len(aside(world, "search")) == 2, 60, "two tables to be set aside in the index")
+    what, hint = aside(world, "search")["public.order-items"]
+    assert "column _id has the name of a field of Elasticsearch's own" in what
+    assert "exclude: [_id]" in hint
+    assert "column _cdc_id" in aside(world, "search")["_Odd-schema.-t_"][0]
+    run(
+        world,
+        sql.SQL("""UPDATE {} SET "Mixed" = 'later', _id = 'x'""").format(items),
+        sql.SQL("""UPDATE {} SET "order" = 'later'""").format(orders),
+    )
+    run(world, sql.SQL("ALTER TABLE {} DROP COLUMN _cdc_id").format(sql.Identifier("_Odd-schema", "-t_")))
+    for sink, name in (
+        ("search", "public.Orders"),
+        ("cache", "public.order-items"),
+        ("warehouse", "public.order-items"),
+    ):
+        wait_until(lambda sink=sink, name=name: level(world, sink, name), 60, f"{name} in {sink}")  # type: ignore[misc]
+    assert aside(world, "cache").keys() <= {"_Odd-schema.-t_"}
+    run(world, sql.SQL("ALTER TABLE {} RENAME COLUMN _id TO own_id").format(items))
+    world.settle()
+    world.assert_equal()
+    wait_until(lambda: not aside(world, "search"), 60, "nothing to be aside")

@@ -1,0 +1,109 @@
+"""Which columns are refused by name, and what the way out is; pure, so that it can be asked before anything is made."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from cdc import names
+from cdc.change import Column, Table
+from cdc.errors import SourceError
+from sinks import delta_types, elasticsearch_fields
+
+
+def made_of(*columns: str, key: str = "id", **types: str) -> Table:
+    shapes = (Column(name, types.get(name, "text")) for name in (key, *columns))
+    return Table("public", "items", tuple(shapes), (key,), "t")
+
+
+@pytest.mark.parametrize("name", ["_cdc_id", "_CDC", "_cdc"])
+def test_our_own_names_are_refused_for_every_view(name: str) -> None:
+    (why,) = names.refusals(made_of(name, "cdc", "x_cdc"))
+    assert name in why
+
+
+@pytest.mark.parametrize(
+    "pair", [("Name", "name"), ("GRÖSSE", "größe"), ("İd", "id"), ("\u212aelvin", "kelvin"), ("\u017f", "S")]
+)
+def test_names_that_differ_in_case_only_are_found(pair: tuple[str, str]) -> None:
+    (why,) = names.alike(["other", *pair])
+    assert all(name in why for name in pair)
+    assert names.alike(["a", "b", "a_", "ab"]) == []
+
+
+def test_one_error_names_all_columns_and_which_to_leave_out() -> None:
+    table = made_of("fine", "_cdc_x", "bits", "order date", bits="bit varying")
+    error = names.refused(table, lambda table: [*names.refusals(table), *delta_types.refusals(table)])
+    assert isinstance(error, SourceError)
+    assert all(name in error.message for name in ("public.items", "_cdc_x", "bits", "order date"))
+    found = re.search(r"\{.*\}", error.hint)
+    assert found
+    assert yaml.safe_load(found[0]) == {"table": "public.items", "exclude": ["_cdc_x", "bits", "order date"]}
+
+
+@pytest.mark.parametrize(
+    "name", ['q"uo', "back\\slash", "null", "Yes", "no", "- a", "new\nline", "a, b]", "1", "é", ": #"]
+)
+def test_the_way_out_is_yaml_whatever_the_name(name: str) -> None:
+    error = names.refused(made_of(name), lambda table: [column.name for column in table.columns if column.name == name])
+    assert error
+    assert yaml.safe_load(error.hint.removeprefix("write ").rsplit(" in the pipeline file", 1)[0])["exclude"] == [name]
+
+
+def test_a_key_has_another_way_out() -> None:
+    error = names.refused(made_of(key="_cdc_k"), names.refusals)
+    assert error
+    assert "exclude" not in error.hint
+    assert "choose another key" in error.hint
+    assert "ALTER TABLE public.items RENAME COLUMN" in error.hint
+
+
+def test_several_tables_are_one_error() -> None:
+    errors = [error for name in ("_cdc_a", "_cdc_b") if (error := names.refused(made_of(name), names.refusals))]
+    both = names.together(errors)
+    assert all(name in both.message and name in both.hint for name in ("_cdc_a", "_cdc_b"))
+    assert names.together(errors[:1]) is errors[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "order date",
+        'q"uo',
+        "a.b",
+        "_foo",
+        "x" * 63,
+        "straße",
+        "日本",
+        "a;b",
+        "$",
+        "*",
+        "null",
+        ".".join("a" * 20),
+    ],
+)
+def test_an_index_holds_it(name: str) -> None:
+    assert elasticsearch_fields.refusals(made_of(name)) == []
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        *(
+            ["_id"],
+            ["_source"],
+            ["_version"],
+            ["_routing"],
+            ["_index"],
+            ["_seq_no"],
+            ["_primary_term"],
+            ["_field_names"],
+        ),
+        *([".lead"], ["trail."], ["a..b"], [" "], ["a. .b"], ["."], [".".join("a" * 21)], ["id.x"], ["x.y", "x.y.z"]),
+    ],
+    ids=json.dumps,
+)
+def test_an_index_refuses_it_by_name(columns: list[str]) -> None:
+    (why,) = elasticsearch_fields.refusals(made_of(*columns))
+    assert columns[-1].strip() in why
