@@ -19,7 +19,7 @@ from tests.support.envelopes import table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOMENTS = {"memory": range(1), "redis": range(4), "elasticsearch": range(0, 8, 4), "delta": range(0, 9, 8)}
+MOMENTS = {"memory": range(1), "redis": range(4), "elasticsearch": range(0, 3, 2), "delta": range(0, 9, 8)}
 """Not all where a round takes seconds; `make properties` tries every one."""
 ALL = [(kind, number) for kind, some in MOMENTS.items() for number in (some if SCALE == 1 else range(24))]
 
@@ -33,4 +33,5 @@ def make(request: pytest.FixtureRequest, kind: str, unique: str, tmp_path: Path)
 def test_a_stopped_writer_is_fenced(make: Callable[[], Sink], number: int, spark: "SparkSession", unique: str) -> None:
     harness = laws.Harness(spark, make, table(f"{unique}.public.items"))
     came = laws.a_stopped_writer_is_fenced(harness, Moment(number).during)
-    assert came or SCALE > 1
+    # Every sink looks at a position at least; how many calls there are after that is its own affair.
+    assert came or number > 1
