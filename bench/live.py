@@ -18,7 +18,7 @@ from bench.stage import Stage
 from cdc.cli_rebuild import build
 from cdc.errors import DivergenceError
 from cdc.fence import settle
-from cdc.generations import Build
+from cdc.generations import Building
 from cdc.verify import verify
 
 START_S = 600.0
@@ -103,7 +103,7 @@ def rebuilding(stage: Stage, changes: int) -> Iterator[Figure]:
         figure.limit.append(figure.changes / (time.monotonic() - began))
         phases: dict[str, float] = {}
 
-        def show(one: Build, phases: dict[str, float] = phases) -> None:
+        def show(one: Building, phases: dict[str, float] = phases) -> None:
             phases.setdefault(one.phase, time.monotonic())
 
         with stage.meter() as meter:

@@ -8,15 +8,17 @@ from cdc.console import Json, Master, err, out, print_json
 from cdc.context import spark_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
     from cdc.change import Table
     from cdc.context import Context
-    from cdc.generations import Build
+    from cdc.generations import Building, Generations, Registry, Retained
     from cdc.sink import Sink
 
+KEPT_S = 3600.0
+"""What a rollback that was killed has retained, once it is ended by another command."""
 SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
 Keep = Annotated[float, typer.Option(help="Hours that the generation before is kept current.", min=0)]
@@ -49,7 +51,7 @@ def rebuild(
         raise together(unheld)
     with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
         kept = build(context.obj, spark, one, tables, keep * 3600, show)
-    _tell(kept, as_json, "readers see the new generation")
+    _tell(sink, kept, as_json, "readers see the new generation")
 
 
 def build(
@@ -58,12 +60,14 @@ def build(
     sink: "Sink",
     tables: "Sequence[Table]",
     kept_s: float,
-    show: "Callable[[Build], object]",
-) -> "Build":
-    """`cdc.rebuild` with what the pipeline file says; the generation that is kept."""
+    show: "Callable[[Building], object]",
+) -> "dict[str, Retained]":
+    """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
     from cdc.comparison import prove
     from cdc.follow import Follower
+    from cdc.generations import Registry
     from cdc.rebuild import Rebuild
+    from cdc.rollback import settle_rollback
     from cdc.topics import Topics
     from cdc.verify import verify
 
@@ -77,6 +81,7 @@ def build(
 
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)
+        settle_rollback(Registry(context.pipeline, kafka), sink, context.captured(None), kept_s)
         return Rebuild(
             spark,
             sink,
@@ -95,15 +100,15 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
     """Show readers the generation before again, as current as this one; once more, and forward again."""
     from contextlib import nullcontext
 
-    from cdc.generations import Builds
+    from cdc.generations import Registry
     from cdc.rollback import rollback as run
     from cdc.topics import Topics
 
     pipeline, (one,) = context.obj.pipeline, context.obj.sinks([sink])
     needs_spark = one.form == "events"
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
-        kept = run(Builds(pipeline, kafka), one, context.obj.tables, keep * 3600)
-    _tell(kept, as_json, "readers see the generation before")
+        kept = run(Registry(pipeline, kafka), one, context.obj.tables, keep * 3600)
+    _tell(sink, kept, as_json, "readers see the generation before")
 
 
 def generations(
@@ -113,35 +118,50 @@ def generations(
 ) -> None:
     """What is built and kept beside the live views."""
     from cdc import render
-    from cdc.generations import Builds
+    from cdc.generations import Registry
     from cdc.topics import Topics
 
     pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(None), context.obj.tables
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]"):
-        builds = Builds(pipeline, kafka).read().found
+        registry = Registry(pipeline, kafka)
         if clean:
             for one in sinks:
-                one.sweep(tables, builds[one.name].names if one.name in builds else {})
-        listed = [
-            {
-                "sink": one.name,
-                "table": table.qualified,
-                "generations": one.generations(table),
-                "phase": builds[one.name].phase if one.name in builds else None,
-                "keep_until": builds[one.name].keep_until if one.name in builds else None,
-            }
-            for one in sinks
-            for table in tables
-        ]
+                _clean(registry, one, tables)
+        registry.read()
+        listed = [_listed(registry.of(one.name), one, table) for one in sinks for table in tables]
     if as_json:
         return print_json({"generations": listed})
     out.print(render.generations(listed))
     return None
 
 
-def _tell(kept: "Build", as_json: bool, what: str) -> None:
+def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
+    """Remove what nobody needs; what a killed rebuild has made stays, it goes on with it."""
+    from cdc.claim import claim
+    from cdc.rollback import settle_rollback
+
+    settle_rollback(registry, sink, tables, KEPT_S)
+    with claim(registry, sink.name) as held:
+        sink.sweep(tables, held.generations.needed())
+
+
+def _listed(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
+    work, retained = generations.work, generations.retained.get(table.qualified)
+    phase = work.phase if work and table.qualified in work.names else ("kept" if retained else None)
+    return {
+        "sink": sink.name,
+        "table": table.qualified,
+        "generations": sink.generations(table),
+        "phase": phase,
+        "keep_until": retained.until if retained else None,
+    }
+
+
+def _tell(sink: str, kept: "Mapping[str, Retained]", as_json: bool, what: str) -> None:
     if as_json:
-        return print_json({"sink": kept.sink, "kept": dict(kept.names), "keep_until": kept.keep_until})
-    back = f"; cdc rollback {kept.sink} goes back" if kept.names else ""
-    out.print(f"{kept.sink}: {what}{back}", highlight=False)
+        names = {table: one.name for table, one in kept.items()}
+        until = max((one.until for one in kept.values()), default=None)
+        return print_json({"sink": sink, "kept": names, "keep_until": until})
+    back = f"; cdc rollback {sink} goes back" if kept else ""
+    out.print(f"{sink}: {what}{back}", highlight=False)
     return None

@@ -16,7 +16,6 @@ from cdc.continuity import Discontinued
 from cdc.errors import CdcError, Fenced
 from cdc.explain import explain
 from cdc.failures import Remedy, remedy
-from cdc.generations import Build
 from cdc.order import LACKING
 from cdc.sink import Batch, Rewound, Sink
 
@@ -37,9 +36,9 @@ class Kept:
         self.lost: Discontinued | None = None
         """Why the log can't continue it any more."""
 
-    def begin(self, build: Build | None) -> None:
-        """Look for what the record names; then `find` each of its views."""
-        self._names, self.at, self._again_at, self.lost = due(build), {}, float("inf"), None
+    def begin(self, names: Mapping[str, str]) -> None:
+        """Look for the generations of these names, by table; then `find` each of their views."""
+        self._names, self.at, self._again_at, self.lost = names, {}, float("inf"), None
         self._sink = self._live.beside(self._names) if self._names else None
 
     def find(self, table: Table, seen: Stored | None, floor: int, gap: Callable[[Stored | None], object]) -> None:
@@ -65,9 +64,9 @@ class Kept:
         except Exception as error:
             self.leave(self._told(error))
 
-    def outdated(self, build: Build | None) -> bool:
-        """Whether `begin` would find something else."""
-        return due(build) != self._names or time.monotonic() > self._again_at
+    def outdated(self, names: Mapping[str, str]) -> bool:
+        """Whether `begin` with these names would find something else."""
+        return names != self._names or time.monotonic() > self._again_at
 
     def level(self, at: Mapping[str, Position | None]) -> bool:
         """Whether there is something, and none of it behind the live views, which stand at `at`."""
@@ -107,8 +106,3 @@ class Kept:
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
             self._again_at = time.monotonic() + AGAIN_S
         self._sink, self.at = None, {}
-
-
-def due(build: Build | None) -> Mapping[str, str]:
-    """The names of what is to be kept current now, by table; also while a rollback shows it to readers."""
-    return build.names if build and build.keep_until > time.time() else {}

@@ -21,13 +21,14 @@ from tenacity.wait import wait_exponential
 from cdc import decode
 from cdc.apply import Applier
 from cdc.change import Position, Table, distance, new_generation
+from cdc.claim import claim
 from cdc.continuity import Continuity, Discontinued
 from cdc.ddl import Definition
-from cdc.errors import CdcError, DivergenceError, SettingsError, SinkError, SinkUnavailable
-from cdc.generations import STALE_S, Build, Builds
+from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
+from cdc.generations import Building, Progress, Registry, Retained
 from cdc.log import records
 from cdc.registered import Registration
-from cdc.rollback import keep, retire
+from cdc.rollback import before, retain
 from cdc.settings import Pipeline
 from cdc.sink import Misfit, Replaced, Sink, positions
 from cdc.stand import Again, Describe, Stand
@@ -38,7 +39,6 @@ POLL_S = 0.1
 LAG_S = 1.0
 """Caught up: what was in the topics is in the view after so long."""
 TRY_S = 120.0
-TELL_S = 1.0
 Verify = Callable[[Sink, Sequence[Table]], None]
 """Raises DivergenceError when the views of a sink differ from their source, UndecidedError when nobody knows."""
 log = structlog.get_logger()
@@ -59,15 +59,15 @@ class Rebuild:
         *,
         kept_s: float,
         verify: Verify,
-        show: Callable[[Build], object],
+        show: Callable[[Building], object],
     ) -> None:
         self._spark, self._sink, self._pipeline, self._tables = spark, sink, pipeline, tuple(tables)
         self._describe, self._placeholder, self._kafka = describe, placeholder, kafka
         self._kept_s, self._verify, self._show = kept_s, verify, show
-        self._builds, self._saying = Builds(pipeline, kafka), threading.Lock()
+        self._registry, self._saying = Registry(pipeline, kafka), threading.Lock()
 
-    def run(self) -> Build:
-        """Do what is left to do; the generation that was seen before, as it is kept.
+    def run(self) -> dict[str, Retained]:
+        """Do what is left to do; what was seen before and is retained, by table.
 
         Raises:
             SettingsError: another one is at work on this sink.
@@ -75,39 +75,25 @@ class Rebuild:
             UndecidedError: it couldn't be proved; it stays, and the same command compares it again.
             CdcError: what the sink or the broker raises; the same command goes on.
         """
-        self._build = self._begun()
-        self._say()
-        with self._telling():
+        with claim(self._registry, self._sink.name) as self._claim:
+            self._build = self._begun()
             if self._build.phase == "promote" and self._promoted():
-                return self._end(self._left())
+                return self._end(before(self._sink, self._tables))
+            self._say()
+            self._claim.forget(list(self._build.names))
             self._sink.sweep(self._tables, self._build.names)
-            beside = self._sink.beside(self._build.names)
-            if self._build.phase != "replay" and (gap := self._gap(beside)):
-                log.warning("build_begun_again", sink=self._sink.name, error=gap.message)
-                self._say(phase="replay", done=0)
-            if self._build.phase == "replay":
-                self._replay(beside)
-                self._say(phase="catch up", done=self._build.total)
-            with following(
-                self._spark, beside, self._build.names, self._pipeline, self._narrowed, self._placeholder
-            ) as stream:
-                self._catch_up(beside, stream)
-                self._say(phase="verify")
-                self._verified(beside)
-                self._say(phase="promote")
-                kept = self._sink.promote(self._tables, self._build.names)
-        return self._end(kept)
+            self._began = time.monotonic()
+            self._claim.progress = self._progress
+            return self._end(self._made())
 
-    def _begun(self) -> Build:
+    def _begun(self) -> Building:
         """The build to go on with, or a new one."""
-        found = self._builds.read().found.get(self._sink.name)
-        if found and found.alive:
-            self._wait_for_death(found)
-        if found and found.phase != "kept" and found.names.keys() == {table.qualified for table in self._tables}:
-            return replace(found, keep_until=0.0)
+        work = self._claim.generations.work
+        if isinstance(work, Building) and work.names.keys() == {table.qualified for table in self._tables}:
+            return work
         self._sink.require_room(self._tables)
         name = new_generation()
-        return Build(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
+        return Building(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
 
     def _gap(self, beside: Sink) -> Discontinued | None:
         """Why the log can't continue the build that was begun, if it can't."""
@@ -119,15 +105,23 @@ class Rebuild:
             return error
         return None
 
-    def _wait_for_death(self, found: Build) -> None:
-        while time.time() - found.at < STALE_S:
-            time.sleep(POLL_S)
-            now = self._builds.read().found.get(self._sink.name) if self._builds.moved() else found
-            if now != found:
-                raise SettingsError(
-                    f"Another rebuild of {self._sink.name} is at work ({found.phase}).",
-                    hint="cdc status shows how far it is; one that was killed can be continued after 10 s",
-                )
+    def _made(self) -> Mapping[str, str]:
+        """Replay, catch up, verify, promote; what readers saw until then, by table."""
+        beside = self._sink.beside(self._build.names)
+        if self._build.phase != "replay" and (gap := self._gap(beside)):
+            log.warning("build_begun_again", sink=self._sink.name, error=gap.message)
+            self._say(phase="replay", done=0)
+        if self._build.phase == "replay":
+            self._replay(beside)
+            self._say(phase="catch up", done=self._build.total)
+        with following(
+            self._spark, beside, self._build.names, self._pipeline, self._narrowed, self._placeholder
+        ) as stream:
+            self._catch_up(beside, stream)
+            self._say(phase="verify")
+            self._verified(beside)
+            self._say(phase="promote")
+            return self._sink.promote(self._tables, self._build.names)
 
     def _replay(self, beside: Sink) -> None:
         """One pass from offset zero to where the topics end now: the newest of each key, written once."""
@@ -171,7 +165,7 @@ class Rebuild:
         try:
             self._verify(beside, self._tables)
         except DivergenceError:
-            retire(self._builds, self._sink, self._tables)
+            self._end({})
             raise
 
     def _promoted(self) -> bool:
@@ -183,13 +177,8 @@ class Rebuild:
             return False
         return all(at and at.generation == self._build.names[name] for name, at in found.items())
 
-    def _left(self) -> dict[str, str]:
-        """What readers saw before: the killed rebuild knew, and could not say."""
-        found = {table.qualified: self._sink.generations(table)[1:] for table in self._tables}
-        return {name: others[-1] for name, others in found.items() if others}
-
-    def _end(self, kept: Mapping[str, str]) -> Build:
-        return keep(self._builds, self._sink, self._tables, kept, self._kept_s)
+    def _end(self, seen: Mapping[str, str]) -> dict[str, Retained]:
+        return retain(self._claim, self._sink, self._tables, seen, self._kept_s)
 
     def _narrowed(
         self, history: Sequence[Definition], registration: Registration
@@ -198,30 +187,20 @@ class Rebuild:
 
     def _say(self, **news: Any) -> None:
         with self._saying:
-            self._build = self._builds.write(replace(self._build, **news))
-            self._show(self._build)
+            self._build = replace(self._build, **news)
+        self._claim.begin(self._build)
+        self._show(self._build)
 
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Say every second that somebody is at work, and how far it is."""
-        ended = threading.Event()
-
-        def tell() -> None:
-            began = time.monotonic()
-            while not ended.wait(TELL_S):
-                if self._build.phase == "replay":
-                    done = max(self._build.done, _records(self._spark, self._build.total))
-                    self._say(done=done, rows_per_s=round(done / (time.monotonic() - began), 1))
-                else:
-                    self._say()
-
-        thread = threading.Thread(target=tell, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    def _progress(self) -> Progress:
+        """How far it is; asked every second."""
+        with self._saying:
+            if self._build.phase == "replay":
+                done = max(self._build.done, _records(self._spark, self._build.total))
+                speed = round(done / (time.monotonic() - self._began), 1)
+                self._build = replace(self._build, done=done, rows_per_s=speed)
+            build = self._build
+        self._show(build)
+        return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
 def narrowed(describe: Describe, names: Collection[str]) -> Describe:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cdc.change import Progress
     from cdc.comparison import Comparison
     from cdc.finding import Audit
-    from cdc.generations import Build
+    from cdc.generations import Building
     from cdc.held import Held
     from cdc.status import Sink, Status
 
@@ -79,7 +79,7 @@ def generations(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 @contextmanager
-def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Build], None]]:
+def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], None]]:
     """A line for each phase of a rebuild, with how far it is."""
     if quiet:
         yield lambda _: None
@@ -87,7 +87,7 @@ def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Build], Non
     with Spinner("", console=console) as status:
         seen: list[str] = []
 
-        def show(build: Build) -> None:
+        def show(build: Building) -> None:
             if build.phase not in seen:
                 seen.append(build.phase)
                 console.print(f"{build.sink}: {build.phase}", highlight=False)

@@ -1,52 +1,85 @@
-"""Which of two generations readers see: back to the one before, and what is kept from then on."""
+"""Which of two generations readers see: back to the one before, and what is retained from then on."""
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from cdc.change import Table
+from cdc.claim import Claim, claim
 from cdc.errors import CdcError, SettingsError
-from cdc.generations import Build, Builds
+from cdc.generations import Registry, Retained, RollingBack
 from cdc.sink import Sink
 
 
-def rollback(builds: Builds, sink: Sink, tables: Sequence[Table], kept_s: float) -> Build:
-    """Show readers again what they saw before; what they see now is kept in its place.
+def rollback(registry: Registry, sink: Sink, tables: Sequence[Table], kept_s: float) -> dict[str, Retained]:
+    """Show readers again what they saw before; what they see now is retained in its place, by table.
+
+    Goes on with one that was ended in whatever way.
 
     Raises:
-        SettingsError: nothing is kept.
-        SinkUnavailable: the kept generation isn't current: nobody has applied to it.
+        SettingsError: nothing is retained; another command is at work.
+        SinkUnavailable: the retained generation isn't current: nobody has applied to it.
     """
-    found = builds.read().found.get(sink.name)
-    if found is None or not found.keep_until or found.alive:
-        under_way = f"another command is at work ({found.phase})" if found else "nothing is kept"
-        raise SettingsError(
-            f"{sink.name} has no generation to go back to: {under_way}.",
-            hint=f"make one anew: cdc -p FILE rebuild {sink.name}",
-        )
-    mine = [table for table in tables if table.qualified in found.names]
-    builds.write(replace(found, phase="promote"))
-    try:
-        kept = sink.promote(mine, found.names)
-    except CdcError:
-        builds.write(found)
-        raise
-    return keep(builds, sink, mine, kept, kept_s)
+    with claim(registry, sink.name) as held:
+        work = held.generations.work
+        names = work.names if isinstance(work, RollingBack) else held.generations.due
+        if not names:
+            raise SettingsError(
+                f"{sink.name} has no generation to go back to: nothing is kept.",
+                hint=f"make one anew: cdc -p FILE rebuild {sink.name}",
+            )
+        return _show(held, sink, tables, names, kept_s)
 
 
-def keep(builds: Builds, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], kept_s: float) -> Build:
-    """Record what is kept beside the live views from now on, and remove all else."""
+def settle_rollback(registry: Registry, sink: Sink, tables: Sequence[Table], kept_s: float) -> None:
+    """End a rollback that was killed, or take it back where readers have seen nothing of it yet.
+
+    What comes next finds a sink whose views are all of the same side, and what is retained as it is.
+    """
+    if not isinstance(registry.read().of(sink.name).work, RollingBack):
+        return
+    with claim(registry, sink.name) as held:
+        work = held.generations.work
+        if not isinstance(work, RollingBack):
+            return
+        if _shown(sink, tables, work.names):
+            _show(held, sink, tables, work.names, kept_s)
+        else:
+            held.end()
+
+
+def retain(
+    held: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], kept_s: float
+) -> dict[str, Retained]:
+    """Record what is kept beside the live views of tables from now on, and remove all else of them."""
     now = time.time()
-    build = Build(sink.name, "kept", dict(names), now, keep_until=now + kept_s)
-    if names and kept_s > 0:
-        build = builds.write(build)
-        sink.sweep(tables, names)
-    else:
-        retire(builds, sink, tables)
-    return build
+    retained = {table: Retained(name, now + kept_s, now) for table, name in names.items() if kept_s > 0}
+    held.end(retained, [table.qualified for table in tables])
+    sink.sweep(tables, {table: one.name for table, one in retained.items()})
+    return retained
 
 
-def retire(builds: Builds, sink: Sink, tables: Sequence[Table]) -> None:
-    """Forget the second generation, then remove it: what is left of it when that fails is a leftover, no way back."""
-    builds.forget(sink.name)
-    sink.sweep(tables, {})
+def before(sink: Sink, tables: Sequence[Table]) -> dict[str, str]:
+    """What readers saw before a switch whose command was killed, by table: it knew, and could not say."""
+    others = {table.qualified: sink.generations(table)[1:] for table in tables}
+    return {name: generations[-1] for name, generations in others.items() if generations}
+
+
+def _show(
+    held: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], kept_s: float
+) -> dict[str, Retained]:
+    concerned = [table for table in tables if table.qualified in names]
+    held.begin(RollingBack(sink.name, names))
+    try:
+        seen = sink.promote(concerned, names)
+    except CdcError:
+        if not _shown(sink, concerned, names):
+            held.end()
+        raise
+    lacking = [table for table in concerned if table.qualified not in seen]
+    return retain(held, sink, concerned, {**before(sink, lacking), **seen}, kept_s)
+
+
+def _shown(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:
+    """Whether readers see any of these generations."""
+    seen = ((names[table.qualified], sink.position(table)) for table in tables if table.qualified in names)
+    return any(stored is not None and stored.generation == name for name, stored in seen)

@@ -17,11 +17,10 @@ from cdc.control import Control
 from cdc.ddl import Definition
 from cdc.decode import Reading
 from cdc.errors import CdcError, SinkRejected, SourceError
-from cdc.generations import Build, Builds
+from cdc.generations import Building, Generations, Registry, Retained
 from cdc.kept import Kept
 from cdc.names import refused
 from cdc.registered import Registration
-from cdc.rollback import retire
 from cdc.settings import Pipeline
 from cdc.sink import Misfit, Replaced, Sink, positions
 from cdc.step import Ends, Steps, advances
@@ -59,9 +58,11 @@ class Stand:
         self._sink, self._kafka, self._describe, self._names = sink, kafka, describe, names
         self._pipeline = pipeline
         self._control = Control(pipeline, kafka)
-        self._builds = Builds(pipeline, kafka)
+        self._registry = Registry(pipeline, kafka)
         self._generations: dict[str, str] = {}
-        self._taken_at = self._keeping = 0.0
+        self._taken_at = 0.0
+        self._retained: dict[str, Retained] = {}
+        self._changed_at = -1
         self.kept = Kept(sink)
         self.reading = Reading(placeholder)
         self.tables: tuple[Table, ...] = ()
@@ -81,12 +82,12 @@ class Stand:
             CdcError: what sink and broker raise; Replaced when the generation isn't to be kept current any more.
         """
         self._control.read()
-        self._builds.read()
+        self._registry.read()
         self._refuse_replaced()
-        self._keeping = self._keep_until()
         tables, troubled = self._describe(self._control.definitions, self._control.registration)
         self._retire(tables)
-        self.kept.begin(self._build if self._names is None else None)
+        self._retained, self._changed_at = dict(self._beside.retained), self._beside.changed_at
+        self.kept.begin(self._beside.due if self._names is None else {})
         existing = self._kafka.existing(table.topic for table in tables)
         topics = [table.topic for table in tables if table.topic in existing]
         logs = self._continuity.read(topics).logs
@@ -139,30 +140,26 @@ class Stand:
         return None
 
     @property
-    def _build(self) -> Build | None:
-        """The second generation of this sink's views, as the record of them was read last."""
-        return self._builds.found.get(self._sink.name)
+    def _beside(self) -> Generations:
+        """What there is beside this sink's live views, as the registry was read last."""
+        return self._registry.of(self._sink.name)
 
     def _refuse_replaced(self) -> None:
         """To make ready what has just been removed would leave it lying about."""
-        build = self._build
-        if self._names and (build is None or build.names != self._names):
+        work = self._beside.work
+        if self._names and not (isinstance(work, Building) and work.names == self._names):
             raise Replaced(*next(iter(self._names.items())), self._sink.name)
 
     def moved(self) -> bool:
         """Whether it has to be taken again. Raises ConnectorError."""
         # Before every batch, so in one request.
-        ends = self._kafka.ends([*self._control.topics, self._builds.topic], decided=False)
+        ends = self._kafka.ends([*self._control.topics, self._registry.topic], decided=False)
         if self._control.moved(ends):
             return True
         # A rebuild may also have made a view for the columns that a table has by now.
-        if (
-            self._builds.moved(ends)
-            and self._builds.read()
-            and (self.switched() or any(map(self._fits, self._waiting)))
-        ):
+        if self._changed(ends) and (self.switched() or any(map(self._fits, self._waiting))):
             return True
-        if self._names is None and self.kept.outdated(self._build):
+        if self._names is None and self.kept.outdated(self._beside.due):
             return True
         if time.time() > self.sure_until:
             return True
@@ -171,6 +168,13 @@ class Stand:
         self._taken_at = time.monotonic()
         fits = any(map(self._fits, self._waiting)) or (bool(self._unheld) and self._carried())
         return fits or self._reshaped() or self._lost()
+
+    def _changed(self, ends: Mapping[str, Position]) -> bool:
+        """Whether a command has begun or ended something since this was asked last."""
+        if self._registry.moved(ends):
+            self._registry.read()
+        before, self._changed_at = self._changed_at, self._beside.changed_at
+        return self._changed_at != before
 
     def _fits(self, table: Table) -> bool:
         """Whether a table that was set aside can go on by now."""
@@ -213,10 +217,9 @@ class Stand:
 
     def switching(self) -> bool:
         """Whether another writer may have been at the views because readers are being shown another generation."""
-        self._builds.read()
-        build = self._build
-        lately = build is not None and build.phase == "kept" and time.time() - build.at < LATELY_S
-        return lately or self.switched() or self._switching() or self._keeping != self._keep_until()
+        beside = self._registry.read().of(self._sink.name)
+        lately = any(time.time() - one.at < LATELY_S for one in beside.retained.values())
+        return lately or self.switched() or beside.showing or self._retained != beside.retained
 
     def outrun(self) -> bool:
         """Wait while readers are being shown another generation, which couldn't catch up otherwise; whether they are.
@@ -225,27 +228,29 @@ class Stand:
         """
         until = time.monotonic() + HOLD_S
         waited = False
-        while self._switching() and (self.kept.level(self.at) or not self._keep_until()) and time.monotonic() < until:
+        while self._yields() and time.monotonic() < until:
             waited = True
             time.sleep(HOLD_S / 100)
-            self._builds.read()
+            self._registry.read()
         return waited and self.switched()
 
-    def _keep_until(self) -> float:
-        """Which switch was the last: back and forth again leaves readers with the same generation."""
-        build = self._build
-        return build.keep_until if build else 0.0
-
-    def _switching(self) -> bool:
-        build = self._build
-        return build is not None and build.phase == "promote" and build.alive
+    def _yields(self) -> bool:
+        beside = self._beside
+        return beside.showing and (isinstance(beside.work, Building) or self.kept.level(self.at))
 
     def _retire(self, tables: Sequence[Table]) -> None:
-        """Remove a kept generation whose time is over."""
-        build = self._build
-        if self._names is None and build and not build.alive and 0 < build.keep_until <= time.time():
+        """Remove what has been retained long enough."""
+        overdue = self._beside.overdue if self._names is None else []
+        if due := [table for table in tables if table.qualified in overdue]:
             log.info("generation_removed", sink=self._sink.name)
-            retire(self._builds, self._sink, [table for table in tables if table.qualified in build.names])
+            self._remove(due)
+
+    def _remove(self, tables: Sequence[Table]) -> None:
+        """Forgotten first, so that what is left of it when this fails is a leftover and no way back."""
+        self._registry.retire(self._sink.name, [table.qualified for table in tables])
+        self._sink.sweep(tables, {})
+        self._registry.read()
+        self._retained, self._changed_at = dict(self._beside.retained), self._beside.changed_at
 
     def _reshaped(self) -> bool:
         """Whether a topic is another one by now, or has partitions that nobody reads."""
@@ -305,12 +310,10 @@ class Stand:
 
     def _drop_kept(self, tables: Sequence[Table]) -> None:
         """Remove a kept generation that the log can't continue: going back to it would show what is wrong."""
-        build = self._build
-        if self.kept.lost and build:
+        if self.kept.lost:
             log.warning("generation_removed", sink=self._sink.name, error=self.kept.lost.message)
-            retire(self._builds, self._sink, [table for table in tables if table.qualified in build.names])
-            self._builds.read()
-            self.kept.begin(None)
+            self._remove([table for table in tables if table.qualified in self._beside.due])
+            self.kept.begin({})
 
     def _prepared(self, table: Table) -> Stored | None:
         """Where the view stands; one without a position, or from before a TRUNCATE, is made anew, from nothing.

@@ -1,6 +1,6 @@
 """What is kept beside the live views is never behind them, and nothing that readers see depends on it."""
 
-import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -9,7 +9,6 @@ from cdc.apply import Applier
 from cdc.change import Stored
 from cdc.continuity import Discontinued
 from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
-from cdc.generations import Build
 from cdc.kept import Kept
 from cdc.sink import Batch, Refused
 from cdc.step import Steps
@@ -36,15 +35,9 @@ class Pair:
         self.kept = Kept(self.live)
         fill(self.harness)
 
-    def find(self, build: Build | None = None) -> None:
-        self.kept.begin(build or self.build())
+    def find(self, names: Mapping[str, str] | None = None) -> None:
+        self.kept.begin(self.names if names is None else names)
         self.kept.find(self.table, self.live.position(self.table), 0, lambda _: None)
-
-    def build(self, **said: Any) -> Build:
-        now = time.time()
-        return Build(
-            **{"sink": "memory", "phase": "kept", "names": self.names, "since": now, "keep_until": now + 60, **said}
-        )
 
     def apply(self) -> None:
         applier: Any = object.__new__(Applier)
@@ -101,7 +94,7 @@ def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch
         pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()
     assert not pair.kept.level({pair.table.topic: pair.harness.position()})
-    assert pair.kept.outdated(pair.build()) == isinstance(error, SinkUnavailable)
+    assert pair.kept.outdated(pair.names) == isinstance(error, SinkUnavailable)
 
 
 def test_what_only_it_refuses(pair: Pair) -> None:
@@ -125,11 +118,10 @@ def test_what_both_refuse(pair: Pair) -> None:
     assert pair.kept.at
 
 
-@pytest.mark.parametrize("said", [{"keep_until": 0.0, "phase": "promote"}, {"keep_until": 1.0}])
-def test_nothing_is_to_be_kept(pair: Pair, said: dict[str, Any]) -> None:
-    pair.find(pair.build(**said))
+def test_nothing_is_to_be_kept(pair: Pair) -> None:
+    pair.find({})
     assert pair.kept.at == {}
-    assert not pair.kept.outdated(None)
+    assert not pair.kept.outdated({})
 
 
 def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
@@ -149,7 +141,7 @@ def test_what_cannot_go_on_is_left_alone(pair: Pair, error: ConnectorError) -> N
     def gap(_: Stored | None) -> NoReturn:
         raise error
 
-    pair.kept.begin(pair.build())
+    pair.kept.begin(pair.names)
     pair.kept.find(pair.table, None, 0, gap)
     assert pair.kept.at == {}
     assert pair.kept.lost == (error if isinstance(error, Discontinued) else None)

@@ -25,7 +25,7 @@ from cdc.cli_rebuild import build
 from cdc.comparison import Comparison
 from cdc.context import Context
 from cdc.errors import CdcError
-from cdc.generations import Build, Builds
+from cdc.generations import Building, Registry, Retained
 from cdc.rollback import rollback
 from cdc.sink import Sink
 from cdc.supervise import publish, supervise
@@ -113,7 +113,9 @@ class World:
             for statement in statements:
                 connection.execute(statement)
 
-    def rebuild(self, name: str, table: str | None = None, show: Callable[[Build], object] = lambda _: None) -> Build:
+    def rebuild(
+        self, name: str, table: str | None = None, show: Callable[[Building], object] = lambda _: None
+    ) -> dict[str, Retained]:
         """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
         context = Context(self.file, self.folder)
         (sink,) = context.sinks([name])
@@ -125,7 +127,7 @@ class World:
         (sink,), tables = context.sinks([name]), context.tables
         with Topics(context.pipeline.kafka) as kafka:
             began = time.monotonic()
-            rollback(Builds(context.pipeline, kafka), sink, tables, KEPT_S)
+            rollback(Registry(context.pipeline, kafka), sink, tables, KEPT_S)
             return time.monotonic() - began
 
     @contextmanager

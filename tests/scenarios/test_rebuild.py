@@ -13,7 +13,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from cdc.change import new_generation
 from cdc.context import Context
-from cdc.generations import Build
+from cdc.generations import Building
 from cdc.rebuild import following, narrowed
 from tests.support import readers, writer
 from tests.support.load import load
@@ -50,7 +50,7 @@ def rebuilt(world: "World", name: str) -> dict[str, float]:
     """`cdc rebuild`; the seconds that each phase took."""
     began: dict[str, float] = {}
 
-    def show(one: Build) -> None:
+    def show(one: Building) -> None:
         began.setdefault(one.phase, time.monotonic())
 
     world.rebuild(name, show=show)
@@ -131,7 +131,6 @@ def test_what_differs_is_never_shown(world: "World") -> None:
 KILLED = """
 import os, signal, sys, threading
 from cdc import cli, rebuild
-from cdc.generations import Build
 at, after_s = sys.argv[1], float(sys.argv[2])
 def kill(): os.kill(os.getpid(), signal.SIGKILL)
 say = rebuild.Rebuild._say
@@ -143,7 +142,7 @@ def told(self, **news):
 told.armed = False
 rebuild.Rebuild._say = told
 if at == "retire":
-    rebuild.keep = lambda *_: kill()
+    rebuild.retain = lambda *_: kill()
 sys.argv = ["cdc", *sys.argv[3:]]
 cli.main()
 """

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.context import Context
 from cdc.errors import ConnectorError, SettingsError
-from cdc.generations import Build
+from cdc.generations import Building
 from cdc.topics import Topics
 from cdc.verify import compare
 from tests.scenarios.test_exact import begin
@@ -24,7 +24,7 @@ class Ended(Exception):
     """As if somebody had ended a command."""
 
 
-def end_at_verify(build: Build) -> None:
+def end_at_verify(build: Building) -> None:
     if build.phase == "verify":
         raise Ended
 

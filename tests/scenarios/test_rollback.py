@@ -3,14 +3,14 @@
 import random
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from cdc.errors import SparkError
-from cdc.generations import Builds
+from cdc.generations import Registry
 from cdc.topics import Topics
 from tests.scenarios.test_rebuild import SINKS, begin
 from tests.support import writer
@@ -47,11 +47,16 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
                 assert world.rollback(name) < 5
         (table,) = world.described
         with Topics(world.pipeline.kafka) as kafka:
-            builds = Builds(world.pipeline, kafka).read()
-            assert {*builds.found} == {*SINKS}
-            for found in builds.found.values():
-                builds.write(replace(found, keep_until=time.time() + 1))
-            wait_until(lambda: not builds.read().found, 60, "what has been kept long enough to be forgotten")
+            registry = Registry(world.pipeline, kafka).read()
+            for name in SINKS:
+                retained = registry.of(name).retained[table.qualified]
+                ended = replace(retained, until=time.time() + 1)
+                registry.write((("kept", name, table.qualified), asdict(ended)))
+            wait_until(
+                lambda: not any(registry.read().of(name).retained for name in SINKS),
+                60,
+                "what has been kept long enough to be forgotten",
+            )
         wait_until(
             lambda: all(len(sink.generations(table)) == 1 for sink in world.sinks), 60, "what was kept to be removed"
         )

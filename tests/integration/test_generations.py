@@ -1,0 +1,197 @@
+"""The registry of generations on a real broker: one command at a time, and none forgets what isn't its own."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from cdc.change import Position, Stored, Table
+from cdc.claim import Claim, claim
+from cdc.errors import CdcError, SettingsError, SinkUnavailable
+from cdc.generations import STALE_S, Building, Registry, Retained, RollingBack
+from cdc.records import kafka
+from cdc.rollback import rollback, settle_rollback
+from cdc.settings import Pipeline
+from cdc.topics import Topics
+from sinks.memory import Memory
+from tests.support.envelopes import table
+from tests.support.pipelines import pipeline
+from tests.support.wait import wait_until
+
+SINK, HOUR_S = "memory", 3600.0
+ITEMS = table("t.public.items")
+FIRST, SECOND = "20260101t000000000000", "20260101t000000000001"
+
+
+@pytest.fixture
+def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
+    made = pipeline(unique, "postgresql://127.0.0.1:1/none", "public.items", kafka=stack.endpoints.kafka)
+    with Topics(made.kafka) as topics:
+        topics.ensure(made)
+    yield made
+    with kafka.KafkaAdminClient(bootstrap_servers=made.kafka) as admin:
+        admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])
+
+
+@pytest.fixture
+def registry(shop: Pipeline) -> Iterator[Registry]:
+    with Topics(shop.kafka) as topics:
+        yield Registry(shop, topics)
+
+
+def building(*names: str, phase: Any = "replay") -> Building:
+    return Building(SINK, phase, dict.fromkeys(names, SECOND), time.time())
+
+
+def retained(name: str = FIRST) -> Retained:
+    now = time.time()
+    return Retained(name, now + HOUR_S, now)
+
+
+def won(shop: Pipeline, ready: threading.Barrier, done: threading.Barrier) -> str:
+    """Claim the sink at the same moment as others, and begin to build."""
+    with Topics(shop.kafka) as topics:
+        own = Registry(shop, topics).read()
+        ready.wait(30)
+        try:
+            with claim(own, SINK) as held:
+                held.begin(building("public.items"))
+                done.wait(30)
+                return "won"
+        except SettingsError as error:
+            done.wait(30)
+            return error.message
+
+
+def race(shop: Pipeline) -> list[str]:
+    ready, done = threading.Barrier(3), threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        return sorted(pool.map(lambda _: won(shop, ready, done), range(3)))
+
+
+def test_of_commands_begun_in_the_same_moment_one_wins(shop: Pipeline) -> None:
+    lost = f"Another rebuild or rollback of {SINK} is at work."
+    assert race(shop) == [lost, lost, "won"]
+
+
+def test_planted_twin(shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry in which the last record wins: all of them go to work."""
+    monkeypatch.setattr(Claim, "enter", lambda self: None)
+    monkeypatch.setattr(Claim, "check", lambda self: None)
+    assert race(shop) == ["won"] * 3
+
+
+def test_one_that_was_killed_is_put_away(registry: Registry) -> None:
+    killed_at = time.time() - STALE_S - 1
+    registry.write((("claim", SINK, "killed"), {"at": killed_at}), (("work", SINK), vars(building("public.items"))))
+    with claim(registry, SINK) as held:
+        assert held.generations.claims.keys() != {"killed"}
+        assert isinstance(held.generations.work, Building)
+        wait_until(lambda: "killed" not in registry.read().of(SINK).claims, 5, "its claim to be gone")
+
+
+def test_one_that_was_stopped_learns_that_it_counts_as_dead(registry: Registry) -> None:
+    with claim(registry, SINK) as stopped:
+        (command,) = registry.read().of(SINK).claims
+        registry.write((("claim", SINK, command), None))
+        with pytest.raises(SettingsError, match="took this one for dead"):
+            stopped.begin(building("public.items", phase="promote"))
+
+
+def test_a_rebuild_of_one_table_leaves_the_way_back_of_others(registry: Registry) -> None:
+    orders = retained()
+    with claim(registry, SINK) as held:
+        held.end({"public.items": retained(), "public.orders": orders}, ["public.items", "public.orders"])
+    with claim(registry, SINK) as held:
+        held.begin(building("public.items"))
+        held.forget(["public.items"])
+        assert registry.read().of(SINK).due == {"public.orders": FIRST}
+        held.end({"public.items": retained(SECOND)}, ["public.items"])
+    generations = registry.read().of(SINK)
+    assert generations.retained["public.orders"] == orders
+    assert generations.due == {"public.items": SECOND, "public.orders": FIRST}
+    assert generations.work is None
+    assert not generations.busy
+
+
+def test_what_is_said_every_second_is_small(shop: Pipeline, registry: Registry) -> None:
+    names = [f"public.customer_order_{number:03}" for number in range(500)]
+    with claim(registry, SINK) as held, Topics(shop.kafka) as topics:
+        held.begin(building(*names))
+        wait_until(lambda: any(b'"tick"' in (one.key or b"") for one in topics.all(registry.topic)), 5, "a tick")
+        records = topics.all(registry.topic)
+    told = {json.loads(one.key or b"[]")[0]: len(one.value or b"") for one in records}
+    assert told["work"] > 20_000
+    assert told["tick"] < 200
+
+
+class Killed(Memory):
+    """Ends where a process would be killed: before readers are shown anything, or after."""
+
+    when = "before"
+
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        if self.when == "after":
+            super().promote(tables, names)
+        if self.when in ("before", "after"):
+            raise KeyboardInterrupt
+        if self.when == "away":
+            raise SinkUnavailable("It is away.", hint="wait")
+        return super().promote(tables, names)
+
+
+def kept_beside(registry: Registry, when: str) -> Killed:
+    """A sink whose view of before is retained."""
+    sink, at = Killed(SINK), Position("topic", (5,))
+    other = sink.beside({ITEMS.qualified: FIRST})
+    for view, name in ((sink, SECOND), (other, FIRST)):
+        view.prepare(ITEMS)
+        view.stored[ITEMS.qualified] = Stored(at, generation=name)
+    with claim(registry, SINK) as held:
+        held.end({ITEMS.qualified: retained()}, [ITEMS.qualified])
+    sink.when = when
+    return sink
+
+
+def seen(sink: Memory) -> str:
+    stored = sink.position(ITEMS)
+    assert stored
+    return stored.generation
+
+
+@pytest.mark.parametrize(("when", "expected"), [("before", SECOND), ("after", FIRST)])
+@pytest.mark.parametrize("again", [settle_rollback, rollback])
+def test_a_rollback_that_was_killed_is_no_rebuild(
+    registry: Registry, when: str, expected: str, again: Callable[..., object]
+) -> None:
+    """B9. What comes next takes back what nobody has seen yet, and ends what somebody may have seen."""
+    sink = kept_beside(registry, when)
+    with pytest.raises(KeyboardInterrupt):
+        rollback(registry, sink, [ITEMS], HOUR_S)
+    assert registry.read().of(SINK).work == RollingBack(SINK, {ITEMS.qualified: FIRST})
+    sink.when = "never"
+    again(registry, sink, [ITEMS], HOUR_S)
+    generations = registry.read().of(SINK)
+    assert seen(sink) == (FIRST if again is rollback else expected)
+    assert generations.work is None
+    # Whatever readers see now, there is a way back, and nothing else is left over.
+    assert list(generations.due.values()) == sink.generations(ITEMS)[1:]
+
+
+def test_a_rollback_that_fails_changes_nothing(registry: Registry) -> None:
+    sink = kept_beside(registry, "away")
+    before = registry.read().of(SINK).retained
+    with pytest.raises(CdcError):
+        rollback(registry, sink, [ITEMS], HOUR_S)
+    generations = registry.read().of(SINK)
+    assert (generations.work, generations.retained, seen(sink)) == (None, before, SECOND)
+
+
+def test_nothing_to_go_back_to(registry: Registry) -> None:
+    with pytest.raises(SettingsError, match="nothing is kept") as caught:
+        rollback(registry, Memory(SINK), [ITEMS], HOUR_S)
+    assert caught.value.hint == f"make one anew: cdc -p FILE rebuild {SINK}"
