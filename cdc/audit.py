@@ -76,7 +76,7 @@ class Auditor:
         if sent:
             return replace(self.audit(table), repaired=sent)
         found += [of_rows(kind, folded.counts[kind]) for kind in COUNTED if folded.counts[kind]]
-        found.sort(key=lambda one: not one.defect)
+        found = sorted((one.of(table.qualified) for one in found), key=lambda one: not one.defect)
         counts = (folded.counts[name] for name in ("records", "keys", "tombstones"))
         return Audit(table.qualified, table.topic, tuple(found), *counts)
 

@@ -136,11 +136,14 @@ def run(
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
     from cdc import render
+    from cdc.compaction import restore
     from cdc.supervise import publish, supervise, told_to_stop
     from cdc.topics import Topics
 
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
     with Topics(pipeline.kafka) as kafka:
+        for topic in restore(kafka, pipeline):
+            say(f"the settings of {topic} are as they were before a compaction that was interrupted")
         kafka.check(pipeline)
     with spark_on(master) as spark:
         streams = context.obj.streams(spark, sinks)

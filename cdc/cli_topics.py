@@ -1,4 +1,4 @@
-"""`cdc topics`: create and show the topics, have the broker compact them, tell whether they can be replayed."""
+"""`cdc topics`: create, show, renew and compact the topics, tell whether they can be replayed."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cdc.finding import Audit
 
-app = typer.Typer(help="The topics: create, show, compact, audit.", rich_markup_mode=None)
+app = typer.Typer(help="The topics: create, show, renew, compact, audit.", rich_markup_mode=None)
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
 
 
@@ -61,12 +61,16 @@ def compact(
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Have the broker compact the topics of tables now; settings lowered for it are restored, also after a crash."""
+    """Have the broker compact the topics of tables now, once the views that need it have all there is.
+
+    Settings lowered for it are restored, also after a crash.
+    """
     from cdc.compaction import compact as run
+    from cdc.compaction import ended_in_order
     from cdc.topics import Topics
 
     pipeline, tables = context.obj.pipeline, context.obj.captured(table)
-    with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
+    with ended_in_order(), Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
         from cdc.log import tally
 
         done = run(
@@ -74,7 +78,8 @@ def compact(
             pipeline,
             tables,
             count=lambda goal: tally(spark, pipeline.kafka, goal),
-            views={one.name: one.position for one in context.obj.sinks(None)} if tombstones else None,
+            sinks=context.obj.sinks(None),
+            tombstones=tombstones,
             timeout_s=timeout_s,
             progress=say,
         )
@@ -83,6 +88,25 @@ def compact(
     for one in done:
         words = f"{one.topic}: {one.before:,} records, now {one.records:,} of {one.keys:,} keys"
         out.print(words, highlight=False)
+    return None
+
+
+@app.command()
+def renew(
+    context: typer.Context,
+    table: Annotated[list[str], typer.Option("--table", help="This table, schema.table; may be given again.")],
+    as_json: Json = False,
+) -> None:
+    """Make topics anew, as the pipeline file says, and have their rows sent again; then their views want a rebuild."""
+    from connectors.renew import renew as run
+
+    renewed = [one for name in table for one in context.obj.captured(name)]
+    registered = run(context.obj.pipeline, context.obj.tables, renewed, progress=say)
+    if as_json:
+        return print_json(registered.to_dict())
+    for one in renewed:
+        for sink in context.obj.pipeline.sinks:
+            out.print(f"next: cdc -p FILE rebuild {sink} --table {one.qualified}", highlight=False)
     return None
 
 

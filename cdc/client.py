@@ -28,9 +28,10 @@ from psycopg.rows import tuple_row
 from cdc import source
 from cdc.change import Position, Table, distance
 from cdc.context import Context
+from cdc.continuity import refuse_other
 from cdc.control import Truncations
 from cdc.ddl import lsn_number
-from cdc.errors import ConnectorError, KafkaUnavailable, Late, SinkUnavailable, SourceError
+from cdc.errors import KafkaUnavailable, Late, SinkUnavailable, SourceError
 from cdc.records import Record
 from cdc.settings import Pipeline
 from cdc.sink import Sink
@@ -96,11 +97,7 @@ class View:
     def holds(self, fence: Position, floor: int) -> bool:
         """Whether the view has got there. Raises ConnectorError when it never will: its offsets count other records."""
         there = distance(self.sink.position(self.table), fence, floor)
-        if not there.comparable:
-            raise ConnectorError(
-                f"The view of {self.table.qualified} in {self.sink.name} {there.reach}.",
-                hint=f"cdc -p FILE rebuild {self.sink.name} --table {self.table.qualified}",
-            )
+        refuse_other(self.sink.name, self.table, there)
         return there.reached
 
     def _look_back(self) -> None:

@@ -3,44 +3,52 @@
 The broker compacts what is not in a partition's active segment, and begins another segment only with an append. So
 `segment.ms` is lowered and a transaction is aborted in every partition: no committed record, nothing that a
 read_committed reader sees (the pipeline, its sinks), and compaction removes what is left of it.
-What settings were is first written to the topic `<pipeline>.settings` (key: topic, value: JSON of its own settings,
-null once they are restored); whoever comes next after a crash restores them from there. Settings that other people
-change meanwhile, and that aren't lowered here, stay.
+**Nothing goes that a view still needs:** the new segment is then held open, so that all there is to compact lies below
+the ends of that moment, and the views are waited for; only then the broker is told to clean, and before the next
+segment begins it is told not to. Somebody who is killed in between leaves it so: what comes later is not touched.
+What settings were is first written to the ledger; whoever comes next after a crash restores them from there. Settings
+that other people change meanwhile, and that aren't lowered here, stay.
 """
 
-import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from cdc.change import Position, Stored, Table, distance
+from cdc.continuity import refuse_other, waiting
 from cdc.errors import ConnectorError
+from cdc.generations import Building, Generations, Registry
+from cdc.ledger import Compaction, Ledger
 from cdc.records import TIMEOUT_MS, kafka, reaching
 from cdc.settings import Pipeline
+from cdc.sink import Sink
 from cdc.topics import Topics
 
 if TYPE_CHECKING:
     from cdc.log import Tally
 
 SEGMENT_MS = 1000
-"""A busy partition begins a segment a second while it is lowered, not one a batch."""
-LOWERED = {
-    "min.cleanable.dirty.ratio": "0.0",
-    "min.compaction.lag.ms": "0",
-    "segment.ms": str(SEGMENT_MS),
-    "segment.jitter.ms": "0",
-}
+UNCLEANED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
+"""What the broker cleaned with a topic's own settings would keep its tombstones for as long as these say."""
+ROLLING = {**UNCLEANED, "segment.ms": str(SEGMENT_MS)}
+"""With the next append another segment begins."""
+HELD = {**UNCLEANED, "segment.ms": str(365 * 24 * 3_600_000)}
+"""None begins, but for one that is full."""
+LOWERED = {**HELD, "min.cleanable.dirty.ratio": "0.0", "min.compaction.lag.ms": "0"}
 RETENTION_MS = 1000
 TOMBSTONES = {"delete.retention.ms": str(RETENTION_MS)}
 TRANSACTION_MS = 10_000
 """How long a crash between two lines may hold up readers."""
+BEAT_S = 1.0
 Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[Tally]]"]
 """What each partition holds below positions, by topic: `cdc.log.tally`."""
-Positions = Mapping[str, Callable[[Table], Stored | None]]
-"""By sink: where its view of a table stands."""
+View = tuple[str, Table, Callable[[Table], Stored | None]]
+"""What it is called, its table, where it stands."""
 
 
 @dataclass(frozen=True)
@@ -60,67 +68,154 @@ def compact(
     tables: Sequence[Table],
     *,
     count: Count,
-    views: Positions | None = None,
+    sinks: Sequence[Sink],
+    tombstones: bool = False,
     timeout_s: float,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Compacted]:
     """Wait until each key that the topics hold now has one record.
 
-    With `views` tombstones go as well, which a view that hasn't seen them would miss for good: so never before every
-    view stands at the end. Those that an earlier compaction has met keep the time that they were given then.
+    A record that a newer one has superseded goes once every log of changes has it. With `tombstones` these go as well,
+    once every view has seen them; those that an earlier compaction has met keep the time that they were given then.
 
     Raises:
-        ConnectorError: not within timeout_s, or somebody else began the same; the settings are restored all the same.
+        ConnectorError: not within timeout_s, or somebody else does the same; the settings are restored all the same.
     """
+    _stay_alone(kafka, pipeline)
     restore(kafka, pipeline)
     kafka.check(pipeline)
     topics = [table.topic for table in tables]
     goal = kafka.ends(topics)
     before, deadline = count(goal), time.monotonic() + timeout_s
-    with _lowered(kafka, pipeline, topics, tombstones=views is not None), _Roller(kafka, pipeline) as roller:
+    registry = Registry(pipeline, kafka)
+    with _Lowered(kafka, pipeline, topics, tombstones=tombstones) as lowered, _Roller(kafka, pipeline) as roller:
         while True:
-            _await_views(views or {}, tables, kafka.ends(topics), deadline, progress)
-            roller.roll(goal)
-            began = time.monotonic()
-            time.sleep(2 * SEGMENT_MS / 1000)
-            now = count(goal)
-            left = _left(now, tombstones=views is not None)
+            ends = lowered.roll(roller, goal)
+            views = watched(tables, sinks, registry.read().of, tombstones=tombstones)
+            _await_views(kafka, views, ends, deadline, progress)
+            lowered.clean(ends)
+            now = _counted(count, goal)
+            left = _left(now, tombstones=tombstones)
             if not left:
                 break
             progress("; ".join(f"{topic}: {what}" for topic, what in left.items()))
             if time.monotonic() > deadline:
                 raise _unfinished(left, timeout_s)
-            # What takes long to count takes the broker long to compact.
-            time.sleep(time.monotonic() - began - 2 * SEGMENT_MS / 1000)
     return [_compacted(topic, before[topic], now[topic]) for topic in topics]
 
 
 def restore(kafka: Topics, pipeline: Pipeline) -> list[str]:
     """Give topics back the settings that an interrupted compaction had lowered; their names."""
-    if not kafka.existing([pipeline.settings_topic]):
-        return []
-    stored = {record.key.decode(): record.value for record in kafka.all(pipeline.settings_topic) if record.key}
-    open_ = {topic: json.loads(value) for topic, value in stored.items() if value}
-    alive = kafka.existing(open_)
-    kafka.override({topic: _own(open_[topic]) for topic in alive})
-    if open_:
-        kafka.write(pipeline.settings_topic, [(topic.encode(), None) for topic in open_])
-    return sorted(alive)
+    ledger = Ledger(pipeline, kafka).read()
+    return _restored(kafka, ledger) if ledger.interrupted() else []
+
+
+def watched(
+    tables: Sequence[Table], sinks: Sequence[Sink], generations: Callable[[str], Generations], *, tombstones: bool
+) -> list[View]:
+    """The views that a record has to be in before it may go.
+
+    With `tombstones` all of them, also those that are built and kept beside what readers see: a build that nobody is
+    at work on begins again when it has missed something.
+    """
+    if not tombstones:
+        return [(sink.name, table, sink.position) for sink in sinks if sink.form == "events" for table in tables]
+    views: list[View] = [(sink.name, table, sink.position) for sink in sinks for table in tables]
+    for sink in sinks:
+        for names, what in _beside(generations(sink.name)):
+            beside = sink.beside(names)
+            label = f"the generation of {sink.name} that is {what}"
+            views += [(label, table, beside.position) for table in tables if table.qualified in names]
+    return views
+
+
+def _beside(generations: Generations) -> Iterator[tuple[Mapping[str, str], str]]:
+    """The generations beside the live views that somebody keeps current, by table, and what becomes of each."""
+    if due := generations.due:
+        yield due, "kept"
+    if isinstance(generations.work, Building) and generations.busy:
+        yield generations.work.names, "being built"
 
 
 @contextmanager
-def _lowered(kafka: Topics, pipeline: Pipeline, topics: Sequence[str], *, tombstones: bool) -> Iterator[None]:
-    own = kafka.overrides(topics)
-    kafka.write(pipeline.settings_topic, [(topic.encode(), json.dumps(own[topic]).encode()) for topic in topics])
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM ends what is done within by an exception, so that settings are restored; a second one doesn't."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        kafka.override({topic: {**LOWERED, **(TOMBSTONES if tombstones else {})} for topic in topics})
         yield
     finally:
-        restore(kafka, pipeline)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stay_alone(kafka: Topics, pipeline: Pipeline) -> None:
+    ledger = Ledger(pipeline, kafka).read()
+    if ledger.lowered and not ledger.interrupted():
+        raise ConnectorError("Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end")
+
+
+def _restored(kafka: Topics, ledger: Ledger) -> list[str]:
+    alive, now = kafka.existing(ledger.lowered), time.time()
+    kafka.override({topic: _own(ledger.lowered[topic]) for topic in alive})
+    for compactions, tombstones in ((ledger.compacted, False), (ledger.unburied, True)):
+        open_ = {topic: one for topic, one in compactions.items() if topic in ledger.lowered and not one.ended}
+        ledger.compact({topic: replace(one, ended=now) for topic, one in open_.items()}, tombstones=tombstones)
+    ledger.raised(ledger.lowered)
+    return sorted(alive)
 
 
 def _own(settings: Mapping[str, str]) -> dict[str, str | None]:
     return {name: settings.get(name) for name in (*LOWERED, *TOMBSTONES)}
+
+
+class _Lowered:
+    """Settings of topics, lowered step by step and restored at the end. Says every second that somebody is at work."""
+
+    def __init__(self, kafka: Topics, pipeline: Pipeline, topics: Sequence[str], *, tombstones: bool) -> None:
+        self._kafka, self._topics, self._tombstones = kafka, topics, tombstones
+        self._ledger = Ledger(pipeline, kafka)
+        self._own = kafka.overrides(topics)
+        self._ended = threading.Event()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "_Lowered":
+        self._ledger.lower(self._own)
+        self._ledger.beating(at_work=True)
+        self._beating.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            _restored(self._kafka, self._ledger.read())
+        finally:
+            self._ended.set()
+            self._beating.join()
+            self._ledger.beating(at_work=False)
+
+    def roll(self, roller: "_Roller", places: Mapping[str, Position]) -> dict[str, Position]:
+        """Begin a segment that is held open, while nothing is cleaned; the ends above all that there is to clean."""
+        self._kafka.override({topic: {**_own(self._own[topic]), **ROLLING} for topic in self._topics})
+        roller.roll(places)
+        self._kafka.override(dict.fromkeys(self._topics, HELD))
+        return self._kafka.ends(self._topics, decided=False)
+
+    def clean(self, ends: Mapping[str, Position]) -> None:
+        """Have what lies below the ends cleaned."""
+        now = time.time()
+        done = {topic: Compaction(end, now) for topic, end in ends.items()}
+        self._ledger.compact(done, tombstones=self._tombstones)
+        settings = {**LOWERED, **(TOMBSTONES if self._tombstones else {})}
+        self._kafka.override(dict.fromkeys(self._topics, settings))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            # Whoever takes this one for dead only restores what it has lowered.
+            with suppress(ConnectorError):
+                self._ledger.beating(at_work=True)
 
 
 class _Roller:
@@ -163,32 +258,51 @@ class _Roller:
             raise
 
 
-def _late(views: Positions, tables: Sequence[Table], ends: Mapping[str, Position]) -> list[str]:
-    """Which views don't stand at the ends yet, in words."""
-    late = []
-    for name, position in views.items():
-        for table in tables:
-            if not distance(position(table), ends[table.topic]).reached:
-                late.append(f"{table.qualified} in {name} has not caught up")
-    return late
+def _late(kafka: Topics, views: Sequence[View], ends: Mapping[str, Position]) -> list[str]:
+    """Which views lack a record below the ends, in words. Raises Discontinued for one that never gets there."""
+    decided = kafka.ends(list(ends)) if views else {}
+    if undecided := [topic for topic, end in decided.items() if not distance(end, ends[topic]).reached]:
+        return [f"a transaction in {topic} is open" for topic in undecided]
+    behind = []
+    for name, table, position in views:
+        stored = position(table)
+        refuse_other(name, table, distance(stored, ends[table.topic]))
+        behind.append((name, table, waiting(table.topic, stored, ends[table.topic])))
+    # What was aborted to begin segments, and markers, nobody has to apply.
+    following = kafka.next({place for _, _, places in behind for place in places}, decided=True)
+    return [
+        f"{table.qualified} in {name} has not caught up"
+        for name, table, places in behind
+        if any((found := following[place]) and found[0] < ends[place[0]].offsets[place[1]] for place in places)
+    ]
 
 
 def _await_views(
-    views: Positions,
-    tables: Sequence[Table],
+    kafka: Topics,
+    views: Sequence[View],
     ends: Mapping[str, Position],
     deadline: float,
     progress: Callable[[str], None],
 ) -> None:
-    while behind := _late(views, tables, ends):
+    while behind := _late(kafka, views, ends):
         progress(behind[0])
         if time.monotonic() > deadline:
             raise ConnectorError(
-                f"No tombstone may go before every view has seen it: {behind[0]}.",
-                hint="let `cdc run` catch up, or leave out --tombstones",
+                f"No record may go before every view that needs it has seen it: {behind[0]}.",
+                hint="let `cdc run` catch up; cdc -p FILE status tells what holds it up",
                 more=len(behind) - 1,
             )
         time.sleep(0.5)
+
+
+def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[Tally]]":
+    """What is there once the broker has had time to clean; what takes long to count takes it long as well."""
+    time.sleep(2 * SEGMENT_MS / 1000)
+    began = time.monotonic()
+    now = count(goal)
+    if any(_left(now, tombstones=False)):
+        time.sleep(time.monotonic() - began)
+    return now
 
 
 def _left(now: "Mapping[str, Sequence[Tally]]", *, tombstones: bool) -> dict[str, str]:

@@ -9,12 +9,12 @@ cleaner removes that first. So a view has missed none while what it hasn't seen,
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cdc.change import Position, Reach, Stored, Table, distance, made_at
+from cdc.change import Distance, Position, Reach, Stored, Table, distance, made_at
 from cdc.errors import ConnectorError
-from cdc.ledger import Compaction, Ledger
+from cdc.ledger import Compaction, Hole, Ledger
 
 if TYPE_CHECKING:
     from cdc.settings import Pipeline
@@ -25,6 +25,11 @@ Place = tuple[str, int, int]
 Next = Mapping[Place, tuple[int, int] | None]
 """The offset of the first record at or after a place, and its time in Unix milliseconds; None: there is none."""
 RETENTION = "delete.retention.ms"
+COMPACTION_LAG = "min.compaction.lag.ms"
+HOLES_S = 60.0
+"""How often a log of changes is looked at that is too far behind, at most; how long it may be where nothing is set."""
+LEAST_S = 1.0
+"""How often anything is looked at, at most."""
 
 
 class Discontinued(ConnectorError):
@@ -48,6 +53,8 @@ class Log:
     recent: Position
     at: float
     compaction: Compaction | None = None
+    removal: Compaction | None = None
+    """The last compaction that removed what is kept for `retention_s` else."""
 
 
 class Continuity:
@@ -55,8 +62,9 @@ class Continuity:
 
     def __init__(self, pipeline: "Pipeline", kafka: "Topics") -> None:
         self._pipeline, self._kafka = pipeline, kafka
-        self._ledger = Ledger(pipeline, kafka)
+        self.ledger = Ledger(pipeline, kafka)
         self._next: dict[Place, tuple[int, int] | None] = {}
+        self._kept_s: dict[str, float] = {}
         self.logs: dict[str, Log] = {}
         self.sure_until = float("inf")
         """Until when none of the views that were accepted can have missed a delete, in Unix seconds."""
@@ -64,14 +72,23 @@ class Continuity:
     def read(self, topics: Sequence[str]) -> "Continuity":
         """Raises ConnectorError."""
         self._next, self.sure_until, now = {}, float("inf"), time.time()
-        self._ledger.read()
+        self.ledger.read()
         starts, ends, settings = self._kafka.starts(topics), self._kafka.ends(topics), self._kafka.settings(topics)
         named = self._pipeline.delete_retention_hours * 3600
+        kept_s = self._pipeline.changes_kept_s
+        lags = {topic: min(kept_s, int(settings[topic][COMPACTION_LAG]) / 1000) for topic in topics}
+        self._kept_s = {topic: lag or HOLES_S for topic, lag in lags.items()}
         retention = {topic: min(named, int(settings[topic][RETENTION]) / 1000) for topic in topics}
         recent = self._kafka.since({topic: now - retention[topic] / 2 for topic in topics}, ends)
         self.logs = {
             topic: Log(
-                starts[topic], ends[topic], retention[topic], recent[topic], now, self._ledger.compacted.get(topic)
+                starts[topic],
+                ends[topic],
+                retention[topic],
+                recent[topic],
+                now,
+                self.ledger.compacted.get(topic),
+                self.ledger.unburied.get(topic),
             )
             for topic in topics
         }
@@ -81,6 +98,44 @@ class Continuity:
         """Ask for the next records of all these views at once, where they are needed. Raises ConnectorError."""
         places = {place for table, stored in views for place in doubtful(self.logs[table.topic], table.topic, stored)}
         self._next |= self._kafka.next(places - self._next.keys())
+
+    def holes(self, sink: str, views: Iterable[tuple[Table, Stored | None]]) -> None:
+        """Take down what logs of changes miss that have read as far as these. Raises ConnectorError."""
+        standing = {
+            table: stored or Stored(Position(log.end.topic_id, (0,) * log.end.partition_count))
+            for table, stored in views
+            for log in [self.logs[table.topic]]
+        }
+        logs = self._as_kept([table.topic for table in standing])
+        places = {
+            place for table, stored in standing.items() for place in doubtful(logs[table.topic], table.topic, stored)
+        }
+        self._next |= self._kafka.next(places - self._next.keys())
+        broken: dict[Table, Stored] = {}
+        for table, stored in standing.items():
+            log = logs[table.topic]
+            sure_until = lasting(log, table.topic, stored, self._next)
+            if sure_until < log.at:
+                broken[table] = stored
+                sure_until = log.at + max(log.retention_s / 2, HOLES_S)
+            self.sure_until = min(self.sure_until, max(sure_until, log.at + LEAST_S))
+        gone = self._kafka.since({t.topic: logs[t.topic].at - logs[t.topic].retention_s for t in broken}, self._ends)
+        for table, stored in broken.items():
+            hole = missing(logs[table.topic], table.topic, stored, self._next, gone[table.topic])
+            self.ledger.add_hole(sink, table.topic, hole)
+
+    @property
+    def _ends(self) -> dict[str, Position]:
+        return {topic: log.end for topic, log in self.logs.items()}
+
+    def _as_kept(self, topics: Sequence[str]) -> dict[str, Log]:
+        """The same logs, for those who need superseded records: how long these stay, and what compaction has taken."""
+        logs = {topic: self.logs[topic] for topic in topics}
+        recent = self._kafka.since({topic: log.at - self._kept_s[topic] / 2 for topic, log in logs.items()}, self._ends)
+        return {
+            topic: replace(log, retention_s=self._kept_s[topic], recent=recent[topic], removal=log.compaction)
+            for topic, log in logs.items()
+        }
 
     def refuse(self, sink: str, table: Table, stored: Stored | None, *, complete: bool = False) -> None:
         """Stop where the log can't continue a view.
@@ -104,7 +159,7 @@ class Continuity:
                 topic=table.topic,
                 sink=sink,
             )
-        self.sure_until = min(self.sure_until, sure_until)
+        self.sure_until = min(self.sure_until, max(sure_until, log.at + LEAST_S))
 
 
 def waiting(topic: str, stored: Stored | None, end: Position) -> list[Place]:
@@ -130,12 +185,22 @@ def lasting(log: Log, topic: str, stored: Stored | None, following: Next, made: 
     """
     if stored is None:
         return log.at + log.retention_s
-    done = log.compaction
-    thinned = done and done.tombstones and (not done.ended or made < done.ended)
-    if done and thinned and distance(stored.position, done.position).reach is Reach.BEHIND:
+    done = log.removal
+    early = done is not None and (not done.ended or made < done.ended)
+    if done and early and distance(stored.position, done.position).reach is Reach.BEHIND:
         return 0.0
     unseen = [_unseen_since(log, place, stored, following) for place in waiting(topic, stored, log.end)]
     return max(made, min(unseen, default=log.at)) + log.retention_s
+
+
+def missing(log: Log, topic: str, stored: Stored, following: Next, gone: Position) -> Hole:
+    """What a log of changes that stands there may have missed: `gone` is where what hasn't to stay any more ends."""
+    below = log.removal.position.offsets if log.removal and log.removal.position.topic_id == gone.topic_id else ()
+    removed = map(max, gone.offsets, below or gone.offsets)
+    until = tuple(map(max, stored.position.offsets, removed))
+    unseen = [_unseen_since(log, place, stored, following) for place in waiting(topic, stored, log.end)]
+    since = min(unseen, default=log.at)
+    return Hole(stored.position, Position(gone.topic_id, until), since, max(since, log.at - log.retention_s))
 
 
 def _unseen_since(log: Log, place: Place, stored: Stored, following: Next) -> float:
@@ -161,12 +226,13 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Posi
     """
     name = table.topic
     repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
+    anew = f"{renewal(table.qualified)}, then {repair}"
     if at is None:
         if any(start.offsets):
             raise Discontinued(
                 f"{name} no longer holds its first records (it starts at {list(start.offsets)}); a view made from it"
                 " would lack rows.",
-                hint="delete the topic and the connector's offsets, then register again: a new snapshot fills it",
+                hint=anew,
                 topic=name,
             )
         return
@@ -181,22 +247,51 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Posi
         what = f"ends at {list(end.offsets)}, before the view's position {list(at.offsets)}: its log was cut"
     else:
         return
-    kind = "partitions" if there.reach is Reach.REPARTITIONED else "behind"
-    raise Discontinued(f"{name} {what}.", kind=kind, hint=repair, topic=name, sink=sink)
+    kind, hint = ("partitions", anew) if there.reach is Reach.REPARTITIONED else ("behind", repair)
+    raise Discontinued(f"{name} {what}.", kind=kind, hint=hint, topic=name, sink=sink)
 
 
-def check_shape(topic: str, partitions: int, found: int, policy: str) -> None:
-    """Refuse a topic that isn't what `Topics.ensure` makes. Raises ConnectorError."""
+def refuse_other(sink: str, table: Table, there: Distance) -> None:
+    """Stop who waits for a view whose offsets count other records: it never gets there. Raises Discontinued."""
+    if there.comparable:
+        return
+    repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
+    moved = there.reach is Reach.REPARTITIONED
+    raise Discontinued(
+        f"The view of {table.qualified} in {sink} {there.reach}.",
+        hint=f"{renewal(table.qualified)}, then {repair}" if moved else repair,
+        topic=table.topic,
+        sink=sink,
+    )
+
+
+def renewal(table: str) -> str:
+    """What makes a topic anew that can't make right views any more."""
+    return f"cdc -p FILE topics renew --table {table}"
+
+
+def check_shape(topic: str, partitions: int, found: int, policy: str, made: int | None = None) -> None:
+    """Refuse a topic that isn't what `Topics.ensure` makes. Raises ConnectorError.
+
+    `made`: with how many partitions it was made, as far as that is known.
+    """
+    _, _, table = topic.partition(".")
+    if found != (made or found):
+        raise ConnectorError(
+            f"Topic {topic} has {found} partitions, it was made with {made}: keys have moved, their records have no"
+            " order.",
+            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
+            topic=topic,
+        )
     if found != partitions:
         raise ConnectorError(
-            f"Topic {topic} has {found} partitions, the pipeline file says {partitions}: keys may have moved.",
-            hint=f"write partitions: {found} for it in the pipeline file, or delete the topic, then run"
-            " cdc -p FILE register and cdc -p FILE rebuild",
+            f"Topic {topic} has {found} partitions, the pipeline file says {partitions}.",
+            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views; or write partitions: {found} again",
             topic=topic,
         )
     if policy != "compact":
         raise ConnectorError(
-            f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact.",
-            hint="it may have lost records: delete it, then run cdc -p FILE register and cdc -p FILE rebuild",
+            f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
+            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
             topic=topic,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cdc import source
 from cdc.change import Position, Reach, Table, distance
+from cdc.continuity import refuse_other
 from cdc.control import Truncations
 from cdc.errors import ConnectorError
 from cdc.floors import Floors
@@ -25,8 +26,13 @@ class Fence:
     floors: Floors
 
     def problem(self, sink: Sink, table: Table) -> str | None:
-        """What a view lacks that this fence asks for; None when it has got past it."""
+        """What a view lacks that this fence asks for; None when it has got past it.
+
+        Raises:
+            Discontinued: it never will.
+        """
         there = distance(sink.position(table), self.ends[table.topic], self.floors.number(table.qualified))
+        refuse_other(sink.name, table, there)
         if there.reached:
             return None
         what = f"is {there.offsets} offsets behind" if there.reach is Reach.BEHIND else there.reach

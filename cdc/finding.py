@@ -1,12 +1,12 @@
 """What an audit of a topic has found, as plain data: counts and keys, never values."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 KEYS = 100
 """Keys that a finding names; it counts all."""
-ANEW = "delete the topic and the connector's offsets, then cdc -p FILE register: a new snapshot fills it"
+ANEW = "cdc -p FILE topics renew --table TABLE, then cdc -p FILE rebuild of its views"
 # What the rows of a topic are wrong about, and what is to be done: with --repair, the first two.
 ROWS: Mapping[str, tuple[str, str]] = {
     "unknown": (
@@ -26,7 +26,7 @@ ROWS: Mapping[str, tuple[str, str]] = {
     ),
 }
 REPAIRABLE = ("unknown", "outdated")
-WARNINGS = ("unreadable", "retention")
+WARNINGS = ("unreadable", "retention", "holes")
 OF_VIEWS = ("behind", "deletes")
 """Of views as they are: what is made from the log now would be right."""
 
@@ -40,6 +40,10 @@ class Finding:
     what: str
     hint: str
     keys: tuple[str, ...] = ()
+
+    def of(self, table: str) -> "Finding":
+        """With the table's name in what is to be done."""
+        return replace(self, hint=self.hint.replace("--table TABLE", f"--table {table}"))
 
     @property
     def defect(self) -> bool:

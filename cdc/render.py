@@ -196,6 +196,10 @@ def _troubles(sink: Sink) -> Iterator[str]:
         if view.quarantined:
             count = f"{view.quarantined} record{'s' if view.quarantined > 1 else ''}"
             yield f"{view.table} in {sink.name} is degraded: {count} in quarantine. Next: cdc -p FILE quarantine list."
+        if view.problem:
+            yield f"{view.table} in {sink.name} has stopped: {view.problem} Next: {view.hint}."
+        for hole in view.holes:
+            yield f"The log of changes of {view.table} in {sink.name} may lack superseded records: {hole}."
     for table, (what, hint) in sink.aside.items():
         yield f"{table} in {sink.name} waits: {what} Next: {hint}."
 

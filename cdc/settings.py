@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import (
@@ -27,6 +27,8 @@ CARRIED = r"[A-Za-z0-9_-]+"
 
 
 class Section(BaseModel):
+    keeps_changes: ClassVar[bool] = False
+    """Of a sink: whether it keeps every change, not only what a row is by now."""
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -86,6 +88,7 @@ class Redis(Section):
 
 
 class Delta(Section):
+    keeps_changes: ClassVar[bool] = True
     type: Literal["delta"]
     path: str
     trigger_s: float = Field(default=5.0, ge=0)
@@ -104,8 +107,17 @@ class Pipeline(Section):
     connect: str = "${CDC_CONNECT}"
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
+    changes_retention_hours: float = Field(default=24.0, ge=0)
+    """How long superseded records stay in the topics of a pipeline whose sinks keep every change: must exceed the
+    longest outage of these."""
     on_error: Literal["quarantine", "stop"] = "quarantine"
     """What a sink does with a record that can't be decoded or held: put it aside and go on, or stop."""
+
+    @property
+    def changes_kept_s(self) -> float:
+        """How long superseded records have to stay in the topics of tables, in seconds."""
+        keeps = any(sink.keeps_changes for sink in self.sinks.values())
+        return self.changes_retention_hours * 3600 if keeps else 0.0
 
     @property
     def replication_user(self) -> str:

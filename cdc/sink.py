@@ -106,6 +106,14 @@ def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, Stored | None
     return {table.qualified: sink.position(table) for table in tables}
 
 
+@runtime_checkable
+class Archive(Protocol):
+    """A sink that keeps every change, beside its views."""
+
+    def archived(self, table: Table) -> Stored | None:
+        """How far its log of a table's changes has got; None when there is none yet."""
+
+
 SWITCH_S = 30.0
 POLL_S = 0.02
 

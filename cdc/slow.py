@@ -48,7 +48,8 @@ def _stopped_sink(status: Status) -> str | None:
                 " Next: look at that server, and at the way to it."
             )
     for problem in status.problems:
-        return f"Kafka -> {problem.part} can't be judged: {problem.message} Next: {problem.hint}."
+        what = "Views may miss records" if problem.part == "topics" else f"Kafka -> {problem.part} can't be judged"
+        return f"{what}: {problem.message} Next: {problem.hint}."
     return None
 
 

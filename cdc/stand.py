@@ -22,7 +22,7 @@ from cdc.kept import Kept
 from cdc.names import refused
 from cdc.registered import Registration
 from cdc.settings import Pipeline
-from cdc.sink import Misfit, Replaced, Sink, positions
+from cdc.sink import Archive, Misfit, Replaced, Sink, positions
 from cdc.step import Ends, Steps, advances
 from cdc.topics import Topics
 
@@ -109,12 +109,18 @@ class Stand:
         if aside and not seen:
             raise self._nothing_left(aside)
         self.tables = tuple(table for table in tables if table.topic in seen)
+        self._look_for_holes()
         self.at = {topic: stored.position if stored else None for topic, stored in seen.items()}
         self._generations = {topic: stored.generation for topic, stored in seen.items() if stored}
         self.aside, self._taken_at = aside, time.monotonic()
         self.shapes = {topic: logs[topic].end for topic in seen}
         floors = {t.topic: lsn for t in self.tables if (lsn := self._control.floors.lsn(t.qualified))}
         self.reading = replace(self.reading, floors=floors, since=self._since())
+
+    def _look_for_holes(self) -> None:
+        """Take down what a log of changes misses from now on, before its position moves past that."""
+        if self._names is None and isinstance(self._sink, Archive):
+            self._continuity.holes(self._sink.name, [(table, self._sink.archived(table)) for table in self.tables])
 
     def _nothing_left(self, aside: Mapping[str, list[str]]) -> CdcError:
         """Why no table can go on."""
@@ -157,7 +163,7 @@ class Stand:
         if self._control.moved(ends):
             return True
         # A rebuild may also have made a view for the columns that a table has by now.
-        if self._changed(ends) and (self.switched() or any(map(self._fits, self._waiting))):
+        if self._changed(ends) and (self.switched() or self._some_fit()):
             return True
         if self._names is None and self.kept.outdated(self._beside.due):
             return True
@@ -166,7 +172,7 @@ class Stand:
         if time.monotonic() - self._taken_at < AGAIN_S:
             return False
         self._taken_at = time.monotonic()
-        fits = any(map(self._fits, self._waiting)) or (bool(self._unheld) and self._carried())
+        fits = self._some_fit() or (bool(self._unheld) and self._carried())
         return fits or self._reshaped() or self._lost()
 
     def _changed(self, ends: Mapping[str, Position]) -> bool:
@@ -176,12 +182,17 @@ class Stand:
         before, self._changed_at = self._changed_at, self._beside.changed_at
         return self._changed_at != before
 
-    def _fits(self, table: Table) -> bool:
+    def _some_fit(self) -> bool:
         """Whether a table that was set aside can go on by now."""
-        if table.topic not in self._kafka.existing([table.topic]):
+        if not self._waiting:
             return False
+        existing = self._kafka.existing(table.topic for table in self._waiting)
+        there = [table for table in self._waiting if table.topic in existing]
+        now = Continuity(self._pipeline, self._kafka).read([table.topic for table in there])
+        return any(self._fits(table, now) for table in there)
+
+    def _fits(self, table: Table, now: Continuity) -> bool:
         try:
-            now = Continuity(self._pipeline, self._kafka).read([table.topic])
             now.refuse(self._sink.name, table, self._sink.position(table))
             self._sink.prepare(table)
         except (SinkRejected, Discontinued):

@@ -21,6 +21,7 @@ from cdc.errors import Unexpected
 from cdc.failures import classify
 from cdc.heartbeat import last_beat
 from cdc.held import QuarantineLog
+from cdc.ledger import Ledger
 from cdc.settings import Pipeline
 from cdc.topics import Topics
 from cdc.trace import trace
@@ -31,7 +32,7 @@ Positions = Mapping[str, Callable[[Table], Stored | None]]
 
 @dataclass(frozen=True)
 class Problem:
-    """A part that couldn't be read: postgres, connect, kafka or a sink's name."""
+    """A part that couldn't be read: postgres, connect, kafka or a sink's name; or what is wrong with the topics."""
 
     part: str
     message: str
@@ -72,6 +73,8 @@ class View:
     """Unix seconds of the last change to the view; None when nothing was ever applied."""
     problem: str | None = None
     hint: str | None = None
+    holes: tuple[str, ...] = ()
+    """What its log of changes may lack for good, in words."""
     quarantined: int = 0
     """Records in quarantine: as long as there are any the view is degraded."""
 
@@ -123,14 +126,14 @@ def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, 
         answers = {part: pool.submit(_ask, part, ask) for part, ask in asked.items()}
         told = {part: answer.result() for part, answer in answers.items()}
     stored = {name: told[name][0] for name in positions}
-    (heartbeat, views), unread = _ask("kafka", lambda: _log(pipeline, tables, stored), (None, {}))
+    (heartbeat, views, lowered), unread = _ask("kafka", lambda: _log(pipeline, tables, stored), (None, {}, None))
     return Status(
         pipeline.pipeline,
         told["connect"][0],
         told["postgres"][0],
         heartbeat,
         tuple(_sink(name, progress.get(name), views.get(name) or _unread(tables, stored[name])) for name in positions),
-        tuple(problem for problem in (*(problem for _, problem in told.values()), unread) if problem),
+        tuple(problem for problem in (*(problem for _, problem in told.values()), unread, lowered) if problem),
     )
 
 
@@ -165,8 +168,8 @@ def _stored(
 
 def _log(
     pipeline: Pipeline, tables: Sequence[Table], stored: Mapping[str, Mapping[str, Stored | None] | None]
-) -> tuple[Heartbeat | None, dict[str, tuple[View, ...]]]:
-    """The heartbeat, and each sink's views measured against the topics. Raises ConnectorError."""
+) -> tuple[Heartbeat | None, dict[str, tuple[View, ...]], Problem | None]:
+    """The heartbeat, each sink's views measured against the topics, what is wrong with these. Raises ConnectorError."""
     with Topics(pipeline.kafka) as topics:
         continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
         ends = {topic: one.end for topic, one in continuity.logs.items()}
@@ -195,7 +198,20 @@ def _log(
     if beat:
         age = max(0.0, time.time() - beat.arrived_ms / 1000)
         heartbeat = Heartbeat(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
-    return heartbeat, views
+    return heartbeat, views, _lowered(continuity.ledger)
+
+
+def _lowered(ledger: Ledger) -> Problem | None:
+    """Settings that an interrupted compaction has left as they are good for it alone."""
+    if not ledger.lowered or ledger.at_work:
+        return None
+    first, *others = sorted(ledger.lowered)
+    more = f" and {len(others)} more" if others else ""
+    return Problem(
+        "topics",
+        f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered.",
+        "cdc -p FILE topics",
+    )
 
 
 def _judged(
@@ -206,7 +222,12 @@ def _judged(
     oldest: Mapping[tuple[str, int, int], int],
 ) -> View:
     """One view, and what is the matter where the log can't continue it."""
-    view = measure(table, stored, continuity.logs[table.topic].end, oldest, time.time())
+    end = continuity.logs[table.topic].end
+    holes = continuity.ledger.holes(sink, table.topic)
+    view = replace(
+        measure(table, stored, end, oldest, time.time()),
+        holes=tuple(str(one) for one in holes if one.end.topic_id == end.topic_id),
+    )
     try:
         continuity.refuse(sink, table, stored)
     except Discontinued as error:

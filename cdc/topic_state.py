@@ -7,7 +7,7 @@ view hasn't applied.
 from collections.abc import Iterator, Mapping
 
 from cdc.change import Position, Stored, Table
-from cdc.continuity import RETENTION, Continuity, Discontinued, check_shape
+from cdc.continuity import COMPACTION_LAG, RETENTION, Continuity, Discontinued, check_shape
 from cdc.errors import ConnectorError
 from cdc.finding import ANEW, Finding
 from cdc.settings import Pipeline
@@ -15,21 +15,29 @@ from cdc.topics import Topics, wanted
 
 CONTROL = ("cdc.truncation", "cdc.ddl")
 """Tables whose topics a replay reads as well."""
+LONGER = "a longer changes_retention_hours in the pipeline file, then cdc -p FILE topics, keeps it from coming again"
 
 
 def of_topics(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Finding]:
     """What is wrong with a table's topic, and with those that a replay needs besides."""
     topics = [table.topic, *map(pipeline.topic, CONTROL)]
     existing = kafka.existing(topics)
-    found = [Finding("missing", 1, f"there is no topic {topic}", ANEW) for topic in topics if topic not in existing]
+    missing = [topic for topic in topics if topic not in existing]
+    found = [Finding("missing", 1, f"there is no topic {topic}", "cdc -p FILE register") for topic in missing]
     there = [topic for topic in topics if topic in existing]
     settings, starts = kafka.settings(there), kafka.starts(there)
     for topic in there:
         found += _shape(topic, wanted(pipeline)[topic], starts[topic], settings[topic]["cleanup.policy"])
-    kept_h = int(settings.get(table.topic, {}).get(RETENTION, 0)) / 3_600_000
-    if table.topic in existing and kept_h < pipeline.delete_retention_hours:
-        what = f"tombstones are kept for {kept_h:g} h, the pipeline file says {pipeline.delete_retention_hours:g} h"
-        found.append(Finding("retention", 1, what, "cdc -p FILE topics brings it up to the file"))
+    if table.topic in existing:
+        asked = (
+            ("tombstones", RETENTION, pipeline.delete_retention_hours),
+            ("superseded records", COMPACTION_LAG, pipeline.changes_kept_s / 3600),
+        )
+        for kept, name, asked_h in asked:
+            kept_h = int(settings[table.topic][name]) / 3_600_000
+            if kept_h < asked_h:
+                what = f"{kept} are kept for {kept_h:g} h, the pipeline file says {asked_h:g} h"
+                found.append(Finding("retention", 1, what, "cdc -p FILE topics brings it up to the file"))
     return found
 
 
@@ -37,7 +45,12 @@ def of_views(kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str
     """Views that the log can't continue from where they stand, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
     continuity.look((table, stored) for stored in views.values())
-    found = []
+    found = [
+        Finding("holes", 1, f"the log of changes in {name} may lack superseded records: {hole}", LONGER)
+        for name in views
+        for hole in continuity.ledger.holes(name, table.topic)
+        if hole.end.topic_id == continuity.logs[table.topic].end.topic_id
+    ]
     for name, stored in views.items():
         if stored is None:
             continue

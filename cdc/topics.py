@@ -18,6 +18,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from cdc.change import Position
 from cdc.continuity import check_shape
 from cdc.errors import ConnectorError
+from cdc.ledger import Ledger, Shape
 from cdc.records import TIMEOUT_MS, Place, Record, Records, kafka, knock, reaching
 from cdc.settings import Pipeline
 from cdc.source import CONTROL_TABLES
@@ -82,7 +83,12 @@ def _settings_of(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[st
         "min.cleanable.dirty.ratio": "0.1",
     }
     own = (pipeline.quarantine_topic, pipeline.settings_topic, pipeline.generations_topic)
-    return {topic: followed if topic in own else settings for topic in topics}
+    kept = {"min.compaction.lag.ms": str(int(pipeline.changes_kept_s * 1000))} if pipeline.changes_kept_s else {}
+    special = {
+        **dict.fromkeys(own, followed),
+        **{pipeline.topic(entry.table): {**settings, **kept} for entry in pipeline.source.tables},
+    }
+    return {topic: special.get(topic, settings) for topic in topics}
 
 
 class Topics:
@@ -119,9 +125,11 @@ class Topics:
         topics = wanted(pipeline)
         settings = _settings_of(pipeline, topics)
         with reaching(self.bootstrap):
-            found = _briefly(*UNSETTLED)(self._make, topics, settings)
+            made = self._shapes(pipeline)
+            found = _briefly(*UNSETTLED)(self._make, topics, settings, made)
             changed = {topic: dict(settings[topic].items() - found[topic].items()) for topic in found}
             self._alter(changed)
+            self._note_shapes(pipeline, made)
         return [
             Kept(topic, count, tuple(changed[topic])) if topic in found else Created(topic, count)
             for topic, count in topics.items()
@@ -137,11 +145,13 @@ class Topics:
         with reaching(self.bootstrap):
             existing = self._described(topics)
             found = self._settings(existing)
+            made = self._shapes(pipeline) if pipeline.settings_topic in existing else {}
         # One that is being deleted may still be listed, but has no settings.
         if missing := [topic for topic in topics if not found.get(topic)]:
             raise _missing(missing[0])
         for topic, count in topics.items():
-            check_shape(topic, count, len(existing[topic]["partitions"]), found[topic]["cleanup.policy"])
+            policy, as_made = found[topic]["cleanup.policy"], _as_made(made.get(topic), existing[topic])
+            check_shape(topic, count, len(existing[topic]["partitions"]), policy, as_made)
 
     def existing(self, topics: Iterable[str]) -> set[str]:
         with reaching(self.bootstrap):
@@ -254,24 +264,51 @@ class Topics:
             return {}
         return self._records.first(places, self.ends(sorted({topic for topic, _, _ in places})))
 
-    def next(self, places: Collection[Place]) -> dict[Place, tuple[int, int] | None]:
-        """The offset and the time, in Unix milliseconds, of the first record at or after each place, committed or not.
+    def next(self, places: Collection[Place], *, decided: bool = False) -> dict[Place, tuple[int, int] | None]:
+        """The offset and the time, in Unix milliseconds, of the first record at or after each place.
 
-        None: there is none. Every place is answered. Raises ConnectorError.
+        None: there is none; `decided`: none that is committed. Every place is answered. Raises ConnectorError.
         """
         if not places:
             return {}
-        ends = self.ends(sorted({topic for topic, _, _ in places}), decided=False)
-        return self._written.next(places, ends)
+        ends = self.ends(sorted({topic for topic, _, _ in places}), decided=decided)
+        return (self._records if decided else self._written).next(places, ends)
 
-    def _make(self, topics: Mapping[str, int], settings: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    def remove(self, topics: Sequence[str]) -> None:
+        """Delete topics, and wait until the broker tells of them no more. Absent is fine."""
+        with reaching(self.bootstrap):
+            if there := list(self._described(topics)):
+                self._admin.delete_topics(there)
+        _briefly(ConnectorError)(self._check_gone, topics)
+
+    def _check_gone(self, topics: Sequence[str]) -> None:
+        if left := sorted(self.existing(topics)):
+            hint = "does the broker delete topics (delete.topic.enable)? then the same command again"
+            raise ConnectorError(f"Topic {left[0]} is still there.", hint=hint)
+
+    def _shapes(self, pipeline: Pipeline) -> dict[str, Shape]:
+        """As the topics of tables were made."""
+        return Ledger(pipeline, self).read().made
+
+    def _note_shapes(self, pipeline: Pipeline, made: Mapping[str, Shape]) -> None:
+        """Remember what has been made, or is seen for the first time."""
+        described = self._described(pipeline.topic(entry.table) for entry in pipeline.source.tables)
+        shapes = {topic: Shape(_topic_id(one["topic_id"]), len(one["partitions"])) for topic, one in described.items()}
+        new = {t: shape for t, shape in shapes.items() if t not in made or made[t].topic_id != shape.topic_id}
+        if new:
+            Ledger(pipeline, self).add_made(new)
+
+    def _make(
+        self, topics: Mapping[str, int], settings: Mapping[str, Mapping[str, str]], made: Mapping[str, Shape]
+    ) -> dict[str, dict[str, str]]:
         """Check, then create what is missing; the settings of what was there. Raises UNSETTLED to be tried again."""
         existing = self._described(topics)
         found = self._settings(existing)
         for topic, described in existing.items():
             if not found[topic]:
                 raise kafka.errors.UnknownTopicOrPartitionError(topic)
-            check_shape(topic, topics[topic], len(described["partitions"]), found[topic]["cleanup.policy"])
+            policy, as_made = found[topic]["cleanup.policy"], _as_made(made.get(topic), described)
+            check_shape(topic, topics[topic], len(described["partitions"]), policy, as_made)
         shapes = {
             topic: {"num_partitions": count, "configs": {"cleanup.policy": "compact", **settings[topic]}}
             for topic, count in topics.items()
@@ -318,6 +355,8 @@ class Topics:
         self, topics: Sequence[str], spec: int | Mapping[str, int], decided: bool = True
     ) -> dict[str, Position]:
         """`spec`: what Kafka calls so, or a time in Unix milliseconds, for all topics or by topic."""
+        if not topics:
+            return {}
         specs = spec if isinstance(spec, Mapping) else dict.fromkeys(topics, spec)
         with reaching(self.bootstrap):
             described = self._described(topics)
@@ -334,6 +373,11 @@ class Topics:
             )
             for topic in topics
         }
+
+
+def _as_made(made: Shape | None, described: Mapping[str, Any]) -> int | None:
+    """With how many partitions a topic was made; None when that isn't known."""
+    return made.partitions if made and made.topic_id == _topic_id(described["topic_id"]) else None
 
 
 def _briefly(*errors: type[Exception]) -> Retrying:

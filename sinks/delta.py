@@ -73,6 +73,10 @@ class Delta:
         self._left |= {self.folder(table, kind): stored for kind, stored in found.items()}
         return self._oldest(found)
 
+    def archived(self, table: Table) -> Stored | None:
+        """Where the log of changes stands, wherever the mirror does."""
+        return self._commits.found(self.folder(table, "changes")).stored
+
     def apply(self, batch: Batch) -> Mapping[str, Applied]:
         # A mirror alone needs the newest of each row, not all that have been.
         shared = batch.events if "changes" in self._kinds else batch.changes

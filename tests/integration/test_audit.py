@@ -241,7 +241,7 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     def found() -> dict[str, str]:
         listed = of_views(broker.topics, broker.shop, table, views)
         assert all(one.defect and one.hint.endswith("--table public.clean") for one in listed)
-        return {one.hint.split()[4]: one.kind for one in listed}
+        return {one.hint.split("rebuild ")[1].split()[0]: one.kind for one in listed}
 
     broken = {"recreated": "behind", "ahead": "behind", "narrow": "partitions"}
     assert found() == broken

@@ -43,7 +43,7 @@ def ids(*numbers: int) -> set[str]:
 
 def compacted(world: "World", kafka: Topics) -> None:
     count = lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
-    compact(kafka, world.pipeline, world.described, count=count, timeout_s=60)
+    compact(kafka, world.pipeline, world.described, count=count, sinks=world.sinks, timeout_s=60)
 
 
 def sent(world: "World") -> Counter[str]:

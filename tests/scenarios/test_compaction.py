@@ -3,13 +3,14 @@
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
-from cdc.compaction import LOWERED, Compacted, compact
+from cdc.compaction import Compacted, compact
 from cdc.errors import ConnectorError
 from cdc.log import tally
 from cdc.topics import Topics
@@ -22,18 +23,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from cdc.compaction import compact
-from cdc.context import Context
-from cdc.topics import Topics
-context, counts = Context(Path(sys.argv[1]), None), []
-def count(goal):
-    counts.append(goal)
-    return {} if len(counts) == 1 else os.kill(os.getpid(), signal.SIGKILL)
-compact(Topics(context.pipeline.kafka), context.pipeline, context.tables, count=count, timeout_s=60)
-"""
 OWN = {"segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.9"}
 
 
@@ -49,7 +38,8 @@ def compacted(world: "World", topics: Topics, timeout_s: float) -> Compacted:
         world.pipeline,
         world.described,
         count=lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal),
-        views={one.name: one.position for one in world.sinks},
+        sinks=world.sinks,
+        tombstones=True,
         timeout_s=timeout_s,
         progress=print,
     )
@@ -75,7 +65,7 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
         topics.override({topic: OWN})
         before = topics.overrides([topic])
         assert before[topic].items() >= OWN.items()
-        with pytest.raises(ConnectorError, match="No tombstone may go before every view has seen it"):
+        with pytest.raises(ConnectorError, match="No record may go before every view that needs it has seen it"):
             compacted(world, topics, 1)
         assert topics.overrides([topic]) == before
         with world.running():
@@ -101,17 +91,41 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
             assert [one.equal for one in found] == [True, True]
             with Connect(world.stack.endpoints.connect) as connect:
                 assert connect.state(world.name).tasks == ("RUNNING",)
-            crash_and_restore(world, topics, topic)
 
 
-def crash_and_restore(world: "World", topics: Topics, topic: str) -> None:
-    """Killed while settings are lowered: the next look at the topics restores them, and says so."""
-    before = topics.overrides([topic])
-    done = subprocess.run([sys.executable, "-c", KILLED, str(world.file)], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert topics.overrides([topic])[topic].items() >= LOWERED.items()
-    assert topics.overrides([topic]) != before
-    told = world.cdc("topics").stderr
-    assert f"the settings of {topic} are as they were" in told
-    assert topics.overrides([topic]) == before
-    assert "settings of" not in world.cdc("topics", "--json").stderr
+@contextmanager
+def compacting(
+    world: "World", topics: Topics, before: dict[str, dict[str, str]]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """`cdc topics compact --tombstones`, waiting for views that nobody applies to, with settings lowered."""
+    process = subprocess.Popen(world.command("topics", "compact", "--tombstones"), stderr=subprocess.DEVNULL)
+    wait_until(lambda: topics.overrides(before) != before, 90, "settings to be lowered")
+    yield process
+    process.wait(60)
+
+
+def test_a_compaction_that_is_ended_leaves_no_settings_lowered(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items VALUES (1, 0)")
+    begin(world, "{table: public.items, partitions: 1}")
+    world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
+    topic = f"{world.name}.public.items"
+    with Topics(world.stack.endpoints.kafka) as topics:
+        topics.override({topic: OWN})
+        before = topics.overrides([topic])
+        with compacting(world, topics, before) as process:
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert topics.overrides([topic]) == before
+        assert world.json("status")["problems"] == []
+        with compacting(world, topics, before) as process:
+            # Somebody is at work: no problem, and nobody else restores them.
+            assert world.json("status")["problems"] == []
+            assert "settings of" not in world.cdc("topics", "--json").stderr
+            process.kill()
+        assert topics.overrides([topic]) != before
+        (problem,) = wait_until(lambda: world.json("status")["problems"], 30, "the settings to be told")
+        assert (problem["part"], problem["hint"]) == ("topics", "cdc -p FILE topics")
+        told = world.cdc("run", "--sink", "cache", "--until-caught-up").stderr
+        assert f"the settings of {topic} are as they were" in told
+        assert topics.overrides([topic]) == before
+        assert world.json("status")["problems"] == []

@@ -1,13 +1,16 @@
 """Sinks that were away for longer than the log keeps what they need: said before the first batch, and repaired."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import deltalake
 import pytest
 
+from cdc.compaction import compact
 from cdc.context import Context
 from cdc.errors import ConnectorError, SettingsError
 from cdc.generations import Building
+from cdc.log import tally
 from cdc.topics import Topics
 from cdc.verify import compare
 from tests.scenarios.test_exact import begin
@@ -92,3 +95,46 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
         wait_until(lambda: world.json("generations")["generations"][0]["phase"] is None, 30, "it to be removed")
     with pytest.raises(SettingsError, match="no generation to go back to: nothing is kept"):
         world.rollback("cache")
+
+
+def events(world: "World") -> int:
+    log = deltalake.DeltaTable(f"{world.warehouse}/{ITEMS}/changes")
+    return int(log.to_pyarrow_table(columns=["_cdc_offset"]).num_rows)
+
+
+def compacted(world: "World", kafka: Topics, timeout_s: float) -> None:
+    count = lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
+    compact(kafka, world.pipeline, world.described, count=count, sinks=world.sinks, timeout_s=timeout_s)
+
+
+def view_of(world: "World") -> dict[str, Any]:
+    found: dict[str, Any] = world.json("status")["sinks"][0]["views"][0]
+    return found
+
+
+def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items VALUES (1, 0)")
+    begin(world, f"{{table: {ITEMS}, partitions: 1}}")
+    world.file.write_text(re.sub(r"  (search|cache): .*\n", "", world.file.read_text()))
+    topic = f"{world.name}.{ITEMS}"
+    catch_up(world, "warehouse")
+    with Topics(world.stack.endpoints.kafka) as kafka:
+        assert kafka.settings([topic])[topic]["min.compaction.lag.ms"] == str(24 * 3_600_000)
+        for number in range(10):
+            world.sql(f"UPDATE items SET n = {number}")
+        wait_until(lambda: view_of(world)["lag_records"] >= 11, 30, "the changes in the topic")
+        with pytest.raises(ConnectorError, match=f"every view that needs it has seen it: {ITEMS} in warehouse"):
+            compacted(world, kafka, 2)
+        catch_up(world, "warehouse")
+        assert events(world) == 11
+        compacted(world, kafka, 60)
+    assert view_of(world)["holes"] == []
+    world.sql("UPDATE items SET n = -1")
+    world.file.write_text(world.file.read_text() + "changes_retention_hours: 0.0003\n")
+    wait_until(lambda: (view_of(world)["lag_seconds"] or 0) > 2, 30, "the change to be of age")
+    catch_up(world, "warehouse")
+    (hole,) = view_of(world)["holes"]
+    assert re.match(r"offsets \d+-\d+ of partition 0, written from \d{4}-", hole)
+    assert f"may lack superseded records: {hole}" in world.cdc("status").stdout.replace("\n", " ")
+    (audit,) = world.json("topics", "audit")["topics"]
+    assert [(one["kind"], one["defect"], hole in one["what"]) for one in audit["findings"]] == [("holes", False, True)]

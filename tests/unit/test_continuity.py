@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from cdc.change import Column, Position, Stored, Table, made_at, new_generation
-from cdc.continuity import Log, doubtful, lasting, refuse_gap
+from cdc.continuity import Log, doubtful, lasting, missing, refuse_gap
 from cdc.errors import ConnectorError
-from cdc.ledger import Compaction
+from cdc.ledger import Compaction, Hole
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.public.items")
 
@@ -49,8 +49,8 @@ WEEK = 168 * HOUR
 TOPIC = TABLE.topic
 
 
-def log(end: int = 100, recent: int = 90, compaction: Compaction | None = None) -> Log:
-    return Log(Position("id", (0,)), Position("id", (end,)), WEEK, Position("id", (recent,)), NOW, compaction)
+def log(compaction: Compaction | None = None, removal: Compaction | None = None) -> Log:
+    return Log(Position("id", (0,)), Position("id", (100,)), WEEK, Position("id", (90,)), NOW, compaction, removal)
 
 
 def view(offset: int, ago_s: float, generation: str = "") -> Stored:
@@ -66,8 +66,8 @@ def missed(there: Log, stored: Stored, following: tuple[int, int] | None = None,
     return lasting(there, TOPIC, stored, dict.fromkeys(doubtful(there, TOPIC, stored), following), made) < NOW
 
 
-def compacted(offset: int, began_s: float, ended_s: float, *, tombstones: bool = True, id_: str = "id") -> Compaction:
-    return Compaction(Position(id_, (offset,)), NOW - began_s, NOW - ended_s, tombstones)
+def compacted(offset: int, began_s: float, ended_s: float, id_: str = "id") -> Compaction:
+    return Compaction(Position(id_, (offset,)), NOW - began_s, NOW - ended_s)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def test_tombstones_that_were_removed_on_demand() -> None:
     done = compacted(50, 2 * HOUR, HOUR)
     behind, there = view(40, 3 * HOUR), view(50, 3 * HOUR)
     recent = (45, ms(3 * HOUR))
-    assert missed(log(compaction=done), behind, recent)
-    assert not missed(log(compaction=done), behind, recent, made=NOW - HOUR / 2)
-    assert missed(log(compaction=done), behind, recent, made=NOW - 1.5 * HOUR)
-    assert missed(log(compaction=replace(done, ended=0.0)), behind, recent, made=NOW - HOUR / 2)
-    assert not missed(log(compaction=done), there, (50, ms(HOUR)))
-    assert not missed(log(compaction=replace(done, tombstones=False)), behind, recent)
-    assert not missed(log(compaction=compacted(50, 2 * HOUR, HOUR, id_="another")), behind, recent)
+    assert missed(log(removal=done), behind, recent)
+    assert not missed(log(removal=done), behind, recent, made=NOW - HOUR / 2)
+    assert missed(log(removal=done), behind, recent, made=NOW - 1.5 * HOUR)
+    assert missed(log(removal=replace(done, ended=0.0)), behind, recent, made=NOW - HOUR / 2)
+    assert not missed(log(removal=done), there, (50, ms(HOUR)))
+    assert not missed(log(compaction=done), behind, recent)
+    assert not missed(log(removal=compacted(50, 2 * HOUR, HOUR, id_="another")), behind, recent)
 
 
 def test_a_compaction_tells_since_when_an_idle_view_is_behind() -> None:
@@ -125,7 +125,7 @@ def test_a_compaction_tells_since_when_an_idle_view_is_behind() -> None:
     idle = view(50, 52 * WEEK)
     assert missed(log(), idle, None)
     assert not missed(log(compaction=compacted(50, HOUR, HOUR)), idle, None)
-    assert missed(log(compaction=compacted(51, HOUR, HOUR, tombstones=False)), idle, None)
+    assert missed(log(compaction=compacted(51, HOUR, HOUR)), idle, None)
 
 
 def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:
@@ -138,6 +138,19 @@ def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:
 def test_only_views_that_are_long_behind_cost_a_look() -> None:
     assert doubtful(log(), TOPIC, None) == doubtful(log(), TOPIC, view(90, 0)) == []
     assert doubtful(log(), TOPIC, view(89, 0)) == [(TOPIC, 0, 89)]
+
+
+def test_a_log_of_changes_tells_where_it_may_have_holes() -> None:
+    """Superseded records older than they are kept, or compacted on demand, from where it stands."""
+    away = view(50, 8 * 24 * HOUR)
+    following = {(TOPIC, 0, 50): (50, ms(8 * 24 * HOUR))}
+    hole = missing(log(), TOPIC, away, following, Position("id", (70,)))
+    assert hole == Hole(Position("id", (50,)), Position("id", (70,)), NOW - 8 * 24 * HOUR, NOW - WEEK)
+    assert (
+        str(hole) == "offsets 50-69 of partition 0, written from 2001-09-01 01:46:40+00:00 to 2001-09-02 01:46:40+00:00"
+    )
+    done = compacted(80, 2 * HOUR, HOUR)
+    assert missing(log(done, done), TOPIC, away, following, Position("id", (70,))).end.offsets == (80,)
 
 
 def test_a_check_that_only_looks_at_the_start_is_found_out() -> None:

@@ -89,6 +89,7 @@ def problem(part: str) -> Problem:
         (replace(GOOD, slot=replace(SLOT, wal_status="lost")), ["slot is lost", "register"]),
         (replace(GOOD, problems=(problem("kafka"),)), ["kafka is away", "repair it"]),
         (replace(GOOD, problems=(problem("cache"),)), ["Kafka -> cache", "cache is away"]),
+        (replace(GOOD, problems=(problem("topics"),)), ["Views may miss records: topics is away. Next: repair it."]),
         (replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)), ["cache has stopped", "Full."]),
         (
             replace(GOOD, sinks=(replace(with_lag("cache", 1, "waiting"), error="Away.", hint="nothing to do"),)),

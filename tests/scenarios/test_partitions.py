@@ -1,0 +1,78 @@
+"""Partitions added to a topic: keys move, so their records have no order; every verb says so and what repairs it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cdc import client, fence
+from cdc.compaction import compact
+from cdc.errors import CdcError, ConnectorError
+from cdc.log import tally
+from cdc.records import kafka
+from cdc.topics import Topics
+from tests.scenarios.test_exact import begin
+from tests.scenarios.test_retention import catch_up
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+ITEMS = "public.items"
+RENEW = f"cdc -p FILE topics renew --table {ITEMS}"
+
+
+def refused(verb: Callable[[], object]) -> CdcError:
+    with pytest.raises(ConnectorError) as caught:
+        verb()
+    assert caught.value.exit_code == 5
+    return caught.value
+
+
+def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> None:
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items SELECT n, 0 FROM generate_series(1, 20) n"
+    )
+    begin(world, f"{{table: {ITEMS}, partitions: 1}}")
+    topic, bootstrap = f"{world.name}.{ITEMS}", world.stack.endpoints.kafka
+    with world.running():
+        world.settle()
+    cache = client.view(world.file, "cache", ITEMS)
+    with psycopg.connect(world.dsn) as connection:
+        token = client.token(connection)
+    with kafka.KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+        admin.create_partitions({topic: 2})
+    with Topics(bootstrap) as topics:
+        wait_until(lambda: topics.ends([topic])[topic].partition_count == 2, 10, "the second partition")
+        count = lambda goal: tally(world.spark, bootstrap, goal)  # noqa: E731
+        verbs: list[Callable[[], object]] = [
+            lambda: topics.check(world.pipeline),
+            lambda: topics.ensure(world.pipeline),
+            lambda: catch_up(world, "cache"),
+            lambda: world.rebuild("search"),
+            lambda: world.rebuild("warehouse"),
+            lambda: fence.settle(world.pipeline, world.described, world.sinks, timeout_s=60),
+            lambda: client.wait_for(cache, token, timeout_s=30),
+            lambda: compact(
+                topics, world.pipeline, world.described, count=count, sinks=world.sinks, tombstones=True, timeout_s=60
+            ),
+        ]
+        for verb in verbs:
+            assert refused(verb).hint.startswith(RENEW)
+        # A pipeline file that says the same doesn't give keys back their order.
+        world.file.write_text(world.file.read_text().replace("partitions: 1", "partitions: 2"))
+        assert "keys have moved" in refused(lambda: topics.ensure(world.pipeline)).message
+        told = world.cdc("run", "--until-caught-up", code=5).stderr
+        assert RENEW in " ".join(told.split())
+    cache.close()
+    (view,) = world.json("status")["sinks"][0]["views"]
+    assert view["hint"] == f"{RENEW}, then cdc -p FILE rebuild search --table {ITEMS}"
+    assert world.json("topics", "renew", "--table", ITEMS)["sent"] == [ITEMS]
+    world.sql("UPDATE items SET n = 1 WHERE id <= 5", "DELETE FROM items WHERE id > 15")
+    assert refused(lambda: catch_up(world, "cache")).hint == f"cdc -p FILE rebuild cache --table {ITEMS}"
+    for name in ("search", "cache", "warehouse"):
+        world.rebuild(name)
+    with world.running():
+        world.settle()
+    world.assert_equal()
