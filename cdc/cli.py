@@ -111,14 +111,20 @@ def migrate(
 
 
 @app.command()
-def register(context: typer.Context, as_json: Json = False) -> None:
+def register(
+    context: typer.Context,
+    another_server: Annotated[
+        bool, typer.Option("--another-server", help="Postgres was replaced: all views are made again from this one.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Create or update the connector, and wait until its changes arrive."""
     from cdc import source
     from connectors.register import register as run
 
     with source.connect(context.obj.pipeline.source.dsn) as connection:
         context.obj.require_carried(connection)
-    registered = run(context.obj.pipeline, context.obj.tables, progress=say)
+    registered = run(context.obj.pipeline, context.obj.tables, another_server=another_server, progress=say)
     if as_json:
         return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
@@ -135,7 +141,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
-    from cdc import render
+    from cdc import registered, render
     from cdc.compaction import restore
     from cdc.supervise import publish, supervise, told_to_stop
     from cdc.topics import Topics
@@ -145,6 +151,7 @@ def run(
         for topic in restore(kafka, pipeline):
             say(f"the settings of {topic} are as they were before a compaction that was interrupted")
         kafka.check(pipeline)
+        registered.refuse_changed(registered.read(kafka, pipeline), pipeline)
     with spark_on(master) as spark:
         streams = context.obj.streams(spark, sinks)
         with render.live(err, quiet=as_json) as show, told_to_stop() as stopping:

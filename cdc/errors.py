@@ -6,6 +6,7 @@
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
     |  +- SourceUnavailable    may come back by itself: wait and try again
+    |  +- AnotherServer        it isn't the one that the log is of
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
     +- DecodeError          6  a record that isn't what the connector writes
@@ -55,6 +56,10 @@ class SourceError(CdcError):
 
 class SourceUnavailable(SourceError):
     """Postgres can't be reached or asks for time; the same call may succeed later."""
+
+
+class AnotherServer(SourceError):
+    """Postgres isn't the server whose changes the topics hold: its positions can't be compared with theirs."""
 
 
 class ConnectorError(CdcError):

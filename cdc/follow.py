@@ -14,9 +14,9 @@ import structlog
 from cdc import source
 from cdc.change import Table
 from cdc.ddl import Consequence, Definition, consequences
-from cdc.errors import SettingsError, SourceError, SourceUnavailable
+from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavailable
 from cdc.failures import classify
-from cdc.registered import Captured, Registration
+from cdc.registered import Captured, Registration, refuse_another
 from cdc.settings import Pipeline
 from cdc.source import Connection, Superfluous
 from connectors.resend import resend
@@ -58,9 +58,12 @@ class Follower:
                 self._described, self._registered = newest, registration
             try:
                 with source.connect(self._pipeline.source.dsn) as connection:
+                    refuse_another(registration, source.server(connection), self._pipeline)
                     self._describe(connection, gone)
                     self._ask(connection, found, gone)
                 self._described, self._registered = newest, registration
+            except AnotherServer:
+                raise
             except (SourceError, psycopg.Error) as error:
                 failure = classify(error, "postgres")
                 news = newest > self._described or registration != self._registered

@@ -10,10 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from cdc.change import Position, Server
+from cdc.errors import AnotherServer, SettingsError, SourceError
 from cdc.settings import Pipeline
 from cdc.topics import Topics
 
 KEY = b"registration"
+TAKE_OVER = (
+    "cdc -p FILE migrate, then cdc -p FILE register --another-server, which makes every view again from a new snapshot"
+)
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,56 @@ class Registration:
         tables: Mapping[str, Captured],
         before: Mapping[str, Captured],
         dead: Mapping[str, Position],
+        *,
+        moved: bool,
     ) -> "Registration":
         """The next one: how tables are sent from now on, how they were before, and where topics end that are dead."""
         sent = {name: one.after(before.get(name, one)) for name, one in tables.items()}
-        return Registration(server or self.server, self.epoch, sent, {**self.since, **dead})
+        return Registration(server or self.server, self.epoch + moved, sent, {**self.since, **dead})
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
         """The first offsets of a topic that count; nothing for one that was made anew since."""
         at = self.since.get(topic)
         return at.offsets if at and at.topic_id == topic_id else ()
+
+
+def refuse_changed(known: Registration | None, pipeline: Pipeline) -> None:
+    """Raise SettingsError when the file has other columns or another key for a table than the connector sends."""
+    for entry in pipeline.source.tables:
+        sent = known.tables.get(entry.table) if known else None
+        if sent and (set(sent.exclude) != set(entry.exclude) or sent.key != entry.key):
+            what = "key" if sent.key != entry.key else "exclude"
+            raise SettingsError(
+                f"`{what}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
+                hint="cdc -p FILE migrate, then cdc -p FILE register: it has all rows of the table sent again",
+                table=entry.table,
+            )
+
+
+def refuse_another(known: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
+    """Raise AnotherServer unless the log is of this server, as far as both are known."""
+    before = known.server if known else None
+    if before is None or server is None or before.system == server.system:
+        return
+    raise AnotherServer(
+        f"Postgres is another server than the one that {pipeline.pipeline} was registered with: its system identifier"
+        f" is {server.system}, that one's was {before.system}.",
+        hint=f"correct source.dsn; or, if it has taken that one's place: {TAKE_OVER}",
+        server=server.system,
+    )
+
+
+def refuse_promoted(known: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
+    """Raise SourceError when a standby was promoted since: what it hadn't got by then is in the log all the same."""
+    before = known.server if known else None
+    if before is None or server is None or before == server or before.system != server.system:
+        return
+    raise SourceError(
+        f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
+        f" {before.timeline}. Changes that it hadn't got by then may be in the topics and views.",
+        hint="cdc -p FILE verify tells; if nothing was lost: cdc -p FILE register; else: " + TAKE_OVER,
+        server=server.system,
+    )
 
 
 def read(topics: Topics, pipeline: Pipeline) -> Registration | None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import structlog
 
-from cdc import source
+from cdc import registered, source
 from cdc.change import Applied, Position, Progress, Stored, Table, distance
 from cdc.continuity import Continuity, Discontinued, waiting
-from cdc.errors import Unexpected
+from cdc.errors import KafkaUnavailable, SourceUnavailable, Unexpected
 from cdc.failures import classify
 from cdc.heartbeat import last_beat
 from cdc.held import QuarantineLog
@@ -120,6 +120,7 @@ def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, 
     asked: dict[str, Callable[[], Any]] = {
         "postgres": lambda: _slot(pipeline),
         "connect": lambda: _connector(pipeline),
+        "registration": lambda: _registration(pipeline),
         **{name: _stored(position, tables) for name, position in positions.items()},
     }
     with ThreadPoolExecutor(len(asked)) as pool:
@@ -150,6 +151,19 @@ def _ask(part: str, ask: Callable[[], Any], without: Any = None) -> tuple[Any, P
 def _slot(pipeline: Pipeline) -> source.Slot | None:
     with source.connect(pipeline.source.dsn) as conn:
         return source.slot(conn, pipeline.pipeline)
+
+
+def _registration(pipeline: Pipeline) -> None:
+    """Raises what is the matter with it."""
+    try:
+        with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+            known, server = registered.read(topics, pipeline), source.server(conn)
+    except (SourceUnavailable, KafkaUnavailable):
+        # Those two are asked by others as well, which say so.
+        return
+    registered.refuse_another(known, server, pipeline)
+    registered.refuse_changed(known, pipeline)
+    registered.refuse_promoted(known, server, pipeline)
 
 
 def _connector(pipeline: Pipeline) -> Connector:

@@ -85,16 +85,16 @@ def send(conn: Connection, topics: Topics, requests: Iterable[Unsent]) -> dict[s
     return {request.table.topic: ends[request.table.topic] for request in listed if request.cleanse}
 
 
-def bury(conn: Connection, topics: Topics, tables: Sequence[Table]) -> dict[str, Position]:
+def bury(conn: Connection, topics: Topics, tables: Sequence[Table], further: Sequence[str] = ()) -> dict[str, Position]:
     """Before another first snapshot: set a floor, for rows that were deleted since the last one have no event.
 
-    Where the topics end that hold something.
+    Where the topics end that hold something; `further` are control topics that are void as well.
     """
-    ends = topics.ends([table.topic for table in tables], decided=False)
-    known = [table for table in tables if any(ends[table.topic].offsets)]
+    ends = topics.ends([*(table.topic for table in tables), *further], decided=False)
+    known = [table.qualified for table in tables if any(ends[table.topic].offsets)]
     if known:
-        raise_floor(conn, [table.qualified for table in known])
-    return {table.topic: ends[table.topic] for table in known}
+        raise_floor(conn, known)
+    return {topic: end for topic, end in ends.items() if any(end.offsets)}
 
 
 def _has_rows(conn: Connection, table: Table) -> bool:

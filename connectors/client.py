@@ -124,10 +124,14 @@ class Connect:
     def resume(self, name: str) -> None:
         self._call("PUT", f"/connectors/{name}/resume")
 
+    def forget(self, name: str) -> None:
+        """Delete the offsets of a connector that was stopped: resumed, it takes a new snapshot."""
+        self._call("DELETE", f"/connectors/{name}/offsets")
+
     def reset(self, name: str) -> None:
         """Delete the connector and its offsets: put again, it takes a new snapshot."""
         self.stop(name)
-        self._call("DELETE", f"/connectors/{name}/offsets")
+        self.forget(name)
         self.delete(name)
 
     def _call(

@@ -20,6 +20,7 @@ from connectors import arrivals
 from connectors.client import Connect, ConnectorState
 from connectors.debezium import captured_by, configuration
 from connectors.readiness import require_ready
+from migrations.truncation import reset_floors
 
 DEADLINE_S = 60.0
 """Without any progress; a snapshot that moves may take as long as it takes."""
@@ -61,9 +62,15 @@ class Registered:
 
 
 def register(
-    pipeline: Pipeline, tables: Sequence[Table], *, progress: Callable[[str], None] = lambda _: None
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    *,
+    another_server: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Registered:
     """Create or update the connector.
+
+    With `another_server` Postgres may have been replaced: its rows then stand for all that the topics hold.
 
     Raises:
         SourceError, ConnectorError: with what repairs it. Topics are made only for a good configuration.
@@ -75,6 +82,10 @@ def register(
         Connect(pipeline.connect) as connect,
     ):
         source.preflight(conn, pipeline)
+        server, known = source.server(conn), registered.read(topics, pipeline)
+        if not another_server:
+            registered.refuse_another(known, server, pipeline)
+        moved = another_server and (known is None or server is None or known.server != server)
         before = connect.config(name)
         found = require_ready(conn, pipeline, tables, ours=before is not None)
         unpublished = source.unpublished(conn, pipeline)
@@ -82,8 +93,8 @@ def register(
         connect.validate(config)
         created = [one.topic for one in topics.ensure(pipeline) if isinstance(one, Created)]
         progress(f"{len(created)} topics created")
-        now = Registration(source.server(conn), tables=registered.captured(pipeline, unpublished))
-        waiting = _Waiting(pipeline, tables, now, registered.read(topics, pipeline), conn, connect, topics, progress)
+        now = Registration(server, tables=registered.captured(pipeline, unpublished))
+        waiting = _Waiting(pipeline, tables, now, known, conn, connect, topics, progress, moved)
         sent = waiting.put(config, before, created, found)
         beat = waiting.until_beating()
     return Registered(name, config != before, created, sent, round(time.monotonic() - started, 3), beat)
@@ -102,6 +113,8 @@ class _Waiting:
     connect: Connect
     topics: Topics
     progress: Callable[[str], None]
+    moved: bool
+    """Whether the topics hold another server's log."""
     offset: int = 0
     """A beat at or after it is newer than the registration."""
     old_pid: int | None = None
@@ -120,14 +133,18 @@ class _Waiting:
         if before is None:
             self.connect.create_stopped(name, config)
             self.stopped = True
+        if self.moved:
+            self._forget()
         captured = self.known.tables if self.known else captured_by(before, self.tables) if before else None
-        sent, dead = self._arrivals(captured, created, restarts=failed or config != before)
+        sent, dead = self._arrivals(captured, created, restarts=failed or config != before or self.moved)
         self.offset = self._end(self.pipeline.heartbeat_topic)
         if before is not None and config != before:
             self.connect.put(name, config)
             self.old_pid = found.active_pid if found else None
         # Last: whoever was ended before this finds again what has to be sent.
-        next_one = (self.known or self.now).renewed(self.now.server, self.now.tables, captured or {}, dead)
+        next_one = (self.known or self.now).renewed(
+            self.now.server, self.now.tables, captured or {}, dead, moved=self.moved
+        )
         if next_one != self.known:
             registered.write(self.topics, self.pipeline, next_one)
         # Also one that an earlier registration left so; Connect may be late in telling.
@@ -152,7 +169,7 @@ class _Waiting:
             # Once more without its task: a floor above a snapshot that ends just now would bury all of it.
             self._stop()
             if arrivals.takes_snapshot(self.connect.offsets(name)):
-                if dead := arrivals.bury(self.conn, self.topics, self.tables):
+                if dead := arrivals.bury(self.conn, self.topics, self.tables, self._void()):
                     self.progress(f"a new snapshot replaces what is in {', '.join(dead)}")
                 return [], dead
         unsent = arrivals.unsent(self.conn, self.topics, self.tables, before, self.now.tables, created)
@@ -162,6 +179,18 @@ class _Waiting:
             self.progress(f"sending all rows of {request.table.qualified}: {request.what}")
         self._stop()
         return [request.table.qualified for request in unsent], arrivals.send(self.conn, self.topics, unsent)
+
+    def _forget(self) -> None:
+        """Begin anew, on a server whose log has nothing to do with what the connector has stored."""
+        self.progress("another server: its rows replace what the topics hold")
+        self._stop()
+        self.connect.forget(self.pipeline.pipeline)
+        for line in reset_floors(self.conn):
+            self.progress(line)
+
+    def _void(self) -> list[str]:
+        """Control topics in which another server's entries are of no account: they come anew with the snapshot."""
+        return [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")] if self.moved else []
 
     def _stop(self) -> None:
         if not self.stopped:

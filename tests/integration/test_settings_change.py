@@ -4,7 +4,7 @@ from typing import Any
 
 from cdc import registered
 from cdc.topics import Topics
-from tests.support.shop import Change, Shop
+from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
 ORDERS = {"table": "shop.orders", "partitions": 2}
@@ -19,15 +19,6 @@ INSERT INTO shop.seats SELECT g, -g, 0 FROM generate_series(1, 5) g;
 
 def reads(shop: Shop, table: str) -> int:
     return sum(change.op == "r" for change in shop.log(table))
-
-
-def living(shop: Shop, table: str) -> list[Change]:
-    """The records that count, of a table with one partition."""
-    with Topics(shop.kafka) as topics:
-        registration = registered.read(topics, shop.pipeline)
-        topic = shop.pipeline.topic(table)
-        start = registration.start(topic, topics.ends([topic])[topic].topic_id) if registration else ()
-    return [change for change in shop.log(table) if change.offset >= (start[0] if start else 0)]
 
 
 def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) -> None:
@@ -63,7 +54,7 @@ def test_another_key_voids_what_the_topic_holds(shop: Shop) -> None:
     second.migrate()
     assert second.register().sent == ["shop.seats"]
     wait_until(lambda: reads(second, "shop.seats") == 9, 20, "the rows again")
-    assert [change.key for change in living(second, "shop.seats")] == [{"b": -n} for n in range(5, 1, -1)]
+    assert [change.key for change in second.living("shop.seats")] == [{"b": -n} for n in range(5, 1, -1)]
     assert second.register().sent == []
 
 
@@ -79,5 +70,5 @@ def test_a_table_that_was_away_comes_back_with_a_new_connector(shop: Shop) -> No
     shop.migrate()
     assert shop.register().sent == ["shop.counters"]
     wait_until(lambda: 11 in shop.rows("shop.counters"), 20, "what was written meanwhile")
-    ids: list[Any] = [change.key["id"] for change in living(shop, "shop.counters")]
+    ids: list[Any] = [change.key["id"] for change in shop.living("shop.counters")]
     assert sorted(ids) == [6, 7, 8, 9, 10, 11]

@@ -49,14 +49,17 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
         world.settle()
         assert rows_with(world, "note") == {0}
         # The run at work takes it up by itself.
-        register(world, "{table: public.items, partitions: 1}")
+        register(world, "{table: public.items, partitions: 1, exclude: [secret]}")
         world.sql("UPDATE items SET note = 'm' WHERE id = 1")
         # All rows, those too that nobody has changed.
         equal_soon(world)
         assert rows_with(world, "note") == {20}
-        register(world, "{table: public.items, partitions: 1, exclude: [secret]}")
         wait_until(lambda: rows_with(world, "secret") == {0}, 60, lambda: str(seen(world, "secret")))
-        equal_soon(world)
+    world.write_file("{table: public.items, partitions: 1}")
+    assert "cdc register" in " ".join(world.cdc("run", code=2).stderr.replace("-p FILE ", "").split())
+    (told,) = world.json("status")["problems"]
+    assert "`exclude` of public.items" in told["message"]
+    world.write_file("{table: public.items, partitions: 1, exclude: [secret]}")
     world.rebuild("search")
     world.assert_equal()
     assert rows_with(world, "secret") == {0}

@@ -11,7 +11,9 @@ from psycopg import sql
 import migrations
 from cdc import source
 from cdc.change import Table
+from cdc.control import Control
 from cdc.errors import CdcError, SourceError
+from cdc.floors import Floors
 from cdc.records import kafka
 from cdc.settings import Pipeline, TableSettings
 from cdc.topics import Topics
@@ -106,6 +108,22 @@ class Shop:
         return {
             next(iter(one.key.values())) if len(one.key) == 1 else tuple(one.key.values()): one.after for one in found
         }
+
+    def floors(self) -> Floors:
+        return self._control().floors
+
+    def living(self, table: str) -> list[Change]:
+        """The records of a table with one partition that aren't dead."""
+        control, topic = self._control(), self.pipeline.topic(table)
+        with Topics(self.kafka) as topics:
+            (start,) = control.registration.start(topic, topics.ends([topic])[topic].topic_id) or (0,)
+        return [one for one in self.log(table) if one.offset >= start and one.lsn >= control.floors.lsn(table)]
+
+    def _control(self) -> Control:
+        with Topics(self.kafka) as topics:
+            control = Control(self.pipeline, topics)
+            control.read()
+        return control
 
     def stop(self, *, forget: bool = False) -> None:
         """Delete the connector; with `forget` its offsets as well. Its slot stays, and is free."""

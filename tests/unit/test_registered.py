@@ -1,0 +1,78 @@
+"""What a registration says of the one before it: columns that the log still holds, other servers."""
+
+import pytest
+
+from cdc.change import Position, Server
+from cdc.errors import AnotherServer, SettingsError, SourceError
+from cdc.registered import Captured, Registration, refuse_another, refuse_changed, refuse_promoted
+from tests.support.pipelines import pipeline
+
+SHOP = pipeline("shop", "", "public.items")
+FIRST, PROMOTED, OTHER = Server("7", 1), Server("7", 2), Server("8", 1)
+
+
+def test_what_is_kept_comes_back() -> None:
+    made = Registration(
+        FIRST, 2, {"public.items": Captured(("a",), ("b",), ("c",), ("a",))}, {"t": Position("x", (1,))}
+    )
+    assert Registration.from_json(made.to_json()) == made
+    assert Registration.from_json(Registration().to_json()) == Registration()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "withdrawn"),
+    [
+        (Captured(("a",)), Captured(("a",)), ()),
+        (Captured(), Captured(("a", "b")), ("a", "b")),
+        (Captured(("a",), withdrawn=("a",)), Captured(("a", "b")), ("a", "b")),
+        # Captured again, and left out once more.
+        (Captured(("a",), withdrawn=("a",)), Captured(), ()),
+        # The log never had it.
+        (Captured((), unpublished=("g",)), Captured(("g",), unpublished=("g",)), ()),
+    ],
+)
+def test_the_log_holds_what_was_sent_once(before: Captured, now: Captured, withdrawn: tuple[str, ...]) -> None:
+    assert now.after(before).withdrawn == withdrawn
+
+
+def test_offsets_of_another_topic_mean_nothing() -> None:
+    made = Registration(since={"t": Position("x", (3, 4))})
+    assert made.start("t", "x") == (3, 4)
+    assert made.start("t", "y") == made.start("u", "x") == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [({"exclude": ["b", "a"]}, ""), ({}, "`exclude`"), ({"exclude": ["a", "b"], "key": ["c"]}, "`key`")],
+)
+def test_a_file_that_was_not_registered_is_told(entry: dict[str, list[str]], what: str) -> None:
+    known = Registration(tables={"public.items": Captured(("a", "b"))})
+    changed = pipeline("shop", "", {"table": "public.items", **entry}, "public.new")
+    if not what:
+        refuse_changed(known, changed)
+        return
+    with pytest.raises(SettingsError, match=f"{what} of public.items") as caught:
+        refuse_changed(known, changed)
+    assert "cdc -p FILE register" in caught.value.hint
+
+
+@pytest.mark.parametrize("server", [FIRST, PROMOTED, None])
+def test_the_same_server_is_no_other(server: Server | None) -> None:
+    refuse_another(Registration(FIRST), server, SHOP)
+    refuse_another(Registration(), server, SHOP)
+    refuse_another(None, server, SHOP)
+
+
+def test_another_server_is_refused_by_name() -> None:
+    with pytest.raises(AnotherServer, match="identifier is 8, that one's was 7") as caught:
+        refuse_another(Registration(FIRST), OTHER, SHOP)
+    assert "register --another-server" in caught.value.hint
+
+
+def test_a_promoted_standby_is_told() -> None:
+    """It may lack the end of the log that the connector has sent, and nothing in the log says so."""
+    with pytest.raises(SourceError, match="timeline is 2, it was 1") as caught:
+        refuse_promoted(Registration(FIRST), PROMOTED, SHOP)
+    assert "cdc -p FILE verify" in caught.value.hint
+    for server in (FIRST, OTHER, None):
+        refuse_promoted(Registration(FIRST), server, SHOP)

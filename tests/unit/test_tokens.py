@@ -1,0 +1,41 @@
+"""Tokens of several servers: a place in one log says nothing about another's."""
+
+import pytest
+
+from cdc.change import Position
+from cdc.client import Heard, Token
+
+FIRST, SECOND = Position("id", (10,)), Position("id", (20,))
+OLD, NEW = "77.1", "77.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1/A@77.2", Token((1 << 32) + 10, NEW)), ("0/A", Token(10))],
+)
+def test_what_a_token_says(text: str, expected: Token) -> None:
+    assert Token.parse(text) == expected
+
+
+def test_a_place_in_another_log_proves_nothing() -> None:
+    """After a failover that lost the end of the log places come a second time, and other changes with them."""
+    heard = Heard()
+    assert heard.end(Token(1, OLD)) is None
+    heard.add(Token(1000, OLD), FIRST)
+    assert heard.end(Token(1000, OLD)) == FIRST
+    assert heard.end(Token(1001, OLD)) is None
+    assert heard.end(Token(500, NEW)) is None
+    heard.add(Token(600, NEW), SECOND)
+    assert heard.end(Token(500, NEW)) == SECOND
+    assert heard.end(Token(601, NEW)) is None
+    # What the old one's tokens stand for stays true.
+    assert heard.end(Token(999, OLD)) == FIRST
+
+
+def test_a_place_alone_is_one_of_the_server_that_was_heard_last() -> None:
+    heard = Heard()
+    heard.add(Token(1000, OLD), FIRST)
+    assert heard.end(Token(900)) == FIRST
+    heard.add(Token(600, NEW), SECOND)
+    assert heard.end(Token(900)) is None
+    assert heard.end(Token(600)) == SECOND
