@@ -8,7 +8,7 @@ from cdc import source
 from cdc.change import Position, Reach, Table, distance
 from cdc.continuity import refuse_other
 from cdc.control import Truncations
-from cdc.errors import ConnectorError
+from cdc.errors import ConnectorError, SinkUnavailable
 from cdc.floors import Floors
 from cdc.heartbeat import last_beat
 from cdc.settings import Pipeline
@@ -16,6 +16,8 @@ from cdc.sink import Sink
 from cdc.topics import Topics
 
 POLL_S = 0.25
+AWAY_S = 10.0
+"""How long a sink may be away while it is waited for: a server that starts, or a shard just made, is there by then."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,23 @@ def pass_fence(
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
+        SinkUnavailable: a sink has been away for 10 s.
     """
     waiting = [(sink, table) for sink in sinks for table in tables]
+    answered_at = time.monotonic()
 
     def behind() -> list[str]:
+        nonlocal answered_at
         # Views that have been seen there aren't asked again: with many tables asking is what takes the time.
-        found = [(view, fence.problem(*view)) for view in waiting]
-        waiting[:] = [view for view, problem in found if problem]
-        return [problem for _, problem in found if problem]
+        try:
+            problems = [(view, fence.problem(*view)) for view in waiting]
+        except SinkUnavailable as error:
+            if time.monotonic() - answered_at > AWAY_S:
+                raise
+            return [error.message]
+        answered_at = time.monotonic()
+        waiting[:] = [view for view, problem in problems if problem]
+        return [problem for _, problem in problems if problem]
 
     _until(behind, time.monotonic() + timeout_s, still)
 

@@ -1,0 +1,52 @@
+"""What waits for views goes on waiting for a server that is away for a moment."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from cdc import fence
+from cdc.change import Position, Stored, Table
+from cdc.errors import ConnectorError, SinkUnavailable
+from cdc.fence import Fence, pass_fence
+from cdc.floors import Floors
+from sinks.memory import Memory
+
+TABLE = Table("public", "items", (), ("id",), "shop.public.items")
+END = Position("id", (3,))
+
+
+@dataclass
+class Starting(Memory):
+    """A sink that can't be asked at first."""
+
+    refusals_left: int
+
+    def __init__(self, refusals_left: int) -> None:
+        super().__init__("cache")
+        self.refusals_left = refusals_left
+        self.stored[TABLE.qualified] = Stored(END)
+
+    def position(self, table: Table) -> Stored | None:
+        if self.refusals_left:
+            self.refusals_left -= 1
+            raise SinkUnavailable("The cache is loading.", hint="it is tried again")
+        return super().position(table)
+
+
+def test_a_sink_that_starts_is_waited_for() -> None:
+    sink = Starting(2)
+    pass_fence(Fence({TABLE.topic: END}, Floors()), [TABLE], [sink], timeout_s=30)
+    assert not sink.refusals_left
+
+
+def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "AWAY_S", 0.1)
+    with pytest.raises(SinkUnavailable, match="loading"):
+        pass_fence(Fence({TABLE.topic: END}, Floors()), [TABLE], [Starting(1000)], timeout_s=30)
+
+
+def test_a_view_that_never_gets_there_is_told() -> None:
+    sink = Starting(0)
+    sink.stored.clear()
+    with pytest.raises(ConnectorError, match="3 offsets behind"):
+        pass_fence(Fence({TABLE.topic: END}, Floors()), [TABLE], [sink], timeout_s=0)
