@@ -114,8 +114,7 @@ class Stand:
         self._generations = {topic: stored.generation for topic, stored in seen.items() if stored}
         self.aside, self._taken_at = aside, time.monotonic()
         self.shapes = {topic: logs[topic].end for topic in seen}
-        floors = {t.topic: lsn for t in self.tables if (lsn := self._control.floors.lsn(t.qualified))}
-        self.reading = replace(self.reading, floors=floors, since=self._since())
+        self.reading = replace(self.reading, floors=self._lsns(), since=self._since())
 
     def _look_for_holes(self) -> None:
         """Take down what a log of changes misses from now on, before its position moves past that."""
@@ -284,6 +283,10 @@ class Stand:
     def floor(self, table: Table) -> int:
         """What a view of the table has to be made after."""
         return self._control.floors.number(table.qualified)
+
+    def _lsns(self) -> dict[str, int]:
+        """By topic, below which LSN of the current server changes are dead."""
+        return {table.topic: lsn for table in self.tables if (lsn := self._control.floors.lsn(table.qualified))}
 
     def _since(self) -> dict[str, tuple[int, ...]]:
         """Where the records that count begin, of topics that are read from before there."""
