@@ -221,12 +221,15 @@ class Elasticsearch:
         index = self._indices.name(table, generation)
         settings = INDEX_SETTINGS if self._beside is None else INDEX_SETTINGS | UNSEEN
         # Not strict: the log may hold records from before a column was dropped.
-        self._server.create(
-            index, {"settings": settings, "mappings": {"dynamic": False, "properties": _properties(table)}}
-        )
-        if self._beside is None:
-            old = {name: place.index for name, place in self._indices.of([table]).items()}
-            self._server.switch(self._switch([table], old, {table.qualified: index}))
+        body = {"settings": settings, "mappings": {"dynamic": False, "properties": _properties(table)}}
+        if self._beside is not None:
+            return self._server.create(index, body)
+        old = {name: place.index for name, place in self._indices.of([table]).items()}
+        if not old:
+            # At once with its alias: each change of the cluster's state costs as much as all else of a table's start.
+            return self._server.create(index, body | {"aliases": {self.alias(table): {}}})
+        self._server.create(index, body)
+        return self._server.switch(self._switch([table], old, {table.qualified: index}))
 
     def _forget(self, indices: Sequence[str]) -> None:
         """The positions first: an index that has lost its rows must not have one."""
