@@ -337,6 +337,8 @@ class Stand:
         """
         stored = self._sink.position(table)
         if stored is None or stored.floor < self.floor(table):
+            # Before what readers see goes: the log has to be able to make it again.
+            self._continuity.refuse(self._sink.name, table, None)
             self._sink.clear(table)
             stored = None
         self._sink.prepare(table)

@@ -39,9 +39,9 @@ def harness(spark: "SparkSession", unique: str, tmp_path: Path) -> Iterator[Harn
 def fill(harness: Harness) -> None:
     """Changes in both partitions: three in the one, six in the other."""
     for number in range(6):
-        harness.topic.add("c", row(f"k{number}", number // 2, f"first {number}"))
-    harness.topic.add("u", row("k1", 0, "second"))
-    harness.topic.add("d", row("k2", 1))
+        harness.topic.add("c", row(f"k{number}", number + 1, f"first {number}"))
+    harness.topic.add("u", row("k1", 2, "second"))
+    harness.topic.add("d", row("k2", 3))
 
 
 def folder(harness: Harness, kind: str) -> str:
@@ -86,7 +86,7 @@ def rebuild(harness: Harness, until: Callable[[], tuple[int, ...]] | None = None
 
 def change_everything(harness: Harness) -> None:
     for number in (0, 1, 3, 4, 5):
-        harness.topic.add("u", row(f"k{number}", number // 2, f"change {len(harness.topic.records)}"))
+        harness.topic.add("u", row(f"k{number}", number + 1, f"change {len(harness.topic.records)}"))
 
 
 def test_a_kill_between_the_two_commits_doubles_no_event(harness: Harness) -> None:
@@ -152,9 +152,7 @@ def by_version(spark: "SparkSession", place: str, version: int) -> None:
 
 
 def by_time(spark: "SparkSession", place: str, version: int) -> None:
-    times = {told["version"]: told["timestamp"] for told in deltalake.DeltaTable(place).history()}
-    later = datetime.datetime.fromtimestamp((times[version] + 1) / 1000, datetime.UTC)
-    deltalake.DeltaTable(place).restore(later)
+    deltalake.DeltaTable(place).restore(just_after(place, version))
 
 
 def by_spark(spark: "SparkSession", place: str, version: int) -> None:
@@ -162,9 +160,15 @@ def by_spark(spark: "SparkSession", place: str, version: int) -> None:
 
 
 def by_time_in_spark(spark: "SparkSession", place: str, version: int) -> None:
-    written = Path(place, "_delta_log", f"{version:020}.json").stat().st_mtime
-    later = datetime.datetime.fromtimestamp(written + 0.002, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    later = just_after(place, version).strftime("%Y-%m-%d %H:%M:%S.%f")
     spark.sql(f"RESTORE TABLE delta.`{place}` TO TIMESTAMP AS OF '{later}'")
+
+
+def just_after(place: str, version: int) -> datetime.datetime:
+    """Readers go by the time in a commit, or by that of its file, which on a busy machine is later."""
+    file_s = Path(place, "_delta_log", f"{version:020}.json").stat().st_mtime
+    commits_ms = {commit["version"]: commit["timestamp"] for commit in deltalake.DeltaTable(place).history()}
+    return datetime.datetime.fromtimestamp(max(file_s, commits_ms[version] / 1000) + 0.002, datetime.UTC)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +348,7 @@ def test_names_that_are_carried(
 
 def test_names_that_are_refused(harness: Harness) -> None:
     """Of the one table, with the way out."""
-    for name in ("order date", "N", "_cdc_id"):
+    for name in ("order date", "_metadata"):
         wide = replace(harness.table, columns=(*harness.table.columns, Column(name, "text")))
         with pytest.raises(Misfit, match=name) as caught:
             harness.sink.prepare(wide)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pytest
+import redis
+from kafka import KafkaAdminClient, TopicPartition
 
 from cdc.compaction import compact
 from cdc.context import Context
@@ -138,3 +140,23 @@ def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "Worl
     assert f"may lack superseded records: {hole}" in " ".join(world.cdc("status").stdout.split())
     (audit,) = world.json("topics", "audit")["topics"]
     assert [(one["kind"], one["defect"], hole in one["what"]) for one in audit["findings"]] == [("holes", False, True)]
+
+
+def test_a_view_that_the_log_cannot_make_again_is_not_emptied(world: "World") -> None:
+    """A cache that has lost its position alone, and a topic that has lost its first records."""
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items VALUES (1, 0), (2, 0)")
+    begin(world, f"{{table: {ITEMS}, partitions: 1}}")
+    world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
+    topic = f"{world.name}.{ITEMS}"
+    catch_up(world, "cache")
+    with Topics(world.stack.endpoints.kafka) as kafka:
+        kafka.override({topic: {"cleanup.policy": "compact,delete"}})
+        with KafkaAdminClient(bootstrap_servers=world.stack.endpoints.kafka) as admin:
+            admin.delete_records({TopicPartition(topic, 0): 1})
+        kafka.override({topic: {"cleanup.policy": "compact"}})
+        assert kafka.starts([topic])[topic].offsets == (1,)
+    with redis.Redis.from_url(world.cache, decode_responses=True) as cache:
+        assert cache.delete(f"{world.name}:_cdc:{ITEMS}")
+        with pytest.raises(ConnectorError, match="no longer holds its first records"):
+            catch_up(world, "cache")
+        assert cache.exists(f"{world.name}:{ITEMS}:1", f"{world.name}:{ITEMS}:2") == 2
