@@ -277,4 +277,4 @@ def test_every_planted_bug_has_its_test() -> None:
     functions = {"position_before_data", "lsn_instead_of_offset", "bulk_item_error_ignored", "key_joined", "float_for"}
     functions |= {"position_taken_back"}
     assert all(f"def test_{name}" in source for name in functions)
-    assert len(PATCHES) == 4
+    assert len(PATCHES) == 5
