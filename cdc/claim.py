@@ -15,6 +15,7 @@ import structlog
 
 from cdc.errors import CdcError, SettingsError
 from cdc.generations import STALE_S, Generations, Progress, Registry, Retained, Work
+from cdc.trace import kind, trace
 
 TICK_S = 1.0
 POLL_S = 0.1
@@ -91,6 +92,9 @@ class Claim:
                 self._tick()
             except CdcError as error:
                 log.warning("tick_failed", sink=self._sink, error=error.message)
+            except Exception as error:
+                # Whatever it is: a command whose ticks have ended counts as dead, and another would begin beside it.
+                log.error("tick_failed", sink=self._sink, error=kind(error), exception=trace(error))
 
     def leave(self) -> None:
         """Let others in; when that can't be said, they are let in once this one counts as dead."""

@@ -12,7 +12,7 @@ import pytest
 from cdc.change import Position, Stored, Table
 from cdc.claim import Claim, claim
 from cdc.errors import CdcError, SettingsError, SinkUnavailable
-from cdc.generations import STALE_S, Building, Registry, Retained, RollingBack
+from cdc.generations import STALE_S, Building, Progress, Registry, Retained, RollingBack
 from cdc.records import kafka
 from cdc.rollback import rollback, settle_rollback
 from cdc.settings import Pipeline
@@ -100,6 +100,26 @@ def test_one_that_was_stopped_learns_that_it_counts_as_dead(registry: Registry) 
         registry.write((("claim", SINK, command), None))
         with pytest.raises(SettingsError, match="took this one for dead"):
             stopped.begin(building("public.items", phase="promote"))
+
+
+def test_a_tick_that_fails_is_not_the_last(registry: Registry) -> None:
+    """A command whose ticks have ended would count as dead."""
+    failures: list[str] = []
+
+    def progress() -> Progress:
+        if not failures:
+            failures.append("unknown")
+            raise ValueError
+        return Progress(time.time(), done=7)
+
+    def done() -> bool:
+        work = registry.read().of(SINK).work
+        return isinstance(work, Building) and work.done == 7
+
+    with claim(registry, SINK) as held:
+        held.begin(building("public.items"))
+        held.progress = progress
+        wait_until(done, 15, "a tick after the one that failed")
 
 
 def test_a_rebuild_of_one_table_leaves_the_way_back_of_others(registry: Registry) -> None:
