@@ -27,7 +27,7 @@ import sinks
 from cdc import fence, settings, source
 from cdc.comparison import Comparison
 from cdc.console import print_error
-from cdc.errors import CdcError, DivergenceError, SinkError
+from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.sink import Sink
 from cdc.verify import compare
 from compose import artifacts, stack
@@ -128,7 +128,11 @@ class Demo:
                 time.sleep(0.5)
 
     def applied(self, sink: Sink) -> int:
-        stored = [sink.position(table) for table in self.tables]
+        try:
+            stored = [sink.position(table) for table in self.tables]
+        except SinkUnavailable:
+            # What holds the positions may just be in the making.
+            return 0
         return sum(one.rows for one in stored if one)
 
     def live(self) -> tuple[Replayed, Probe]:

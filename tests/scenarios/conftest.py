@@ -24,7 +24,7 @@ from cdc.change import Table
 from cdc.cli_rebuild import build
 from cdc.comparison import Comparison
 from cdc.context import Context
-from cdc.errors import CdcError
+from cdc.errors import CdcError, SinkUnavailable
 from cdc.generations import Building, Registry, Retained
 from cdc.rollback import rollback
 from cdc.sink import Sink
@@ -178,9 +178,12 @@ class World:
         assert [one.to_dict() for one in self.compare() if not one.equal] == []
 
     def offsets(self, sink: str) -> int:
-        """How far a sink has got, over all tables."""
+        """How far a sink has got, over all tables; 0 while it can't be asked."""
         built = sinks.build(self.pipeline, sink)
-        stored = [built.position(table) for table in self.described]
+        try:
+            stored = [built.position(table) for table in self.described]
+        except SinkUnavailable:
+            return 0
         return sum(sum(one.position.offsets) for one in stored if one)
 
     def wait_for(self, sink: str, offset: int, timeout_s: float = 120) -> None:
