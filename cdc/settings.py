@@ -2,25 +2,29 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
+from cdc import mistakes, places
 from cdc.errors import SettingsError
+from cdc.mistakes import Refused
+from cdc.references import References
 
-REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-QUOTED = re.compile(r"(['\"])[^'\"]{2,}\1")
+NAME = r"^[a-z][a-z0-9_]{0,47}$"
 TABLE = r"^[^.]+\.[^.]+$"
 CARRIED = r"[A-Za-z0-9_-]+"
 """What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
@@ -45,7 +49,7 @@ def _table(value: object) -> object:
 
 
 class Source(Section):
-    dsn: str
+    dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
     tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
     replication_user: str | None = None
     replication_password: SecretStr | None = None
@@ -55,43 +59,90 @@ class Source(Section):
     @classmethod
     def _once(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
         names = [entry.table for entry in tables]
+        rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
         if strange := [name for name in names if not all(re.fullmatch(CARRIED, part) for part in name.split("."))]:
-            raise ValueError(
-                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(strange)}"
+            raise Refused(
+                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(strange)}",
+                rename,
             )
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"listed twice: {', '.join(sorted(twice))}")
+            raise Refused(f"listed twice: {', '.join(sorted(twice))}", "take one of them out")
         lowered = [name.lower() for name in names]
         if alike := {name for name in names if lowered.count(name.lower()) > 1}:
-            raise ValueError(f"an index's name is in lower case, so these would share one: {', '.join(sorted(alike))}")
+            shared = ", ".join(sorted(alike))
+            raise Refused(f"an index's name is in lower case, so these would share one: {shared}", rename)
         # The broker takes one of them only: its metrics tell . and _ not apart.
         flat = [name.replace(".", "_") for name in names]
         if alike := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
-            raise ValueError(f"topics that differ only in . and _ can't both be: {', '.join(sorted(alike))}")
+            raise Refused(f"topics that differ only in . and _ can't both be: {', '.join(sorted(alike))}", rename)
         return tables
+
+
+def _web(url: str) -> str:
+    if not re.match(r"https?://[^/]", url):
+        raise Refused("needs http:// or https:// before its host", "for example: http://localhost:9200")
+    return url
+
+
+def _cache(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise Refused("needs redis://, rediss:// or unix:// before its host", "for example: redis://localhost:6379/0")
+    if scheme not in ("redis", "rediss", "unix"):
+        raise Refused("is no cache's: it begins with another scheme", "write redis://, rediss:// (TLS) or unix://")
+    return url
+
+
+def _folder(path: str, info: ValidationInfo) -> str:
+    """A relative one is the pipeline file's, wherever a command is given."""
+    if "://" in path or path.startswith("file:"):
+        scheme = path.partition(":")[0]
+        raise Refused(
+            f"is a folder's path, and {scheme}: isn't supported", "name a folder that all of Spark's executors reach"
+        )
+    if not path.strip():
+        raise Refused("is empty", "for example: path: /srv/warehouse")
+    folder = (info.context or {}).get("folder")
+    return os.path.normpath(Path(folder, Path(path).expanduser())) if folder else path
+
+
+Web = Annotated[str, AfterValidator(_web)]
+Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class Elasticsearch(Section):
     type: Literal["elasticsearch"]
-    url: str
+    url: Web = Field(examples=["http://localhost:9200"])
     trigger_s: float = Field(default=0.2, ge=0)
     """Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."""
+
+    @property
+    def place(self) -> Hashable:
+        return places.of_index(self.url)
 
 
 class Redis(Section):
     type: Literal["redis"]
-    url: str
-    prefix: str = Field(pattern=r"^[^\s:]+$")
+    url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
+    prefix: str = Field(pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"])
     spare: int | None = Field(default=None, ge=0)
     """The number of the database where `cdc rebuild` makes the next generation: the one after the url's when None."""
     trigger_s: float = Field(default=0.2, ge=0)
+
+    @property
+    def place(self) -> Hashable:
+        return places.of_cache(self.url, self.prefix)
 
 
 class Delta(Section):
     keeps_changes: ClassVar[bool] = True
     type: Literal["delta"]
-    path: str
+    path: Folder = Field(examples=["/srv/warehouse"])
     trigger_s: float = Field(default=5.0, ge=0)
+
+    @property
+    def place(self) -> Hashable:
+        return places.of_warehouse(self.path)
 
 
 SinkSettings = Annotated[Elasticsearch | Redis | Delta, Field(discriminator="type")]
@@ -100,11 +151,13 @@ SinkSettings = Annotated[Elasticsearch | Redis | Delta, Field(discriminator="typ
 class Pipeline(Section):
     """One pipeline. Its name is also the slot, the publication, the topic prefix and the connector."""
 
-    pipeline: str = Field(pattern=r"^[a-z][a-z0-9_]{0,47}$", description="lower case letters, digits and _")
+    pipeline: str = Field(
+        pattern=NAME, description="a letter and up to 47 lower case letters, digits and _", examples=["shop"]
+    )
     source: Source
     sinks: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], SinkSettings] = Field(min_length=1)
-    kafka: str = "${CDC_KAFKA}"
-    connect: str = "${CDC_CONNECT}"
+    kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
+    connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
     changes_retention_hours: float = Field(default=24.0, ge=0)
@@ -112,6 +165,17 @@ class Pipeline(Section):
     longest outage of these."""
     on_error: Literal["quarantine", "stop"] = "quarantine"
     """What a sink does with a record that can't be decoded or held: put it aside and go on, or stop."""
+
+    @field_validator("sinks")
+    @classmethod
+    def _apart(cls, sinks: dict[str, Elasticsearch | Redis | Delta]) -> dict[str, Elasticsearch | Redis | Delta]:
+        if pair := places.shared({name: sink.place for name, sink in sinks.items()}):
+            differ = {"elasticsearch": "url", "redis": "prefix", "delta": "path"}[sinks[pair[0]].type]
+            raise Refused(
+                f"{pair[0]} and {pair[1]} are on one place, so each would overwrite what the other writes",
+                f"give {pair[1]} another {differ}, or take it out",
+            )
+        return sinks
 
     @property
     def changes_kept_s(self) -> float:
@@ -162,28 +226,21 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
         SettingsError: naming the file, the line and the accepted form.
     """
     text, tree = _read(path)
-    known = os.environ if environment is None else environment
-    document = _defaults(tree)
-    missing: dict[str, str] = {}
-    resolved = _resolve(document, known, missing, ())
-    if missing:
-        name, where = next(iter(missing.items()))
-        raise SettingsError(
-            f"{_place(path, text, where.split('.'))}: {where} refers to ${{{name}}}, which is not set.",
-            hint=f"export {name}=..., or start the local stack: cdc -p {path} up",
-            variable=name,
-        )
+    references = References(os.environ if environment is None else environment)
+    resolved = references.replaced({"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree})
+    if references.open:
+        raise mistakes.unreplaced(path, text, references.open[0])
     try:
-        return Pipeline.model_validate(resolved)
+        return Pipeline.model_validate(resolved, context={"folder": path.absolute().parent})
     except ValidationError as error:
-        raise _explain(path, text, error) from None
+        raise mistakes.explained(path, text, error, Pipeline) from None
 
 
 def name_of(path: Path) -> str:
     """The pipeline's name alone, readable before any server runs."""
     _, tree = _read(path)
     name = tree.get("pipeline")
-    if not isinstance(name, str) or not re.match(r"^[a-z][a-z0-9_]{0,47}$", name):
+    if not isinstance(name, str) or not re.match(NAME, name):
         raise SettingsError(
             f"{path}: `pipeline` must be a name of lower case letters, digits and _.",
             hint="for example: pipeline: shop",
@@ -197,84 +254,14 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         raise SettingsError(
             f"The pipeline file {path} can't be read: {error.strerror}.",
-            hint="name it with: cdc -p FILE.yaml ...",
+            hint=f"name yours with: cdc -p FILE.yaml ...; a first one is written by: cdc -p {path} init",
         ) from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.WHOLE) from None
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        # It may quote a password that isn't in quotes itself: one that begins with * or !.
-        problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
-        raise SettingsError(f"{path}{line}: {problem}.", hint="see sample/airport.yaml for a whole file") from None
+        raise mistakes.unparsed(path, text, error) from None
     if not isinstance(tree, dict):
-        raise SettingsError(f"{path}: a pipeline file is a mapping.", hint="see sample/airport.yaml for a whole file")
+        raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.WHOLE)
     return text, tree
-
-
-def _defaults(tree: dict[str, Any]) -> dict[str, Any]:
-    return {"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree}
-
-
-def _resolve(node: Any, known: Mapping[str, str], missing: dict[str, str], where: tuple[str, ...]) -> Any:
-    if isinstance(node, dict):
-        return {key: _resolve(value, known, missing, (*where, str(key))) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_resolve(value, known, missing, (*where, str(at))) for at, value in enumerate(node)]
-    if not isinstance(node, str):
-        return node
-
-    def replace(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name not in known:
-            missing.setdefault(name, ".".join(where))
-        return known.get(name, "")
-
-    return REFERENCE.sub(replace, node)
-
-
-def _explain(path: Path, text: str, error: ValidationError) -> SettingsError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = [str(part) for part in first["loc"] if part not in ("elasticsearch", "redis", "delta")]
-    name = ".".join(where) or "the file"
-    problem = first["msg"].removeprefix("Value error, ")
-    hint = "see sample/airport.yaml for a whole file"
-    if first["type"] == "extra_forbidden":
-        problem, hint = "no such setting", f"accepted here: {', '.join(_accepted(where[:-1]))}"
-    elif first["type"] == "missing":
-        problem = "required, but missing"
-    elif first["type"] == "union_tag_invalid":
-        problem, hint = "no such sink type", "accepted: elasticsearch, redis, delta"
-    elif first["type"] == "string_pattern_mismatch" and where[-1] == "table":
-        problem, hint = "a table is written schema.table", "for example: public.flights; a name with a dot can't be one"
-    elif where[-1:] == ["tables"] and first["type"] == "value_error":
-        hint = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
-    return SettingsError(f"{_place(path, text, where)}: {name}: {problem}.", hint=hint)
-
-
-def _accepted(where: list[str]) -> list[str]:
-    models: dict[str, type[Section]] = {"source": Source}
-    if not where:
-        model: type[Section] = Pipeline
-    elif where[0] == "sinks":
-        return sorted({name for sink in (Elasticsearch, Redis, Delta) for name in sink.model_fields})
-    else:
-        model = TableSettings if "tables" in where else models.get(where[0], Pipeline)
-    return sorted(model.model_fields)
-
-
-def _place(path: Path, text: str, where: list[str]) -> str:
-    """`file:line` of the deepest part of `where` that the text has."""
-    node, line = yaml.compose(text), None
-    for part in where:
-        if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == part), None)
-            if found is None:
-                break
-            line, node = found[0].start_mark.line + 1, found[1]
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return f"{path}:{line}" if line else str(path)

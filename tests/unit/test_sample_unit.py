@@ -241,7 +241,8 @@ def test_the_key_after_a_change() -> None:
 def test_the_pipeline_file_is_accepted() -> None:
     names = ("CDC_POSTGRES", "CDC_ELASTICSEARCH", "CDC_REDIS", "CDC_WAREHOUSE", "CDC_KAFKA", "CDC_CONNECT")
     path = Path(sample.__path__[0]) / "airport.yaml"
-    pipeline = settings.load(path, dict.fromkeys(names, "http://127.0.0.1"))
+    known = {**dict.fromkeys(names, "http://127.0.0.1"), "CDC_REDIS": "redis://127.0.0.1", "CDC_WAREHOUSE": "/x"}
+    pipeline = settings.load(path, known)
     assert pipeline.pipeline == "airport"
     assert {entry.table for entry in pipeline.source.tables} == {f"public.{table}" for table in KEYS} | {
         "public.airports"

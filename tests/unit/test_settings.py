@@ -1,11 +1,18 @@
 """The pipeline file: what is accepted, and how every mistake in it is named."""
 
+import copy
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from cdc import settings
 from cdc.errors import SettingsError
+from cdc.references import OF_THE_STACK
+from compose.endpoints import Endpoints
 
 GOOD = """\
 pipeline: shop
@@ -38,8 +45,9 @@ def test_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_the_sample_is_accepted() -> None:
-    names = ("POSTGRES", "KAFKA", "CONNECT", "ELASTICSEARCH", "REDIS", "WAREHOUSE")
-    pipeline = settings.load(Path(__file__).parents[2] / "sample/airport.yaml", {f"CDC_{name}": "x" for name in names})
+    servers = Endpoints("postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state")
+    pipeline = settings.load(Path(__file__).parents[2] / "sample/airport.yaml", servers.environment())
+    assert set(OF_THE_STACK) == set(servers.environment())
     assert len(pipeline.source.tables) == 5
     assert set(pipeline.sinks) == {"search", "cache", "warehouse"}
 
@@ -65,11 +73,44 @@ def test_the_sample_is_accepted() -> None:
         ("public.orders", "public.a.b", 6, "a table is written schema.table", "a name with a dot"),
         ("[public.orders,", "[a.b_c, a_b.c,", 6, "differ only in . and _ can't both be: a.b_c, a_b.c", "rename"),
         ("partitions: 2", "partitions: none", 6, "partitions", ""),
-        ("type: delta", "type: parquet", 10, "no such sink type", "elasticsearch, redis, delta"),
+        ("type: delta", "type: parquet", 10, "no such sink type", "elasticsearch or redis or delta"),
         ("prefix: shop", "prefixx: shop", 9, "sinks.cache.prefix", ""),
         (", path: /tmp/warehouse", "", 10, "sinks.warehouse.path: required, but missing", ""),
         ("pipeline: shop\n", "pipeline: shop\nsinc: {}\n", 2, "sinc: no such setting", "sinks"),
         ("source:", "source: [", None, "", ""),
+        ("source:", "sorce:", 4, "sorce: no such setting", "did you mean source? accepted here: changes_ret"),
+        ("tables:", "tabels:", 6, "source.tabels: no such setting", "did you mean tables?"),
+        ("partitions: 2", "partition: 2", 6, "tables.1.partition: no such setting", "did you mean partitions?"),
+        ('url: "http', 'urll: "http', 8, "sinks.search.urll: no such setting", "did you mean url? accepted here: "),
+        ("path: /tmp/warehouse", "prefix: shop", 10, "prefix: no such setting", "accepted here: path, trigger_s, type"),
+        ("prefix: shop", "spare: -1, prefix: shop", 9, "sinks.cache.spare: must be 0 or more", ""),
+        ("type: delta, ", "", 10, "sinks.warehouse: its type is missing", "type: elasticsearch or redis or delta"),
+        ("search:", "Search:", 8, "sinks.Search: a sink's name begins with", "for example: search"),
+        ("prefix: shop", "prefix: 'a:b'", 9, "sinks.cache.prefix: takes a word without", "prefix: shop"),
+        ("[public.orders, {table: public.items, partitions: 2, exclude: [note]}]", "[]", 6, "at least one", ""),
+        ("[public.orders, {table: public.items, partitions: 2, exclude: [note]}]", "public.orders", 6, "a list is", ""),
+        ("exclude: [note]", "exclude: note", 6, "source.tables.1.exclude: a list is needed: [a, b]", ""),
+        ("  dsn: ${DSN}", "  dsn:", 5, "source.dsn: is empty", "for example: dsn: postgresql://owner"),
+        ("http://localhost:9200", "localhost:9200", 8, "sinks.search.url: needs http:// or https://", "http://local"),
+        ("http://localhost:8083", "localhost:8083", 3, "connect: needs http:// or https://", "http://localhost:9"),
+        (
+            "redis://localhost",
+            "localhost:6379",
+            9,
+            "sinks.cache.url: needs redis://, rediss:// or unix://",
+            "redis://l",
+        ),
+        ("redis://localhost", "http://localhost", 9, "sinks.cache.url: is no cache's", "rediss:// (TLS)"),
+        ("/tmp/warehouse", "s3://bucket/x", 10, "sinks.warehouse.path: is a folder's path, and s3: isn't", "folder"),
+        ("  dsn: ${DSN}", "  dsn: ${NO-WHERE}", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
+        ("  dsn: ${DSN}", "  dsn: ${NO", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
+        (
+            '{type: elasticsearch, url: "http://localhost:9200"}',
+            "{type: elasticsearch, url: ${CDC_ELASTICSEARCH}}",
+            8,
+            "${CDC_ELASTICSEARCH} inside of { } is taken apart",
+            'quote it: "${CDC_ELASTICSEARCH}"',
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_line(
@@ -82,6 +123,90 @@ def test_a_mistake_is_named_with_its_line(
     if line:
         assert f"shop.yaml:{line}:" in caught.value.message
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "up"), [("SHOP_POSTGRES", False), ("CDC_POSTGRES", True), ("CDC_SHOP", False), ("CDC_POSTGRESS", False)]
+)
+def test_the_stack_is_named_for_what_it_sets_alone(tmp_path: Path, name: str, up: bool) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, GOOD.replace("DSN", name))
+    assert f"export {name}=..." in caught.value.hint
+    assert ("shop.yaml up" in caught.value.hint) is up
+    assert ("did you mean ${CDC_POSTGRES}" in caught.value.hint) is (name == "CDC_POSTGRESS")
+
+
+@pytest.mark.parametrize(
+    ("environment", "dsn"), [({}, "postgresql://a/b"), ({"OWN": ""}, "postgresql://a/b"), ({"OWN": "x"}, "x")]
+)
+def test_a_reference_may_have_a_default(tmp_path: Path, environment: dict[str, str], dsn: str) -> None:
+    text = GOOD.replace("${DSN}", "${OWN:-postgresql://a/b}")
+    assert load(tmp_path, text, **environment).source.dsn == dsn
+
+
+@pytest.mark.parametrize("folder", ["warehouse", "./warehouse", "${HERE}/warehouse"])
+def test_a_relative_path_is_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    path = tmp_path / "files" / "shop.yaml"
+    path.parent.mkdir()
+    path.write_text(GOOD.replace("/tmp/warehouse", f'"{folder}"'))
+    monkeypatch.chdir(tmp_path)
+    for name in (path, Path("files/shop.yaml")):
+        loaded = settings.load(name, {"DSN": "", "HERE": "."})
+        assert loaded.sinks["warehouse"].path == str(path.parent / "warehouse")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ('{type: elasticsearch, url: "http://localhost:9200"}', "search"),
+        ('{type: elasticsearch, url: "http://me:secret@127.0.0.1:9200/"}', "search"),
+        ('{type: elasticsearch, url: "http://localhost:9201"}', None),
+        ('{type: elasticsearch, url: "http://localhost:9200/behind/a/proxy"}', None),
+        ('{type: redis, url: "redis://localhost/0", prefix: shop}', "cache"),
+        ('{type: redis, url: "redis://app:secret@localhost:6379?db=0", prefix: shop}', "cache"),
+        ('{type: redis, url: "redis://localhost", prefix: shop2}', None),
+        ('{type: redis, url: "redis://localhost/2", prefix: shop}', None),
+        ('{type: redis, url: "redis://localhost:port", prefix: shop}', None),
+        ("{type: delta, path: /tmp/../tmp/warehouse/}", "warehouse"),
+        ("{type: delta, path: /tmp/warehouse2}", None),
+    ],
+)
+def test_two_sinks_on_one_place_are_refused(tmp_path: Path, other: str, same: str | None) -> None:
+    text = f"{GOOD}  another: {other}\n"
+    if same is None:
+        assert "another" in load(tmp_path, text).sinks
+        return
+    with pytest.raises(SettingsError, match=f"sinks: {same} and another are on one place") as caught:
+        load(tmp_path, text)
+    assert "secret" not in caught.value.message
+    assert "give another another " in caught.value.hint
+
+
+def mistaken(node: Any) -> Iterator[Any]:
+    """Copies of a tree with one wrong value each, in every place."""
+    for name in list(node if isinstance(node, dict) else range(len(node))):
+        for wrong in (None, [], {}, "", " ", "x!", -1, 0.5, True, ["x"], {"x": "y"}, {"type": "delta"}):
+            there = node[name]
+            node[name] = wrong
+            yield copy.deepcopy(node)
+            node[name] = there
+        if isinstance(node[name], dict | list):
+            inner = node[name]
+            for node[name] in mistaken(inner):
+                yield copy.deepcopy(node)
+            node[name] = inner
+
+
+def test_no_mistake_is_told_in_words_of_the_library(tmp_path: Path) -> None:
+    refused = []
+    for tree in mistaken(yaml.safe_load(GOOD)):
+        try:
+            load(tmp_path, yaml.safe_dump(tree))
+        except SettingsError as error:
+            refused.append(f"{error.message} {error.hint}")
+    assert len(refused) > 150
+    strange = re.compile(r"Input should|valid|tuple|dictionary|instance|None|isn't accepted|union|tag|loc|str_")
+    assert [words for words in refused if strange.search(words.replace("localhost", ""))] == []
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
