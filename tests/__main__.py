@@ -5,6 +5,7 @@ servers.
 """
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ HALVES: Mapping[str, Sequence[str]] = {
     "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in MOVED)),
 }
 """Words of pytest by the name that stands before its lines."""
+RESULT = re.compile(r"(FAILED|ERROR) |=+ .*\b(passed|failed|errors?)\b.* =+$")
+"""Lines of pytest's that say how it went."""
 BESIDE = "CDC_TESTS_BESIDE"
 """In the second half's environment: the first one's process, for whose end a test waits that measures."""
 
@@ -29,7 +32,8 @@ def main(halves: Mapping[str, Sequence[str]]) -> int:
     for name, words in halves.items():
         first = next(iter(runs.values()), None)
         runs[name] = _pytest(words, {BESIDE: str(first.pid)} if first else {})
-    threads = [threading.Thread(target=_pass_on, args=run) for run in runs.items()]
+    results: list[str] = []
+    threads = [threading.Thread(target=_pass_on, args=(*run, results)) for run in runs.items()]
     for thread in threads:
         thread.start()
     while any(run.returncode is None for run in runs.values()):
@@ -38,6 +42,8 @@ def main(halves: Mapping[str, Sequence[str]]) -> int:
                 run.wait()
     for thread in threads:
         thread.join()
+    # Once more and last: between them the other half may have printed thousands of lines.
+    print(*results, sep="\n", flush=True)
     return int(any(run.returncode for run in runs.values()))
 
 
@@ -46,13 +52,15 @@ def _pytest(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=told)
 
 
-def _pass_on(name: str, run: "subprocess.Popen[str]") -> None:
-    """Print whole lines, so that the halves don't mix within one."""
+def _pass_on(name: str, run: "subprocess.Popen[str]", results: list[str]) -> None:
+    """Print whole lines, so that the halves don't mix within one; note what failed and how many tests passed."""
     assert run.stdout
     with run.stdout:
         for line in run.stdout:
             sys.stdout.write(f"{name:<9} {line}")
             sys.stdout.flush()
+            if RESULT.match(line):
+                results.append(f"{name:<9} {line.rstrip()}")
 
 
 if __name__ == "__main__":

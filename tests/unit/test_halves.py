@@ -43,6 +43,13 @@ def test_one_that_fails_is_told(files: dict[str, str], capfd: pytest.CaptureFixt
     assert "bad       " in capfd.readouterr().out
 
 
+def test_what_failed_is_printed_last(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main({"bad": [files["bad"]], "slow": [files["slow"], files["good"]]}) == 1
+    *_, failure, passed = sorted(capfd.readouterr().out.splitlines()[-3:])
+    assert failure.startswith("bad       FAILED ")
+    assert "2 passed" in passed
+
+
 def test_what_measures_comes_last(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main({"slow": [files["slow"]], "alone": [files["alone"], files["good"]]}) == 0
     printed = capfd.readouterr().out
