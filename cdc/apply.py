@@ -1,7 +1,7 @@
 """Apply one micro-batch to one sink; if a record of it can't be, look closer and put that one into quarantine."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -157,7 +157,7 @@ class Applier:
     def _send(self, steps: Steps, batch: Batch) -> None:
         for attempt in self._insist():
             with attempt:
-                applied = self._apply(steps, batch) if steps.kept else self._sink.apply(batch)
+                applied = self._stand.kept.apply(batch, steps) if steps.kept else self._sink.apply(batch)
         for one in applied.values():
             if one.read != one.accounted:
                 raise SinkError(
@@ -167,24 +167,3 @@ class Applier:
             self.total.add(one)
         self.batches += 1
         self._stand.advance(steps)
-
-    def _apply(self, steps: Steps, batch: Batch) -> Mapping[str, Applied]:
-        """To what is kept first, so that it is never behind what readers see; both read the log once."""
-        shared, kept = batch.changes if self._sink.form == "documents" else batch.events, self._stand.kept
-        shared.persist()
-        refused: Refused | None = None
-        try:
-            try:
-                kept.apply(batch, steps.kept)
-            except Refused as error:
-                refused = error
-            applied = self._sink.apply(batch) if steps.seen else {}
-        except Refused as error:
-            if refused and not refused.rows.keys() <= error.rows.keys():
-                kept.leave(refused)
-            raise
-        finally:
-            shared.unpersist()
-        if refused:
-            kept.leave(refused)
-        return applied

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import structlog
 
-from cdc.change import Advance, Position, Stored, Table, distance
+from cdc.change import Advance, Applied, Position, Stored, Table, distance
 from cdc.continuity import Discontinued
 from cdc.errors import CdcError, Fenced
 from cdc.explain import explain
 from cdc.failures import Remedy, remedy
 from cdc.order import LACKING
-from cdc.sink import Batch, Rewound, Sink
+from cdc.sink import Batch, Refused, Rewound, Sink
+from cdc.step import Steps
 
 AGAIN_S = 20.0
 """After how long it is tried again, where the destination was only away: it costs the live views a start."""
@@ -73,16 +74,39 @@ class Kept:
         both = [(there, at.get(topic)) for topic, there in self.at.items()]
         return bool(both) and all(seen is None or distance(there, seen).reached for there, seen in both)
 
-    def apply(self, batch: Batch, advances: Sequence[Advance]) -> None:
-        """Make durable what a batch brings to it.
+    def apply(self, batch: Batch, steps: Steps) -> Mapping[str, Applied]:
+        """Make a batch durable here first, so that this is never behind what readers see, and then in the live views.
+
+        Both read the log once. A row that both refuse is the live views' matter, one that only this refuses ends it.
 
         Raises:
-            Refused, PySparkException, Py4JJavaError: what a record causes, which may be the same for the live views.
+            CdcError, PySparkException, Py4JJavaError: what the live sink raises, and what a record causes in either.
         """
+        shared = batch.changes if self._live.form == "documents" else batch.events
+        shared.persist()
+        refused: Refused | None = None
+        try:
+            try:
+                self.write(replace(batch, advances=tuple(steps.kept)))
+            except Refused as error:
+                refused = error
+            applied = self._live.apply(batch) if steps.seen else {}
+        except Refused as error:
+            if refused and not refused.rows.keys() <= error.rows.keys():
+                self.leave(refused)
+            raise
+        finally:
+            shared.unpersist()
+        if refused:
+            self.leave(refused)
+        return applied
+
+    def write(self, batch: Batch) -> None:
+        """Make a batch durable here alone. Raises only what a record causes, the same perhaps for the live views."""
         if self._sink is None:
             return
         try:
-            self._sink.apply(replace(batch, advances=tuple(advances)))
+            self._sink.apply(batch)
         except Exception as error:
             told = self._told(error)
             if LACKING in str(error) or remedy(told) is Remedy.QUARANTINE:

@@ -33,7 +33,7 @@ def redrive(
     asked = {entry.row or entry.place for entry in quarantine.requests}
     wanted = [entry for entry in quarantine.open if (entry.row or entry.place) in asked]
     for table in stand.tables:
-        for at, give in ((stand.kept.at, lambda batch: stand.kept.apply(batch, batch.advances)), (stand.at, apply)):
+        for at, give in ((stand.kept.at, stand.kept.write), (stand.at, apply)):
             position = at.get(table.topic)
             mine = [entry for entry in wanted if entry.topic == table.topic and _passed(entry, position)]
             # What lies ahead of a view it meets by itself.

@@ -316,10 +316,10 @@ class Stand:
 
     def _found(self, table: Table) -> Stored | None:
         """Where the live view stands, once it and what is kept beside it are ready to go on."""
-        stored = self._prepared(table)
-        self._continuity.refuse(self._sink.name, table, stored)
-        gap = partial(self._continuity.refuse, self._sink.name, table, complete=True)
-        self.kept.find(table, stored, self.floor(table), gap)
+        refuse = partial(self._continuity.refuse, self._sink.name, table)
+        stored = prepare(self._sink, table, self.floor(table), refuse)
+        refuse(stored)
+        self.kept.find(table, stored, self.floor(table), partial(refuse, complete=True))
         return stored
 
     def _drop_kept(self, tables: Sequence[Table]) -> None:
@@ -329,20 +329,21 @@ class Stand:
             self._remove([table for table in tables if table.qualified in self._beside.due])
             self.kept.begin({})
 
-    def _prepared(self, table: Table) -> Stored | None:
-        """Where the view stands; one without a position, or from before a TRUNCATE, is made anew, from nothing.
 
-        What it held would stay for ever otherwise: no record of the log removes a row that is dead, or whose delete
-        has been compacted away.
-        """
-        stored = self._sink.position(table)
-        if stored is None or stored.floor < self.floor(table):
-            # Before what readers see goes: the log has to be able to make it again.
-            self._continuity.refuse(self._sink.name, table, None)
-            self._sink.clear(table)
-            stored = None
-        self._sink.prepare(table)
-        return stored
+def prepare(sink: Sink, table: Table, floor: int, refuse: Callable[[Stored | None], object]) -> Stored | None:
+    """Make a live view ready to go on, and say where it stands; None when it begins from nothing.
+
+    A view without a position, or from before `floor`, the number of its table's last floor, is made anew. What it held
+    would stay for ever otherwise: no record of the log removes a row that is dead, or whose delete has been compacted
+    away. `refuse` raises when the log can't make the view again, and is asked before what readers see goes.
+    """
+    stored = sink.position(table)
+    if stored is None or stored.floor < floor:
+        refuse(None)
+        sink.clear(table)
+        stored = None
+    sink.prepare(table)
+    return stored
 
 
 def _unread(tables: Sequence[Table], troubled: Mapping[str, list[str]]) -> Iterator[CdcError]:

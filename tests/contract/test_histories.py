@@ -10,8 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pytest
@@ -24,7 +23,7 @@ from cdc.decode import Reading
 from cdc.errors import CdcError
 from cdc.explain import explain
 from cdc.sink import Batch, Sink
-from cdc.stand import Stand
+from cdc.stand import prepare
 from cdc.step import make_batch
 from sinks.delta import Delta
 from sinks.memory import Memory
@@ -65,8 +64,7 @@ class Consumer:
 
     def stand(self) -> None:
         table, floor = self.world.table, self.world.floor
-        place = SimpleNamespace(_sink=self.sink, floor=lambda _: floor)
-        stored = Stand._prepared(cast("Stand", place), table)
+        stored = prepare(self.sink, table, floor, lambda _: None)
         self.at, self.floor = stored.position if stored else None, floor
         if stored is None and not self.view():
             self.reader.restart()

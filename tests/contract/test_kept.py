@@ -1,11 +1,10 @@
 """What is kept beside the live views is never behind them, and nothing that readers see depends on it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from cdc.apply import Applier
 from cdc.change import Stored
 from cdc.continuity import Discontinued
 from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
@@ -23,7 +22,7 @@ NAME = "20260101t000000000000"
 
 
 class Pair:
-    """A live view and one kept beside it, and the part of an `Applier` that writes to both."""
+    """A live view and one kept beside it."""
 
     def __init__(self, spark: "SparkSession", unique: str) -> None:
         self.live = Memory("memory")
@@ -40,13 +39,11 @@ class Pair:
         self.kept.find(self.table, self.live.position(self.table), 0, lambda _: None)
 
     def apply(self) -> None:
-        applier: Any = object.__new__(Applier)
-        applier._sink, applier._stand = self.live, self
         at = self.harness.position()
         batch = self.harness.batch(at, self.harness.topic.ends, "one")
         # Both begin and end at the same place here; what begins before a view's position is a law of its own.
         steps = Steps(list(batch.advances), list(batch.advances) if self.kept.at else [])
-        applier._apply(steps, batch)
+        self.kept.apply(batch, steps)
         self.kept.advance(steps.kept)
 
     def assert_both(self) -> None:
