@@ -146,6 +146,7 @@ class Continuity:
             Discontinued: naming the view and what repairs it. ConnectorError: the log can't be read.
         """
         log = self.logs[table.topic]
+        refuse_foreign(self._kafka, sink, table, stored, log.end)
         refuse_gap(sink, table, log.start, log.end, stored.position if stored else None)
         self.look([(table, stored)])
         made = 0.0 if complete or stored is None else made_at(stored.generation)
@@ -218,6 +219,24 @@ def _unseen_since(log: Log, place: Place, stored: Stored, following: Next) -> fl
     return since
 
 
+def refuse_foreign(kafka: "Topics", sink: str, table: Table, stored: Stored | None, end: Position) -> None:
+    """Stop where a view is of another pipeline's topic: to make it again would take it away from that one.
+
+    Raises:
+        Discontinued: naming that topic. Of one in another cluster nothing is known here.
+    """
+    if stored is None or distance(stored, end).reach is not Reach.OTHER_TOPIC:
+        return
+    other = kafka.named(stored.position.topic_id)
+    if other and other != table.topic:
+        raise Discontinued(
+            f"The view of {table.qualified} in {sink} is another pipeline's: it was made from {other}.",
+            hint=f"give the sink {sink} a prefix or path of its own in the pipeline file",
+            topic=table.topic,
+            sink=sink,
+        )
+
+
 def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Position | None) -> None:
     """Stop where the log, from `start` to `end`, can't continue a view that stands at `at`.
 
@@ -248,6 +267,8 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Posi
     else:
         return
     kind, hint = ("partitions", anew) if there.reach is Reach.REPARTITIONED else ("behind", repair)
+    if there.reach is Reach.OTHER_TOPIC:
+        hint = f"{repair}; where a pipeline of another Kafka writes to it: give {sink} a place of its own instead"
     raise Discontinued(f"{name} {what}.", kind=kind, hint=hint, topic=name, sink=sink)
 
 
@@ -295,3 +316,9 @@ def check_shape(topic: str, partitions: int, found: int, policy: str, made: int 
             hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
             topic=topic,
         )
+
+
+def absent(topic: str) -> ConnectorError:
+    return ConnectorError(
+        f"There is no topic {topic}.", hint="create the topics with: cdc -p FILE register", topic=topic
+    )

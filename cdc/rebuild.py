@@ -22,7 +22,7 @@ from cdc import decode
 from cdc.apply import Applier
 from cdc.change import Position, Table, distance, new_generation
 from cdc.claim import claim
-from cdc.continuity import Continuity, Discontinued
+from cdc.continuity import Continuity, Discontinued, refuse_foreign
 from cdc.ddl import Definition
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.generations import Building, Progress, Registry, Retained
@@ -70,11 +70,12 @@ class Rebuild:
         """Do what is left to do; what was seen before and is retained, by table.
 
         Raises:
-            SettingsError: another one is at work on this sink.
+            SettingsError: another one is at work on this sink. Discontinued: a view is another pipeline's.
             DivergenceError: the new generation isn't what the source holds; it is gone, readers see what they saw.
             UndecidedError: it couldn't be proved; it stays, and the same command compares it again.
             CdcError: what the sink or the broker raises; the same command goes on.
         """
+        self._refuse_foreign()
         with claim(self._registry, self._sink.name) as self._claim:
             self._build = self._begun()
             if self._build.phase == "promote" and self._promoted():
@@ -85,6 +86,13 @@ class Rebuild:
             self._began = time.monotonic()
             self._claim.progress = self._progress
             return self._end(self._made())
+
+    def _refuse_foreign(self) -> None:
+        """Raises Discontinued where readers of another pipeline's view would see this one's instead."""
+        ends = self._kafka.ends([table.topic for table in self._tables])
+        standing = positions(self._sink, self._tables)
+        for table in self._tables:
+            refuse_foreign(self._kafka, self._sink.name, table, standing[table.qualified], ends[table.topic])
 
     def _begun(self) -> Building:
         """The build to go on with, or a new one."""

@@ -6,7 +6,7 @@ Invariant: `ensure` checks every topic before it creates the first.
 """
 
 import uuid
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc.change import Position
-from cdc.continuity import check_shape
+from cdc.continuity import absent, check_shape
 from cdc.errors import ConnectorError
 from cdc.ledger import Ledger, Shape
 from cdc.records import TIMEOUT_MS, Place, Record, Records, kafka, knock, reaching
@@ -148,7 +148,7 @@ class Topics:
             made = self._shapes(pipeline) if pipeline.settings_topic in existing else {}
         # One that is being deleted may still be listed, but has no settings.
         if missing := [topic for topic in topics if not found.get(topic)]:
-            raise _missing(missing[0])
+            raise absent(missing[0])
         for topic, count in topics.items():
             policy, as_made = found[topic]["cleanup.policy"], _as_made(made.get(topic), existing[topic])
             check_shape(topic, count, len(existing[topic]["partitions"]), policy, as_made)
@@ -156,6 +156,16 @@ class Topics:
     def existing(self, topics: Iterable[str]) -> set[str]:
         with reaching(self.bootstrap):
             return set(self._described(topics))
+
+    def named(self, topic_id: str) -> str | None:
+        """The topic that has this id; None when none has."""
+        try:
+            known = uuid.UUID(bytes=urlsafe_b64decode(topic_id + "=="))
+        except ValueError:
+            return None
+        with reaching(self.bootstrap):
+            described = self._admin.describe_topics([known])
+        return next((str(topic["name"]) for topic in described if topic["error_code"] == 0), None)
 
     def ends(self, topics: Sequence[str], *, decided: bool = True) -> dict[str, Position]:
         """The end of each topic as a read_committed reader sees it: past the last decided transaction.
@@ -361,7 +371,7 @@ class Topics:
         with reaching(self.bootstrap):
             described = self._described(topics)
             if missing := [topic for topic in topics if topic not in described]:
-                raise _missing(missing[0])
+                raise absent(missing[0])
             counts = {topic: len(described[topic]["partitions"]) for topic in topics}
             places = {kafka.TopicPartition(topic, at): specs[topic] for topic in topics for at in range(counts[topic])}
             level = kafka.IsolationLevel.READ_COMMITTED if decided else kafka.IsolationLevel.READ_UNCOMMITTED
@@ -383,12 +393,6 @@ def _as_made(made: Shape | None, described: Mapping[str, Any]) -> int | None:
 def _briefly(*errors: type[Exception]) -> Retrying:
     stop = stop_after_delay(TIMEOUT_MS / 1000)
     return Retrying(retry=retry_if_exception_type(errors), stop=stop, wait=wait_fixed(0.1), reraise=True)
-
-
-def _missing(topic: str) -> ConnectorError:
-    return ConnectorError(
-        f"There is no topic {topic}.", hint="create the topics with: cdc -p FILE register", topic=topic
-    )
 
 
 def _topic_id(value: object) -> str:

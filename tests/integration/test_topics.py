@@ -4,14 +4,20 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from cdc.change import Stored, Table
+from cdc.continuity import Continuity, Discontinued
 from cdc.errors import ConnectorError
+from cdc.rebuild import Rebuild
 from cdc.records import Record, kafka
 from cdc.settings import Pipeline
+from cdc.sink import Sink
 from cdc.topics import Created, Kept, Topics, wanted
+from tests.support.envelopes import table
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.wait import wait_until
 
@@ -197,6 +203,53 @@ def test_a_recreated_topic_has_another_id(
     wait_until(lambda: orders not in admin.list_topics(), 10, "the topic to go")
     topics.ensure(shop)
     assert topics.ends([orders])[orders].topic_id != before
+
+
+def test_another_pipelines_view_is_left_alone(topics: Topics, shop: Pipeline, unique: str) -> None:
+    """Both have the same place for a view of orders: it is neither gone on with nor made again."""
+    other = pipeline(f"{unique}2", "postgresql://127.0.0.1:1/none", "public.orders", kafka=shop.kafka)
+    topics.ensure(shop)
+    topics.ensure(other)
+    theirs, ours = f"{unique}2.public.orders", table(f"{unique}.public.orders", "orders")
+    made = Stored(topics.ends([theirs])[theirs])
+    assert topics.named(made.position.topic_id) == theirs
+    assert topics.named("another") is topics.named("AAAAAAAAAAAAAAAAAAAAAA") is None
+    continuity = Continuity(shop, topics).read([ours.topic])
+    with pytest.raises(Discontinued, match="in cache is another pipeline's: it was made from") as told:
+        continuity.refuse("cache", ours, made)
+    assert "rebuild" not in told.value.hint
+    assert "prefix or path of its own" in told.value.hint
+    nothing: Any = None
+    with pytest.raises(Discontinued, match="another pipeline's"):
+        Rebuild(
+            nothing,
+            cast("Sink", Standing(made)),
+            shop,
+            [ours],
+            nothing,
+            "",
+            topics,
+            kept_s=0,
+            verify=nothing,
+            show=nothing,
+        ).run()
+    # Of a topic that is gone it is told as before.
+    with pytest.raises(Discontinued, match="created anew") as told:
+        continuity.refuse("cache", ours, Stored(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")))
+    assert "cdc -p FILE rebuild cache --table public.orders" in told.value.hint
+    topics.remove(list(wanted(other)))
+
+
+class Standing:
+    """A sink whose views stand somewhere."""
+
+    name = "cache"
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def position(self, table: Table) -> Stored:
+        return self._stored
 
 
 def test_the_end_is_that_of_decided_transactions(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
