@@ -75,6 +75,8 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "rejected": SinkRejected,
     "forbidden": SinkRejected,
     "misplaced": SinkRejected,
+    "stranger": SinkRejected,
+    **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     "fenced": Fenced,
     "rewound": Rewound,
 }

@@ -34,10 +34,7 @@ def shared(places: dict[str, Hashable]) -> tuple[str, str] | None:
 
 
 def _server(url: str) -> tuple[str, int]:
-    """Host and port; a url that has none that can be read is refused by whoever connects, and is itself here."""
+    """Host and port."""
     parts = urlsplit(url)
-    try:
-        host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
-    except ValueError:
-        return url, 0
-    return ("127.0.0.1" if host in LOCAL else host), port
+    host = parts.hostname or ""
+    return ("127.0.0.1" if host in LOCAL else host), parts.port or PORTS.get(parts.scheme, 0)

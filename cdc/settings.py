@@ -5,6 +5,7 @@ import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
@@ -78,10 +79,20 @@ class Source(Section):
         return tables
 
 
+def _readable(url: str) -> str:
+    try:
+        host, port = urlsplit(url).hostname, urlsplit(url).port
+    except ValueError:
+        host, port = None, None
+    if (not host or port == 0) and not url.startswith("unix:"):
+        raise Refused("names no host and port", "scheme://user:password@host:port, special characters as %XX")
+    return url
+
+
 def _web(url: str) -> str:
     if not re.match(r"https?://[^/]", url):
         raise Refused("needs http:// or https:// before its host", "for example: http://localhost:9200")
-    return url
+    return _readable(url)
 
 
 def _cache(url: str) -> str:
@@ -90,7 +101,7 @@ def _cache(url: str) -> str:
         raise Refused("needs redis://, rediss:// or unix:// before its host", "for example: redis://localhost:6379/0")
     if scheme not in ("redis", "rediss", "unix"):
         raise Refused("is no cache's: it begins with another scheme", "write redis://, rediss:// (TLS) or unix://")
-    return url
+    return _readable(url)
 
 
 def _folder(path: str, info: ValidationInfo) -> str:

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
 from cdc import keys, names, type_names
+from cdc.causes import UNKNOWN, cause
 from cdc.change import Column, Server, Table
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.settings import Pipeline, TableSettings
@@ -36,6 +37,13 @@ REFUSALS = (
     ("too many clients", "raise max_connections, or close idle clients"),
 )
 
+UNTRUSTED = {
+    "trust": "append sslrootcert=/path/of/its/ca.pem (or sslrootcert=system) to source.dsn",
+    "certificate": "write the host name of its certificate in source.dsn, or renew the certificate",
+    "client": "append sslcert=... and sslkey=... to source.dsn",
+    "plain": "enable TLS at the server, or take sslmode out of source.dsn",
+}
+"""By the kind of a `Cause`."""
 FOR_NOW = ("starting up", "shutting down", "recovery mode", "too many clients", "remaining connection slots")
 """What a server says that will take connections again by itself."""
 
@@ -159,11 +167,12 @@ def _refused(text: str, known: dict[str, Any]) -> SourceError:
     # libpq itself gives up, without a word from the server, when it has no password to send.
     _, refusal, reason = text.partition("FATAL:" if "FATAL:" in text else "fe_sendauth:")
     if not refusal:
-        return SourceUnavailable(
-            f"Postgres at {server} can't be reached.",
-            hint="check host and port of source.dsn; the local stack is started by: cdc -p FILE up",
-            server=server,
+        why = cause(text) if server != UNREADABLE else UNKNOWN
+        hint = UNTRUSTED.get(
+            why.kind, "check host and port of source.dsn; the local stack is started by: cdc -p FILE up"
         )
+        kind = SourceUnavailable if why.passes else SourceError
+        return kind(f"Postgres at {server} can't be reached{why}.", hint=hint, server=server)
     first = reason.strip().splitlines()[0]
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
     if server == UNREADABLE:

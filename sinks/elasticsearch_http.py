@@ -8,12 +8,19 @@ from urllib.parse import quote
 import httpx
 
 from cdc.address import address
+from cdc.causes import Cause, cause
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
     "rejected": "repair the row or the index's mapping, then start `cdc run` again",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
+}
+UNTRUSTED = {
+    "trust": "export SSL_CERT_FILE=/path/of/its/ca.pem, for every cdc and Spark's executors",
+    "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
+    "client": "clients' certificates aren't supported: give it a user and password in the sink's url",
+    "plain": "write http:// in the sink's url, or the port at which it has TLS",
 }
 BUSY = 429
 BLOCKED = "cluster_block_exception"
@@ -65,13 +72,18 @@ def answered(
     headers = {"content-type": "application/x-ndjson" if lines else "application/json"}
     try:
         response = client(url).request(method, path, params=query, content=content, headers=headers)  # type: ignore[arg-type]
-    except httpx.HTTPError:
-        raise unavailable(f"The index at {address(url)} can't be reached.") from None
+    except httpx.HTTPError as failure:
+        raise _unreached(url, cause(f"{type(failure).__name__} {failure}")) from None
     error = _refused(response, f"The index at {address(url)}", path)
     not_there = isinstance(error, Refusal) and error.status == httpx.codes.NOT_FOUND
     if error and not (absent and not_there):
         raise error
     return response
+
+
+def _unreached(url: str, why: Cause) -> CdcError:
+    message = f"The index at {address(url)} can't be reached{why}."
+    return unavailable(message) if why.passes else SinkRejected(message, hint=UNTRUSTED[why.kind])
 
 
 def unavailable(message: str) -> SinkUnavailable:

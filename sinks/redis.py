@@ -44,7 +44,12 @@ UNSETTLED = ("writer", "rows", "at")
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
-    "misplaced": "name another database with `spare` in the pipeline file, or raise the server's `databases`",
+    "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
+    "trust": "append ?ssl_ca_certs=/path/of/its/ca.pem to the sink's url",
+    "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
+    "client": "append ?ssl_certfile=...&ssl_keyfile=... to the sink's url",
+    "plain": "write redis:// in the sink's url, or the port at which it has TLS",
+    "stranger": "check host and port of the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
     "rewound": "nothing to do: its changes are applied again from where it stands",
 }

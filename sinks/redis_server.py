@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import redis
 
 from cdc.address import address
+from cdc.causes import Cause, cause
 from cdc.errors import SettingsError
 
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
@@ -112,8 +113,9 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     word = _word(error)
     if word in PASSING or isinstance(error, UNREACHABLE):
         client(url).connection_pool.disconnect(inuse_connections=False)
-        reason = f"can't be used now: {PASSING[word]}" if word in PASSING else "can't be reached"
-        return Failure("unavailable", f"{where} {reason}.")
+        return _away(where, PASSING.get(word), cause(f"{error} {error.__cause__}"))
+    if isinstance(error, redis.exceptions.InvalidResponse):
+        return Failure("stranger", f"{where} is no Redis: it answers in another way.")
     # Valkey calls it so where a script has asked.
     if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
         command = re.search(r"'([a-z|]+)' command", str(error))
@@ -122,6 +124,12 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")
     return Failure("rejected", f"{where} refuses {what}: {word}.")
+
+
+def _away(where: str, state: str | None, why: Cause) -> Failure:
+    if state:
+        return Failure("unavailable", f"{where} can't be used now: {state}.")
+    return Failure("unavailable" if why.passes else why.kind, f"{where} can't be reached{why}.")
 
 
 def _word(error: redis.exceptions.RedisError) -> str:

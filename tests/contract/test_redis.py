@@ -403,6 +403,11 @@ def test_a_spare_that_the_server_lacks_is_refused(harness: Harness, own: str, un
             act()
         assert "spare" in caught.value.hint
     sink.close()
+    misplaced = Redis("cache", own.rpartition("/")[0] + "/99", unique)
+    with pytest.raises(SinkRejected, match="has no database 99") as caught:
+        misplaced.position(harness.table)
+    assert "another database in the sink's url" in caught.value.hint
+    misplaced.close()
 
 
 def test_a_server_behind_a_socket(spark: "SparkSession", unique: str, tmp_path: Path) -> None:

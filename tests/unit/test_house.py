@@ -38,7 +38,16 @@ def forbidden(module: str, name: str) -> bool:
     package = module.split(".", maxsplit=1)[0]
     if package == "sinks" and module != "sinks":
         own = module.split("_", maxsplit=1)[0]
-        plain = ("cdc.address", "cdc.change", "cdc.errors", "cdc.exact", "cdc.patch", "cdc.report", "cdc.type_names")
+        plain = (
+            "cdc.address",
+            "cdc.causes",
+            "cdc.change",
+            "cdc.errors",
+            "cdc.exact",
+            "cdc.patch",
+            "cdc.report",
+            "cdc.type_names",
+        )
         allowed = (*plain, "cdc.rows", "cdc.sink", "cdc.types", own)
         return ours and not any(name == one or name.startswith((f"{one}.", f"{own}_")) for one in allowed)
     if package == "cdc" and module not in ("cdc.cli", "cdc.context"):

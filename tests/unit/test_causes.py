@@ -1,0 +1,131 @@
+"""Why a server can't be used is told, once and at once: each client's own words mean the same to its user."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cdc import source
+from cdc.causes import cause
+from cdc.change import Column, Table
+from cdc.errors import CdcError, SinkRejected, SinkUnavailable, SourceError, SourceUnavailable
+from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch_http import forget
+from sinks.redis import Redis
+from tests.support.answering import ELSEWHERE, answering, postgres_tls, tls, web
+
+TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
+UNKNOWN = "its certificate is of a CA that isn't trusted here"
+OTHER_HOST = "its certificate is for another host name"
+NO_TLS = "it doesn't speak TLS at that port"
+
+
+def index(url: str) -> None:
+    try:
+        Elasticsearch("search", url, "shop").position(TABLE)
+    finally:
+        forget(url)
+
+
+def cache(url: str) -> None:
+    Redis("cache", url, "shop").position(TABLE)
+
+
+def postgres(url: str) -> None:
+    source.connect(url).close()
+
+
+def refused(ask: Callable[[str], None], url: str) -> CdcError:
+    started = time.monotonic()
+    with pytest.raises(CdcError) as caught:
+        ask(url)
+    assert time.monotonic() - started < 5
+    assert "secret" not in f"{caught.value.message} {caught.value.hint}"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer", "url", "told", "hint", "kind"),
+    [
+        (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "SSL_CERT_FILE=", SinkRejected),
+        (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
+        (cache, tls, "rediss://:secret@127.0.0.1:{}/0", UNKNOWN, "?ssl_ca_certs=", SinkRejected),
+        (cache, tls, "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE), OTHER_HOST, "host name", SinkRejected),
+        (cache, web, "rediss://127.0.0.1:{}/0", NO_TLS, "redis://", SinkRejected),
+        (cache, web, "redis://:secret@127.0.0.1:{}/0", "is no Redis: it answers in another way", "url", SinkRejected),
+        (
+            postgres,
+            postgres_tls,
+            "postgresql://me:secret@127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=system",
+            UNKNOWN,
+            "sslrootcert=",
+            SourceError,
+        ),
+        (
+            postgres,
+            postgres_tls,
+            "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=" + str(ELSEWHERE),
+            OTHER_HOST,
+            "host name",
+            SourceError,
+        ),
+        (
+            postgres,
+            postgres_tls,
+            "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=/no/ca.pem",
+            "the file of its CA isn't there",
+            "sslrootcert=",
+            SourceError,
+        ),
+    ],
+)
+def test_what_answers_in_the_servers_place(
+    ask: Callable[[str], None],
+    answer: Callable[..., None],
+    url: str,
+    told: str,
+    hint: str,
+    kind: type[CdcError],
+) -> None:
+    with answering(answer) as port:
+        error = refused(ask, url.format(port))
+    assert told in error.message
+    assert f"127.0.0.1:{port}" in error.message
+    assert hint in error.hint
+    # It won't pass by itself: nobody is to wait for it.
+    assert type(error) is kind
+
+
+@pytest.mark.parametrize(
+    ("ask", "url", "told", "kind"),
+    [
+        (index, "http://127.0.0.1:1", "nothing listens there", SinkUnavailable),
+        (cache, "redis://127.0.0.1:1", "nothing listens there", SinkUnavailable),
+        (postgres, "postgresql://127.0.0.1:1/d", "nothing listens there", SourceUnavailable),
+        (index, "http://nowhere.invalid:1", "its host name is unknown", SinkUnavailable),
+        (cache, "redis://nowhere.invalid:1", "its host name is unknown", SinkUnavailable),
+        (postgres, "postgresql://nowhere.invalid/d", "its host name is unknown", SourceUnavailable),
+    ],
+)
+def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, told: str, kind: type[CdcError]) -> None:
+    error = refused(ask, url)
+    assert f"can't be reached: {told}." in error.message
+    assert type(error) is kind
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "passes"),
+    [
+        ("certificate verify failed: certificate has expired (_ssl.c:1000)", "its certificate has expired", False),
+        ("certificate verify failed: unable to get local issuer certificate", UNKNOWN, False),
+        ("tlsv13 alert certificate required", "it asks for a client's certificate", False),
+        ("server does not support SSL, but SSL was required", NO_TLS, False),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", NO_TLS, False),
+        ("timeout expired", "it doesn't answer", True),
+        ("Timeout connecting to server", "it doesn't answer", True),
+        ("words of another language", "", True),
+    ],
+)
+def test_words_of_libraries(words: str, told: str, passes: bool) -> None:
+    found = cause(words)
+    assert (found.what, found.passes) == (told, passes)
