@@ -83,15 +83,17 @@ def migrate(
 ) -> None:
     """Prepare Postgres: control schema, connector role, publication, triggers."""
     import migrations
-    from cdc import source
+    from cdc import catalog, source
 
-    pipeline = context.obj.pipeline
-    password = pipeline.source.replication_password
-    with source.connect(pipeline.source.dsn) as connection:
+    fresh = context.obj.of_catalog()
+    with source.connect(fresh.load().source.dsn) as connection:
         applied = migrations.migrate(connection)
         if sample:
             applied += migrations.migrate(connection, migrations.SAMPLE)
-        context.obj.require_carried(connection)
+        pipeline = fresh.pipeline
+        password = pipeline.source.replication_password
+        left_out = catalog.tables(connection, pipeline).left_out
+        fresh.require_carried(connection)
         done = migrations.prepare_source(
             connection,
             pipeline=pipeline.pipeline,
@@ -100,13 +102,17 @@ def migrate(
             password=password.get_secret_value() if password else None,
             keys={entry.table: entry.key for entry in pipeline.source.tables if entry.key},
         )
-    fresh = [migration.name for migration in applied if migration.now]
+    now = [migration.name for migration in applied if migration.now]
     if as_json:
-        return print_json({"applied": fresh, "recorded": [one.name for one in applied], "done": done})
-    for line in (*(f"applied {name}" for name in fresh), *done):
+        return print_json(
+            {"applied": now, "recorded": [one.name for one in applied], "done": done, "left_out": dict(left_out)}
+        )
+    for line in (*(f"applied {name}" for name in now), *done):
         out.print(line, highlight=False)
-    if not fresh and not done:
+    if not now and not done:
         out.print("nothing to do")
+    for name, why in left_out.items():
+        out.print(f"left out {name}: {why}", highlight=False, markup=False, soft_wrap=True)
     return None
 
 
@@ -122,9 +128,10 @@ def register(
     from cdc import source
     from connectors.register import register as run
 
-    with source.connect(context.obj.pipeline.source.dsn) as connection:
-        context.obj.require_carried(connection)
-    registered = run(context.obj.pipeline, context.obj.tables, another_server=another_server, progress=say)
+    fresh = context.obj.of_catalog()
+    with source.connect(fresh.load().source.dsn) as connection:
+        fresh.require_carried(connection)
+    registered = run(fresh.pipeline, fresh.tables, another_server=another_server, progress=say)
     if as_json:
         return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
@@ -178,7 +185,7 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     from cdc.status import collect
     from cdc.supervise import published
 
-    pipeline = context.obj.pipeline
+    pipeline = context.obj.seen
     sinks = context.obj.sinks(None)
     progress = published(context.obj.runs) if context.obj.runs.exists() else {}
     found = collect(pipeline, positions={one.name: one.position for one in sinks}, progress=progress)

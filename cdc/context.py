@@ -1,17 +1,17 @@
 """What the options before a verb stand for: settings, tables, sinks, streams; made when first asked for."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sinks
-from cdc import names, settings, source
+from cdc import catalog, names, settings, source
 from cdc.change import Table
-from cdc.errors import CdcError, SettingsError
+from cdc.errors import CdcError, KafkaUnavailable, SettingsError, SourceError
 from compose import book, stack
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Context:
 
     path: Path
     state_option: Path | None
+    fresh: bool = False
+    """Whether patterns of the file mean what is in the catalog now; else what was registered, once anything was."""
 
     @cached_property
     def state(self) -> Path:
@@ -35,7 +37,41 @@ class Context:
 
     @cached_property
     def pipeline(self) -> settings.Pipeline:
-        return self.load()
+        """The pipeline file with the tables that its patterns mean."""
+        written = self.load()
+        if not written.patterns:
+            return written
+        captured = None if self.fresh else self._captured(written)
+        return self._in_catalog(written) if captured is None else written.of(captured)
+
+    @cached_property
+    def seen(self) -> settings.Pipeline:
+        """The same for who only looks: with Kafka down as the catalog says, with that down as well what is named."""
+        try:
+            return self.pipeline
+        except KafkaUnavailable:
+            written = self.load()
+        try:
+            return self._in_catalog(written)
+        except SourceError:
+            return written.of([])
+
+    def of_catalog(self) -> "Context":
+        """The same, for those commands that decide which tables are captured from then on."""
+        return replace(self, fresh=True)
+
+    def _captured(self, written: settings.Pipeline) -> Collection[str] | None:
+        """The tables that were registered last; None when nothing was."""
+        from cdc import registered
+        from cdc.topics import Topics
+
+        with Topics(written.kafka) as kafka:
+            known = registered.read(kafka, written)
+        return known.tables.keys() if known else None
+
+    def _in_catalog(self, written: settings.Pipeline) -> settings.Pipeline:
+        with source.connect(written.source.dsn) as connection:
+            return written.of(catalog.tables(connection, written).names)
 
     def load(self) -> settings.Pipeline:
         """The pipeline file as it is now."""
@@ -76,10 +112,11 @@ class Context:
             return placeholder(self.pipeline.pipeline, kafka.cluster_id())
 
     def sinks(self, chosen: list[str] | None) -> "list[Sink]":
-        known = list(self.pipeline.sinks)
+        pipeline = self.load()
+        known = list(pipeline.sinks)
         if unknown := [name for name in chosen or () if name not in known]:
             raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
-        return [sinks.build(self.pipeline, name) for name in chosen or known]
+        return [sinks.build(pipeline, name) for name in chosen or known]
 
     @cached_property
     def follower(self) -> "Follower":

@@ -84,7 +84,7 @@ class Follower:
 
     def _gone(self, found: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {one.table: one for one in found}
-        hint = "name the table that should be captured in the pipeline file, then: cdc migrate, cdc register, cdc run"
+        hint = "write its name of now into the pipeline file, or take it out, then: cdc -p FILE migrate, and register"
         return {table: [one.what, hint] for table, one in latest.items() if one.kind == "gone"}
 
     def _describe(self, connection: Connection, gone: Mapping[str, list[str]]) -> None:
@@ -115,7 +115,7 @@ class Follower:
 
 def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
     """With the columns and keys that the connector sends: those of the file count once they are registered."""
-    entries = []
+    entries, pipeline = [], pipeline.of(registration.tables)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)
         sent = {"exclude": captured.exclude, "key": captured.key} if captured else {}

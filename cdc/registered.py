@@ -103,6 +103,17 @@ def refuse_changed(known: Registration | None, pipeline: Pipeline) -> None:
             )
 
 
+def refuse_waiting(known: Registration | None, names: Iterable[str]) -> None:
+    """Raise SettingsError for tables that the file means and that aren't captured yet."""
+    if known and (waiting := [name for name in names if name not in known.tables]):
+        more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
+        raise SettingsError(
+            f"{waiting[0]}{more} of the pipeline file isn't captured yet: its rows are in no view.",
+            hint="cdc -p FILE migrate, then cdc -p FILE register; a running `cdc run` takes it up",
+            table=waiting[0],
+        )
+
+
 def refuse_another(known: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
     """Raise AnotherServer unless the log is of this server, as far as both are known."""
     before = known.server if known else None

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -14,10 +14,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from cdc import mistakes, places
@@ -44,6 +46,35 @@ class TableSettings(Section):
     key: tuple[str, ...] = ()
     """Columns that tell rows apart where there is no primary key: those of a unique index, none of them nullable."""
 
+    @field_validator("table")
+    @classmethod
+    def _simple(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
+        if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
+            raise Refused("a pattern has letters, digits, _, - and * only", "for example: public.*")
+        return table
+
+    @model_validator(mode="after")
+    def _named(self) -> "TableSettings":
+        if self.pattern and (self.exclude or self.key):
+            raise Refused(
+                "exclude and key are a single table's, not a pattern's",
+                f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
+            )
+        return self
+
+    @property
+    def pattern(self) -> bool:
+        return "*" in self.table
+
+    def means(self, table: str) -> bool:
+        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's name."""
+        return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
+
+
+def alike(table: str) -> tuple[str, str]:
+    """What two tables can't have in common: an index's name, a topic's in the broker's metrics."""
+    return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
+
 
 def _table(value: object) -> object:
     return {"table": value} if isinstance(value, str) else value
@@ -59,14 +90,15 @@ class Source(Section):
     @field_validator("tables")
     @classmethod
     def _once(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
-        names = [entry.table for entry in tables]
+        names = [entry.table for entry in tables if not entry.pattern]
         rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
         if strange := [name for name in names if not all(re.fullmatch(CARRIED, part) for part in name.split("."))]:
             raise Refused(
                 f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(strange)}",
                 rename,
             )
-        if twice := {name for name in names if names.count(name) > 1}:
+        every = [entry.table for entry in tables]
+        if twice := {name for name in every if every.count(name) > 1}:
             raise Refused(f"listed twice: {', '.join(sorted(twice))}", "take one of them out")
         lowered = [name.lower() for name in names]
         if alike := {name for name in names if lowered.count(name.lower()) > 1}:
@@ -187,6 +219,33 @@ class Pipeline(Section):
                 f"give {pair[1]} another {differ}, or take it out",
             )
         return sinks
+
+    _written: tuple[TableSettings, ...] | None = PrivateAttr(None)
+
+    @property
+    def written(self) -> tuple[TableSettings, ...]:
+        """The tables as the file has them, patterns and all; `source.tables` may be what these mean by now."""
+        return self.source.tables if self._written is None else self._written
+
+    @property
+    def patterns(self) -> list[TableSettings]:
+        return [entry for entry in self.written if entry.pattern]
+
+    def of(self, names: Iterable[str]) -> "Pipeline":
+        """The same, with those of these tables that its patterns mean in the place of the patterns."""
+        known = list(names)
+        taken = {entry.table for entry in self.written if not entry.pattern}
+        entries: list[TableSettings] = []
+        for entry in self.written:
+            if not entry.pattern:
+                entries.append(entry)
+                continue
+            meant = [name for name in known if name not in taken and entry.means(name)]
+            taken.update(meant)
+            entries += [entry.model_copy(update={"table": name}) for name in meant]
+        resolved = self.model_copy(update={"source": self.source.model_copy(update={"tables": tuple(entries)})})
+        resolved._written = self.written
+        return resolved
 
     @property
     def changes_kept_s(self) -> float:

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
-from cdc import keys, names, type_names
+from cdc import catalog, keys, names, type_names
 from cdc.causes import UNKNOWN, cause
 from cdc.change import Column, Server, Table
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
@@ -247,7 +247,8 @@ def survey(conn: Connection, pipeline: Pipeline, refusals: names.Refusals = name
                 tables.append(_describe(conn, entry, pipeline, kinds, refusals))
             except SourceError as error:
                 refused[entry.table] = error
-    return Survey(tuple(tables), refused)
+        refused |= catalog.beside_parents(conn, [table.qualified for table in tables])
+    return Survey(tuple(table for table in tables if table.qualified not in refused), refused)
 
 
 def unpublished(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from cdc import registered, source
+from cdc import catalog, registered, source
 from cdc.change import Applied, Position, Progress, Stored, Table, distance
 from cdc.continuity import Continuity, Discontinued, waiting
 from cdc.errors import KafkaUnavailable, SourceUnavailable, Unexpected
@@ -158,11 +158,13 @@ def _registration(pipeline: Pipeline) -> None:
     try:
         with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
             known, server = registered.read(topics, pipeline), source.server(conn)
+            meant = catalog.tables(conn, pipeline).names
     except (SourceUnavailable, KafkaUnavailable):
         # Those two are asked by others as well, which say so.
         return
     registered.refuse_another(known, server, pipeline)
     registered.refuse_changed(known, pipeline)
+    registered.refuse_waiting(known, meant)
     registered.refuse_promoted(known, server, pipeline)
 
 

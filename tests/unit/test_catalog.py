@@ -1,0 +1,134 @@
+"""What patterns mean: which tables, and which not, for every command the same."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc import settings
+from cdc.catalog import Candidate, chosen
+from cdc.errors import SettingsError
+from cdc.registered import Captured, Registration, refuse_waiting
+from tests.support.pipelines import pipeline
+
+ORDERS, ITEMS, OTHER = (Candidate("public", name) for name in ("orders", "items", "other"))
+ODD = (
+    Candidate("public", "report", kind="v"),
+    Candidate("public", "totals", kind="m"),
+    Candidate("public", "far", kind="f"),
+    Candidate("public", "payments", kind="p"),
+    Candidate("public", "payments_2025", root="public.payments"),
+    Candidate("public", "loose", keyed=False),
+    Candidate("public", "passing", unlogged=True),
+    Candidate("public", "grown", inherited=True),
+    Candidate("public", "order items"),
+    Candidate("public", "spatial_ref_sys", extension="postgis"),
+    Candidate("cdc", "heartbeat"),
+)
+
+
+def names(there: list[Candidate], *tables: str | dict[str, object]) -> tuple[str, ...]:
+    return chosen(pipeline("shop", "", *tables), there).names
+
+
+def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
+    choice = chosen(pipeline("shop", "", "*.*"), [ITEMS, *ODD, ORDERS])
+    assert choice.names == ("public.items", "public.payments", "public.orders")
+    assert {name: why.split(":")[0] for name, why in choice.left_out.items()} == {
+        "public.report": "a view",
+        "public.totals": "a materialized view",
+        "public.far": "a foreign table",
+        "public.payments_2025": "a partition of public.payments, which has its rows",
+        "public.loose": "no primary key",
+        "public.passing": "not logged",
+        "public.grown": "tables inherit from it",
+        "public.order items": "a topic's name can't have other characters than letters, digits, _ and -",
+        "public.spatial_ref_sys": "of the extension postgis",
+        "cdc.heartbeat": "the pipeline's own",
+    }
+
+
+@pytest.mark.parametrize(
+    ("tables", "meant"),
+    [
+        (("public.*",), ("public.items", "public.orders", "public.other")),
+        (("public.o*",), ("public.orders", "public.other")),
+        (("pub*.*s",), ("public.items", "public.orders")),
+        # By its name, with settings of its own, wherever it stands.
+        (("public.*", "public.orders"), ("public.items", "public.other", "public.orders")),
+        (("public.orders", "public.*"), ("public.orders", "public.items", "public.other")),
+        (("public.o*", "public.*"), ("public.orders", "public.other", "public.items")),
+        (("public.orders", "public.elsewhere"), ("public.orders", "public.elsewhere")),
+    ],
+)
+def test_each_table_once_and_in_the_order_of_the_file(tables: tuple[str, ...], meant: tuple[str, ...]) -> None:
+    there = [ITEMS, ORDERS, OTHER]
+    assert names(there, *tables) == meant
+    resolved = pipeline("shop", "", *tables).of(meant)
+    assert tuple(entry.table for entry in resolved.source.tables) == meant
+    # Again from what it means by now: with a table more, it means that as well.
+    assert resolved.of(meant) == resolved
+    assert chosen(resolved, there).names == meant
+
+
+def test_settings_are_the_entrys_own() -> None:
+    made = pipeline("shop", "", {"table": "public.*", "partitions": 1}, {"table": "public.orders", "partitions": 8})
+    resolved = made.of(["public.items", "public.orders"])
+    assert {entry.table: entry.partitions for entry in resolved.source.tables} == {
+        "public.items": 1,
+        "public.orders": 8,
+    }
+    assert made.patterns == resolved.patterns != []
+
+
+@pytest.mark.parametrize(
+    ("tables", "there", "words", "hint"),
+    [
+        (("shop.*",), [ITEMS], "shop.* in source.tables matches no table.", "tables are in: public"),
+        (("public.*",), [ODD[0]], "can be captured: public.report is left out (a view", "by their names"),
+        (("public.*",), [Candidate("public", "AUDIT"), Candidate("public", "audit")], "AUDIT and public.audit", "list"),
+        (("a*.*",), [Candidate("a", "b_c"), Candidate("a_b", "c")], "a.b_c and a_b.c", "list the one"),
+    ],
+)
+def test_what_a_pattern_cannot_mean(tables: tuple[str, ...], there: list[Candidate], words: str, hint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        names(there, *tables)
+    assert words in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_of_two_with_one_name_the_one_that_is_listed_is_meant() -> None:
+    alike = [Candidate("public", "AUDIT"), Candidate("public", "audit")]
+    choice = chosen(pipeline("shop", "", "public.*", "public.audit"), alike)
+    assert choice.names == ("public.audit",)
+    assert "that of public.audit" in choice.left_out["public.AUDIT"]
+
+
+def test_a_table_that_comes_later_waits() -> None:
+    known = Registration(tables={"public.items": Captured()})
+    refuse_waiting(None, ["public.items"])
+    refuse_waiting(known, ["public.items"])
+    with pytest.raises(SettingsError, match=r"public.orders and 1 more .* isn't captured yet") as caught:
+        refuse_waiting(known, ["public.items", "public.orders", "public.other"])
+    assert "migrate, then cdc -p FILE register" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{table: public.*, exclude: [note]}", "exclude and key are a single table's"),
+        ("{table: public.*, key: [a]}", "exclude and key are a single table's"),
+        ('"public.a?*"', "a pattern has letters, digits, _, - and * only"),
+        ('"public*"', "a table is written schema.table"),
+        ("[public.*, public.*]", "listed twice: public.*"),
+    ],
+)
+def test_a_pattern_that_is_written_wrong(tmp_path: Path, entry: str, words: str) -> None:
+    path = tmp_path / "shop.yaml"
+    tables = entry if entry.startswith("[") else f"[{entry}]"
+    path.write_text(
+        f"pipeline: shop\nkafka: x\nconnect: http://x\nsource:\n  dsn: x\n  tables: {tables}\n"
+        "sinks:\n  warehouse: {type: delta, path: /x}\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        settings.load(path, {})
+    assert words in caught.value.message
