@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 import structlog
 import typer
 
-from cdc import cli_quarantine, cli_rebuild, cli_topics, cli_verify
+from cdc import cli_init, cli_plan, cli_quarantine, cli_rebuild, cli_topics, cli_verify
 from cdc.console import Json, Master, configure_logging, err, out, print_error, print_failure, print_json, say
 from cdc.context import Context, spark_on
 from cdc.errors import CdcError, Interrupted, SettingsError
@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_quarantine.app, name="quarantine")
 app.add_typer(cli_topics.app, name="topics")
+cli_init.add_to(app)
+cli_plan.add_to(app)
 cli_rebuild.add_to(app)
 cli_verify.add_to(app)
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]

@@ -65,7 +65,7 @@ def wanted(pipeline: Pipeline) -> dict[str, int]:
     return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, **dict.fromkeys(own, 1)}
 
 
-def _settings_of(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+def settings_of(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:
     """What each topic is to have of its own besides its policy.
 
     What commands tell each other is compacted within minutes, so that nobody has to read what it said long ago.
@@ -123,7 +123,7 @@ class Topics:
     def ensure(self, pipeline: Pipeline) -> list[Created | Kept]:
         """Create what is missing; nothing at all when a topic exists with another shape."""
         topics = wanted(pipeline)
-        settings = _settings_of(pipeline, topics)
+        settings = settings_of(pipeline, topics)
         with reaching(self.bootstrap):
             made = self._shapes(pipeline)
             found = _briefly(*UNSETTLED)(self._make, topics, settings, made)

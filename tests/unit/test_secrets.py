@@ -36,6 +36,7 @@ connect: http://worker:{SECRET}@{NOWHERE}
 """
 TABLE = Table("public", "items", (Column("id", "integer"),), ("id",), "shop.public.items")
 VERBS = (
+    "plan",
     "migrate",
     "register",
     "run",

@@ -1,0 +1,174 @@
+"""`cdc plan`: asks the servers how things stand, and prints what the file would change. Writes nothing."""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cdc.console import Json, out, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from cdc.change import Table
+    from cdc.context import Context
+    from cdc.errors import CdcError
+    from cdc.plan import After, Before, Plan, Refusal
+    from cdc.settings import Pipeline
+    from cdc.sink import Sink
+    from cdc.source import Connection
+    from cdc.topics import Topics
+
+PUBLISHED = (
+    "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s AND schemaname <> 'cdc'"
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(plan)
+
+
+def plan(context: typer.Context, as_json: Json = False) -> None:
+    """What migrate, register and run would do with the file as it is now; nothing is done."""
+    made = _made(context.obj.of_catalog())
+    if as_json:
+        print_json(made)
+        return
+    for line in lines(made):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def lines(made: "Plan") -> "Iterator[str]":
+    """For people."""
+    for refusal in made.refused:
+        yield f"refused   {refusal.what}"
+        yield f"          {refusal.hint}"
+    for verb in ("migrate", "register", "run"):
+        for what in getattr(made, verb):
+            yield f"{verb:<9} {what}"
+    for table, why in made.left_out.items():
+        yield f"left out  {table}: {why}"
+    if made.empty:
+        yield "nothing to do"
+
+
+def _made(context: "Context") -> "Plan":
+    from cdc import source
+    from cdc.plan import plan as planned
+    from cdc.topics import Topics
+    from connectors.client import Connect
+
+    pipeline = context.pipeline
+    with (
+        source.connect(pipeline.source.dsn) as conn,
+        Topics(pipeline.kafka) as kafka,
+        Connect(pipeline.connect) as connect,
+    ):
+        survey = source.survey(conn, pipeline, context.refusals)
+        troubles: list[CdcError] = [*survey.refused.values()]
+        before = _before(context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles)
+        return planned(before, _after(pipeline, conn, kafka, survey.tables, troubles))
+
+
+def _before(
+    context: "Context",
+    conn: "Connection",
+    kafka: "Topics",
+    config: "Mapping[str, str] | None",
+    tables: "Sequence[Table]",
+    troubles: "list[CdcError]",
+) -> "Before":
+    from cdc import registered, source
+    from cdc.errors import CdcError
+    from cdc.plan import Before
+    from connectors.debezium import captured_by
+
+    pipeline = context.pipeline
+    known = registered.read(kafka, pipeline)
+    if known is None and config:
+        known = registered.Registration(tables=captured_by(config, tables))
+    for refuse in (registered.refuse_another, registered.refuse_promoted):
+        try:
+            refuse(known, source.server(conn), pipeline)
+        except CdcError as error:
+            troubles.append(error)
+    existing = kafka.existing(table.topic for table in tables)
+    there = [table for table in tables if table.topic in existing]
+    settings = kafka.overrides([table.topic for table in there])
+    return Before(
+        _published(conn, pipeline.pipeline),
+        known,
+        config,
+        {table.qualified: settings[table.topic] for table in there},
+        _views(context.sinks(None), pipeline, kafka, tables, existing),
+    )
+
+
+def _after(
+    pipeline: "Pipeline", conn: "Connection", kafka: "Topics", tables: "Sequence[Table]", troubles: "list[CdcError]"
+) -> "After":
+    from cdc import catalog, registered, source
+    from cdc.plan import After, Refusal
+    from cdc.topics import settings_of
+    from connectors.debezium import configuration
+
+    unpublished = source.unpublished(conn, pipeline)
+    captured = registered.captured(pipeline, unpublished)
+    config = configuration(pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished)
+    settings = settings_of(pipeline, [table.topic for table in tables])
+    return After(
+        {table.qualified: captured[table.qualified] for table in tables},
+        config,
+        {table.qualified: settings[table.topic] for table in tables},
+        [*map(Refusal.of, troubles), *_shapes(pipeline, kafka, tables)],
+        catalog.tables(conn, pipeline).left_out,
+    )
+
+
+def _published(conn: "Connection", name: str) -> "Collection[str] | None":
+    if conn.execute("SELECT FROM pg_publication WHERE pubname = %s", [name]).fetchone() is None:
+        return None
+    return [table for (table,) in conn.execute(PUBLISHED, [name])]
+
+
+def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") -> "Iterator[Refusal]":
+    """Topics with other partitions than the file says."""
+    from cdc.continuity import check_shape
+    from cdc.errors import ConnectorError
+    from cdc.plan import Refusal
+
+    wanted = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
+    existing = kafka.existing(table.topic for table in tables)
+    for topic, end in kafka.ends(sorted(existing)).items():
+        try:
+            check_shape(topic, wanted[topic], end.partition_count, "compact")
+        except ConnectorError as error:
+            yield Refusal.of(error)
+
+
+def _views(
+    sinks: "Sequence[Sink]", pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]", existing: "set[str]"
+) -> "dict[str, dict[str, Refusal | bool]]":
+    """What is the matter with each view, or whether there is one."""
+    from cdc.continuity import Continuity, Discontinued
+    from cdc.errors import CdcError
+    from cdc.plan import Refusal
+    from cdc.sink import positions
+
+    continuity = Continuity(pipeline, kafka).read(sorted(existing))
+    views: dict[str, dict[str, Any]] = {}
+    for sink in sinks:
+        try:
+            standing = positions(sink, tables)
+        except CdcError as error:
+            views[sink.name] = {"": Refusal.of(error)}
+            continue
+        view = views[sink.name] = {}
+        for table in tables:
+            stored = standing[table.qualified]
+            view[table.qualified] = stored is not None
+            try:
+                if table.topic in existing:
+                    continuity.refuse(sink.name, table, stored)
+            except Discontinued as error:
+                view[table.qualified] = Refusal.of(error)
+    return views

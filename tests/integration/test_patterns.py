@@ -1,0 +1,161 @@
+"""`shop.*` in a pipeline file, on real servers: decided by migrate and register, and the same for everybody else."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc import cli, console, settings
+from cdc.context import Context
+from tests.support.pipelines import NOWHERE
+from tests.support.shop import PASSWORD, Shop
+
+MORE = """
+CREATE VIEW shop.report AS SELECT id FROM shop.orders;
+CREATE TABLE shop.payments (id int, at date, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
+CREATE TABLE shop.payments_2025 PARTITION OF shop.payments FOR VALUES FROM ('2025-01-01') TO ('2026-01-01');
+CREATE TABLE shop.loose (n int);
+"""
+CAPTURED = ["shop.counters", "shop.orders", "shop.payments"]
+
+
+@pytest.fixture
+def file(shop: Shop, unique: str, tmp_path: Path) -> Path:
+    shop.conn.execute(MORE)
+    path = tmp_path / "shop.yaml"
+    path.write_text(f"""\
+pipeline: {unique}
+source:
+  dsn: "{shop.pipeline.source.dsn}"
+  tables: [{{table: shop.*, partitions: 1}}]
+  replication_password: {PASSWORD}
+  heartbeat_s: 0.5
+sinks:
+  warehouse: {{type: delta, path: warehouse}}
+kafka: {shop.kafka}
+connect: {shop.connect}
+""")
+    return path
+
+
+def test_what_is_captured_is_decided_once(
+    shop: Shop, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cdc(verb: str, code: int = 0) -> Any:
+        monkeypatch.setattr(console, "documents", console.Documents())
+        monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent), verb, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr().out
+        assert ended.value.code == code, printed
+        return json.loads(printed)
+
+    def captured() -> list[str]:
+        return [entry.table for entry in Context(file, file.parent).pipeline.source.tables]
+
+    def waiting() -> list[str]:
+        return [one["message"] for one in cdc("status")["problems"] if "isn't captured yet" in one["message"]]
+
+    assert captured() == CAPTURED
+    plan = cdc("plan")
+    assert [line.split(";")[0] for line in plan["register"]] == ["create the connector"]
+    assert len(plan["migrate"]) == 1
+    assert plan["refused"] == []
+    left_out = cdc("migrate")["left_out"]
+    assert plan["left_out"] == left_out
+    assert left_out.keys() == {"shop.report", "shop.payments_2025", "shop.loose"}
+    assert "a partition of shop.payments" in left_out["shop.payments_2025"]
+    cdc("register")
+    assert captured() == CAPTURED
+    assert waiting() == []
+    plan = cdc("plan")
+    assert plan["migrate"] == plan["register"] == []
+    assert plan["run"] == [f"make {table} in warehouse, from its first record on" for table in CAPTURED]
+
+    shop.conn.execute("CREATE TABLE shop.late (id int PRIMARY KEY); INSERT INTO shop.late VALUES (1)")
+    assert captured() == CAPTURED
+    assert ["shop.late" in message for message in waiting()] == [True]
+    plan = cdc("plan")
+    assert plan["migrate"] == ["publish shop.late"]
+    assert plan["register"] == ["capture shop.late: all its rows are sent, beside the stream"]
+    cdc("migrate")
+    assert captured() == CAPTURED
+    assert cdc("register")["sent"] == ["shop.late"]
+    assert captured() == ["shop.counters", "shop.late", "shop.orders", "shop.payments"]
+    assert waiting() == []
+
+    # A partition beside its table: its rows would have to come twice.
+    text = file.read_text()
+    beside = "{table: shop.payments, partitions: 2}, shop.payments_2025, {table: shop.counters, partitions: 1}"
+    file.write_text(text.replace("{table: shop.*, partitions: 1}", beside) + "delete_retention_hours: 48\n")
+    plan = cdc("plan")
+    told = [one["what"] for one in plan["refused"]]
+    assert [any(words in one for one in told) for words in ("is a partition of", "file says 2")] == [True, True]
+    assert plan["migrate"] == ["no longer publish shop.late", "no longer publish shop.orders"]
+    assert "no longer capture shop.orders: its topic and its views stay" in plan["register"][0]
+    assert plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"
+    error = cdc("migrate", 4)["error"]
+    assert "shop.payments_2025 is a partition of shop.payments, which is listed, too" in error["message"]
+    assert error["hint"] == "take shop.payments_2025 out of source.tables"
+
+    # Who only looks is told what can be known.
+    file.write_text(text.replace(shop.kafka, NOWHERE))
+    assert {part["part"] for part in cdc("status")["problems"]} >= {"kafka"}
+    assert [entry.table for entry in Context(file, file.parent).seen.source.tables] == sorted([*CAPTURED, "shop.late"])
+    assert cdc("run", 5)["error"]["exit_code"] == 5
+    dead = file.read_text().replace(shop.pipeline.source.dsn, f"postgresql://{NOWHERE}/x")
+    file.write_text(dead.replace("[{table: shop.*", "[shop.orders, {table: shop.*"))
+    assert {part["part"] for part in cdc("status")["problems"]} >= {"kafka", "postgres"}
+    assert [entry.table for entry in Context(file, file.parent).seen.source.tables] == ["shop.orders"]
+
+
+def test_a_first_file_from_a_database(
+    shop: Shop, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.conn.execute(MORE)
+    shop.conn.execute("CREATE TABLE shop.odd (id int PRIMARY KEY, times time[])")
+    dsn = shop.pipeline.source.dsn
+    path = tmp_path / f"{unique}.yaml"
+
+    def init(*words: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(path), "init", "--dsn", dsn, *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        assert ended.value.code == code, printed
+        return printed.out + printed.err
+
+    def tables() -> list[str]:
+        stack = {f"CDC_{name}": "http://x" for name in ("ELASTICSEARCH", "CONNECT", "KAFKA")}
+        known = {**stack, "CDC_REDIS": "redis://x", "CDC_WAREHOUSE": "/x"}
+        return [entry.table for entry in settings.load(path, known).source.tables]
+
+    # Nobody is asked who can't answer: every table that can be captured, by its name.
+    told = init()
+    assert tables() == CAPTURED
+    assert "left out shop.loose: no primary key" in told
+    assert "left out shop.odd: " in told
+    assert "    # - shop.odd" in path.read_text()
+    assert "is there already" in init(code=2)
+    path.unlink()
+    assert "shop.odd" in init("--tables", "shop.*", code=4)
+    shop.conn.execute("DROP TABLE shop.odd")
+    init("--tables", "shop.*")
+    assert tables() == ["shop.*"]
+    assert "    #   shop.payments" in path.read_text().splitlines()
+    path.unlink()
+    assert "did you mean shop.orders?" in init("--tables", "shop.order", code=4)
+    assert "'public.*'" in init("--tables", "orders", code=2)
+    assert "matches no table" in init("--tables", "none.*", code=2)
+    # At a terminal one is asked.
+    monkeypatch.setattr("sys.stdin", Typing("2, shop.payments\n"))
+    assert "  2  shop.orders" in init()
+    assert tables() == ["shop.orders", "shop.payments"]
+
+
+class Typing(io.StringIO):
+    def isatty(self) -> bool:
+        return True

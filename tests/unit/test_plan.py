@@ -1,0 +1,127 @@
+"""What each setting's change means later, told before anything is done."""
+
+from typing import Any
+
+import pytest
+
+from cdc.cli_plan import lines
+from cdc.plan import After, Before, Plan, Refusal, plan
+from cdc.registered import Captured, Registration
+
+ITEMS, ORDERS = "public.items", "public.orders"
+CONFIG = {"heartbeat.interval.ms": "2000", "database.password": "secret", "table.include.list": "x"}
+SETTINGS = {"delete.retention.ms": "1000"}
+STANDING = {ITEMS: True, ORDERS: True}
+
+
+def before(**changed: Any) -> Before:
+    known = Registration(tables={ITEMS: Captured(("note",)), ORDERS: Captured()})
+    topics = {ITEMS: SETTINGS, ORDERS: SETTINGS}
+    as_it_is = {"published": [ITEMS, ORDERS], "known": known, "config": CONFIG, "topics": topics}
+    return Before(**{**as_it_is, "views": {"cache": STANDING}, **changed})
+
+
+def after(tables: dict[str, Captured] | None = None, **changed: Any) -> After:
+    told = {ITEMS: Captured(("note",)), ORDERS: Captured(), **(tables or {})}
+    settings = dict.fromkeys(told, SETTINGS)
+    return After(told, **{"config": CONFIG, "settings": settings, **changed})
+
+
+def without(table: str) -> After:
+    made = after()
+    return After({name: one for name, one in made.tables.items() if name != table}, CONFIG, made.settings)
+
+
+AGAIN = "all its rows are sent again"
+STAYS = "its topic and its views stay as they are, and nobody updates them"
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "migrate", "register", "run"),
+    [
+        (before(), after(), [], [], []),
+        (
+            before(),
+            after({"public.new": Captured()}),
+            ["publish public.new"],
+            ["capture public.new: all its rows are sent, beside the stream"],
+            [],
+        ),
+        (before(), without(ORDERS), [f"no longer publish {ORDERS}"], [f"no longer capture {ORDERS}: {STAYS}"], []),
+        (
+            before(),
+            after({ORDERS: Captured(("b", "a"))}),
+            [],
+            [f"withdraw a, b of {ORDERS} from every view: {AGAIN}"],
+            [],
+        ),
+        (before(), after({ITEMS: Captured()}), [], [f"capture note of {ITEMS}: {AGAIN}"], []),
+        (
+            before(),
+            after({ITEMS: Captured(("b",))}),
+            [],
+            [f"withdraw b of {ITEMS} from every view: {AGAIN}", f"capture note of {ITEMS}: {AGAIN}"],
+            [],
+        ),
+        (
+            before(),
+            after({ORDERS: Captured(key=("a",))}),
+            [],
+            [f"give {ORDERS} another key: what was sent of it until now is dead, {AGAIN}"],
+            [],
+        ),
+        (
+            before(),
+            after(config={**CONFIG, "heartbeat.interval.ms": "9", "database.password": "other"}),
+            [],
+            ["restart the connector with another heartbeat.interval.ms, database.password"],
+            [],
+        ),
+        (
+            before(topics={ITEMS: {"delete.retention.ms": "9"}}),
+            after(),
+            [],
+            [f"set delete.retention.ms = 1000 on the topic of {ITEMS}"],
+            [],
+        ),
+        # Another sink, or one at another place.
+        (
+            before(views={"cache": STANDING, "search": {ITEMS: False}}),
+            after(),
+            [],
+            [],
+            [f"make {ITEMS} in search, from its first record on"],
+        ),
+        # Another name of the pipeline: all of it is new, and what was stays.
+        (
+            before(published=None, known=None, config=None, topics={}, views={}),
+            after(),
+            ["make the publication, the connector's role, triggers; see cdc -p FILE migrate --dry-run"],
+            ["create the connector; it begins with all rows of every table"],
+            [],
+        ),
+    ],
+)
+def test_what_a_change_means(
+    there: Before, asked: After, migrate: list[str], register: list[str], run: list[str]
+) -> None:
+    made = plan(there, asked)
+    assert (list(made.migrate), list(made.register), list(made.run)) == (migrate, register, run)
+    assert made.empty is not bool(migrate or register or run)
+    assert "secret" not in str(made)
+
+
+def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
+    stuck = Refusal("Topic shop.public.items has 2 partitions, the pipeline file says 4.", "cdc -p FILE topics renew")
+    view = Refusal("The view of public.orders in cache is another pipeline's.", "give the sink another prefix")
+    made = plan(
+        before(views={"cache": {ITEMS: True, ORDERS: view}}), after(refused=[stuck], left_out={"a.v": "a view"})
+    )
+    assert list(lines(made)) == [
+        f"refused   {stuck.what}",
+        f"          {stuck.hint}",
+        f"refused   {view.what}",
+        f"          {view.hint}",
+        "left out  a.v: a view",
+    ]
+    assert list(lines(Plan())) == ["nothing to do"]
