@@ -22,6 +22,11 @@ PUBLISHED = (
     "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s AND schemaname <> 'cdc'"
 )
 
+IDLE = """
+SELECT h.pipeline::text FROM cdc.heartbeat h JOIN pg_replication_slots s ON s.slot_name = h.pipeline
+WHERE NOT s.active AND s.database = current_database() AND h.pipeline <> %s ORDER BY 1
+"""
+
 
 def add_to(app: typer.Typer) -> None:
     app.command()(plan)
@@ -45,6 +50,9 @@ def lines(made: "Plan") -> "Iterator[str]":
     for verb in ("migrate", "register", "run"):
         for what in getattr(made, verb):
             yield f"{verb:<9} {what}"
+    for name in made.idle:
+        yield f"note      nobody reads the slot of pipeline {name}, and Postgres keeps its log for it. If that was this"
+        yield f"          one's name: delete its connector, then SELECT pg_drop_replication_slot('{name}')"
     for table, why in made.left_out.items():
         yield f"left out  {table}: {why}"
     if made.empty:
@@ -100,6 +108,7 @@ def _before(
         config,
         {table.qualified: settings[table.topic] for table in there},
         _views(context.sinks(None), pipeline, kafka, tables, existing),
+        _idle(conn, pipeline.pipeline),
     )
 
 
@@ -128,6 +137,13 @@ def _published(conn: "Connection", name: str) -> "Collection[str] | None":
     if conn.execute("SELECT FROM pg_publication WHERE pubname = %s", [name]).fetchone() is None:
         return None
     return [table for (table,) in conn.execute(PUBLISHED, [name])]
+
+
+def _idle(conn: "Connection", name: str) -> list[str]:
+    """Other pipelines of this database whose slots nobody reads."""
+    if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
+        return []
+    return [other for (other,) in conn.execute(IDLE, [name])]
 
 
 def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") -> "Iterator[Refusal]":

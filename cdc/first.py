@@ -58,7 +58,7 @@ def text(first: First) -> str:
 pipeline: {_quoted(first.pipeline)}  # names the slot, the publication, the topics and the connector
 source:
   dsn: {_quoted(first.dsn)}  # {_explained(first.dsn)}
-  tables:  # schema.table; patterns like public.* take up what is created later at the next migrate and register
+  tables:  # schema.table, or a pattern: public.* (new tables: at the next migrate and register)
 {_tables(first)}
 sinks:  # take out what you don't need
   search:  # an index {first.pipeline}-<schema>.<table> for each table, _id is the row's key

@@ -6,7 +6,7 @@ Invariant: no value is quoted: any of them may be a password in the wrong place.
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -73,6 +73,31 @@ def unparsed(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
     # It may quote a password that isn't in quotes itself: one that begins with * or !.
     problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
     return SettingsError(f"{path}{line}: {problem}.", hint=WHOLE)
+
+
+def repeated(path: Path, text: str) -> SettingsError | None:
+    """A setting that is there twice: YAML takes the last, in silence."""
+    lines: dict[tuple[str, ...], int] = {}
+    for where, line in _settings(yaml.compose(text)):
+        if where in lines:
+            return SettingsError(
+                f"{path}:{line}: {'.'.join(where)} is there twice: the first is on line {lines[where]}.",
+                hint="take one of them out",
+            )
+        lines[where] = line
+    return None
+
+
+def _settings(node: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Every name of every mapping, with where it is."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inside = (*where, str(key.value))
+            yield inside, key.start_mark.line + 1
+            yield from _settings(value, inside)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _settings(value, (*where, str(number)))
 
 
 def unreplaced(path: Path, text: str, reference: Reference) -> SettingsError:

@@ -38,6 +38,8 @@ class Before:
     """The settings of those topics of tables that exist, by table."""
     views: Mapping[str, Mapping[str, Refusal | bool]] = field(default_factory=dict)
     """By sink and table: why a view can't go on, else whether there is one."""
+    idle: Sequence[str] = ()
+    """Pipelines that were prepared in this database and whose slots nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Plan:
     run: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
+    """What may be this pipeline under its former name."""
 
     @property
     def empty(self) -> bool:
@@ -76,6 +80,7 @@ def plan(before: Before, after: After) -> Plan:
         tuple(f"make {table} in {sink}, from its first record on" for sink, table, view in views if view is False),
         (*after.refused, *stuck),
         after.left_out,
+        tuple(before.idle) if before.published is None else (),
     )
 
 

@@ -334,4 +334,6 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         raise mistakes.unparsed(path, text, error) from None
     if not isinstance(tree, dict):
         raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.WHOLE)
+    if twice := mistakes.repeated(path, text):
+        raise twice
     return text, tree

@@ -101,6 +101,14 @@ def test_what_is_captured_is_decided_once(
     assert "shop.payments_2025 is a partition of shop.payments, which is listed, too" in error["message"]
     assert error["hint"] == "take shop.payments_2025 out of source.tables"
 
+    # Under another name all of it is new, and what was stays.
+    shop.stop()
+    file.write_text(text.replace(f"pipeline: {file.read_text().split()[1]}", "pipeline: renamed"))
+    plan = cdc("plan")
+    assert plan["idle"] == [shop.pipeline.pipeline]
+    assert plan["register"][0].startswith("create the connector")
+    assert {one["what"].split(": ")[-1] for one in plan["refused"]} == set()
+
     # Who only looks is told what can be known.
     file.write_text(text.replace(shop.kafka, NOWHERE))
     assert {part["part"] for part in cdc("status")["problems"]} >= {"kafka"}

@@ -125,3 +125,11 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
         "left out  a.v: a view",
     ]
     assert list(lines(Plan())) == ["nothing to do"]
+
+
+def test_a_former_name_is_told_where_everything_is_new() -> None:
+    assert plan(before(idle=["old"]), after()).idle == ()
+    told = list(
+        lines(plan(before(published=None, known=None, config=None, topics={}, views={}, idle=["old"]), after()))
+    )
+    assert "SELECT pg_drop_replication_slot('old')" in told[-1]
