@@ -95,11 +95,13 @@ def chosen(pipeline: Pipeline, there: Sequence[Candidate]) -> Choice:
         SettingsError: a pattern matches nothing that can be captured, or tables whose views would have one name.
     """
     listed = [entry.table for entry in pipeline.written if not entry.pattern]
-    good = [one.qualified for one in there if one.obstacle is None]
+    good = [candidate.qualified for candidate in there if candidate.obstacle is None]
     left_out: dict[str, str] = {}
     for entry in pipeline.patterns:
-        matched = [one for one in there if entry.means(one.qualified) and one.qualified not in listed]
-        left_out |= {one.qualified: one.obstacle for one in matched if one.obstacle}
+        matched = [
+            candidate for candidate in there if entry.means(candidate.qualified) and candidate.qualified not in listed
+        ]
+        left_out |= {candidate.qualified: candidate.obstacle for candidate in matched if candidate.obstacle}
         if not any(entry.means(name) for name in [*good, *listed]):
             raise _nothing(entry.table, there, left_out)
     taken = {shape: name for name in listed for shape in alike(name)}
@@ -148,7 +150,7 @@ def _nothing(pattern: str, there: Sequence[Candidate], left_out: Mapping[str, st
             f" ({left_out[met[0]]}).",
             hint="list tables by their names",
         )
-    schemas = sorted({one.schema for one in there if one.obstacle is None})
+    schemas = sorted({candidate.schema for candidate in there if candidate.obstacle is None})
     return SettingsError(
         f"{pattern} in source.tables matches no table.", hint=f"tables are in: {', '.join(schemas) or 'no schema yet'}"
     )

@@ -187,7 +187,7 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     from cdc.status import collect
     from cdc.supervise import published
 
-    pipeline = context.obj.seen
+    pipeline = context.obj.shown
     sinks = context.obj.sinks(None)
     progress = published(context.obj.runs) if context.obj.runs.exists() else {}
     found = collect(pipeline, positions={one.name: one.position for one in sinks}, progress=progress)

@@ -50,8 +50,12 @@ def _of_database(name: str, dsn: str, wanted: "Sequence[str]") -> first.First:
 
     with source.connect(dsn) as connection:
         there = catalog.candidates(connection)
-        good = [one.qualified for one in there if one.obstacle is None]
-        odd = {one.qualified: one.obstacle for one in there if one.obstacle and one.schema != "cdc"}
+        good = [candidate.qualified for candidate in there if candidate.obstacle is None]
+        odd = {
+            candidate.qualified: candidate.obstacle
+            for candidate in there
+            if candidate.obstacle and candidate.schema != "cdc"
+        }
         everything = not wanted
         if everything:
             wanted = _asked(good, odd) if sys.stdin.isatty() else good
@@ -61,9 +65,9 @@ def _of_database(name: str, dsn: str, wanted: "Sequence[str]") -> first.First:
             )
         pipeline = _pipeline(name, dsn, wanted)
         choice = catalog.chosen(pipeline, there)
-        refused = _refused(connection, pipeline.of(choice.names), wanted, {one.qualified for one in there})
+        refused = _refused(connection, pipeline.of(choice.names), wanted, {candidate.qualified for candidate in there})
     patterns = [TableSettings(table=table) for table in wanted if "*" in table]
-    meant = {one.table: [name for name in choice.names if one.means(name)] for one in patterns}
+    meant = {pattern.table: [name for name in choice.names if pattern.means(name)] for pattern in patterns}
     left_out = {name: why for name, why in odd.items() if name not in wanted} if everything else choice.left_out
     return first.First(name, first.reference(dsn, name), wanted, meant, left_out, refused)
 
@@ -97,8 +101,10 @@ def _pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":
             }
         )
     except ValidationError as error:
-        told = error.errors(include_url=False, include_input=False)[0]
-        problem = told["msg"].removeprefix("Value error, ") if told["type"] == "value_error" else "not schema.table"
+        mistake = error.errors(include_url=False, include_input=False)[0]
+        problem = (
+            mistake["msg"].removeprefix("Value error, ") if mistake["type"] == "value_error" else "not schema.table"
+        )
         raise SettingsError(f"--tables {', '.join(tables)}: {problem}.", hint="for example: 'public.*'") from None
 
 

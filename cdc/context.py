@@ -45,7 +45,7 @@ class Context:
         return self._in_catalog(written) if captured is None else written.of(captured)
 
     @cached_property
-    def seen(self) -> settings.Pipeline:
+    def shown(self) -> settings.Pipeline:
         """The same for who only looks: with Kafka down as the catalog says, with that down as well what is named."""
         try:
             return self.pipeline

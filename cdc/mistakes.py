@@ -119,10 +119,10 @@ def unreplaced(path: Path, text: str, reference: Reference) -> SettingsError:
 
 def explained(path: Path, text: str, error: ValidationError, model: type[BaseModel]) -> SettingsError:
     """The first mistake; a setting that doesn't exist goes first, for what is missing may be what it was to be."""
-    listed = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    listed = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = listed[0]
     where, kinds = _walked(model, first["loc"])
-    problem, hint = _told(first, where, kinds)
+    problem, hint = _worded(first, where, kinds)
     return SettingsError(f"{place(path, text, where)}: {'.'.join(where) or 'the file'}: {problem}.", hint=hint)
 
 
@@ -143,7 +143,7 @@ def place(path: Path, text: str, where: Sequence[str]) -> str:
     return f"{path}:{line}" if line else str(path)
 
 
-def _told(mistake: Any, where: Sequence[str], kinds: Sequence[Any]) -> tuple[str, str]:
+def _worded(mistake: Any, where: Sequence[str], kinds: Sequence[Any]) -> tuple[str, str]:
     """What is wrong, and what to write instead."""
     kind, context = mistake["type"], mistake.get("ctx", {})
     section: Any = kinds[-2] if len(kinds) > 1 else None
@@ -183,7 +183,7 @@ def _walked(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str]
     kinds: list[Any] = [model]
     for part in loc:
         kind = kinds[-1]
-        tagged = {tag: one for one in _members(kind) for tag in _tags(one)}
+        tagged = {tag: member for member in _members(kind) for tag in _tags(member)}
         if part in tagged:
             kinds[-1] = tagged[str(part)]
         elif part != "[key]":
@@ -205,13 +205,13 @@ def _members(kind: Any) -> list[Any]:
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [bare for one in get_args(kind) if one is not NoneType for bare in _members(one)]
+        return [bare for member in get_args(kind) if member is not NoneType for bare in _members(member)]
     return [kind]
 
 
 def _tags(kind: Any) -> list[str]:
     """What tells the members of a union apart."""
-    fields = [one.model_fields.get("type") for one in _members(kind) if _is_section(one)]
+    fields = [member.model_fields.get("type") for member in _members(kind) if _is_section(member)]
     return [
         str(tag)
         for field in fields

@@ -30,7 +30,7 @@ def of_warehouse(path: str) -> Hashable:
 
 def shared(places: dict[str, Hashable]) -> tuple[str, str] | None:
     """The first two names that are on one place."""
-    return next(((one, other) for one, other in combinations(places, 2) if places[one] == places[other]), None)
+    return next(((name, other) for name, other in combinations(places, 2) if places[name] == places[other]), None)
 
 
 def _server(url: str) -> tuple[str, int]:

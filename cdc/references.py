@@ -40,7 +40,7 @@ class References:
 
     def _text(self, text: str, where: tuple[str, ...]) -> str:
         bad = [match[0] for match in OPENED.finditer(text) if not REFERENCE.fullmatch(match[0])]
-        self.open += [Reference(_shown(one), where) for one in bad]
+        self.open += [Reference(_shown(opened), where) for opened in bad]
 
         def replace(match: re.Match[str]) -> str:
             name, default = match.groups()

@@ -57,7 +57,9 @@ def test_what_is_captured_is_decided_once(
         return [entry.table for entry in Context(file, file.parent).pipeline.source.tables]
 
     def waiting() -> list[str]:
-        return [one["message"] for one in cdc("status")["problems"] if "isn't captured yet" in one["message"]]
+        return [
+            problem["message"] for problem in cdc("status")["problems"] if "isn't captured yet" in problem["message"]
+        ]
 
     assert captured() == CAPTURED
     plan = cdc("plan")
@@ -92,8 +94,8 @@ def test_what_is_captured_is_decided_once(
     beside = "{table: shop.payments, partitions: 2}, shop.payments_2025, {table: shop.counters, partitions: 1}"
     file.write_text(text.replace("{table: shop.*, partitions: 1}", beside) + "delete_retention_hours: 48\n")
     plan = cdc("plan")
-    told = [one["what"] for one in plan["refused"]]
-    assert [any(words in one for one in told) for words in ("is a partition of", "file says 2")] == [True, True]
+    refused = [refusal["what"] for refusal in plan["refused"]]
+    assert [any(words in what for what in refused) for words in ("is a partition of", "file says 2")] == [True, True]
     assert plan["migrate"] == ["no longer publish shop.late", "no longer publish shop.orders"]
     assert "no longer capture shop.orders: its topic and its views stay" in plan["register"][0]
     assert plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"
@@ -107,17 +109,17 @@ def test_what_is_captured_is_decided_once(
     plan = cdc("plan")
     assert plan["idle"] == [shop.pipeline.pipeline]
     assert plan["register"][0].startswith("create the connector")
-    assert {one["what"].split(": ")[-1] for one in plan["refused"]} == set()
+    assert plan["refused"] == []
 
     # Who only looks is told what can be known.
     file.write_text(text.replace(shop.kafka, NOWHERE))
     assert {part["part"] for part in cdc("status")["problems"]} >= {"kafka"}
-    assert [entry.table for entry in Context(file, file.parent).seen.source.tables] == sorted([*CAPTURED, "shop.late"])
+    assert [entry.table for entry in Context(file, file.parent).shown.source.tables] == sorted([*CAPTURED, "shop.late"])
     assert cdc("run", 5)["error"]["exit_code"] == 5
     dead = file.read_text().replace(shop.pipeline.source.dsn, f"postgresql://{NOWHERE}/x")
     file.write_text(dead.replace("[{table: shop.*", "[shop.orders, {table: shop.*"))
     assert {part["part"] for part in cdc("status")["problems"]} >= {"kafka", "postgres"}
-    assert [entry.table for entry in Context(file, file.parent).seen.source.tables] == ["shop.orders"]
+    assert [entry.table for entry in Context(file, file.parent).shown.source.tables] == ["shop.orders"]
 
 
 def test_a_first_file_from_a_database(
@@ -142,10 +144,10 @@ def test_a_first_file_from_a_database(
         return [entry.table for entry in settings.load(path, known).source.tables]
 
     # Nobody is asked who can't answer: every table that can be captured, by its name.
-    told = init()
+    printed = init()
     assert tables() == CAPTURED
-    assert "left out shop.loose: no primary key" in told
-    assert "left out shop.odd: " in told
+    assert "left out shop.loose: no primary key" in printed
+    assert "left out shop.odd: " in printed
     assert "    # - shop.odd" in path.read_text()
     assert "is there already" in init(code=2)
     path.unlink()

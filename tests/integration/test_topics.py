@@ -215,10 +215,10 @@ def test_another_pipelines_view_is_left_alone(topics: Topics, shop: Pipeline, un
     assert topics.named(made.position.topic_id) == theirs
     assert topics.named("another") is topics.named("AAAAAAAAAAAAAAAAAAAAAA") is None
     continuity = Continuity(shop, topics).read([ours.topic])
-    with pytest.raises(Discontinued, match="in cache is another pipeline's: it was made from") as told:
+    with pytest.raises(Discontinued, match="in cache is another pipeline's: it was made from") as caught:
         continuity.refuse("cache", ours, made)
-    assert "rebuild" not in told.value.hint
-    assert "prefix or path of its own" in told.value.hint
+    assert "rebuild" not in caught.value.hint
+    assert "prefix or path of its own" in caught.value.hint
     nothing: Any = None
     with pytest.raises(Discontinued, match="another pipeline's"):
         Rebuild(
@@ -234,9 +234,9 @@ def test_another_pipelines_view_is_left_alone(topics: Topics, shop: Pipeline, un
             show=nothing,
         ).run()
     # Of a topic that is gone it is told as before.
-    with pytest.raises(Discontinued, match="created anew") as told:
+    with pytest.raises(Discontinued, match="created anew") as caught:
         continuity.refuse("cache", ours, Stored(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")))
-    assert "cdc -p FILE rebuild cache --table public.orders" in told.value.hint
+    assert "cdc -p FILE rebuild cache --table public.orders" in caught.value.hint
     topics.remove(list(wanted(other)))
 
 

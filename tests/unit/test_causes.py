@@ -45,7 +45,7 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
 
 
 @pytest.mark.parametrize(
-    ("ask", "answer", "url", "told", "hint", "kind"),
+    ("ask", "answer", "url", "what", "hint", "kind"),
     [
         (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "SSL_CERT_FILE=", SinkRejected),
         (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
@@ -83,21 +83,29 @@ def test_what_answers_in_the_servers_place(
     ask: Callable[[str], None],
     answer: Callable[..., None],
     url: str,
-    told: str,
+    what: str,
     hint: str,
     kind: type[CdcError],
 ) -> None:
     with answering(answer) as port:
         error = refused(ask, url.format(port))
-    assert told in error.message
+    assert what in error.message
     assert f"127.0.0.1:{port}" in error.message
     assert hint in error.hint
     # It won't pass by itself: nobody is to wait for it.
     assert type(error) is kind
 
 
+def test_a_ca_of_the_environment_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the hint says: then only the name is still wrong."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(ELSEWHERE))
+    with answering(tls) as port:
+        error = refused(index, f"https://127.0.0.1:{port}")
+    assert OTHER_HOST in error.message
+
+
 @pytest.mark.parametrize(
-    ("ask", "url", "told", "kind"),
+    ("ask", "url", "what", "kind"),
     [
         (index, "http://127.0.0.1:1", "nothing listens there", SinkUnavailable),
         (cache, "redis://127.0.0.1:1", "nothing listens there", SinkUnavailable),
@@ -107,14 +115,14 @@ def test_what_answers_in_the_servers_place(
         (postgres, "postgresql://nowhere.invalid/d", "its host name is unknown", SourceUnavailable),
     ],
 )
-def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, told: str, kind: type[CdcError]) -> None:
+def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, what: str, kind: type[CdcError]) -> None:
     error = refused(ask, url)
-    assert f"can't be reached: {told}." in error.message
+    assert f"can't be reached: {what}." in error.message
     assert type(error) is kind
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "passes"),
+    ("words", "what", "passes"),
     [
         ("certificate verify failed: certificate has expired (_ssl.c:1000)", "its certificate has expired", False),
         ("certificate verify failed: unable to get local issuer certificate", UNKNOWN, False),
@@ -126,6 +134,6 @@ def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, told: 
         ("words of another language", "", True),
     ],
 )
-def test_words_of_libraries(words: str, told: str, passes: bool) -> None:
-    found = cause(words)
-    assert (found.what, found.passes) == (told, passes)
+def test_words_of_libraries(words: str, what: str, passes: bool) -> None:
+    why = cause(words)
+    assert (why.what, why.passes) == (what, passes)

@@ -47,7 +47,7 @@ def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dsn", "environment", "said"),
+    ("dsn", "environment", "written"),
     [
         ("postgresql://me:secret@h/d", {"MY_DB": "postgresql://me:secret@h/d"}, "${MY_DB}"),
         ("postgresql://me:secret@h/d", {}, "${SHOP_POSTGRES}"),
@@ -55,8 +55,8 @@ def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
         ("postgresql://me@h/d", {}, "postgresql://me@h/d"),
     ],
 )
-def test_no_password_is_written(dsn: str, environment: dict[str, str], said: str) -> None:
-    assert reference(dsn, "shop", environment) == said
+def test_no_password_is_written(dsn: str, environment: dict[str, str], written: str) -> None:
+    assert reference(dsn, "shop", environment) == written
 
 
 def test_a_name_from_a_file() -> None:
@@ -101,7 +101,7 @@ def test_without_a_database_it_is_that_of_the_stack(
     path.unlink()
     capsys.readouterr()
     assert run(monkeypatch, "-p", str(path), "init", "--dsn", "postgresql://me:hunter2@127.0.0.1:1/x") == 4
-    told = capsys.readouterr()
-    assert "can't be reached" in told.err
-    assert "hunter2" not in told.out + told.err
+    printed = capsys.readouterr()
+    assert "can't be reached" in printed.err
+    assert "hunter2" not in printed.out + printed.err
     assert not path.exists()

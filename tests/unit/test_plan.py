@@ -22,14 +22,14 @@ def before(**changed: Any) -> Before:
 
 
 def after(tables: dict[str, Captured] | None = None, **changed: Any) -> After:
-    told = {ITEMS: Captured(("note",)), ORDERS: Captured(), **(tables or {})}
-    settings = dict.fromkeys(told, SETTINGS)
-    return After(told, **{"config": CONFIG, "settings": settings, **changed})
+    captured = {ITEMS: Captured(("note",)), ORDERS: Captured(), **(tables or {})}
+    settings = dict.fromkeys(captured, SETTINGS)
+    return After(captured, **{"config": CONFIG, "settings": settings, **changed})
 
 
 def without(table: str) -> After:
     made = after()
-    return After({name: one for name, one in made.tables.items() if name != table}, CONFIG, made.settings)
+    return After({name: sent for name, sent in made.tables.items() if name != table}, CONFIG, made.settings)
 
 
 AGAIN = "all its rows are sent again"
@@ -129,7 +129,7 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
 
 def test_a_former_name_is_told_where_everything_is_new() -> None:
     assert plan(before(idle=["old"]), after()).idle == ()
-    told = list(
+    printed = list(
         lines(plan(before(published=None, known=None, config=None, topics={}, views={}, idle=["old"]), after()))
     )
-    assert "SELECT pg_drop_replication_slot('old')" in told[-1]
+    assert "SELECT pg_drop_replication_slot('old')" in printed[-1]
