@@ -10,6 +10,7 @@ import pytest
 
 from cdc import cli, console, settings
 from cdc.context import Context
+from tests.support.pipelines import NOWHERE
 from tests.support.shop import PASSWORD, Shop
 
 MORE = """
@@ -102,6 +103,24 @@ def test_what_is_captured_is_decided_once(
     error = cdc("migrate", 4)["error"]
     assert "shop.payments_2025 is a partition of shop.payments, which is listed, too" in error["message"]
     assert error["hint"] == "take shop.payments_2025 out of source.tables"
+
+    # Under another name all of it is new, and what was stays.
+    shop.stop()
+    file.write_text(text.replace(f"pipeline: {file.read_text().split()[1]}", "pipeline: renamed"))
+    plan = cdc("plan")
+    assert plan["idle"] == [shop.pipeline.pipeline]
+    assert plan["register"][0].startswith("create the connector")
+    assert plan["refused"] == []
+
+    # Who only looks is told what can be known.
+    file.write_text(text.replace(shop.kafka, NOWHERE))
+    assert {part["part"] for part in cdc("status")["problems"]} >= {"kafka"}
+    assert [entry.table for entry in Context(file, file.parent).shown.source.tables] == sorted([*CAPTURED, "shop.late"])
+    assert cdc("run", 5)["error"]["exit_code"] == 5
+    dead = file.read_text().replace(shop.pipeline.source.dsn, f"postgresql://{NOWHERE}/x")
+    file.write_text(dead.replace("[{table: shop.*", "[shop.orders, {table: shop.*"))
+    assert {part["part"] for part in cdc("status")["problems"]} >= {"kafka", "postgres"}
+    assert [entry.table for entry in Context(file, file.parent).shown.source.tables] == ["shop.orders"]
 
 
 def test_a_first_file_from_a_database(
