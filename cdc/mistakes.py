@@ -70,6 +70,10 @@ def unparsed(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
             f"{path}{line}: ${{{bare[1]}}} inside of {{ }} is taken apart: its braces are YAML's there.",
             hint=f'quote it: "${{{bare[1]}}}"',
         )
+    if "*" in before and "alias" in f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}":
+        return SettingsError(
+            f"{path}{line}: a text that begins with * is taken for something else.", hint='quote it: "*.*"'
+        )
     # It may quote a password that isn't in quotes itself: one that begins with * or !.
     problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
     return SettingsError(f"{path}{line}: {problem}.", hint=WHOLE)

@@ -205,7 +205,9 @@ def test_a_recreated_topic_has_another_id(
     assert topics.ends([orders])[orders].topic_id != before
 
 
-def test_another_pipelines_view_is_left_alone(topics: Topics, shop: Pipeline, unique: str) -> None:
+def test_another_pipelines_view_is_left_alone(
+    topics: Topics, shop: Pipeline, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both have the same place for a view of orders: it is neither gone on with nor made again."""
     other = pipeline(f"{unique}2", "postgresql://127.0.0.1:1/none", "public.orders", kafka=shop.kafka)
     topics.ensure(shop)
@@ -233,6 +235,12 @@ def test_another_pipelines_view_is_left_alone(topics: Topics, shop: Pipeline, un
             verify=nothing,
             show=nothing,
         ).run()
+    # The twin: without the check the hint would take the view away from the other pipeline.
+    with monkeypatch.context() as planted:
+        planted.setattr("cdc.continuity.refuse_foreign", lambda *_: None)
+        with pytest.raises(Discontinued) as caught:
+            continuity.refuse("cache", ours, made)
+        assert "rebuild cache" in caught.value.hint
     # Of a topic that is gone it is told as before.
     with pytest.raises(Discontinued, match="created anew") as caught:
         continuity.refuse("cache", ours, Stored(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")))

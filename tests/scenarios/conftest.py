@@ -1,7 +1,6 @@
 """A pipeline of a test's own on the shared servers, driven through the command line as a user would."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -79,7 +78,7 @@ class World:
 
     @property
     def pipeline(self) -> settings.Pipeline:
-        return settings.load(self.file, os.environ)
+        return Context(self.file, self.folder).pipeline
 
     @property
     def described(self) -> tuple[Table, ...]:

@@ -117,8 +117,8 @@ def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
         equal_soon(world)
         world.sql("ALTER TABLE parts DETACH PARTITION parts_low", "INSERT INTO parts VALUES (151, 2)")
         equal_soon(world)
-        # A table is added to the pipeline: the run reads the file again when the table is published.
-        world.write_file("public.items", "public.parts", "public.late")
+        # A table is added to the pipeline, by a pattern: the run reads the file again when the table is registered.
+        world.write_file("public.items", "public.parts", "{table: public.l*, partitions: 2}")
         world.cdc("migrate")
         world.sql("INSERT INTO late VALUES (51, 'while')")
         world.cdc("register")

@@ -80,6 +80,8 @@ def test_the_sample_is_accepted() -> None:
         ("source:", "source: [", None, "", ""),
         ("  cache:", "  search:", 9, "sinks.search is there twice: the first is on line 8", "take one of them out"),
         ("source:", "pipeline: shop2\nsource:", 4, "pipeline is there twice: the first is on line 1", "take one"),
+        ("public.orders", "*.*", 6, "a text that begins with * is taken for something else", 'quote it: "*.*"'),
+        ("public.orders", "*orders", 6, "a text that begins with * is taken for something else", 'quote it: "*.*"'),
         ("source:", "sorce:", 4, "sorce: no such setting", "did you mean source? accepted here: changes_ret"),
         ("tables:", "tabels:", 6, "source.tabels: no such setting", "did you mean tables?"),
         ("partitions: 2", "partition: 2", 6, "tables.1.partition: no such setting", "did you mean partitions?"),
