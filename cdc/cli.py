@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 import structlog
 import typer
 
-from cdc import cli_init, cli_plan, cli_quarantine, cli_rebuild, cli_topics, cli_verify
+from cdc import cli_init, cli_migrate, cli_plan, cli_quarantine, cli_rebuild, cli_topics, cli_verify
 from cdc.console import Json, Master, configure_logging, err, out, print_error, print_failure, print_json, say
 from cdc.context import Context, spark_on
 from cdc.errors import CdcError, Interrupted, SettingsError
@@ -29,6 +29,7 @@ app.add_typer(cli_quarantine.app, name="quarantine")
 app.add_typer(cli_topics.app, name="topics")
 cli_init.add_to(app)
 cli_plan.add_to(app)
+cli_migrate.add_to(app)
 cli_rebuild.add_to(app)
 cli_verify.add_to(app)
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
@@ -78,47 +79,6 @@ def down(
 
 
 @app.command()
-def migrate(
-    context: typer.Context,
-    sample: Annotated[bool, typer.Option("--sample", help="The tables of the sample as well.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Prepare Postgres: control schema, connector role, publication, triggers."""
-    import migrations
-    from cdc import catalog, source
-
-    fresh = context.obj.of_catalog()
-    with source.connect(fresh.load().source.dsn) as connection:
-        applied = migrations.migrate(connection)
-        if sample:
-            applied += migrations.migrate(connection, migrations.SAMPLE)
-        pipeline = fresh.pipeline
-        password = pipeline.source.replication_password
-        left_out = catalog.tables(connection, pipeline).left_out
-        fresh.require_carried(connection)
-        done = migrations.prepare_source(
-            connection,
-            pipeline=pipeline.pipeline,
-            tables=[entry.table.partition(".")[::2] for entry in pipeline.source.tables],
-            role=pipeline.replication_user,
-            password=password.get_secret_value() if password else None,
-            keys={entry.table: entry.key for entry in pipeline.source.tables if entry.key},
-        )
-    now = [migration.name for migration in applied if migration.now]
-    if as_json:
-        return print_json(
-            {"applied": now, "recorded": [one.name for one in applied], "done": done, "left_out": dict(left_out)}
-        )
-    for line in (*(f"applied {name}" for name in now), *done):
-        out.print(line, highlight=False)
-    if not now and not done:
-        out.print("nothing to do")
-    for name, why in left_out.items():
-        out.print(f"left out {name}: {why}", highlight=False, markup=False, soft_wrap=True)
-    return None
-
-
-@app.command()
 def register(
     context: typer.Context,
     another_server: Annotated[
@@ -152,6 +112,7 @@ def run(
     """Apply changes to the views until stopped; the batch at hand is finished first."""
     from cdc import registered, render
     from cdc.compaction import restore
+    from cdc.definitions import comparing
     from cdc.supervise import publish, supervise, told_to_stop
     from cdc.topics import Topics
 
@@ -163,7 +124,7 @@ def run(
         registered.refuse_changed(registered.read(kafka, pipeline), pipeline)
     with spark_on(master) as spark:
         streams = context.obj.streams(spark, sinks)
-        with render.live(err, quiet=as_json) as show, told_to_stop() as stopping:
+        with comparing(context.obj.load), render.live(err, quiet=as_json) as show, told_to_stop() as stopping:
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.obj.runs, progress)

@@ -18,6 +18,8 @@ STRENGTH: tuple[Kind, ...] = ("none", "refresh", "cleanse", "gone")
 Found = tuple[Kind, str]
 NOTED = ("PUBLISH", "DESCRIBE")
 """Commands that `cdc migrate` notes for a captured table; the others are Postgres' own tags."""
+LATE = ("DESCRIBE", "COMPARE")
+"""Noted when somebody looked: changes made in between, under the new definition, were read under the old one."""
 
 
 @dataclass(frozen=True)
@@ -209,17 +211,20 @@ def _columns(before: Definition, now: Definition, dropped: Collection[str]) -> I
     for shape in new:
         was = known.get(shape.number if numbered else shape.name)
         if was is None:
-            yield from _added(shape, now.table, {*dropped, *(each.name for each in old)})
+            late = now.command in LATE
+            yield from _added(shape, now.table, {*dropped, *(each.name for each in old)}, late=late)
         else:
             yield from _changed(was, shape, now.table)
 
 
-def _added(shape: Shape, table: str, known: Collection[str]) -> Iterator[Found]:
+def _added(shape: Shape, table: str, known: Collection[str], *, late: bool) -> Iterator[Found]:
     column = f"column {shape.name} of {table}"
     if shape.default is not None or shape.missing:
         yield "refresh", f"{column} was added with a default"
     elif shape.name in known:
         yield "refresh", f"{column} was dropped and added again"
+    elif late:
+        yield "refresh", f"{column} was added some time before it was noticed"
 
 
 def _changed(was: Shape, now: Shape, table: str) -> Iterator[Found]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import psycopg
 import structlog
 
-from cdc import source
+from cdc import definitions, source
 from cdc.change import Table
 from cdc.ddl import Consequence, Definition, consequences
 from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavailable
@@ -59,6 +59,7 @@ class Follower:
             try:
                 with source.connect(self._pipeline.source.dsn) as connection:
                     refuse_another(registration, source.server(connection), self._pipeline)
+                    _compare(connection)
                     self._describe(connection, gone)
                     self._ask(connection, found, gone)
                 self._described, self._registered = newest, registration
@@ -111,6 +112,17 @@ class Follower:
             if resend(connection, table, id=name, cleanse=one.kind == "cleanse"):
                 log.info("rows_sent_again", table=one.table, because=one.what)
             self._asked.add(one.id)
+
+
+def _compare(connection: Connection) -> None:
+    """What differs comes through the log; when it can't be compared now, `cdc run` tries again in a few seconds."""
+    try:
+        definitions.compare(connection)
+    except (SourceError, psycopg.Error) as error:
+        if connection.closed:
+            raise
+        failure = classify(error, "postgres")
+        log.warning("definitions_not_compared", error=failure.message, hint=failure.hint)
 
 
 def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 OCCASIONALLY_S = 10.0
 SHOWN = 5
 """Keys on one line."""
+WATCHED = {
+    "comparison": "Table definitions are compared while cdc run runs: there are no event triggers.",
+    "nothing": "Nothing notes how tables change their definitions. Next: cdc -p FILE migrate.",
+}
 VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 COLOURS = {"running": "green", "caught up": "green", "stopped": "dim", "waiting": "yellow", "failed": "red"}
 
@@ -187,7 +191,8 @@ def status(found: Status, slow: str) -> RenderableType:
             )
     problems = [Text(f"{one.part}: {one.message} hint: {one.hint}", "red") for one in found.problems]
     troubles = [Text(trouble, "yellow") for sink in found.sinks for trouble in _troubles(sink)]
-    return Group(Text(slow, "bold"), Text(), _hops(found), Text(), views, *troubles, *problems)
+    watch = [Text(WATCHED[found.definitions], "yellow")] if found.definitions in WATCHED else []
+    return Group(Text(slow, "bold"), Text(), _hops(found), Text(), views, *watch, *troubles, *problems)
 
 
 def _troubles(sink: Sink) -> Iterator[str]:

@@ -17,6 +17,7 @@ import structlog
 from cdc import catalog, registered, source
 from cdc.change import Applied, Position, Progress, Stored, Table, distance
 from cdc.continuity import Continuity, Discontinued, waiting
+from cdc.definitions import Watch, watch
 from cdc.errors import KafkaUnavailable, SourceUnavailable, Unexpected
 from cdc.failures import classify
 from cdc.heartbeat import last_beat
@@ -109,6 +110,8 @@ class Status:
     heartbeat: Heartbeat | None = None
     sinks: tuple[Sink, ...] = ()
     problems: tuple[Problem, ...] = field(default=())
+    definitions: Watch | None = None
+    """What notes it when a captured table's definition changes; None when that couldn't be asked."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,6 +124,7 @@ def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, 
         "postgres": lambda: _slot(pipeline),
         "connect": lambda: _connector(pipeline),
         "registration": lambda: _registration(pipeline),
+        "definitions": lambda: _definitions(pipeline),
         **{name: _stored(position, tables) for name, position in positions.items()},
     }
     with ThreadPoolExecutor(len(asked)) as pool:
@@ -135,6 +139,7 @@ def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, 
         heartbeat,
         tuple(_sink(name, progress.get(name), views.get(name) or _unread(tables, stored[name])) for name in positions),
         tuple(problem for problem in (*(problem for _, problem in told.values()), unread, lowered) if problem),
+        told["definitions"][0],
     )
 
 
@@ -166,6 +171,15 @@ def _registration(pipeline: Pipeline) -> None:
     registered.refuse_changed(known, pipeline)
     registered.refuse_waiting(known, meant)
     registered.refuse_promoted(known, server, pipeline)
+
+
+def _definitions(pipeline: Pipeline) -> Watch | None:
+    try:
+        with source.connect(pipeline.source.dsn) as conn:
+            return watch(conn)
+    except SourceUnavailable:
+        # The slot is asked for there as well, which says so.
+        return None
 
 
 def _connector(pipeline: Pipeline) -> Connector:

@@ -31,6 +31,12 @@ WHERE NOT (has_schema_privilege(%(role)s, n.oid, 'USAGE') AND has_table_privileg
    OR nsp = 'cdc' AND rel = 'heartbeat' AND NOT has_table_privilege(%(role)s, c.oid, 'UPDATE')
 ORDER BY at
 """
+# Amazon has a role in the place of the attribute.
+ROLE = """
+SELECT rolcanlogin AND (rolreplication OR rolsuper OR EXISTS (
+    SELECT FROM pg_roles s WHERE s.rolname = 'rds_replication' AND pg_has_role(r.oid, s.oid, 'MEMBER')))
+FROM pg_roles r WHERE rolname = %s
+"""
 MIGRATE = "cdc -p FILE migrate"
 
 
@@ -96,9 +102,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
 
 def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> None:
     role = pipeline.replication_user
-    found = conn.execute(
-        "SELECT rolcanlogin AND (rolreplication OR rolsuper) FROM pg_roles WHERE rolname = %s", [role]
-    ).fetchone()
+    found = conn.execute(ROLE, [role]).fetchone()
     if found is None:
         raise SourceError(f"There is no role {role} for the connector.", hint=MIGRATE, role=role)
     if found != (True,):

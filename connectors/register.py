@@ -20,6 +20,7 @@ from connectors import arrivals
 from connectors.client import Connect, ConnectorState
 from connectors.debezium import captured_by, configuration
 from connectors.readiness import require_ready
+from migrations.statement import carry_out
 from migrations.truncation import reset_floors
 
 DEADLINE_S = 60.0
@@ -185,7 +186,7 @@ class _Waiting:
         self.progress("another server: its rows replace what the topics hold")
         self._stop()
         self.connect.forget(self.pipeline.pipeline)
-        for line in reset_floors(self.conn):
+        for line in carry_out(self.conn, reset_floors(self.conn)).done:
             self.progress(line)
 
     def _void(self) -> list[str]:

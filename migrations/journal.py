@@ -1,29 +1,45 @@
 """The journal of definitions, where its event triggers haven't written: the first entry of each captured table.
 
-In:  the captured tables, and which of them were published before. Runs inside the caller's transaction.
-Out: a line for each thing that was changed.
+In:  the captured tables, and which of them were published before. Only reads: what it yields is run by the caller.
+Out: a statement for each thing that is to be changed.
 Invariant: after this the newest entry of every captured table says what the table looks like now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import LiteralString
 
 import psycopg
+from psycopg import sql
 
 from migrations.preflight import Relation
+from migrations.statement import Statement
 
 PUBLISHED = """
 SELECT prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s
 """
-# Without a superuser there are no event triggers, and a definition may have changed unseen.
+# Without event triggers a definition may have changed unseen.
 OUTDATED = """
-SELECT array_agg(c.oid), array_agg(c.oid::regclass::text)
-FROM unnest(%s::oid[]) AS oid JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT c.oid FROM unnest(%s::oid[]) AS oid JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN LATERAL (SELECT d.* FROM cdc.ddl d WHERE d.relation = c.oid ORDER BY d.id DESC LIMIT 1) AS last ON true
 WHERE (last.table_name, last.columns, last.partitions)
       IS DISTINCT FROM (n.nspname || '.' || c.relname, cdc.described(c.oid), cdc.partitions(c.oid))
 """
+UNWATCHED = """
+SELECT wanted.oid FROM unnest(%s::oid[]) AS wanted (oid) JOIN pg_class c USING (oid)
+WHERE c.relkind = 'r' AND NOT cdc.has_event_triggers()
+  AND NOT EXISTS (SELECT FROM cdc.storage s WHERE s.relation = c.oid)
+"""
+# As cdc.watch_ddl() has them, which an administrator need not run: its code is the owner's.
+EVENT_TRIGGERS: dict[LiteralString, LiteralString] = {
+    "cdc_ddl": "ddl_command_end WHEN TAG IN ('CREATE SCHEMA', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO',"
+    " 'ALTER TABLE') EXECUTE FUNCTION cdc.record_ddl()",
+    "cdc_ddl_around": "ddl_command_end WHEN TAG IN ('ALTER SCHEMA', 'ALTER TYPE') EXECUTE FUNCTION cdc.record_ddl()",
+    "cdc_drop": "sql_drop EXECUTE FUNCTION cdc.record_drop()",
+    "cdc_rewrite": "table_rewrite EXECUTE FUNCTION cdc.record_rewrite()",
+}
+COMPARED = "no event triggers, which take a superuser: cdc run compares table definitions every few seconds instead"
 
 
 def published(conn: psycopg.Connection, pipeline: str) -> set[int]:
@@ -31,28 +47,42 @@ def published(conn: psycopg.Connection, pipeline: str) -> set[int]:
     return {oid for (oid,) in conn.execute(PUBLISHED, [pipeline]).fetchall()}
 
 
-def ensure_journal(conn: psycopg.Connection, captured: Sequence[Relation], before: Collection[int]) -> Iterator[str]:
+def ensure_journal(
+    conn: psycopg.Connection, captured: Sequence[Relation], before: Collection[int]
+) -> Iterator[Statement]:
     """Note what each table looks like: when it is published anew, and when the journal doesn't know."""
-    yield from _watch(conn)
-    new = [relation.oid for relation in captured if relation.oid not in before]
-    conn.execute("SELECT cdc.note('PUBLISH', %s::oid[])", [new])
+    new = [relation for relation in captured if relation.oid not in before]
+    if new:
+        yield Statement(_note(conn, "PUBLISH", new))
+    if conn.execute("SELECT to_regprocedure('cdc.partitions(oid)')").fetchone() == (None,):
+        return
     kept = [relation.oid for relation in captured if relation.oid in before]
-    outdated, names = conn.execute(OUTDATED, [kept]).fetchone() or (None, None)
-    if outdated:
-        conn.execute("SELECT cdc.note('DESCRIBE', %s::oid[])", [outdated])
-        yield f"noted the definition of {', '.join(sorted(names))}"
+    outdated = {oid for (oid,) in conn.execute(OUTDATED, [kept]).fetchall()}
+    if changed := [relation for relation in captured if relation.oid in outdated]:
+        names = ", ".join(sorted(relation.label for relation in changed))
+        yield Statement(_note(conn, "DESCRIBE", changed), (f"noted the definition of {names}",))
+    if conn.execute("SELECT to_regclass('cdc.storage')").fetchone() == (None,):
+        return
+    members = sorted({oid for relation in captured for oid in relation.members})
+    if conn.execute(UNWATCHED, [members]).fetchone():
+        yield Statement(sql.SQL("SELECT cdc.remember_storage()"))
 
 
-def _watch(conn: psycopg.Connection) -> Iterator[str]:
-    notices: list[str] = []
+def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
+    present = {name for (name,) in conn.execute("SELECT evtname FROM pg_event_trigger").fetchall()}
+    for name, event in EVENT_TRIGGERS.items():
+        if name not in present:
+            statement = f"CREATE EVENT TRIGGER {name} ON {event}; ALTER EVENT TRIGGER {name} ENABLE ALWAYS"
+            known = f"EXISTS (SELECT FROM pg_event_trigger WHERE evtname = '{name}')"
+            yield Statement(
+                sql.SQL(statement),
+                (f"created event trigger {name}",),
+                by="administrator",
+                unless=sql.SQL(known),
+                spared=COMPARED,
+            )
 
-    def keep(notice: psycopg.errors.Diagnostic) -> None:
-        notices.append(notice.message_primary or "")
 
-    conn.add_notice_handler(keep)
-    try:
-        (made,) = conn.execute("SELECT cdc.watch_ddl()").fetchone() or ([],)
-    finally:
-        conn.remove_notice_handler(keep)
-    yield from (f"created event trigger {name}" for name in made)
-    yield from (f"note: {notice}" for notice in notices)
+def _note(conn: psycopg.Connection, command: str, relations: Sequence[Relation]) -> sql.Composed:
+    names = [sql.SQL("{}::regclass").format(sql.Literal(one.identifier.as_string(conn))) for one in relations]
+    return sql.SQL("SELECT cdc.note({}, ARRAY[{}]::oid[])").format(sql.Literal(command), sql.SQL(", ").join(names))

@@ -17,7 +17,7 @@ from psycopg.rows import class_row
 
 from cdc.errors import SourceError
 from cdc.keys import Index, key_index
-from migrations.runner import CONTROL, migrations
+from migrations.runner import CONTROL, migrations, recorded
 
 CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")
 RESERVED = ("cdc", "pg_catalog", "information_schema")
@@ -181,19 +181,18 @@ def _refuse_owner(conn: psycopg.Connection, relation: Relation) -> None:
         )
 
 
-def require_control(conn: psycopg.Connection) -> None:
-    """Raises SourceError unless the control schema is complete and belongs to who is asking."""
+def require_complete(conn: psycopg.Connection) -> None:
+    """Raises SourceError unless the control schema has all that this version needs."""
     names = [file.name for file in migrations(CONTROL)]
-    if conn.execute("SELECT to_regclass('cdc.migration')").fetchone() == (None,):
-        missing = names
-    else:
-        rows = conn.execute("SELECT name FROM cdc.migration WHERE name = ANY (%s)", [names]).fetchall()
-        missing = sorted(set(names) - {name for (name,) in rows})
-    if missing:
+    if missing := sorted(set(names) - recorded(conn, "control").keys()):
         raise SourceError(f"{missing[0]} hasn't been applied", hint="run cdc migrate first")
+
+
+def require_control(conn: psycopg.Connection) -> None:
+    """Raises SourceError when the control schema belongs to somebody else."""
     foreign = conn.execute(
         "SELECT c.oid::regclass::text, pg_get_userbyid(c.relowner) FROM pg_class c"
-        " WHERE c.relnamespace = 'cdc'::regnamespace AND c.relname = ANY (%s)"
+        " WHERE c.relnamespace = to_regnamespace('cdc') AND c.relname = ANY (%s)"
         " AND NOT pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid",
         [list(CONTROL_TABLES)],
     ).fetchone()
@@ -214,12 +213,6 @@ def require_publication(conn: psycopg.Connection, publication: str) -> None:
         [publication],
     ).fetchone()
     if found is None:
-        allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
-        if allowed != (True,):
-            raise SourceError(
-                f"role {conn.info.user} may not create a publication in {conn.info.dbname}",
-                hint=f"run GRANT CREATE ON DATABASE {conn.info.dbname} TO {conn.info.user}",
-            )
         return
     owner, owned, everything = found
     if not owned:

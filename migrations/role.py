@@ -1,18 +1,25 @@
 """The connector's role: what it is, and exactly which privileges it has.
 
-In:  a name, perhaps a password, the captured tables. Runs inside the caller's transaction.
-Out: a line for each thing that was changed; none when the role was right already.
+In:  a name, perhaps a password, the captured tables. Only reads: what it yields is run by the caller, before the next.
+Out: a statement for each thing that is to be changed; none when the role is right already.
 Invariant: REPLICATION lets a role read the whole database's log, so it gets no more than this.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from migrations.preflight import Relation
+from migrations.statement import PASSWORD, Statement, Who
 
 ATTRIBUTES = {
     "LOGIN": ("rolcanlogin", True),
@@ -31,7 +38,31 @@ CONTROL_PRIVILEGES = {
 OF_OTHER_PIPELINES = """
 SELECT prrelid FROM pg_publication_rel
 WHERE prpubid IN (SELECT r.prpubid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
-                  WHERE r.prrelid = 'cdc.heartbeat'::regclass AND p.pubname <> %(pipeline)s)
+                  WHERE r.prrelid = to_regclass('cdc.heartbeat') AND p.pubname <> %(pipeline)s)
+"""
+
+# Whether the server has Amazon's role in the place of the attribute, and whether ours is a member of it.
+MANAGED = """
+SELECT true, coalesce(pg_has_role(to_regrole(quote_ident(%s))::oid, oid, 'MEMBER'), false)
+FROM pg_roles WHERE rolname = 'rds_replication'
+"""
+LOGIN_S = 5
+
+# What is open to everybody needs no grant, which only its owner could give. A schema that isn't there yet is ours.
+CLOSED = """
+SELECT 'CONNECT', 'DATABASE', d.datname, CASE WHEN pg_has_role(d.datdba, 'USAGE') THEN 'owner' ELSE 'administrator' END
+FROM pg_database d
+WHERE d.datname = current_database() AND NOT EXISTS (
+    SELECT FROM aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a
+    WHERE a.privilege_type = 'CONNECT' AND a.grantee IN (0, to_regrole(quote_ident(%(role)s))::oid))
+UNION ALL
+SELECT 'USAGE', 'SCHEMA', wanted.nspname,
+       CASE WHEN n.oid IS NULL OR pg_has_role(n.nspowner, 'USAGE') THEN 'owner' ELSE 'administrator' END
+FROM unnest(%(schemas)s::text[]) AS wanted (nspname) LEFT JOIN pg_namespace n USING (nspname)
+WHERE NOT EXISTS (
+    SELECT FROM aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
+    WHERE a.privilege_type = 'USAGE' AND a.grantee IN (0, to_regrole(quote_ident(%(role)s))::oid))
+ORDER BY 2, 3
 """
 
 GRANTED = """
@@ -44,32 +75,77 @@ WHERE a.grantee = to_regrole(quote_ident(%(role)s)) AND c.relkind IN ('r', 'p', 
 """
 
 
-def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> Iterator[str]:
+def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> Iterator[Statement]:
     columns = sql.SQL(", ").join(sql.Identifier(column) for column, _ in ATTRIBUTES.values())
     found = conn.execute(sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]).fetchone()
-    name = sql.Identifier(role)
+    managed = conn.execute(MANAGED, [role]).fetchone() or (False, False)
     if found is None:
-        conn.execute(sql.SQL("CREATE ROLE {} WITH {}").format(name, _words(list(ATTRIBUTES))))
-        yield f"created role {role} ({' '.join(ATTRIBUTES)})"
+        yield _creation(role, managed=managed[0])
     else:
         # Only what differs: naming SUPERUSER at all in ALTER ROLE takes a superuser.
         expected = zip(ATTRIBUTES.items(), found, strict=True)
         wrong = [word for (word, (_, wanted)), actual in expected if actual is not wanted]
+        if managed[1] and "REPLICATION" in wrong:
+            wrong.remove("REPLICATION")
         if wrong:
-            conn.execute(sql.SQL("ALTER ROLE {} WITH {}").format(name, _words(wrong)))
-            yield f"changed role {role} to {' '.join(wrong)}"
-    if password is not None:
-        # Hashed on this side, so that no server log that keeps statements gets to see it.
-        verifier = conn.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
-        conn.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(verifier.decode())))
-        yield f"set the password of role {role}"
+            statement = sql.SQL("ALTER ROLE {} WITH {}").format(sql.Identifier(role), _words(wrong))
+            yield Statement(statement, (f"changed role {role} to {' '.join(wrong)}",), by="administrator")
+    if password is not None and (found is None or not _has_password(conn, role, password)):
+        yield _password(conn, role, password)
+
+
+def _creation(role: str, *, managed: bool) -> Statement:
+    name = sql.Identifier(role)
+    run = sql.SQL("CREATE ROLE {} WITH {}").format(name, _words(list(ATTRIBUTES)))
+    if managed:
+        # Amazon's administrators may not give the attribute, but membership of a role that stands for it.
+        run = sql.SQL("CREATE ROLE {name} WITH LOGIN; GRANT rds_replication TO {name}").format(name=name)
+    known = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})").format(sql.Literal(role))
+    return Statement(run, (f"created role {role} ({' '.join(ATTRIBUTES)})",), by="administrator", unless=known)
+
+
+def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
+    # Hashed on this side, so that no server log that keeps statements gets to see it.
+    verifier = conn.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+    change = sql.SQL("ALTER ROLE {} PASSWORD {}")
+    return Statement(
+        change.format(sql.Identifier(role), sql.Literal(verifier.decode())),
+        (f"set the password of role {role}",),
+        by="administrator",
+        secret=change.format(sql.Identifier(role), sql.SQL(f":'{PASSWORD}'")),
+    )
+
+
+def _has_password(conn: psycopg.Connection, role: str, password: str) -> bool:
+    """Whether this is the role's password; true as well where that can't be found out, and so not be put right."""
+    if conn.execute("SELECT has_table_privilege('pg_catalog.pg_authid', 'SELECT')").fetchone() == (True,):
+        (stored,) = conn.execute("SELECT rolpassword FROM pg_authid WHERE rolname = %s", [role]).fetchone() or (None,)
+        return _verifies(stored or "", password)
+    # Only the server can tell; one that lets everybody in from here tells nothing.
+    login = make_conninfo(conn.info.dsn, user=role, password=password, options="", connect_timeout=LOGIN_S)
+    try:
+        psycopg.connect(login).close()
+    except psycopg.OperationalError as error:
+        return "password authentication failed" not in str(error)
+    return True
+
+
+def _verifies(stored: str, password: str) -> bool:
+    """Whether a stored verifier is one of the password: RFC 5803."""
+    scheme, _, rest = stored.partition("$")
+    if scheme != "SCRAM-SHA-256":
+        return False
+    rounds, salt, key, _ = rest.replace("$", ":").split(":")
+    plain = unicodedata.normalize("NFKC", password).encode()
+    salted = hashlib.pbkdf2_hmac("sha256", plain, base64.b64decode(salt), int(rounds))
+    client = hmac.digest(salted, b"Client Key", "sha256")
+    return hmac.compare_digest(hashlib.sha256(client).digest(), base64.b64decode(key))
 
 
 def ensure_privileges(
     conn: psycopg.Connection, role: str, pipeline: str, captured: Sequence[Relation]
-) -> Iterator[str]:
+) -> Iterator[Statement]:
     """Grant what is missing; revoke the rest in captured schemas, in `cdc`, on what was captured before."""
-    yield from _ensure_entry(conn, role, sorted({relation.schema for relation in captured} | {"cdc"}))
     wanted = {(relation.schema, relation.name, "SELECT") for relation in captured}
     wanted |= {("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words}
     rows = conn.execute(GRANTED, {"role": role, "pipeline": pipeline}).fetchall()
@@ -82,49 +158,41 @@ def ensure_privileges(
         yield _change(conn, "REVOKE {} ON {} FROM {}", word, sql.Identifier(schema, table), role)
 
 
-def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iterator[str]:
+def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iterator[Statement]:
     """Give the pipeline its row, and its role the right to beat that one row."""
-    added = conn.execute(
-        "INSERT INTO cdc.heartbeat (pipeline) VALUES (%s) ON CONFLICT DO NOTHING RETURNING 1", [pipeline]
-    ).fetchone()
-    if added:
-        yield f"added the heartbeat of {pipeline}"
+    names = {"policy": sql.Identifier(pipeline), "role": sql.Identifier(role), "row": sql.Literal(pipeline)}
+    if not _has_heartbeat(conn, pipeline):
+        insert = sql.SQL("INSERT INTO cdc.heartbeat (pipeline) VALUES ({row}) ON CONFLICT DO NOTHING")
+        yield Statement(insert.format(**names), (f"added the heartbeat of {pipeline}",))
     found = conn.execute(
         "SELECT polroles = ARRAY[to_regrole(quote_ident(%s))::oid] FROM pg_policy"
-        " WHERE polrelid = 'cdc.heartbeat'::regclass AND polname = %s",
+        " WHERE polrelid = to_regclass('cdc.heartbeat') AND polname = %s",
         [role, pipeline],
     ).fetchone()
-    names = {"policy": sql.Identifier(pipeline), "role": sql.Identifier(role), "row": sql.Literal(pipeline)}
     if found is None:
-        conn.execute(
-            sql.SQL(
-                "CREATE POLICY {policy} ON cdc.heartbeat TO {role}"
-                " USING (pipeline = {row}) WITH CHECK (pipeline = {row})"
-            ).format(**names)
+        create = sql.SQL(
+            "CREATE POLICY {policy} ON cdc.heartbeat TO {role} USING (pipeline = {row}) WITH CHECK (pipeline = {row})"
         )
-        yield f"allowed {role} to write the heartbeat of {pipeline} only"
+        known = sql.SQL(
+            "SELECT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'cdc.heartbeat'::regclass AND polname = {row})"
+        )
+        lines = (f"allowed {role} to write the heartbeat of {pipeline} only",)
+        yield Statement(create.format(**names), lines, unless=known.format(**names))
     elif found == (False,):
-        conn.execute(sql.SQL("ALTER POLICY {policy} ON cdc.heartbeat TO {role}").format(**names))
-        yield f"handed the heartbeat of {pipeline} to {role}"
+        alter = sql.SQL("ALTER POLICY {policy} ON cdc.heartbeat TO {role}")
+        yield Statement(alter.format(**names), (f"handed the heartbeat of {pipeline} to {role}",))
 
 
-def _ensure_entry(conn: psycopg.Connection, role: str, schemas: Sequence[str]) -> Iterator[str]:
-    connects = conn.execute(
-        "SELECT EXISTS (SELECT FROM pg_database d CROSS JOIN aclexplode(d.datacl) a"
-        " WHERE d.datname = current_database() AND a.privilege_type = 'CONNECT'"
-        " AND a.grantee = to_regrole(quote_ident(%s)))",
-        [role],
-    ).fetchone()
-    if connects != (True,):
-        database = sql.Identifier(conn.info.dbname)
-        yield _change(conn, "GRANT {} ON DATABASE {} TO {}", "CONNECT", database, role)
-    rows = conn.execute(
-        "SELECT n.nspname FROM pg_namespace n CROSS JOIN aclexplode(n.nspacl) a"
-        " WHERE a.privilege_type = 'USAGE' AND a.grantee = to_regrole(quote_ident(%s))",
-        [role],
-    ).fetchall()
-    for schema in sorted(set(schemas) - {name for (name,) in rows}):
-        yield _change(conn, "GRANT {} ON SCHEMA {} TO {}", "USAGE", sql.Identifier(schema), role)
+def _has_heartbeat(conn: psycopg.Connection, pipeline: str) -> bool:
+    if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
+        return False
+    return conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [pipeline]).fetchone() is not None
+
+
+def ensure_entry(conn: psycopg.Connection, role: str, schemas: Sequence[str]) -> Iterator[Statement]:
+    """Let the role into the database and the schemas, where neither it nor everybody may enter yet."""
+    for word, kind, name, by in conn.execute(CLOSED, {"role": role, "schemas": list(schemas)}).fetchall():
+        yield _change(conn, f"GRANT {{}} ON {kind} {{}} TO {{}}", word, sql.Identifier(name), role, by)
 
 
 def _of_other_pipelines(conn: psycopg.Connection, pipeline: str) -> set[tuple[str, str, str]]:
@@ -136,10 +204,11 @@ def _of_other_pipelines(conn: psycopg.Connection, pipeline: str) -> set[tuple[st
     return {(schema, table, "SELECT") for schema, table in rows}
 
 
-def _change(conn: psycopg.Connection, statement: str, word: str, what: sql.Identifier, role: str) -> str:
+def _change(
+    conn: psycopg.Connection, statement: LiteralString, word: str, what: sql.Identifier, role: str, by: Who = "owner"
+) -> Statement:
     composed = sql.SQL(statement).format(sql.SQL(word), what, sql.Identifier(role))
-    conn.execute(composed)
-    return composed.as_string(conn).replace('"', "")
+    return Statement(composed, (composed.as_string(conn).replace('"', ""),), by)
 
 
 def _words(words: Sequence[str]) -> sql.Composed:

@@ -24,7 +24,13 @@ SAMPLE = CONTROL / "sample"
 
 NUMBERED = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 LOCK = "cdc.migrate"
-OLDEST = 150000
+RECORD = """
+CREATE SCHEMA IF NOT EXISTS cdc;
+CREATE TABLE IF NOT EXISTS cdc.migration (
+    name text PRIMARY KEY, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+OLDEST = 140000
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,10 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Applied]:
     try:
         with one_at_a_time(conn):
             _create_record(conn)
-            recorded = _recorded(conn, kind(folder))
-            _refuse_rewritten(files, recorded)
+            known = recorded(conn, kind(folder))
+            _refuse_rewritten(files, known)
             return [
-                Applied(file.name, file.checksum, now=False) if file.name in recorded else _apply(conn, file)
+                Applied(file.name, file.checksum, now=False) if file.name in known else _apply(conn, file)
                 for file in files
             ]
     except psycopg.Error as error:
@@ -132,11 +138,7 @@ def _create_record(conn: psycopg.Connection) -> None:
         with conn.transaction():
             if conn.execute("SELECT to_regclass('cdc.migration')").fetchone() != (None,):
                 return
-            conn.execute("CREATE SCHEMA IF NOT EXISTS cdc")
-            conn.execute(
-                "CREATE TABLE cdc.migration (name text PRIMARY KEY, checksum text NOT NULL,"
-                " applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
-            )
+            conn.execute(RECORD)
     except psycopg.errors.InsufficientPrivilege as error:
         raise no_privilege(conn, error, f"GRANT CREATE ON DATABASE {conn.info.dbname}") from error
 
@@ -145,14 +147,17 @@ def no_privilege(conn: psycopg.Connection, error: psycopg.Error, grant: str) -> 
     role = conn.info.user
     return SourceError(
         f"role {role} lacks a privilege: {error.diag.message_primary}",
-        hint=f"run {grant} TO {role}, or use a role that has it",
+        hint=f"run {grant} TO {role}; all that an administrator has to run is printed by: cdc -p FILE migrate --sql",
         role=role,
     )
 
 
-def _recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
+def recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
+    """Checksums of the files of a kind that have been applied, by name; none before the first."""
     try:
         with conn.transaction():
+            if conn.execute("SELECT to_regclass('cdc.migration')").fetchone() == (None,):
+                return {}
             rows = conn.execute("SELECT name, checksum FROM cdc.migration WHERE starts_with(name, %s)", [f"{folder}/"])
             return dict(rows.fetchall())
     except psycopg.errors.InsufficientPrivilege as error:
@@ -160,17 +165,24 @@ def _recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
         raise no_privilege(conn, error, grant) from error
 
 
-def _refuse_rewritten(files: Sequence[Migration], recorded: dict[str, str]) -> None:
+def pending(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Migration]:
+    """Files that haven't been applied. Raises SourceError for those that were changed since."""
+    files, known = migrations(folder), recorded(conn, kind(folder))
+    _refuse_rewritten(files, known)
+    return [file for file in files if file.name not in known]
+
+
+def _refuse_rewritten(files: Sequence[Migration], known: dict[str, str]) -> None:
     """History is append-only: what ran once must still be there, unchanged."""
     present = {file.name for file in files}
-    for name in sorted(recorded.keys() - present):
+    for name in sorted(known.keys() - present):
         raise SourceError(
             f"{name} was applied to this database but isn't here",
             hint="use the version of cdc that applied it, or a newer one",
             file=name,
         )
     for file in files:
-        if recorded.get(file.name, file.checksum) != file.checksum:
+        if known.get(file.name, file.checksum) != file.checksum:
             raise SourceError(
                 f"{file.name} was changed after it had been applied",
                 hint="restore the file as it was (git checkout) and put the change into a new one",

@@ -1,29 +1,32 @@
 """Prepare a source for one pipeline: role, publication, triggers, replica identities.
 
 In:  the pipeline's name, its tables, the connector's role. Out: a line for each thing that was changed.
-Invariant: everything is checked before anything is created, and all of it is one transaction. A second run
-changes nothing; a run with another list of tables moves the source to that list.
+Invariant: everything is checked before anything is created. A second run changes nothing; a run with another list of
+tables moves the source to that list. What the role may not do is left, and named; other failures leave nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import psycopg
 from psycopg import sql
 
 from cdc.errors import SourceError
-from migrations.journal import ensure_journal, published
+from migrations.journal import ensure_event_triggers, ensure_journal, published
 from migrations.preflight import (
     CONTROL_TABLES,
     Relation,
     relations,
+    require_complete,
     require_control,
     require_publication,
     require_role,
 )
-from migrations.role import ensure_heartbeat, ensure_privileges, ensure_role
-from migrations.runner import no_privilege, one_at_a_time, require_idle, require_logical
+from migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
+from migrations.runner import one_at_a_time, require_idle, require_logical
+from migrations.statement import Outcome, Statement, carry_out
 from migrations.truncation import ensure_triggers, reset_floors
 
 PUBLISH = "insert, update, delete, truncate"
@@ -31,32 +34,53 @@ PUBLISH = "insert, update, delete, truncate"
 LOCK_TIMEOUT = "10s"
 
 
-def prepare_source(
-    conn: psycopg.Connection,
-    *,
-    pipeline: str,
-    tables: Sequence[tuple[str, str]],
-    role: str,
-    password: str | None,
-    keys: Mapping[str, Sequence[str]] | None = None,
-) -> list[str]:
-    """Make the source fit for the pipeline's connector; `tables` are (schema, table).
+@dataclass(frozen=True)
+class Wanted:
+    """What a pipeline needs in its source: `tables` are (schema, table).
 
     `keys` names, by schema.table, columns of a unique index that stand for a primary key.
+    """
+
+    pipeline: str
+    tables: Sequence[tuple[str, str]]
+    role: str
+    password: str | None = field(default=None, repr=False)
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Unprivileged(SourceError):
+    """The role may not do everything that is needed; `done` is what it could do, in lines."""
+
+    def __init__(self, conn: psycopg.Connection, outcome: Outcome) -> None:
+        role, database = conn.info.user, conn.info.dbname
+        # Those that depend on the others would only follow from them.
+        needed = [one for one in outcome.refused if one.by == "administrator"] or outcome.refused
+        texts = "; ".join(one.text(conn) for one in needed)
+        super().__init__(
+            f"role {role} may not run what is still needed: {texts}",
+            hint="an administrator runs what this prints, e.g. cdc -p FILE migrate --sql |"
+            f" psql -v ON_ERROR_STOP=1 -d {database} -f -; then: cdc -p FILE migrate",
+            role=role,
+        )
+        self.done = [*outcome.done, *(f"note: {note}" for note in outcome.notes)]
+
+
+def prepare_source(conn: psycopg.Connection, wanted: Wanted) -> list[str]:
+    """Make the source fit for the pipeline's connector.
 
     The connection must not be inside a transaction, and its role must own the tables. Lines that start with
     `note:` say what could not be done and isn't needed.
-    Raises SourceError, and then nothing has been changed.
+
+    Raises:
+        Unprivileged: the role may not do all of it; the rest is done. SourceError: then nothing has been changed.
     """
     require_idle(conn)
     require_logical(conn)
     try:
         with one_at_a_time(conn), conn.transaction():
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
-            captured = _checked(conn, pipeline, tables, role, keys)
-            return list(_prepare(conn, pipeline, captured, role, password))
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise no_privilege(conn, error, "what is missing") from error
+            require_complete(conn)
+            outcome = carry_out(conn, statements(conn, wanted, check(conn, wanted)))
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise SourceError(
             f"a table stayed locked for {LOCK_TIMEOUT} by another transaction",
@@ -67,6 +91,9 @@ def prepare_source(
             f"the source wasn't prepared: {error.diag.message_primary or 'the connection was lost'}",
             hint="nothing was changed; repair the cause and run cdc migrate again",
         ) from error
+    if outcome.refused:
+        raise Unprivileged(conn, outcome)
+    return [*outcome.done, *(f"note: {note}" for note in outcome.notes)]
 
 
 def heartbeat_query(pipeline: str) -> str:
@@ -78,24 +105,21 @@ def heartbeat_query(pipeline: str) -> str:
     )
 
 
-def _checked(
-    conn: psycopg.Connection,
-    pipeline: str,
-    tables: Sequence[tuple[str, str]],
-    role: str,
-    keys: Mapping[str, Sequence[str]] | None,
-) -> list[Relation]:
+def check(conn: psycopg.Connection, wanted: Wanted) -> list[Relation]:
+    """The captured tables. Raises SourceError for what can't be captured, or is somebody else's."""
     require_control(conn)
-    captured = relations(conn, tables, role, keys)
-    require_publication(conn, pipeline)
-    require_role(conn, role, captured)
+    captured = relations(conn, wanted.tables, wanted.role, wanted.keys)
+    require_publication(conn, wanted.pipeline)
+    require_role(conn, wanted.role, captured)
     return captured
 
 
-def _prepare(
-    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation], role: str, password: str | None
-) -> Iterator[str]:
-    yield from ensure_role(conn, role, password)
+def statements(conn: psycopg.Connection, wanted: Wanted, captured: Sequence[Relation]) -> Iterator[Statement]:
+    """What is missing yet, in the order in which it has to run. Reads only, one step ahead of whoever runs it."""
+    role, pipeline = wanted.role, wanted.pipeline
+    yield from _ensure_creation(conn, pipeline)
+    yield from ensure_role(conn, role, wanted.password)
+    yield from ensure_entry(conn, role, sorted({relation.schema for relation in captured} | {"cdc"}))
     # Before the publication: what it held until now tells which privileges are out of date.
     yield from ensure_privileges(conn, role, pipeline, captured)
     yield from ensure_heartbeat(conn, role, pipeline)
@@ -106,9 +130,23 @@ def _prepare(
     yield from ensure_triggers(conn, pipeline, captured)
     yield from reset_floors(conn)
     yield from ensure_journal(conn, captured, before)
+    yield from ensure_event_triggers(conn)
 
 
-def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[str]:
+def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statement]:
+    """Let the owner make a schema and a publication, where it has to and may not."""
+    closed = conn.execute(
+        "SELECT current_user FROM (SELECT) AS one WHERE NOT has_database_privilege(current_database(), 'CREATE')"
+        " AND (to_regnamespace('cdc') IS NULL OR NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %s))",
+        [pipeline],
+    ).fetchone()
+    if closed:
+        owner, database = closed[0], conn.info.dbname
+        grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(database), sql.Identifier(owner))
+        yield Statement(grant, (f"GRANT CREATE ON DATABASE {database} TO {owner}",), by="administrator")
+
+
+def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
     """FULL where a column can be TOASTed; elsewhere only an identity that lacks the key is changed.
 
     Without FULL an update that leaves a TOASTed column alone doesn't carry its value, so the log alone
@@ -126,8 +164,10 @@ def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[s
         if full or (keyed and not relation.toastable):
             continue
         identity = _identity(relation)
-        conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(sql.Identifier(schema, name), identity))
-        yield f"set REPLICA IDENTITY {identity.as_string(conn)} on {schema}.{name}"
+        yield Statement(
+            sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(sql.Identifier(schema, name), identity),
+            (f"set REPLICA IDENTITY {identity.as_string(conn)} on {schema}.{name}",),
+        )
 
 
 def _identity(relation: Relation) -> sql.Composable:
@@ -139,29 +179,30 @@ def _identity(relation: Relation) -> sql.Composable:
     return sql.SQL("USING INDEX {}").format(sql.Identifier(relation.key_index.name))
 
 
-def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[str]:
+def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[Statement]:
     name = sql.Identifier(pipeline)
     wanted = {(relation.schema, relation.name) for relation in captured}
     wanted |= {("cdc", table) for table in CONTROL_TABLES}
     tables = sql.SQL(", ").join(sql.Identifier(*table) for table in sorted(wanted))
     options = _options(conn)
-    rows = conn.execute(
-        "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", [pipeline]
-    ).fetchall()
+    listed = set(
+        conn.execute(
+            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", [pipeline]
+        ).fetchall()
+    )
     if not conn.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [pipeline]).fetchone():
-        conn.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, options))
-        yield f"created publication {pipeline} of {len(wanted)} tables"
+        create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, options)
+        known = sql.SQL("SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = {})").format(sql.Literal(pipeline))
+        yield Statement(create, (f"created publication {pipeline} of {len(wanted)} tables",), unless=known)
         return
-    listed = set(rows)
     if listed != wanted or _is_partial(conn, pipeline):
-        conn.execute(sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables))
-        yield from (f"publishing {'.'.join(table)}" for table in sorted(wanted - listed))
-        yield from (f"no longer publishing {'.'.join(table)}" for table in sorted(listed - wanted))
-        if listed == wanted:
-            yield f"made publication {pipeline} hold its tables whole"
+        lines = [f"publishing {'.'.join(table)}" for table in sorted(wanted - listed)]
+        lines += [f"no longer publishing {'.'.join(table)}" for table in sorted(listed - wanted)]
+        lines = lines or [f"made publication {pipeline} hold its tables whole"]
+        yield Statement(sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables), tuple(lines))
     if not _has_options(conn, pipeline):
-        conn.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
-        yield f"set publication {pipeline} to {options.as_string(conn)}"
+        lines = [f"set publication {pipeline} to {options.as_string(conn)}"]
+        yield Statement(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options), tuple(lines))
 
 
 def _options(conn: psycopg.Connection) -> sql.Composable:
@@ -183,7 +224,9 @@ def _has_options(conn: psycopg.Connection, pipeline: str) -> bool:
 
 
 def _is_partial(conn: psycopg.Connection, pipeline: str) -> bool:
-    """Whether rows or columns of a published table are left out, or a whole schema is published."""
+    """Whether rows or columns of a published table are left out, or a whole schema is published: from 15 on."""
+    if conn.info.server_version < 150000:
+        return False
     return conn.execute(
         "SELECT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid"
         "               AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL))"

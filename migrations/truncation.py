@@ -1,7 +1,7 @@
 """Triggers that record TRUNCATE: of a captured table as its floor, of a partition alone in the journal.
 
-In:  the captured tables. Runs inside the caller's transaction.
-Out: a line for each thing that was changed; none when all was right already.
+In:  the captured tables. Only reads: what it yields is run by the caller, before the next.
+Out: a statement for each thing that is to be changed; none when all is right already.
 Invariant: every table and partition that can lose rows to a TRUNCATE has a trigger that fires whoever truncates.
 """
 
@@ -14,6 +14,7 @@ from psycopg import sql
 
 from migrations.preflight import Relation
 from migrations.role import OF_OTHER_PIPELINES
+from migrations.statement import Statement
 
 TABLE, PARTITIONED, PARTITION = "record_truncation", "begin_truncation", "record_partition_truncation"
 TRIGGERS = {TABLE: ("cdc_truncation", "AFTER"), PARTITIONED: ("cdc_truncating", "BEFORE")}
@@ -23,54 +24,78 @@ PRESENT = f"""
 SELECT t.tgrelid, n.nspname, c.relname, t.tgname, p.proname, t.tgenabled = 'A',
        coalesce(pg_partition_root(t.tgrelid)::oid, t.tgrelid) IN ({OF_OTHER_PIPELINES})
 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'cdc'::regnamespace
+JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = to_regnamespace('cdc')
 WHERE p.proname = ANY (%(functions)s)
 ORDER BY n.nspname, c.relname, t.tgname
 """
+# The partitions that hold rows, and whether a trigger of their own is missing.
+LEAVES = """
+SELECT n.nspname || '.' || c.relname, NOT EXISTS (
+           SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = to_regnamespace('cdc')
+           WHERE t.tgrelid = c.oid AND t.tgenabled = 'A' AND p.proname = 'record_partition_truncation') AS unwatched
+FROM pg_partition_tree(%(root)s::oid) part JOIN pg_class c ON c.oid = part.relid AND c.oid <> %(root)s::oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE part.isleaf
+ORDER BY 1
+"""
 # What is left of a server that was restored or replaced: its positions start again, and every change would lie
 # below such a floor.
+BEYOND = "SELECT table_name FROM cdc.truncation WHERE lsn > pg_current_wal_insert_lsn() ORDER BY 1"
 RESET = """
 UPDATE cdc.truncation SET lsn = '0/0', at = clock_timestamp()
-WHERE lsn > pg_current_wal_insert_lsn() RETURNING table_name
+WHERE lsn > pg_current_wal_insert_lsn() AND table_name = {}
 """
 
 
-def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[str]:
+def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[Statement]:
     functions = [TABLE, PARTITIONED, PARTITION]
     rows = conn.execute(PRESENT, {"pipeline": pipeline, "functions": functions}).fetchall()
     watched = {(oid, function) for oid, _, _, _, function, always, _ in rows if always}
     wanted = {(relation.oid, TABLE) for relation in captured}
     for relation in captured:
         if (relation.oid, TABLE) not in watched:
-            _add(conn, relation, TABLE)
-            yield f"recording TRUNCATE of {relation.label}"
+            yield _addition(relation, TABLE, f"recording TRUNCATE of {relation.label}")
         if relation.relkind == "p":
             wanted |= {(relation.oid, PARTITIONED), *((member, PARTITION) for member in relation.members)}
             if (relation.oid, PARTITIONED) not in watched:
-                _add(conn, relation, PARTITIONED)
-            (made,) = conn.execute("SELECT cdc.adopt_partitions(%s::oid)", [relation.oid]).fetchone() or ([],)
-            yield from made
+                yield _addition(relation, PARTITIONED)
+            yield from _adoption(conn, relation)
     for oid, schema, table, trigger, function, _, elsewhere in rows:
         if (oid, function) not in wanted and not elsewhere:
-            statement = sql.SQL("DROP TRIGGER {} ON {}")
-            conn.execute(statement.format(sql.Identifier(trigger), sql.Identifier(schema, table)))
-            if function != PARTITIONED:
-                yield f"no longer recording TRUNCATE of {schema}.{table}"
+            drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
+            lines = (f"no longer recording TRUNCATE of {schema}.{table}",) if function != PARTITIONED else ()
+            yield Statement(drop.format(sql.Identifier(trigger), sql.Identifier(schema, table)), lines)
 
 
-def reset_floors(conn: psycopg.Connection) -> Iterator[str]:
+def _adoption(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
+    """A function does it, because an event trigger does the same for partitions that come later."""
+    leaves = conn.execute(LEAVES, {"root": relation.oid}).fetchall()
+    if lines := tuple(f"recording TRUNCATE of partition {leaf}" for leaf, unwatched in leaves if unwatched):
+        adopt = sql.SQL("SELECT cdc.adopt_partitions({}::regclass)")
+        yield Statement(adopt.format(sql.Literal(relation.identifier.as_string(conn))), lines)
+
+
+def reset_floors(conn: psycopg.Connection) -> Iterator[Statement]:
     """Take back floors that lie beyond the end of this server's log: they are another server's."""
-    for (table,) in conn.execute(RESET).fetchall():
-        yield f"reset the floor of {table}: it lay beyond the end of the server's log"
+    if conn.execute("SELECT to_regclass('cdc.truncation')").fetchone() == (None,):
+        return
+    for (table,) in conn.execute(BEYOND).fetchall():
+        lines = (f"reset the floor of {table}: it lay beyond the end of the server's log",)
+        yield Statement(sql.SQL(RESET).format(sql.Literal(table)), lines)
 
 
-def _add(conn: psycopg.Connection, relation: Relation, function: str) -> None:
+def _addition(relation: Relation, function: str, *lines: str) -> Statement:
     """ALWAYS: a truncation that reached this table by replication, or in replica mode, counts too."""
     name, when = TRIGGERS[function]
-    trigger = sql.Identifier(name)
-    conn.execute(
-        sql.SQL("CREATE OR REPLACE TRIGGER {} {} TRUNCATE ON {} FOR EACH STATEMENT EXECUTE FUNCTION {}()").format(
-            trigger, sql.SQL(when), relation.identifier, sql.Identifier("cdc", function)
-        )
+    return Statement(
+        sql.SQL(
+            "CREATE OR REPLACE TRIGGER {trigger} {when} TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION"
+            " {function}(); ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
+        ).format(
+            trigger=sql.Identifier(name),
+            when=sql.SQL(when),
+            table=relation.identifier,
+            function=sql.Identifier("cdc", function),
+        ),
+        lines,
     )
-    conn.execute(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(relation.identifier, trigger))

@@ -1,6 +1,7 @@
 """Migrations and prepare_source against a real Postgres: what they make and what they refuse."""
 
 import shutil
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.errors import SourceError
-from migrations import CONTROL, SAMPLE, heartbeat_query, migrate, prepare_source, source
+from compose.wheels import postgres_bin
+from migrations import CONTROL, SAMPLE, Wanted, heartbeat_query, migrate, plan, prepare_source, script, source
 from migrations.runner import LOCK
 from tests.support.wait import wait_until
 
@@ -71,8 +73,8 @@ def shop(conn: psycopg.Connection) -> psycopg.Connection:
 @pytest.fixture
 def prepare(shop: psycopg.Connection, role: str) -> Prepare:
     def call(tables: Sequence[tuple[str, str]] = TABLES, **changed: Any) -> list[str]:
-        arguments = {"pipeline": "shop", "role": role, "password": None} | changed
-        return prepare_source(arguments.pop("conn", shop), tables=tables, **arguments)
+        wanted = {"pipeline": "shop", "role": role} | changed
+        return prepare_source(wanted.pop("conn", shop), Wanted(tables=tables, **wanted))
 
     return call
 
@@ -231,22 +233,22 @@ def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str
         migrate(standby)
 
 
-def test_without_a_superuser_only_the_ddl_journal_is_missing(
+def test_without_a_superuser_only_the_event_triggers_are_missing(
     conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
 ) -> None:
-    owner, connector = make_role("LOGIN"), make_role("LOGIN REPLICATION")
+    owner, wanted = make_role("LOGIN"), Wanted("shop", TABLES, make_role("LOGIN REPLICATION"))
     execute(conn, f"ALTER DATABASE {conn.info.dbname} OWNER TO {owner}")
     with psycopg.connect(make_conninfo(postgres_dsn, user=owner)) as theirs:
-        applied = {entry.name: entry for entry in migrate(theirs)}
+        migrate(theirs)
         execute(theirs, SHOP)
         theirs.commit()
-        lines = prepare_source(theirs, pipeline="shop", tables=TABLES, role=connector, password=None)
-    (notice,) = applied["control/0003_ddl.sql"].notices
-    assert "event triggers take a superuser" in notice
-    assert lines[-1] == f"note: {notice}"
+        lines = prepare_source(theirs, wanted)
+        again = prepare_source(theirs, wanted)
+    assert "event triggers, which take a superuser" in lines[-1]
+    assert again == lines[-1:]
+    assert again[0].startswith("note: ")
     assert rows(conn, "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'shop'") == [(7,)]
-    made = prepare_source(conn, pipeline="shop", tables=TABLES, role=connector, password=None)
-    assert made == [
+    assert prepare_source(conn, wanted) == [
         f"created event trigger {name}" for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
     ]
 
@@ -654,6 +656,24 @@ def test_hostile_names_are_names(prepare: Prepare, conn: psycopg.Connection, mak
         name = sql.Identifier(connector)
         conn.execute(sql.SQL("DROP OWNED BY {}").format(name))
         conn.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+def test_hostile_names_in_a_script_are_names(
+    shop: psycopg.Connection, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
+    strange = ('O"dd; Schema', "T%a'ble :x \\q $cdc$\n✈ {}")
+    wanted = Wanted("shop", [strange], f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x')
+    conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
+    conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(sql.Identifier(*strange)))
+    text = script(shop, wanted, plan(shop, wanted))
+    command = [str(postgres_bin() / "psql"), "-X", "-v", "x=1", "-v", "ON_ERROR_STOP=1", conn.info.dsn]
+    try:
+        for _ in range(2):
+            subprocess.run(command, input=text, text=True, check=True, capture_output=True)
+        assert plan(shop, wanted) == []
+        assert prepare_source(shop, wanted) == []
+    finally:
+        conn.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=sql.Identifier(wanted.role)))
 
 
 # TRUNCATE

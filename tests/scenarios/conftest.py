@@ -23,6 +23,7 @@ from cdc.change import Table
 from cdc.cli_rebuild import build
 from cdc.comparison import Comparison
 from cdc.context import Context
+from cdc.definitions import comparing
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.generations import Building, Registry, Retained
 from cdc.rollback import rollback
@@ -136,7 +137,8 @@ class World:
 
         def work() -> list[CdcError]:
             streams = context.streams(self.spark, context.sinks(None))
-            return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
+            with comparing(context.load):
+                return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
 
         with ThreadPoolExecutor(1) as pool:
             errors = pool.submit(work)

@@ -66,16 +66,14 @@ class Shop:
 
     def migrate(self, password: str = PASSWORD) -> list[str]:
         migrations.migrate(self.conn)
-        return migrations.prepare_source(
-            self.conn,
-            pipeline=self.pipeline.pipeline,
-            tables=[
-                (schema, name) for entry in self.pipeline.source.tables for schema, name in [entry.table.split(".")]
-            ],
-            role=self.pipeline.replication_user,
-            password=password,
-            keys={entry.table: entry.key for entry in self.pipeline.source.tables if entry.key},
+        wanted = migrations.Wanted(
+            self.pipeline.pipeline,
+            [(schema, name) for entry in self.pipeline.source.tables for schema, name in [entry.table.split(".")]],
+            self.pipeline.replication_user,
+            password,
+            {entry.table: entry.key for entry in self.pipeline.source.tables if entry.key},
         )
+        return migrations.prepare_source(self.conn, wanted)
 
     def register(self, **settings: Any) -> Any:
         return register(self.pipeline.model_copy(update=settings), self.tables)

@@ -68,6 +68,15 @@ def test_changes_of_columns(columns: tuple[Shape, ...], kind: str, words: str) -
     assert words in found.what
 
 
+@pytest.mark.parametrize(
+    ("command", "kind"), [("ALTER TABLE", "none"), ("COMPARE", "refresh"), ("DESCRIBE", "refresh")]
+)
+def test_a_column_that_was_noticed_late(command: str, kind: str) -> None:
+    """Rows that were changed meanwhile came with it, and were applied without."""
+    assert verdict(*BASE, Shape("more", "text", 5), command=command).kind == kind
+    assert verdict(ID, MOOD, PAIR, command=command).kind == "none"
+
+
 def test_a_name_that_comes_back_later() -> None:
     left = (ID, MOOD, PAIR)
     assert kinds(FIRST, entry(2, columns=left), entry(3, columns=(*left, replace(NOTE, number=5)))) == [

@@ -1,0 +1,146 @@
+-- Event triggers take a superuser. Where there is none `cdc run` compares definitions with the journal every few seconds
+-- and notes what differs: later than an event trigger, behind changes that were made meanwhile (see cdc/ddl.py).
+
+CREATE FUNCTION cdc.has_event_triggers() RETURNS boolean
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT count(*) = 4 FROM pg_event_trigger
+    WHERE evtname IN ('cdc_ddl', 'cdc_ddl_around', 'cdc_drop', 'cdc_rewrite') AND evtenabled IN ('O', 'A')
+$$;
+
+CREATE VIEW cdc.definition AS
+    SELECT DISTINCT ON (relation) * FROM cdc.ddl WHERE relation IS NOT NULL ORDER BY relation, id DESC;
+COMMENT ON VIEW cdc.definition IS 'what the journal knows last of each table; columns is null after a drop';
+
+-- A rewrite may leave every definition as it was (ALTER ... TYPE int USING -n), but never the file.
+CREATE TABLE cdc.storage (
+    relation oid PRIMARY KEY,
+    filenode oid NOT NULL
+);
+COMMENT ON TABLE cdc.storage IS 'the file that each captured table had when it was looked at last';
+
+CREATE FUNCTION cdc.remember_storage() RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM cdc.storage WHERE relation NOT IN (SELECT oid FROM pg_class);
+    INSERT INTO cdc.storage (relation, filenode)
+    SELECT c.oid, c.relfilenode FROM cdc.definition d JOIN pg_class c ON c.oid = d.relation
+    WHERE c.relkind = 'r' AND d.columns IS NOT NULL AND NOT EXISTS (SELECT FROM cdc.storage s WHERE s.relation = c.oid)
+    ON CONFLICT DO NOTHING
+$$;
+
+-- Rows that TRUNCATE took have a floor, or an entry of their own.
+CREATE OR REPLACE FUNCTION cdc.record_truncation() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    INSERT INTO cdc.truncation AS t (table_name, at, lsn)
+    VALUES (TG_TABLE_SCHEMA || '.' || TG_TABLE_NAME, clock_timestamp(), pg_current_wal_insert_lsn())
+    ON CONFLICT (table_name) DO UPDATE SET at = excluded.at, lsn = excluded.lsn, n = t.n + 1;
+    DELETE FROM cdc.storage WHERE relation = TG_RELID OR relation IN (SELECT cdc.leaves(TG_RELID));
+    PERFORM set_config(
+        'cdc.truncating', replace(coalesce(current_setting('cdc.truncating', true), ''), format('<%s>', TG_RELID), ''), true);
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION cdc.record_partition_truncation() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    root oid := pg_partition_root(TG_RELID);
+BEGIN
+    -- Null: it was detached since, and its rows are no longer the table's.
+    IF root <> TG_RELID AND coalesce(current_setting('cdc.truncating', true), '') NOT LIKE format('%%<%s>%%', root) THEN
+        PERFORM cdc.note('TRUNCATE PARTITION', ARRAY[root]);
+        DELETE FROM cdc.storage WHERE relation = TG_RELID;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- Whether any of them has rows, which no event has told of. Creating a partition in time takes no more than this.
+CREATE FUNCTION cdc.hold_rows(relations oid[]) RETURNS boolean
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    candidate oid;
+    filled boolean;
+BEGIN
+    FOREACH candidate IN ARRAY relations LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s)', candidate::regclass) INTO filled;
+        IF filled THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
+END
+$$;
+
+-- Which of the captured tables, and of those that have taken the name of one, aren't what the journal says they are;
+-- `grown`: that is empty partitions that it has got, and nothing else.
+CREATE FUNCTION cdc.differing(OUT relation oid, OUT grown boolean) RETURNS SETOF record
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH candidate AS (
+        SELECT d.relation::oid AS oid FROM cdc.definition d WHERE d.columns IS NOT NULL
+        UNION
+        SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN cdc.ddl d ON d.command = 'PUBLISH' AND d.table_name = n.nspname || '.' || c.relname
+        WHERE c.relkind IN ('r', 'p')
+    ), actual AS (
+        SELECT c.oid, n.nspname || '.' || c.relname AS table_name,
+               cdc.described(c.oid) AS columns, cdc.partitions(c.oid) AS partitions
+        FROM candidate JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE cdc.is_ours(c.oid)
+    )
+    SELECT a.oid, ((d.table_name, d.columns) IS NOT DISTINCT FROM (a.table_name, a.columns)
+               AND d.partitions <@ a.partitions AND NOT cdc.hold_rows(ARRAY(
+                   SELECT leaf FROM cdc.leaves(a.oid) AS leaf
+                   JOIN pg_class c ON c.oid = leaf JOIN pg_namespace n ON n.oid = c.relnamespace
+                   WHERE NOT d.partitions ? (n.nspname || '.' || c.relname)))) IS TRUE
+    FROM actual a LEFT JOIN cdc.definition d ON d.relation = a.oid
+    WHERE (d.table_name, d.columns, d.partitions) IS DISTINCT FROM (a.table_name, a.columns, a.partitions)
+$$;
+
+-- Returns how many tables it has noted. It never waits for long: a TRUNCATE that holds a table may be waiting for this.
+CREATE FUNCTION cdc.compare_definitions() RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms'
+AS $$
+DECLARE
+    before bigint;
+    rewritten oid[];
+BEGIN
+    IF cdc.has_event_triggers() OR NOT pg_try_advisory_xact_lock(hashtextextended('cdc.compare', 0)) THEN
+        RETURN 0;
+    END IF;
+    SELECT coalesce(max(id), 0) INTO before FROM cdc.ddl;
+    INSERT INTO cdc.ddl (command, table_name, relation)
+    SELECT 'COMPARE', d.table_name, d.relation FROM cdc.definition d
+    WHERE d.columns IS NOT NULL AND d.relation NOT IN (SELECT oid FROM pg_class);
+
+    rewritten := ARRAY(SELECT s.relation FROM cdc.storage s JOIN pg_class c ON c.oid = s.relation
+                       WHERE c.relfilenode <> s.filenode AND cdc.is_ours(c.oid) ORDER BY s.relation);
+    -- As an event trigger would: before the definition, and of the partition's table as well.
+    PERFORM cdc.note('REWRITE TABLE', rewritten || ARRAY(
+        SELECT DISTINCT root FROM unnest(rewritten) AS leaf, pg_partition_root(leaf) AS root WHERE root <> leaf));
+
+    PERFORM cdc.note(CASE WHEN grown THEN 'CREATE TABLE' ELSE 'COMPARE' END, array_agg(relation))
+    FROM cdc.differing() GROUP BY grown;
+
+    DELETE FROM cdc.storage WHERE relation = ANY (rewritten);
+    PERFORM cdc.remember_storage();
+    RETURN (SELECT count(*) FROM cdc.ddl WHERE id > before);
+END
+$$;
+
+-- Partitions that have come meanwhile, of every table that was captured with its partitions.
+CREATE FUNCTION cdc.adopt_all_partitions() RETURNS text[]
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms'
+AS $$
+    SELECT coalesce(array_agg(line), '{}') FROM pg_trigger t, unnest(cdc.adopt_partitions(t.tgrelid)) AS line
+    WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND NOT cdc.has_event_triggers()
+$$;
+
+REVOKE ALL ON FUNCTION cdc.has_event_triggers(), cdc.remember_storage(), cdc.hold_rows(oid[]), cdc.differing(),
+    cdc.compare_definitions(), cdc.adopt_all_partitions() FROM PUBLIC;

@@ -1,0 +1,178 @@
+"""Definitions where no event trigger journals them: compared with the journal, what differs is noted."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from cdc import definitions, source
+from cdc.ddl import Definition, consequences, parse
+from cdc.follow import Follower
+from cdc.registered import Registration
+from cdc.status import collect
+from migrations import Wanted, migrate, prepare_source
+from tests.support.pipelines import pipeline
+
+SHOP = """
+CREATE SCHEMA shop;
+CREATE TYPE shop.mood AS ENUM ('good', 'bad');
+CREATE TABLE shop.orders (id int PRIMARY KEY, note text DEFAULT 'x', n int, m shop.mood);
+CREATE TABLE shop.parts (id int PRIMARY KEY, n int) PARTITION BY RANGE (id);
+CREATE TABLE shop.low PARTITION OF shop.parts FOR VALUES FROM (0) TO (10);
+CREATE TABLE shop.high (id int PRIMARY KEY, n int);
+CREATE TABLE shop.other (id int PRIMARY KEY, n int);
+INSERT INTO shop.orders VALUES (1, 'a', 1, 'good');
+INSERT INTO shop.high VALUES (15, 1);
+"""
+EVENT_TRIGGERS = ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
+CAPTURED = ("shop.orders", "shop.parts")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def conn(postgres_dsn: str, unique: str) -> Iterator[Connection]:
+    """A prepared source without event triggers, that has been looked at."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(SHOP)
+        migrate(connection)
+        wanted = Wanted(unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication")
+        prepare_source(connection, wanted)
+        for name in EVENT_TRIGGERS:
+            connection.execute(sql.SQL("DROP EVENT TRIGGER {}").format(sql.Identifier(name)))
+        assert definitions.compare(connection) == 0
+        yield connection
+        role = sql.Identifier(wanted.role)
+        connection.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role))
+
+
+def history(conn: Connection) -> list[Definition]:
+    """The journal as its topic would have it; what `migrate` noted came with the snapshot."""
+    fields = ("id", "lsn", "command", "table_name", "relation", "columns", "partitions")
+    found = conn.execute("SELECT id, lsn::text, command, table_name, relation, columns, partitions FROM cdc.ddl")
+    entries = []
+    for row in found.fetchall():
+        after = dict(zip(fields, row, strict=True))
+        op = "r" if after["command"] == "PUBLISH" else "c"
+        entries.append(parse(json.dumps({"op": op, "after": after}).encode()))
+    return [entry for entry in entries if entry]
+
+
+def verdicts(conn: Connection) -> list[tuple[str, str]]:
+    """What became of captured tables, but for entries that mean nothing for their rows."""
+    return [(one.table, one.kind) for one in consequences(history(conn), CAPTURED) if one.kind != "none"]
+
+
+ORDERS, PARTS = CAPTURED
+
+
+@pytest.mark.parametrize(
+    ("statements", "expected"),
+    [
+        ("ALTER TABLE shop.orders ADD vip boolean NOT NULL DEFAULT false", [(ORDERS, "refresh")]),
+        (
+            "ALTER TABLE shop.orders ADD c int DEFAULT 7; ALTER TABLE shop.orders ALTER c DROP DEFAULT",
+            [(ORDERS, "refresh")],
+        ),
+        # Rows that were changed before anybody looked have been applied without it.
+        ("ALTER TABLE shop.orders ADD plain text", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.orders RENAME note TO remark", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.orders ALTER n TYPE text", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.orders ALTER n TYPE int USING -n", [(ORDERS, "refresh")]),
+        ("VACUUM FULL shop.orders", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.orders DROP n; ALTER TABLE shop.orders ADD n int", [(ORDERS, "refresh")]),
+        ("ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, n)", [(ORDERS, "cleanse")]),
+        ("ALTER TABLE shop.orders RENAME TO requests", [(ORDERS, "gone")]),
+        ("DROP TABLE shop.orders", [(ORDERS, "gone")]),
+        ("DROP TABLE shop.orders; CREATE TABLE shop.orders (id int PRIMARY KEY)", [(ORDERS, "gone"), (ORDERS, "gone")]),
+        ("ALTER SCHEMA shop RENAME TO store", [(ORDERS, "gone"), (PARTS, "gone")]),
+        ("ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)", [(PARTS, "refresh")]),
+        ("ALTER TABLE shop.parts DETACH PARTITION shop.low", [(PARTS, "cleanse")]),
+        ("DROP TABLE shop.low", [(PARTS, "cleanse")]),
+        ("TRUNCATE shop.low", [(PARTS, "cleanse")]),
+        ("ALTER TABLE shop.low RENAME TO lower", []),
+        ("CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)", []),
+        ("TRUNCATE shop.orders, shop.parts", []),
+        ("ALTER TABLE shop.orders DROP n", []),
+        ("ALTER TABLE shop.orders ALTER n SET DEFAULT 5, ALTER m SET NOT NULL", []),
+        ("GRANT SELECT ON shop.orders TO PUBLIC; ANALYZE shop.orders; CREATE INDEX ON shop.orders (n)", []),
+        ("ALTER TABLE shop.other ADD x int DEFAULT 7; VACUUM FULL shop.other; DROP TABLE shop.other", []),
+    ],
+)
+def test_what_has_changed_is_noted_once(conn: Connection, statements: str, expected: list[tuple[str, str]]) -> None:
+    for statement in statements.split("; "):
+        conn.execute(statement.encode())
+    definitions.compare(conn)
+    assert verdicts(conn) == expected
+    before = len(history(conn))
+    assert definitions.compare(conn) == 0
+    assert len(history(conn)) == before
+
+
+def test_without_a_look_nothing_is_known(conn: Connection) -> None:
+    """The twin: no entry, so that no view would be put right."""
+    conn.execute("ALTER TABLE shop.orders ADD vip boolean NOT NULL DEFAULT false")
+    assert verdicts(conn) == []
+
+
+def test_a_start_looks(conn: Connection, postgres_dsn: str, unique: str) -> None:
+    asked = pipeline(unique, postgres_dsn, *CAPTURED)
+    follower = Follower(lambda: asked, source.describe(conn, asked))
+    conn.execute("ALTER TABLE shop.orders ALTER n TYPE int USING -n")
+    follower([], Registration())
+    assert verdicts(conn) == [(ORDERS, "refresh")]
+
+
+def test_status_says_how_definitions_are_watched(conn: Connection, postgres_dsn: str, unique: str) -> None:
+    asked = pipeline(unique, postgres_dsn, *CAPTURED)
+    assert collect(asked, positions={}, progress={}).definitions == "comparison"
+    conn.execute("SELECT cdc.watch_ddl()")
+    assert collect(asked, positions={}, progress={}).definitions == "event triggers"
+
+
+def test_a_new_partition_is_taken_in(conn: Connection) -> None:
+    conn.execute("ALTER TABLE shop.parts REPLICA IDENTITY FULL")
+    conn.execute("CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)")
+    definitions.compare(conn)
+    assert conn.execute("SELECT relreplident::text FROM pg_class WHERE oid = 'shop.new'::regclass").fetchone() == ("f",)
+    conn.execute("TRUNCATE shop.new")
+    assert verdicts(conn) == [(PARTS, "cleanse")]
+
+
+def test_a_rewrite_while_nobody_looked_is_seen_after_a_truncation(conn: Connection) -> None:
+    """What TRUNCATE does to a table's file is no rewrite, and hides none that comes later."""
+    conn.execute("TRUNCATE shop.orders")
+    assert definitions.compare(conn) == 0
+    conn.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, 'good')")
+    conn.execute("ALTER TABLE shop.orders ALTER n TYPE int USING -n")
+    assert definitions.compare(conn) == 1
+    assert verdicts(conn) == [(ORDERS, "refresh")]
+
+
+def test_event_triggers_leave_nothing_to_compare(conn: Connection) -> None:
+    assert definitions.watch(conn) == "comparison"
+    conn.execute("SELECT cdc.watch_ddl()")
+    assert definitions.watch(conn) == "event triggers"
+    conn.execute("ALTER TABLE shop.orders ADD vip boolean NOT NULL DEFAULT false")
+    assert definitions.compare(conn) == 0
+    conn.execute("ALTER EVENT TRIGGER cdc_rewrite DISABLE")
+    assert definitions.watch(conn) == "comparison"
+
+
+def test_a_table_that_stays_locked_is_not_waited_for(conn: Connection, postgres_dsn: str) -> None:
+    """Who holds it may wait for what the comparison holds."""
+    with psycopg.connect(postgres_dsn) as application:
+        application.execute("ALTER TABLE shop.orders ADD vip boolean NOT NULL DEFAULT false")
+        began = time.monotonic()
+        with suppress(psycopg.errors.LockNotAvailable):
+            definitions.compare(conn)
+        assert time.monotonic() - began < 5
+        application.execute("TRUNCATE shop.orders")
+    assert verdicts(conn) == []
+    definitions.compare(conn)
+    assert verdicts(conn) == [(ORDERS, "refresh")]

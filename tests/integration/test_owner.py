@@ -1,0 +1,268 @@
+"""A source whose owner is no superuser: an administrator gets the rest as SQL, and no way out leads back in."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc.cli import main
+from compose.wheels import postgres_bin
+from connectors.client import Connect
+from tests.support.postgres import strict_postgres
+
+SECRET, REPLICATION = "owner-secret-42", "it's a :secret"
+FILE = """\
+pipeline: {name}
+source:
+  dsn: ${{OWNER_DSN}}
+  heartbeat_s: 0.3
+  tables: [shop.orders, shop.parts]
+  {password}
+sinks:
+  cache: {{type: redis, url: "redis://127.0.0.1:1/0", prefix: {name}}}
+kafka: {kafka}
+connect: {connect}
+"""
+SHOP = """
+CREATE TABLE shop.orders (id int PRIMARY KEY, note text);
+CREATE TABLE shop.parts (id int PRIMARY KEY, n int) PARTITION BY RANGE (id);
+CREATE TABLE shop.low PARTITION OF shop.parts FOR VALUES FROM (0) TO (100);
+INSERT INTO shop.orders SELECT n, 'a' FROM generate_series(1, 10) n;
+"""
+
+
+@dataclass
+class Owner:
+    """A role that owns a schema of a database and nothing else; `admin` is the server's superuser."""
+
+    name: str
+    admin: psycopg.Connection[tuple[Any, ...]]
+    folder: Path
+    kafka: str = "127.0.0.1:1"
+    connect: str = "http://127.0.0.1:1"
+
+    @property
+    def connector(self) -> str:
+        return f"{self.name}_replication"
+
+    @property
+    def dsn(self) -> str:
+        return make_conninfo(self.admin.info.dsn, user=self.name, password=SECRET)
+
+    def write_file(self, password: str | None = None) -> None:
+        line = f"replication_password: {json.dumps(password)}" if password else ""
+        text = FILE.format(name=self.name, password=line, kafka=self.kafka, connect=self.connect)
+        (self.folder / "shop.yaml").write_text(text)
+
+    def cdc(self, *words: str, code: int = 0) -> str:
+        """Run a verb as the owner; what it says, which never is a password."""
+        printed, told = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(told):
+            patch.setattr(sys, "argv", ["cdc", "-p", str(self.folder / "shop.yaml"), *words])
+            patch.setenv("OWNER_DSN", self.dsn)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = printed.getvalue() if code == 0 else f"{printed.getvalue()}{told.getvalue()}"
+        assert ended.value.code == code, f"{words}: exit {ended.value.code}\n{printed.getvalue()}\n{told.getvalue()}"
+        assert SECRET not in said
+        assert REPLICATION not in said
+        return said
+
+    def psql(self, script: str, *options: str, code: int = 0) -> str:
+        """Run a script as the administrator."""
+        info = self.admin.info
+        command = [str(postgres_bin() / "psql"), "-X", "-v", "ON_ERROR_STOP=1", *options, "-f", "-"]
+        environment = {
+            **os.environ,
+            "PGHOST": info.host,
+            "PGPORT": str(info.port),
+            "PGUSER": info.user,
+            "PGPASSWORD": info.password,
+            "PGDATABASE": info.dbname,
+        }
+        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == code, done.stderr
+        return str(done.stderr)
+
+    def execute(self, statements: str) -> None:
+        """As the owner."""
+        with psycopg.connect(self.dsn) as conn:
+            conn.execute(statements.encode())
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """A server of its own that asks for passwords."""
+    with strict_postgres(wal_level="logical") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def owner(guarded: str, unique: str, tmp_path: Path) -> Iterator[Owner]:
+    with psycopg.connect(guarded, autocommit=True) as server:
+        role = sql.Identifier(unique)
+        server.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, SECRET))
+        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(f"db_{unique}")))
+    database = make_conninfo(guarded, dbname=f"db_{unique}")
+    with closing(psycopg.connect(database, autocommit=True)) as admin:
+        admin.execute(sql.SQL("CREATE SCHEMA shop AUTHORIZATION {}").format(role))
+        made = Owner(unique, admin, tmp_path)
+        made.write_file()
+        made.execute(SHOP)
+        yield made
+
+
+def said(text: str) -> str:
+    """In one line, however it was folded."""
+    return " ".join(text.split())
+
+
+def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(owner: Owner, stack: Any) -> None:
+    """From nothing to changes that arrive, by two people of whom neither has the other's rights."""
+    owner.kafka, owner.connect = stack.endpoints.kafka, stack.endpoints.connect
+    owner.write_file(REPLICATION)
+    refused = said(owner.cdc("migrate", code=4))
+    assert f"permission denied for database db_{owner.name}" in refused
+    assert "cdc -p FILE migrate --sql" in refused or "shop.yaml migrate --sql" in refused
+    script = owner.cdc("migrate", "--sql")
+    for _ in range(2):
+        owner.psql(script, "-v", f"replication_password={REPLICATION}")
+    assert said(owner.cdc("migrate")) == "nothing to do"
+    assert "Nothing is missing" in owner.cdc("migrate", "--sql")
+    try:
+        assert "heartbeat has arrived" in said(owner.cdc("register"))
+    finally:
+        with Connect(stack.endpoints.connect) as connect:
+            connect.reset(owner.name)
+
+
+def test_what_the_owner_may_do_is_done(owner: Owner) -> None:
+    """The first dead end: the statement that is missing is named, not just to whom it is to be granted."""
+    owner.admin.execute(
+        sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(*map(sql.Identifier, (f"db_{owner.name}", owner.name)))
+    )
+    refused = said(owner.cdc("migrate", code=4))
+    assert "publication" in refused
+    assert f'may not run what is still needed: CREATE ROLE "{owner.connector}" WITH LOGIN REPLICATION' in refused
+    script = owner.cdc("migrate", "--sql")
+    assert "CREATE PUBLICATION" not in script
+    assert "0001_control" not in script
+    owner.psql(script)
+    assert said(owner.cdc("migrate")) == "nothing to do"
+
+
+def test_an_administrator_without_event_triggers(owner: Owner) -> None:
+    """As where nobody is a superuser: a role that may give REPLICATION and act as the owner does all but these."""
+    chief = sql.Identifier(f"{owner.name}_chief")
+    owner.admin.execute(
+        sql.SQL("CREATE ROLE {chief} LOGIN CREATEROLE REPLICATION; GRANT {owner} TO {chief}").format(
+            chief=chief, owner=sql.Identifier(owner.name)
+        )
+    )
+    owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(f"db_{owner.name}"), chief))
+    script = owner.cdc("migrate", "--sql")
+    warned = owner.psql(sql.SQL("SET SESSION AUTHORIZATION {};").format(chief).as_string() + "\n" + script)
+    assert "no event triggers" in warned
+    told = owner.cdc("migrate").splitlines()
+    assert (len(told), told[0][:24], told[1]) == (2, "note: no event triggers,", "nothing to do")
+
+
+def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
+    """The second dead end: once an administrator has made the role, `migrate` has nothing to alter about it."""
+    database, role, connector = map(sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector))
+    owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
+    owner.admin.execute(sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(connector, REPLICATION))
+    owner.write_file(REPLICATION)
+    told = owner.cdc("migrate")
+    assert "created publication" in told
+    assert "password" not in told
+    assert owner.cdc("migrate").splitlines()[-1] == "nothing to do"
+
+
+def test_a_password_that_is_wrong_is_somebody_elses_to_set(owner: Owner) -> None:
+    """The third: `register` leads to `migrate`, and that to the statement that an administrator has to run."""
+    database, role, connector = map(sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector))
+    owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
+    owner.admin.execute(sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD 'another'").format(connector))
+    owner.write_file(REPLICATION)
+    refused = said(owner.cdc("migrate", code=4))
+    assert f"ALTER ROLE \"{owner.connector}\" PASSWORD :'replication_password'" in refused
+    script = owner.cdc("migrate", "--sql")
+    # Without the variable nothing is set, and nothing fails.
+    owner.psql(script)
+    owner.cdc("migrate", code=4)
+    owner.psql(script, "-v", f"replication_password={REPLICATION}")
+    assert said(owner.cdc("migrate")) == "nothing to do"
+
+
+def test_a_superuser_sees_whether_a_password_is_right(owner: Owner) -> None:
+    """Also on a server that lets everybody in: there a login tells nothing."""
+    owner.admin.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(owner.name)))
+    owner.write_file(REPLICATION)
+    assert f"set the password of role {owner.connector}" in owner.cdc("migrate")
+    assert said(owner.cdc("migrate")) == "nothing to do"
+    owner.admin.execute(sql.SQL("ALTER ROLE {} PASSWORD 'another'").format(sql.Identifier(owner.connector)))
+    assert said(owner.cdc("migrate")) == f"set the password of role {owner.connector}"
+
+
+def test_where_a_role_stands_for_replication(owner: Owner) -> None:
+    """Amazon's administrators may not give the attribute; that the role is given can be tested, not what it does."""
+    owner.admin.execute("CREATE ROLE rds_replication NOLOGIN")
+    try:
+        script = owner.cdc("migrate", "--sql")
+        assert f'CREATE ROLE "{owner.connector}" WITH LOGIN; GRANT rds_replication TO "{owner.connector}";' in script
+        owner.psql(script)
+        assert said(owner.cdc("migrate")) == "nothing to do"
+    finally:
+        owner.admin.execute("DROP ROLE rds_replication")
+    assert "WITH REPLICATION" in owner.cdc("migrate", "--sql")
+
+
+def everything(owner: Owner) -> list[tuple[Any, ...]]:
+    """What a migration makes, as far as the catalogue has names for it."""
+    return owner.admin.execute(
+        "SELECT 'role', rolname FROM pg_roles UNION ALL SELECT 'schema', nspname FROM pg_namespace UNION ALL"
+        " SELECT 'publication', pubname FROM pg_publication UNION ALL SELECT 'event trigger', evtname FROM"
+        " pg_event_trigger UNION ALL SELECT 'trigger', tgname FROM pg_trigger UNION ALL"
+        " SELECT 'relation', relname || relreplident::text || coalesce(relacl::text, '') FROM pg_class ORDER BY 1, 2"
+    ).fetchall()
+
+
+def test_a_dry_run_says_all_and_does_nothing(owner: Owner) -> None:
+    owner.write_file(REPLICATION)
+    before = everything(owner)
+    told = owner.cdc("migrate", "--dry-run")
+    assert everything(owner) == before
+    assert max(map(len, told.splitlines())) <= 80
+    for part in (
+        f"GRANT CREATE ON DATABASE db_{owner.name} TO {owner.name}",
+        f"created role {owner.connector} (LOGIN REPLICATION",
+        f'CREATE ROLE "{owner.connector}"',
+        "applied control/0001_control.sql",
+        "set REPLICA IDENTITY FULL on shop.orders",
+        f"created publication {owner.name} of 6 tables",
+        "recording TRUNCATE of partition shop.low",
+        "created event trigger cdc_ddl",
+    ):
+        assert part in said(told)
+    would = json.loads(owner.cdc("migrate", "--dry-run", "--json"))["would"]
+    assert all(one["sql"] for one in would)
+    owner.admin.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(owner.name)))
+    promised = [line for one in would for line in one["done"] if not line.startswith("GRANT CREATE")]
+    made = owner.cdc("migrate").splitlines()
+    # For a superuser the event triggers come with the control files, and see to the partitions.
+    triggers = {f"created event trigger {name}" for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")}
+    assert set(promised) - set(made) == triggers | {"recording TRUNCATE of partition shop.low"}
+    assert set(made) <= set(promised)
+    assert said(owner.cdc("migrate", "--dry-run")) == "nothing to do"
