@@ -1,17 +1,22 @@
 """What the options before a verb stand for: settings, tables, sinks, streams; made when first asked for."""
 
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
+
+import psycopg
 
 import sinks
 from cdc import catalog, names, settings, source
 from cdc.change import Table
-from cdc.errors import CdcError, KafkaUnavailable, SettingsError, SourceError
+from cdc.errors import CdcError, SettingsError
 from compose import book, stack
 
 if TYPE_CHECKING:
@@ -20,6 +25,24 @@ if TYPE_CHECKING:
     from cdc.follow import Follower
     from cdc.sink import Sink
     from cdc.stream import Stream
+
+
+SHOWN_S = 2.5
+T = TypeVar("T")
+
+
+def _later(ask: Callable[[], T]) -> "Future[T]":
+    """The answer of a server, from a thread that nobody waits for in the end."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return answer
 
 
 @dataclass(frozen=True)
@@ -46,15 +69,21 @@ class Context:
 
     @cached_property
     def shown(self) -> settings.Pipeline:
-        """The same for who only looks: with Kafka down as the catalog says, with that down as well what is named."""
-        try:
-            return self.pipeline
-        except KafkaUnavailable:
-            written = self.load()
-        try:
-            return self._in_catalog(written)
-        except SourceError:
-            return written.of([])
+        """The same for who only looks, within seconds, whatever hangs.
+
+        With Kafka down patterns mean what the catalog says; with that down as well, what is named is all.
+        """
+        written = self.load()
+        if not written.patterns:
+            return written
+        asked, catalogued = _later(lambda: self._captured(written)), _later(lambda: self._in_catalog(written))
+        deadline = time.monotonic() + SHOWN_S
+        with suppress(TimeoutError, CdcError):
+            if (captured := asked.result(SHOWN_S * 0.75)) is not None:
+                return written.of(captured)
+        with suppress(TimeoutError, CdcError, psycopg.Error):
+            return catalogued.result(max(0.0, deadline - time.monotonic()))
+        return written.of([])
 
     def of_catalog(self) -> "Context":
         """The same, for those commands that decide which tables are captured from then on."""

@@ -33,7 +33,13 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
         finally:
             # Closing alone doesn't wake who waits for the next client.
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+            thread.join(1)
+
+
+def silent(client: socket.socket) -> None:
+    """Takes what comes, for as long as it comes."""
+    while client.recv(1024):
+        pass
 
 
 def tls(client: socket.socket) -> None:

@@ -1,13 +1,16 @@
 """What patterns mean: which tables, and which not, for every command the same."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from cdc import settings
 from cdc.catalog import Candidate, chosen
+from cdc.context import Context
 from cdc.errors import SettingsError
 from cdc.registered import Captured, Registration, refuse_waiting
+from tests.support.answering import answering, silent
 from tests.support.pipelines import pipeline
 
 ORDERS, ITEMS, OTHER = (Candidate("public", name) for name in ("orders", "items", "other"))
@@ -132,3 +135,18 @@ def test_a_pattern_that_is_written_wrong(tmp_path: Path, entry: str, words: str)
     with pytest.raises(SettingsError) as caught:
         settings.load(path, {})
     assert words in caught.value.message
+
+
+def test_who_only_looks_does_not_wait_for_a_server_that_says_nothing(tmp_path: Path) -> None:
+    """A `cdc status` has to tell it within seconds: what is listed by name is known all the same."""
+    path = tmp_path / "shop.yaml"
+    with answering(silent) as kafka, answering(silent) as postgres:
+        path.write_text(
+            f"pipeline: shop\nkafka: 127.0.0.1:{kafka}\nconnect: http://x\n"
+            f"source:\n  dsn: postgresql://127.0.0.1:{postgres}/x\n  tables: [public.items, public.o*]\n"
+            "sinks:\n  warehouse: {type: delta, path: /x}\n"
+        )
+        began = time.monotonic()
+        shown = Context(path, tmp_path).shown
+        assert time.monotonic() - began < 4
+    assert [entry.table for entry in shown.source.tables] == ["public.items"]
