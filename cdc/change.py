@@ -25,6 +25,14 @@ class Column:
 
 
 @dataclass(frozen=True)
+class IndexOptions:
+    """What the pipeline file adds to how a search index is made: by column, and for the index as a whole."""
+
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Table:
     """A captured table; `key` names the columns that identify a row, in the order of the primary key."""
 
@@ -35,6 +43,7 @@ class Table:
     topic: str
     reshaped: bool = False
     """Whether the log holds rows with columns that the table has no more: they are left out."""
+    index: IndexOptions = field(default=IndexOptions(), hash=False)
 
     @property
     def qualified(self) -> str:

@@ -119,8 +119,11 @@ class Context:
             return source.describe(connection, self.pipeline)
 
     def require_carried(self, connection: source.Connection) -> None:
-        """Raise SourceError for all tables with columns that Spark or a sink of the file can't carry."""
-        source.describe(connection, self.pipeline, self.refusals)
+        """Raise SourceError for all tables with columns that Spark or a sink of the file can't carry.
+
+        Raise SettingsError for what the file asks of an index for columns that aren't there.
+        """
+        names.require_indexed(source.describe(connection, self.pipeline, self.refusals))
 
     def refusals(self, table: Table) -> list[str]:
         """Why the pipeline as a whole can't carry a table as it is, a sentence for each column concerned."""

@@ -3,6 +3,7 @@
 Pure. A table is refused by all of its sentences at once, and alone: others go on.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ import yaml
 
 from cdc import type_names
 from cdc.change import Table
-from cdc.errors import SourceError
+from cdc.errors import SettingsError, SourceError
 
 OURS = "_cdc"
 """How the names of the pipeline's own fields and columns begin, in every view."""
@@ -23,6 +24,19 @@ Refusals = Callable[[Table], Sequence[str]]
 def refusals(table: Table) -> list[str]:
     """Why no view at all can have a table as it is."""
     return [*_of_types(table), *_of_ours(table)]
+
+
+def require_indexed(tables: Iterable[Table]) -> None:
+    """Refuse what the pipeline file asks of the index for columns that no view has. Raises SettingsError."""
+    for table in tables:
+        columns = [column.name for column in table.columns]
+        for name in table.index.fields:
+            if name not in columns:
+                near = difflib.get_close_matches(name, columns, n=1)
+                raise SettingsError(
+                    f"index.fields of {table.qualified} names {name}, which is no column of its views.",
+                    hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
+                )
 
 
 def refused(table: Table, refusals: Refusals, where: str = "") -> SourceError | None:

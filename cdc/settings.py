@@ -1,5 +1,6 @@
 """The pipeline file: what to capture, where to put it. Wrong input is named with its line and the accepted form."""
 
+import json
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
@@ -31,6 +32,8 @@ NAME = r"^[a-z][a-z0-9_]{0,47}$"
 TABLE = r"^[^.]+\.[^.]+$"
 CARRIED = r"[A-Za-z0-9_-]+"
 """What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
+KEPT_FROM_FILES = ("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline.")
+"""Settings of an index that decide whether its documents are what was sent, and whether a late bulk is refused."""
 
 
 class Section(BaseModel):
@@ -39,12 +42,47 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _plain(tree: object) -> object:
+    """As JSON has it: YAML makes dates of what looks like one."""
+    return json.loads(json.dumps(tree, default=str))
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an index by their whole names, without `index.`, however they are nested."""
+    whole: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = _flat(value) if isinstance(value, dict) else {"": value}
+        whole |= {f"{name}.{rest}".rstrip(".").removeprefix("index."): each for rest, each in inner.items()}
+    return whole
+
+
+def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    whole = _flat(settings)
+    if ours := [name for name in whole if f"{name}.".startswith(KEPT_FROM_FILES)]:
+        raise Refused(f"{ours[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
+    return whole
+
+
+class IndexSettings(Section):
+    """How the search index of a table is made, beside what the types of its columns ask for."""
+
+    fields: Annotated[dict[str, dict[str, Any]], AfterValidator(_plain)] = Field(
+        default={}, examples=["{name: {analyzer: simple}}"]
+    )
+    """Fields by column: with a `type` as they are, without one as additions to the type's own."""
+    settings: Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(_index_settings)] = Field(
+        default={}, examples=["{number_of_shards: 3}"]
+    )
+    """Settings of the index in Elasticsearch's own words."""
+
+
 class TableSettings(Section):
     table: str = Field(pattern=TABLE, description="schema.table")
     partitions: int = Field(default=4, ge=1, le=1000)
     exclude: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
     """Columns that tell rows apart where there is no primary key: those of a unique index, none of them nullable."""
+    index: IndexSettings = IndexSettings()
 
     @field_validator("table")
     @classmethod
@@ -55,9 +93,9 @@ class TableSettings(Section):
 
     @model_validator(mode="after")
     def _named(self) -> "TableSettings":
-        if self.pattern and (self.exclude or self.key):
+        if self.pattern and (self.exclude or self.key or self.index.fields):
             raise Refused(
-                "exclude and key are a single table's, not a pattern's",
+                "exclude, key and index.fields are a single table's, not a pattern's",
                 f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
             )
         return self

@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 
 from cdc import catalog, keys, names, type_names
 from cdc.causes import UNKNOWN, cause
-from cdc.change import Column, Server, Table
+from cdc.change import Column, IndexOptions, Server, Table
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.settings import Pipeline, TableSettings
 
@@ -294,12 +294,13 @@ def _describe(
         raise _unknown(conn, entry.table)
     oid, kind = found
     _check_kind(entry.table, kind)
-    index = keys.key_index(conn, oid, entry.table, entry.key)
-    key = entry.key or tuple(index.columns)
+    unique = keys.key_index(conn, oid, entry.table, entry.key)
+    key = entry.key or tuple(unique.columns)
     columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(type_names.KNOWN)])]
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
-    table = Table(schema, name, captured, key, pipeline.topic(entry.table))
+    index = IndexOptions(entry.index.fields, entry.index.settings)
+    table = Table(schema, name, captured, key, pipeline.topic(entry.table), index=index)
     alike = names.alike(name for (name,) in conn.execute(NAMES, [oid]))
     if error := names.refused(table, lambda table: [*alike, *refusals(table)]):
         raise error

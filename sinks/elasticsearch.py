@@ -10,6 +10,7 @@ late must not be taken at all: each writer writes through an alias of its own, w
 name has capitals: a bulk creates an index that isn't there, but none of such a name.
 """
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,25 +21,18 @@ from uuid import uuid4
 from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
 from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.report import COMPLETING, Row, send
-from cdc.sink import SWITCH_S, Batch, Misfit, Refused, behind, check, mismatch, require, stored_after, wait_for
-from sinks.elasticsearch_bulk import OWN_ID, bulk_item, document_id, sender
-from sinks.elasticsearch_fields import field, refusals
+from cdc.sink import SWITCH_S, Batch, Refused, behind, check, mismatch, require, stored_after, wait_for
+from sinks.elasticsearch_bulk import bulk_item, document_id, sender
+from sinks.elasticsearch_fields import refusals
 from sinks.elasticsearch_http import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch_indices import Indices, Place
+from sinks.elasticsearch_layout import INDEX_SETTINGS, Layout, refuse_other, refused, settled_otherwise
 from sinks.elasticsearch_positions import POSITIONS, Moved, Positions, Record
 from sinks.elasticsearch_scan import KEEP, SLICES, getter, scanner
 from sinks.elasticsearch_server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
-"""gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the server itself has in
-hand when their writer's alias goes; a client waits a minute for an answer."""
-UNSEEN = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
-SEEN = {"refresh_interval": None, "auto_expand_replicas": INDEX_SETTINGS["auto_expand_replicas"]}
-"""What makes a bulk load cheap while nobody reads, and takes it back."""
-OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 
 
 class Elasticsearch:
@@ -61,12 +55,7 @@ class Elasticsearch:
         """Create the index, or give the one that is there the fields it lacks."""
         self._server.create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
         if place := self._indices.of([table]).get(table.qualified):
-            try:
-                self._server.each("PUT", [place.index], "/_mapping", {"properties": _properties(table)})
-            except Refusal as error:
-                if error.kind == "index_closed_exception":
-                    raise
-                raise Misfit(table, self.name) from None
+            self._adapt(table, place.index)
         else:
             self._make(table)
 
@@ -146,7 +135,7 @@ class Elasticsearch:
         require(needed, free, self._server.name, self.name)
         # A rebuild removes what else lies beside the live views before it makes anything.
         spare = sum(len(names[1:]) for names in self._indices.generations(tables).values())
-        self._server.require_shards(len(tables) - spare)
+        self._server.require_shards(sum(Layout.of(table).shards for table in tables) - spare)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it isn't ahead.
@@ -164,7 +153,7 @@ class Elasticsearch:
         try:
             self._block(old)
             wait_for(partial(self._level, beside, switched, self._records(switched)), self.name)
-            self._server.each("PUT", fresh.values(), "/_settings", SEEN)
+            self._show(switched, fresh)
             self._server.refresh(fresh.values())
             self._server.switch(self._switch(switched, live, fresh))
         finally:
@@ -178,6 +167,14 @@ class Elasticsearch:
         there = self._indices.generations(tables)
         others = ((table, name) for table in tables for name in there[table.qualified][1:])
         self._forget([self._indices.name(t, name) for t, name in others if name != keep.get(t.qualified)])
+
+    def _show(self, tables: Sequence[Table], indices: Mapping[str, str]) -> None:
+        """Take back what made the load cheap; for all indices that are settled alike in as few requests as they fit."""
+        alike: dict[str, list[str]] = {}
+        for table in tables:
+            alike.setdefault(json.dumps(Layout.of(table).shown), []).append(indices[table.qualified])
+        for settings, those in alike.items():
+            self._server.each("PUT", those, "/_settings", json.loads(settings))
 
     def _switch(
         self, tables: Sequence[Table], live: Mapping[str, str], fresh: Mapping[str, str]
@@ -218,18 +215,43 @@ class Elasticsearch:
     def _make(self, table: Table) -> None:
         """An index; readers see it unless this sink is of another generation."""
         generation = new_generation() if self._beside is None else self._beside[table.qualified]
-        index = self._indices.name(table, generation)
-        settings = INDEX_SETTINGS if self._beside is None else INDEX_SETTINGS | UNSEEN
-        # Not strict: the log may hold records from before a column was dropped.
-        body = {"settings": settings, "mappings": {"dynamic": False, "properties": _properties(table)}}
+        index, body = self._indices.name(table, generation), Layout.of(table).body(seen=self._beside is None)
         if self._beside is not None:
-            return self._server.create(index, body)
+            return self._create(table, index, body)
         old = {name: place.index for name, place in self._indices.of([table]).items()}
         if not old:
             # At once with its alias: each change of the cluster's state costs as much as all else of a table's start.
-            return self._server.create(index, body | {"aliases": {self.alias(table): {}}})
-        self._server.create(index, body)
+            return self._create(table, index, body | {"aliases": {self.alias(table): {}}})
+        self._create(table, index, body)
         return self._server.switch(self._switch([table], old, {table.qualified: index}))
+
+    def _create(self, table: Table, index: str, body: Mapping[str, Any]) -> None:
+        try:
+            self._server.create(index, body)
+        except Refusal as error:
+            raise refused(table, self.name, error) from None
+
+    def _adapt(self, table: Table, index: str) -> None:
+        """Give an index that is there the fields of new columns, and settings that it takes while it is open.
+
+        Raises:
+            Misfit: it was made with others, and can't be changed.
+        """
+        (there,) = self._server.each("GET", [index], "/_mapping")
+        layout, made = Layout.of(table), Layout.noted(there[index]["mappings"])
+        refuse_other(table, self.name, layout, made)
+        if resettled := layout.resettled(made):
+            settings = {f"index.{name}": value for name, value in resettled.items()}
+            try:
+                self._server.each("PUT", [index], "/_settings", settings)
+            except Refusal as error:
+                if error.status != 400:
+                    raise
+                raise settled_otherwise(table, self.name, resettled) from None
+        try:
+            self._server.each("PUT", [index], "/_mapping", layout.mapping(made))
+        except Refusal as error:
+            raise refused(table, self.name, error) from None
 
     def _forget(self, indices: Sequence[str]) -> None:
         """The positions first: an index that has lost its rows must not have one."""
@@ -339,7 +361,3 @@ def _token() -> str:
 
 def _generation(index: str) -> str:
     return index.rsplit("@", 1)[1]
-
-
-def _properties(table: Table) -> dict[str, Any]:
-    return {column.name: field(column.type) for column in table.columns} | OWN_FIELDS

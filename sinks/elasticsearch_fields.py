@@ -1,9 +1,11 @@
 """What a row looks like to Elasticsearch: the field of each Postgres type; columns that can't be fields.
 
-The mapping is explicit, nothing is guessed.
+The mapping is explicit, nothing is guessed. What a field can't hold stays in the document, where readers see it: no
+query on the field finds it, and the row isn't refused.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdc.change import Table
@@ -11,12 +13,22 @@ from cdc.type_names import base
 
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
 TEXT = {"type": "text", "fields": {"keyword": KEYWORD}}
+CASELESS = {"type": "text", "fields": {"keyword": KEYWORD | {"normalizer": "lowercase"}}}
 DATE = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
 OPAQUE = {"type": "object", "enabled": False}
+# A leaf that is longer than a term may be would have the whole row refused: its name and 4,096 characters always fit.
+FLATTENED = {"type": "flattened", "ignore_above": 4096}
 
-# NaN and the infinities stay in the document, where readers see them; no query on the field finds them.
+# NaN and the infinities are no numbers to the index.
 REAL = {"type": "float", "ignore_malformed": True}
 DOUBLE = {"type": "double", "ignore_malformed": True}
+
+# Exact decimals come as text. The number is for ranges, sorts and sums, the text for terms of more than 15 digits.
+EXACT = {"fields": {"exact": KEYWORD}}
+DECIMAL = DOUBLE | EXACT
+WHOLE = {"type": "long", "ignore_malformed": True} | EXACT
+LONG_DIGITS = 18
+"""So many digits always fit into 64 bits."""
 
 METADATA = frozenset(
     (
@@ -42,7 +54,7 @@ FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
     "bytea": {"type": "binary"},
     "json": OPAQUE,
     "jsonb": OPAQUE,
-    "hstore": OPAQUE,
+    "hstore": FLATTENED,
     **dict.fromkeys(("point", "line", "lseg", "box", "path", "polygon", "circle"), OPAQUE),
     "date": DATE,
     "timestamp without time zone": DATE,
@@ -51,13 +63,29 @@ FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
     "character varying": TEXT,
     "character": TEXT,
     "name": TEXT,
-    "citext": TEXT,
+    "citext": CASELESS,
+    "numeric": DECIMAL,
+    "money": DECIMAL,
+    "xid8": DECIMAL,
 }
 
 
 def field(type_: str) -> dict[str, Any]:
-    """The index field of a Postgres type. Exact decimals are keywords: a float would round them."""
+    """The index field of a Postgres type; a numeric without decimals is a whole number, when all of its type fit."""
+    scaled = re.match(r"numeric\((\d+),(-?\d+)\)", type_)
+    if scaled and int(scaled[2]) <= 0 and int(scaled[1]) - int(scaled[2]) <= LONG_DIGITS:
+        return WHOLE
     return FIELDS_OF_TYPES.get(base(type_), KEYWORD)
+
+
+def adjusted(ours: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A field as the pipeline file asks for it: with a type of its own, or what is added to ours."""
+    if asked.get("type") == FLATTENED["type"]:
+        return {**FLATTENED, **asked}
+    if "type" in asked:
+        return dict(asked)
+    inner = {**ours.get("fields", {}), **asked.get("fields", {})}
+    return {**ours, **asked, **({"fields": inner} if inner else {})}
 
 
 def refusals(table: Table) -> list[str]:

@@ -118,8 +118,9 @@ def test_a_table_that_comes_later_waits() -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("{table: public.*, exclude: [note]}", "exclude and key are a single table's"),
-        ("{table: public.*, key: [a]}", "exclude and key are a single table's"),
+        ("{table: public.*, exclude: [note]}", "exclude, key and index.fields are a single table's"),
+        ("{table: public.*, key: [a]}", "exclude, key and index.fields are a single table's"),
+        ("{table: public.*, index: {fields: {a: {type: keyword}}}}", "index.fields are a single table's"),
         ('"public.a?*"', "a pattern has letters, digits, _, - and * only"),
         ('"public*"', "a table is written schema.table"),
         ("[public.*, public.*]", "listed twice: public.*"),

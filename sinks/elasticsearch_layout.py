@@ -1,0 +1,138 @@
+"""Layouts: what the index of a table is made with, and whether one that is there was made with the same.
+
+An index has its layout noted in its mapping's `_meta`. The server refuses some changes of a field, but takes others
+without a word, and what it holds already is found by none of them: so what was asked for is compared, not what it says.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.change import Table
+from cdc.sink import Misfit
+from sinks.elasticsearch_bulk import OWN_ID
+from sinks.elasticsearch_fields import DOUBLE, KEYWORD, WHOLE, adjusted, field
+from sinks.elasticsearch_http import Refusal
+
+INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
+"""gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the server itself has in
+hand when their writer's alias goes; a client waits a minute for an answer."""
+UNSEEN = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
+"""What makes a bulk load cheap while nobody reads."""
+OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
+NOTE = "cdc"
+NUMBERS = (DOUBLE["type"], WHOLE["type"])
+CLOSED = "index_closed_exception"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The fields of an index by column, and the settings that the pipeline file asks for."""
+
+    fields: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, table: Table) -> "Layout":
+        asked = table.index.fields
+        fields = {column.name: adjusted(field(column.type), asked.get(column.name, {})) for column in table.columns}
+        return cls(fields, table.index.settings)
+
+    @classmethod
+    def noted(cls, mapping: Mapping[str, Any]) -> "Layout":
+        """What an index was made with. One of an earlier version has no note, and nothing that a file asked for."""
+        note = mapping.get("_meta", {}).get(NOTE)
+        return cls(note["fields"], note["settings"]) if note else cls(dict(_flat(mapping)), {})
+
+    @property
+    def served(self) -> dict[str, Any]:
+        """All settings of an index that readers see."""
+        counted = {"auto_expand_replicas": False} if "number_of_replicas" in self.settings else {}
+        return {**INDEX_SETTINGS, **counted, **self.settings}
+
+    @property
+    def shards(self) -> int:
+        return int(self.served["number_of_shards"])
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What takes `UNSEEN` back; None stands for the server's own default."""
+        return {name: self.served.get(name) for name in UNSEEN if name in self.served or name == "refresh_interval"}
+
+    def mapping(self, before: "Layout | None" = None) -> dict[str, Any]:
+        """Fields and note; what has been noted of columns that are gone stays so."""
+        known = {**before.fields, **self.fields} if before else self.fields
+        note = {"fields": known, "settings": self.settings}
+        return {"_meta": {NOTE: note}, "properties": {**self.fields, **OWN_FIELDS}}
+
+    def body(self, *, seen: bool) -> dict[str, Any]:
+        """A new index. Not strict: the log may hold records from before a column was dropped."""
+        settings = self.served if seen else self.served | UNSEEN
+        return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
+
+    def differing(self, made: "Layout") -> list[str]:
+        """The columns whose fields aren't what they were when an index was made."""
+        return [name for name, wanted in self.fields.items() if made.fields.get(name, wanted) != wanted]
+
+    def resettled(self, made: "Layout") -> dict[str, Any]:
+        """The settings that are others than when an index was made; None for one that is the server's by now."""
+        new, old = self.served, made.served
+        return {name: new.get(name) for name in {**old, **new} if new.get(name) != old.get(name)}
+
+
+def refuse_other(table: Table, sink: str, layout: Layout, made: Layout) -> None:
+    """Raise Misfit when an index was made with other fields than its columns have now."""
+    if not (differing := layout.differing(made)):
+        return
+    lexical = [name for name in differing if made.fields[name] == KEYWORD and layout.fields[name]["type"] in NUMBERS]
+    text = f" It holds {', '.join(lexical)} as text, which ranges and sorts compare letter by letter."
+    raise Misfit(
+        table,
+        sink,
+        f"The index of {table.qualified} in {sink} was made with other fields than it would get now:"
+        f" {', '.join(differing)}.{text if lexical else ''}",
+    )
+
+
+def refused(table: Table, sink: str, error: Refusal) -> Misfit | Refusal:
+    """What the server's "no" to a layout means: it tells of the layout alone, so its own words may be shown."""
+    if error.status != 400 or error.kind == CLOSED:
+        return error
+    reason = error.reason.removeprefix("Failed to parse mapping: ").partition(". ")[0].rstrip(".")
+    columns = list(_concerned(table, reason))
+    about = f"column{'s' if len(columns) > 1 else ''} {', '.join(columns)}: " if columns else ""
+    return Misfit(
+        table,
+        sink,
+        f"The server of {sink} can't make the index of {table.qualified}: {about}{reason or error.kind}.",
+        hint=f"correct `index` in the entry of {table.qualified} in the pipeline file, then: cdc -p FILE run",
+    )
+
+
+def settled_otherwise(table: Table, sink: str, settings: Mapping[str, Any]) -> Misfit:
+    """Of settings that an index takes only when it is made."""
+    names = ", ".join(sorted(settings))
+    return Misfit(table, sink, f"The index of {table.qualified} in {sink} was made with other settings: {names}.")
+
+
+def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by their columns: the server has made objects of names with dots."""
+    for name, known in mapping.get("properties", {}).items():
+        if "properties" in known:
+            yield from _flat(known, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}", known
+
+
+def _concerned(table: Table, reason: str) -> Iterator[str]:
+    """The columns that a refusal names, or else those for which the file asks for something that it names."""
+    quoted = set(re.findall(r"\[([^\]]+)\]", reason))
+    named = [column.name for column in table.columns if column.name in quoted]
+    if named:
+        yield from named
+        return
+    for name, asked in table.index.fields.items():
+        if quoted & set(re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(asked, ensure_ascii=False))):
+            yield name

@@ -1,0 +1,234 @@
+"""What an index is made with: by the columns' types, by the pipeline file, and when it was made by something else."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from cdc.change import Column, IndexOptions, Table, new_generation, row_id
+from cdc.sink import Misfit, Refused
+from sinks.elasticsearch import Elasticsearch
+from tests.contract.laws import Harness
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Stack
+
+REBUILD = "cdc -p FILE rebuild search --table public.items"
+KEYWORD = {"type": "keyword", "ignore_above": 8191}
+OLD = {
+    "id": {"type": "long"},
+    "price": KEYWORD,
+    "name": {"type": "text", "fields": {"keyword": KEYWORD}},
+    "made": {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True},
+    "attrs": {"type": "object", "enabled": False},
+    "a.b": {"type": "short"},
+    "_cdc_id": {"type": "keyword", "index": False, "doc_values": False},
+}
+"""The fields of an index as it was made before it had its layout noted."""
+COLUMNS = {
+    "id": "bigint",
+    "price": "numeric(10,2)",
+    "name": "text",
+    "made": "timestamp with time zone",
+    "attrs": "jsonb",
+    "a.b": "smallint",
+}
+
+
+def items(
+    names: str,
+    *,
+    fields: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    name: str = "items",
+) -> Table:
+    columns = tuple(Column(one, COLUMNS.get(one, "numeric(10,2)")) for one in names.split())
+    return Table("public", name, columns, ("id",), "t", index=IndexOptions(fields or {}, settings or {}))
+
+
+@pytest.fixture
+def sink(stack: "Stack", unique: str) -> Iterator[Elasticsearch]:
+    made = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(stack: "Stack") -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.endpoints.elasticsearch, timeout=60) as made:
+        yield made
+
+
+def rebuilt(sink: Elasticsearch, table: Table) -> None:
+    """As `cdc rebuild` does, of a view without rows."""
+    names = {table.qualified: new_generation()}
+    sink.beside(names).prepare(table)
+    sink.promote([table], names)
+    sink.prepare(table)
+
+
+def indexed(server: httpx.Client, sink: Elasticsearch, table: Table, *documents: Mapping[str, Any]) -> None:
+    for number, document in enumerate(documents):
+        path = f"/{sink.alias(table)}/_doc/{number}"
+        server.put(path, json=document, params={"refresh": "true"}).raise_for_status()
+
+
+def hits(server: httpx.Client, sink: Elasticsearch, table: Table, query: Mapping[str, Any]) -> list[int]:
+    answer = server.post(f"/{sink.alias(table)}/_search", json={"query": query}).raise_for_status().json()
+    return sorted(int(hit["_id"]) for hit in answer["hits"]["hits"])
+
+
+def settings_of(server: httpx.Client, sink: Elasticsearch, table: Table) -> dict[str, Any]:
+    (there,) = server.get(f"/{sink.alias(table)}/_settings").raise_for_status().json().values()
+    settings: dict[str, Any] = there["settings"]["index"]
+    return settings
+
+
+def test_an_index_of_an_earlier_version(server: httpx.Client, sink: Elasticsearch) -> None:
+    """It can't be gone on with where decimals are text; every other table goes on, and gets its note."""
+    priced, plain = items("id price name made attrs a.b"), items("id name made attrs a.b", name="plain")
+    for table in (priced, plain):
+        fields = {column.name: OLD[column.name] for column in table.columns} | {"_cdc_id": OLD["_cdc_id"]}
+        body = {"mappings": {"dynamic": False, "properties": fields}, "aliases": {sink.alias(table): {}}}
+        name = quote(f"{sink.alias(table)}@{new_generation()}")
+        server.put(f"/{name}", json=body).raise_for_status()
+    with pytest.raises(Misfit, match="price") as caught:
+        sink.prepare(priced)
+    assert "letter by letter" in caught.value.message
+    assert caught.value.hint == REBUILD
+    for _ in range(2):
+        sink.prepare(plain)
+    rebuilt(sink, priced)
+    indexed(server, sink, priced, {"price": "9.50"}, {"price": "12.00"}, {"price": "100.98"}, {"price": "NaN"})
+    assert hits(server, sink, priced, {"range": {"price": {"gte": 10, "lte": 20}}}) == [1]
+    assert hits(server, sink, priced, {"term": {"price.exact": "NaN"}}) == [3]
+
+
+OF_THE_FILE = {"analysis.analyzer.de.tokenizer": "standard", "analysis.analyzer.de.filter": ["lowercase"]}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "an analyzer": ({}, {"fields": {"name": {"analyzer": "simple"}}}, "fields.*: name"),
+    "an analyzer of the file's own": (
+        {},
+        {"fields": {"name": {"analyzer": "de"}}, "settings": OF_THE_FILE},
+        "fields.*: name",
+    ),
+    "one more sub-field": ({}, {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, "fields.*: name"),
+    "a sub-field less": ({"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, {}, "fields.*: name"),
+    "another type": ({}, {"fields": {"price": {"type": "long"}}}, "fields.*: price"),
+    "shards": ({}, {"settings": {"number_of_shards": 2}}, "settings: number_of_shards"),
+    "an analyzer that is changed": (
+        {"settings": OF_THE_FILE},
+        {"settings": OF_THE_FILE | {"analysis.analyzer.de.filter": ["lowercase", "stop"]}},
+        "settings: analysis.analyzer.de.filter",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_an_open_index_can_not_take_is_rebuilt(sink: Elasticsearch, name: str) -> None:
+    """Also what the server takes without a word, for none of its documents would be found by it."""
+    before, after, told = OTHERS[name]
+    sink.prepare(items("id price name", **before))
+    sink.prepare(items("id price name", **before))
+    wanted = items("id price name", **after)
+    with pytest.raises(Misfit, match=told) as caught:
+        sink.prepare(wanted)
+    assert caught.value.hint == REBUILD
+    rebuilt(sink, wanted)
+
+
+def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearch) -> None:
+    """Some change while the index is read, and go back; a new generation has them when it is shown."""
+    plain = items("id name")
+    replicated = items("id name", settings={"number_of_replicas": 2, "refresh_interval": "7s"})
+    wide = items("id name", settings={"number_of_replicas": 1, "number_of_shards": 2})
+    sink.prepare(plain)
+    for _ in range(2):
+        sink.prepare(replicated)
+        made = settings_of(server, sink, replicated)
+        assert (made["number_of_replicas"], made["refresh_interval"]) == ("2", "7s")
+        assert made["auto_expand_replicas"] == "false"
+        sink.prepare(plain)
+        made = settings_of(server, sink, plain)
+        assert made["auto_expand_replicas"] == "0-1"
+        assert "refresh_interval" not in made
+    rebuilt(sink, wide)
+    made = settings_of(server, sink, wide)
+    assert (made["number_of_replicas"], made["number_of_shards"]) == ("1", "2")
+    rebuilt(sink, plain)
+    made = settings_of(server, sink, plain)
+    assert (made["auto_expand_replicas"], made["number_of_shards"]) == ("0-1", "1")
+    assert "refresh_interval" not in made
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a type of a module that isn't there": ({"fields": {"price": {"type": "wildcard"}}}, "column price: .*wildcard"),
+    "an analyzer that isn't there": ({"fields": {"name": {"analyzer": "germann"}}}, "column name: .*germann"),
+    "a parameter": ({"fields": {"price": {"analyser": "simple"}}}, "column price: .*analyser"),
+    "a sub-field's type": ({"fields": {"name": {"fields": {"raw": {"type": "kewyord"}}}}}, "column name: .*kewyord"),
+    "a setting": ({"settings": {"number_of_shard": 2}}, "number_of_shard"),
+    "a filter": (
+        {"settings": OF_THE_FILE | {"analysis.analyzer.de.filter": ["folded"]}},
+        "folded",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_server_does_not_know_is_refused_by_name(sink: Elasticsearch, name: str) -> None:
+    """That table alone waits: others can be made, and it can be made once it is put right."""
+    asked, told = REFUSED[name]
+    wrong = items("id price name", **asked)
+    with pytest.raises(Misfit, match=told) as caught:
+        sink.prepare(wrong)
+    assert "public.items" in caught.value.message
+    assert "pipeline file" in caught.value.hint
+    with pytest.raises(Misfit, match=told):
+        sink.beside({wrong.qualified: new_generation()}).prepare(wrong)
+    sink.prepare(items("id price name", name="others"))
+    sink.prepare(items("id price name"))
+
+
+def test_columns_come_and_go(server: httpx.Client, sink: Elasticsearch) -> None:
+    """A new one gets its field; what a dropped one was is remembered."""
+    sink.prepare(items("id name"))
+    both = items("id name price")
+    sink.prepare(both)
+    indexed(server, sink, both, {"price": "9.50"}, {"price": "12.00"})
+    assert hits(server, sink, both, {"range": {"price": {"gt": 9.6}}}) == [1]
+    sink.prepare(items("id name"))
+    sink.prepare(both)
+    with pytest.raises(Misfit, match=r"column weight: .*nothing"):
+        sink.prepare(items("id name weight", fields={"weight": {"type": "nothing"}}))
+    with pytest.raises(Misfit, match=r"fields.*: price"):
+        sink.prepare(items("id price", fields={"price": {"type": "keyword"}}))
+
+
+def test_paths_of_json_are_searched_where_the_file_says_so(spark: "SparkSession", sink: Elasticsearch) -> None:
+    """All of a document is found by its path, as text; a value that isn't one of members is refused by its field."""
+    table = items("id attrs", fields={"attrs": {"type": "flattened"}})
+    harness = Harness(spark, lambda: sink, table)
+    held = [
+        {"address": {"city": "Köln"}, "tags": ["red", "blue"], "": 0},
+        [{"size": 41}, {"size": 42}],
+        {"long": "x" * 40_000},
+        None,
+    ]
+    for number, value in enumerate(held):
+        harness.topic.add("c", {"id": number, "attrs": None if value is None else json.dumps(value)})
+    harness.apply()
+    assert [harness.view()[row_id([number])]["attrs"] for number in range(len(held))] == held
+    sink.refresh(table)
+    with httpx.Client(base_url=sink.url) as server:
+        assert hits(server, sink, table, {"term": {"attrs.address.city": "Köln"}}) == [0]
+        assert hits(server, sink, table, {"terms": {"attrs.size": [42]}}) == [1]
+        assert hits(server, sink, table, {"term": {"attrs.tags": "blue"}}) == [0]
+    harness.topic.add("c", {"id": 9, "attrs": '"a text"'})
+    with pytest.raises(Refused, match="field attrs") as caught:
+        harness.apply()
+    assert "a text" not in caught.value.message

@@ -1,0 +1,317 @@
+"""What the index finds, sorts and sums is what Postgres does: random queries on every type that can be compared."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from cdc import source
+from cdc.change import Table
+from cdc.source_rows import row_query
+from sinks import elasticsearch_fields
+from sinks.elasticsearch import Elasticsearch
+from tests.support.pipelines import pipeline
+
+if TYPE_CHECKING:
+    from tests.conftest import Stack
+
+ROWS, PROBES, QUERIES = 120, 24, 8
+"""Rows of the table; rows beside it whose values are asked for; queries of each kind and type."""
+Random = random.Random
+Value = Callable[[Random], str]
+
+
+def whole(low: int, high: int) -> Value:
+    return lambda rng: str(rng.choice([rng.randint(low, high), rng.randint(max(low, -30), min(high, 30))]))
+
+
+def decimal(digits: int, scale: int) -> Value:
+    """Short ones and long ones, of both signs: as text, 9.50 comes after 10.00 and -1 before -2."""
+
+    def value(rng: Random) -> str:
+        number = rng.randint(-(10 ** rng.randint(1, digits)) + 1, 10 ** rng.randint(1, digits) - 1)
+        return f"{Decimal(number).scaleb(-scale):f}"
+
+    return value
+
+
+def binary(rng: Random) -> str:
+    return rng.choice([f"{rng.uniform(-50, 50):.1f}", f"{rng.uniform(1, 9):.5f}e{rng.randint(-20, 20)}"])
+
+
+def words(alphabet: str, longest: int) -> Value:
+    return lambda rng: "".join(rng.choices(alphabet, k=rng.randint(1, longest)))
+
+
+def digits(alphabet: str, length: int, between: str = "", each: int = 1) -> Value:
+    def value(rng: Random) -> str:
+        text = "".join(rng.choices(alphabet, k=length))
+        return between.join(text[at : at + each] for at in range(0, length, each))
+
+    return value
+
+
+def moment(form: str, first: int = 1) -> Value:
+    """Milliseconds: what an index compares. Some of them on the same days."""
+
+    def value(rng: Random) -> str:
+        year, midnight = rng.choice([first, 1969, 2013, 2024, 9999]), timedelta(days=rng.randint(0, 300))
+        day = datetime(year, 1, 1, tzinfo=UTC) + midnight + timedelta(milliseconds=rng.randint(0, 86_399_999))
+        return day.strftime(form.replace("%Y", f"{year:04}"))
+
+    return value
+
+
+@dataclass(frozen=True)
+class Case:
+    """One type: its values, and what is found by no query of the index' main field (`apart`)."""
+
+    type: str
+    value: Value
+    apart: tuple[str, ...] = ()
+    part: str = ""
+    """The sub-field that is asked."""
+    compared: str = "{0}"
+    """What Postgres compares, of a column and of a value."""
+    ordered: bool = True
+    values: list[str | None] = field(default_factory=list)
+
+
+NEVER = ("infinity", "-infinity", "12000-01-01")
+NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+HEX = "0123456789abcdef"
+IN_BYTES = '{0} COLLATE "C"'
+CASES = [
+    Case("smallint", whole(-32768, 32767)),
+    Case("integer", whole(-(2**31), 2**31 - 1)),
+    Case("bigint", whole(-(2**63), 2**63 - 1)),
+    Case("oid", whole(0, 2**32 - 1)),
+    Case("xid8", whole(0, 10**15 - 1)),
+    Case("numeric", decimal(15, 7), (*NO_NUMBERS, "9" * 400)),
+    Case("numeric(10,2)", decimal(10, 2), ("NaN",)),
+    Case("numeric(5,-2)", decimal(6, 0), ("NaN",)),
+    Case("numeric(2,4)", decimal(2, 4)),
+    Case("numeric(18,0)", decimal(18, 0), ("NaN",)),
+    Case("numeric(38,20)", decimal(15, 12), ("NaN",)),
+    Case("money", decimal(15, 2)),
+    Case("price", decimal(10, 2), ("NaN",)),
+    Case("real", binary, NO_NUMBERS),
+    Case("double precision", binary, NO_NUMBERS),
+    Case("boolean", lambda rng: rng.choice(["true", "false"])),
+    Case("text", words("abAB zé😀'\"\\", 4), part=".keyword", compared=IN_BYTES),
+    Case("varchar(9)", words("abAB é", 3), part=".keyword", compared=IN_BYTES),
+    Case("char(5)", words("abAB", 3), part=".keyword", compared=IN_BYTES),
+    Case("name", words("abAB", 3), part=".keyword"),
+    Case("citext", words("abAB", 2), part=".keyword", compared='lower({0}::text) COLLATE "C"'),
+    Case("date", moment("%Y-%m-%d"), NEVER),
+    Case("timestamp", moment("%Y-%m-%d %H:%M:%S.%f"), NEVER),
+    Case("timestamp(0)", moment("%Y-%m-%d %H:%M:%S"), NEVER),
+    Case("timestamptz", moment("%Y-%m-%d %H:%M:%S.%f+00", 1500), NEVER),
+    Case("time", moment("%H:%M:%S.%f"), ()),
+    Case("uuid", lambda rng: str(UUID(int=rng.getrandbits(128)))),
+    Case("macaddr", digits(HEX, 12, ":", 2)),
+    Case("bit(10)", digits("01", 10)),
+    Case("numeric(10,2)[]", lambda rng: f"{{{decimal(4, 2)(rng)},NULL,{decimal(3, 2)(rng)}}}", ordered=False),
+    # By their texts, which Postgres orders otherwise.
+    Case("mood", lambda rng: rng.choice(["sad", "ok", "happy"]), ordered=False),
+    Case("inet", lambda rng: f"10.0.0.{rng.randint(0, 30)}", ordered=False),
+    Case("int4range", lambda rng: f"[{rng.randint(0, 3)},{rng.randint(4, 6)})", ordered=False),
+    Case("pg_lsn", digits("0123456789ABCDEF", 4, "/", 2), ordered=False),
+]
+SUMMED = ("bigint", "numeric", "numeric(10,2)", "numeric(18,0)", "money", "price")
+SETUP = """
+CREATE EXTENSION citext;
+CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
+CREATE DOMAIN price AS numeric(10,2);
+"""
+
+
+@dataclass
+class Both:
+    """The same rows in Postgres and in an index; `probes` are the documents of values that are asked for."""
+
+    conn: source.Connection
+    sink: Elasticsearch
+    table: Table
+    documents: dict[int, dict[str, Any]]
+    differing: list[str] = field(default_factory=list)
+
+    def ids(self, wheres: list[str]) -> list[set[int]]:
+        """The ids that meet each condition, read in one go."""
+        met = self.conn.execute(f"SELECT id, ARRAY[{', '.join(wheres)}] FROM t WHERE id < {ROWS}").fetchall()
+        return [{key for key, each in met if each[at]} for at in range(len(wheres))]
+
+    def search(self, bodies: list[dict[str, Any]]) -> list[list[int]]:
+        """The ids that each query finds, in the order of the answer."""
+        lines = "".join(
+            json.dumps(one) + "\n" for body in bodies for one in ({}, {"size": ROWS, "_source": False, **body})
+        )
+        url = f"{self.sink.url}/{self.sink.alias(self.table)}/_msearch"
+        answer = httpx.post(url, content=lines, headers={"content-type": "application/x-ndjson"}, timeout=60)
+        parts = answer.raise_for_status().json()["responses"]
+        assert [part["error"] for part in parts if "error" in part] == []
+        return [[int(hit["_id"]) for hit in part["hits"]["hits"]] for part in parts]
+
+
+@pytest.fixture
+def both(stack: "Stack", postgres_dsn: str, unique: str) -> "Iterator[Callable[[list[Case]], Both]]":
+    sink = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
+    with source.connect(postgres_dsn) as conn:
+
+        def make(cases: list[Case]) -> Both:
+            columns = ", ".join(f"c{at} {case.type}" for at, case in enumerate(cases))
+            conn.execute(f"{SETUP} CREATE TABLE t (id int PRIMARY KEY, {columns})")
+            row = ", ".join(f"%s::text::{case.type}" for case in cases)
+            values = [[key, *(case.values[key] for case in cases)] for key in range(ROWS + PROBES)]
+            conn.cursor().executemany(f"INSERT INTO t VALUES (%s, {row})", values)
+            (table,) = source.describe(conn, pipeline(unique, "", "public.t"))
+            documents = {int(key): text for key, text in conn.execute(row_query(table))}
+            sink.prepare(table)
+            lines = "".join(f'{{"index":{{"_id":"{key}"}}}}\n{documents[key]}\n' for key in range(ROWS))
+            url = f"{sink.url}/{sink.alias(table)}/_bulk"
+            query = {"refresh": "true"}
+            headers = {"content-type": "application/x-ndjson"}
+            answer = httpx.post(url, params=query, content=lines.encode(), headers=headers, timeout=60)
+            assert not answer.raise_for_status().json()["errors"], answer.text[:1000]
+            return Both(conn, sink, table, {key: json.loads(text) for key, text in documents.items()})
+
+        yield make
+    sink.close()
+
+
+def filled(rng: Random, cases: list[Case]) -> list[Case]:
+    """With values: each that is found by no query is in some rows, and in no probe."""
+    for case in cases:
+        rows = [case.value(rng) for _ in range(ROWS - 10)] + [None] * 10
+        for at, one in enumerate(case.apart * 2):
+            rows[at] = one
+        rng.shuffle(rows)
+        case.values[:] = [*rows, *(case.value(rng) for _ in range(PROBES))]
+    return cases
+
+
+def value_of(both: Both, name: str, probe: int) -> Any:
+    document = both.documents[probe][name]
+    return document[0] if isinstance(document, list) else document
+
+
+def check_queries(both: Both, rng: Random, at: int, case: Case) -> None:
+    """Ranges and terms."""
+    name = f"c{at}"
+    whole = f"unnest({name})" if case.type.endswith("[]") else f"(VALUES ({name}))"
+    compared = case.compared.format("v")
+    missed = {key for key in range(ROWS) if case.values[key] in (None, *case.apart)}
+    bodies, wheres = [], []
+    for number in range(QUERIES):
+        probes = [rng.randrange(ROWS, ROWS + PROBES) if number % 2 else anywhere(rng, missed) for _ in range(2)]
+        low, high = (value_of(both, name, probe) for probe in probes)
+        rows = f"t p CROSS JOIN LATERAL {whole.replace(name, f'p.{name}')} w(v)"
+        texts = [f"(SELECT {compared} FROM {rows} WHERE p.id = {key} LIMIT 1)" for key in probes]
+        wanted: list[tuple[str, dict[str, Any]]] = [
+            (f"{compared} IN ({texts[0]}, {texts[1]})", {"terms": {f"{name}{case.part}": [low, high]}})
+        ]
+        if case.ordered or case.type.endswith("[]"):
+            sides = rng.choice([(">=", "gte", "<", "lt"), (">", "gt", "<=", "lte")])
+            bounds = {f"{name}{case.part}": {sides[1]: low, sides[3]: high}}
+            wanted.append((f"{compared} {sides[0]} {texts[0]} AND {compared} {sides[2]} {texts[1]}", {"range": bounds}))
+        for where, query in wanted:
+            bodies.append({"query": query})
+            wheres.append(f"EXISTS (SELECT FROM {whole} w(v) WHERE {where})")
+    for body, ids, found in zip(bodies, both.ids(wheres), both.search(bodies), strict=True):
+        if set(found) != ids - missed:
+            both.differing.append(f"{case.type}: {body['query']}: {len(found)} for {len(ids - missed)}")
+
+
+def anywhere(rng: Random, missed: set[int]) -> int:
+    return rng.choice(sorted(set(range(ROWS)) - missed))
+
+
+def check_sorts(both: Both, at: int, case: Case) -> None:
+    """Both ways; what has no number comes last."""
+    name, compared = f"c{at}", case.compared.format(f"c{at}")
+    missed = {key for key in range(ROWS) if case.values[key] in (None, *case.apart)}
+    bodies, expected = [], []
+    for way in ("asc", "desc"):
+        keys = [k for (k,) in both.conn.execute(f"SELECT id FROM t WHERE id < {ROWS} ORDER BY {compared} {way}, id")]
+        expected.append([key for key in keys if key not in missed] + sorted(missed))
+        bodies.append({"sort": [{f"{name}{case.part}": {"order": way, "missing": "_last"}}, {"id": "asc"}]})
+    for way, wanted, found in zip(("asc", "desc"), expected, both.search(bodies), strict=True):
+        if wanted != found:
+            both.differing.append(f"{case.type}: sorted {way}")
+
+
+def check_sums(both: Both, at: int, case: Case) -> None:
+    """Of what has a number."""
+    missed = [key for key in range(ROWS) if case.values[key] in (None, *case.apart)]
+    held = f"c{at}::numeric"
+    query = f"SELECT count({held}), min({held}), max({held}), sum({held}) FROM t WHERE id < {ROWS} AND id <> ALL (%s)"
+    wanted = both.conn.execute(query, [missed]).fetchone()
+    assert wanted is not None
+    url = f"{both.sink.url}/{both.sink.alias(both.table)}/_search"
+    asked = {"size": 0, "aggs": {"all": {"stats": {"field": f"c{at}"}}}}
+    found = httpx.post(url, json=asked).json().get("aggregations", {}).get("all", {})
+    numbers = [found.get(name, 0) for name in ("count", "min", "max", "sum")]
+    if numbers != pytest.approx([float(one) for one in wanted], rel=1e-12):
+        both.differing.append(f"{case.type}: sums {numbers} for {wanted}")
+
+
+def check(both: Both, rng: Random, cases: list[Case]) -> list[str]:
+    for at, case in enumerate(cases):
+        check_queries(both, rng, at, case)
+        if case.ordered:
+            check_sorts(both, at, case)
+        if case.type in SUMMED:
+            check_sums(both, at, case)
+    return both.differing
+
+
+def test_the_index_finds_what_postgres_finds(both: Callable[[list[Case]], Both], record_property: Any) -> None:
+    rng = Random(26)
+    record_property("seed", 26)
+    made = both(filled(rng, CASES))
+    assert check(made, rng, CASES) == []
+
+
+ROUNDED = [
+    Case("numeric(38,18)", lambda rng: f"1.{rng.randint(0, 999):018}"),
+    Case("numeric(25,0)", lambda rng: str(10**24 + rng.randint(0, 10**9))),
+    Case("timestamp", lambda rng: f"2013-01-01 10:00:00.{rng.randint(0, 9999):06}"),
+]
+
+
+def test_what_the_index_rounds_is_not_lost(both: Callable[[list[Case]], Both]) -> None:
+    """Decimals of more than 15 digits, and parts of a millisecond: a range that takes its ends in has all of them."""
+    rng = Random(26)
+    made = both(filled(rng, ROUNDED))
+    for at, case in enumerate(ROUNDED):
+        name = f"c{at}"
+        # As texts of one length they are in order.
+        low, high = sorted(made.documents[probe][name] for probe in (ROWS, ROWS + 1))
+        some = [text for key in range(5) if (text := made.documents[key][name])]
+        listed = ", ".join(f"'{text}'" for text in some)
+        ranged, equal = made.ids([f"{name} BETWEEN '{low}' AND '{high}'", f"{name} IN ({listed})"])
+        field = f"{name}.exact" if case.type.startswith("numeric") else name
+        found = made.search(
+            [{"query": {"range": {name: {"gte": low, "lte": high}}}}, {"query": {"terms": {field: some}}}]
+        )
+        assert ranged <= set(found[0])
+        assert equal <= set(found[1]) if field == name else equal == set(found[1])
+
+
+def test_planted_decimals_as_text(both: Callable[[list[Case]], Both], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an index of an earlier version has them: 100.98 lies between 10 and 20."""
+    for type_ in ("numeric", "money"):
+        monkeypatch.setitem(elasticsearch_fields.FIELDS_OF_TYPES, type_, elasticsearch_fields.KEYWORD)
+    cases = [case for case in CASES if case.type in ("numeric(10,2)", "money")]
+    rng = Random(26)
+    differing = check(both(filled(rng, cases)), rng, cases)
+    for case in cases:
+        assert {f"{case.type}: sorted asc", f"{case.type}: sorted desc"} <= set(differing)
+        assert any(one.startswith(f"{case.type}: {{'range'") for one in differing)

@@ -1,0 +1,115 @@
+"""What the pipeline file may ask of an index, and what an index is by default, without a server."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc import names, settings
+from cdc.change import Column, IndexOptions, Table
+from cdc.errors import SettingsError
+from sinks.elasticsearch_fields import adjusted, field
+
+FILE = """\
+pipeline: shop
+kafka: localhost:9092
+connect: http://localhost:8083
+source:
+  dsn: postgresql://localhost/shop
+  tables:
+  - table: public.items
+    index: {index}
+sinks:
+  search: {{type: elasticsearch, url: "http://localhost:9200"}}
+"""
+
+
+def load(tmp_path: Path, index: str) -> settings.IndexSettings:
+    path = tmp_path / "shop.yaml"
+    path.write_text(FILE.format(index=index))
+    return settings.load(path, {}).source.tables[0].index
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{number_of_shards: 3, analysis: {analyzer: {de: {type: german}}}}",
+        "{index: {number_of_shards: 3, analysis: {analyzer: {de: {type: german}}}}}",
+        "{index.number_of_shards: 3, index.analysis.analyzer.de.type: german}",
+    ],
+)
+def test_settings_are_the_same_however_they_are_nested(tmp_path: Path, written: str) -> None:
+    asked = load(tmp_path, f"{{settings: {written}}}")
+    assert asked.settings == {"number_of_shards": 3, "analysis.analyzer.de.type": "german"}
+    assert load(tmp_path, f"{{settings: {asked.settings}}}") == asked
+
+
+def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
+    asked = load(tmp_path, "{fields: {made: {null_value: 2013-01-02}, name: {fields: {raw: {type: keyword}}}}}")
+    assert asked.fields == {"made": {"null_value": "2013-01-02"}, "name": {"fields": {"raw": {"type": "keyword"}}}}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("{field: {}}", "did you mean fields"),
+        ("{fields: [price]}", "settings are needed"),
+        ("{fields: {price: double}}", "index.fields.price"),
+        ("{settings: {gc_deletes: 1s}}", "gc_deletes can't be set"),
+        ("{settings: {index: {mapping: {source: {mode: synthetic}}}}}", "mapping.source.mode can't be set"),
+        ("{settings: {index.blocks.write: true}}", "blocks.write can't be set"),
+        ("{settings: {mode: logsdb}}", "mode can't be set"),
+    ],
+)
+def test_what_an_index_can_not_be_asked(tmp_path: Path, written: str, told: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, written)
+    assert told in f"{caught.value.message} {caught.value.hint}"
+    assert "shop.yaml:8" in caught.value.message
+
+
+def test_a_column_that_is_not_there() -> None:
+    columns = (Column("id", "bigint"), Column("price", "numeric(10,2)"))
+    table = Table("public", "items", columns, ("id",), "t", index=IndexOptions({"price": {"type": "double"}}))
+    names.require_indexed([table])
+    wrong = Table("public", "items", columns, ("id",), "t", index=IndexOptions({"prize": {"type": "double"}}))
+    with pytest.raises(SettingsError, match=r"public\.items names prize") as caught:
+        names.require_indexed([table, wrong])
+    assert caught.value.hint == "did you mean price?"
+
+
+@pytest.mark.parametrize(
+    ("type_", "held"),
+    [
+        ("numeric", "double"),
+        ("numeric(10,2)", "double"),
+        ("numeric(10,2)[]", "double"),
+        ("numeric(2,4)", "double"),
+        ("numeric(18,0)", "long"),
+        ("numeric(19,0)", "double"),
+        ("numeric(16,-2)", "long"),
+        ("numeric(16,-3)", "double"),
+        ("money", "double"),
+        ("xid8", "double"),
+        ("bigint", "long"),
+        ("oid", "long"),
+        ("hstore", "flattened"),
+        ("jsonb", "object"),
+        ("timestamp(3) with time zone", "date"),
+    ],
+)
+def test_fields_of_types(type_: str, held: str) -> None:
+    assert field(type_)["type"] == held
+    if type_.startswith(("numeric", "money", "xid8")):
+        assert field(type_)["ignore_malformed"] is True
+        assert field(type_)["fields"]["exact"]["type"] == "keyword"
+
+
+def test_a_field_is_added_to_or_given_a_type() -> None:
+    text, keyword = field("text"), field("text")["fields"]["keyword"]
+    assert adjusted(text, {}) == text
+    assert adjusted(text, {"analyzer": "simple"}) == {**text, "analyzer": "simple"}
+    raw = {"type": "keyword"}
+    assert adjusted(text, {"fields": {"raw": raw}})["fields"] == {"keyword": keyword, "raw": raw}
+    assert adjusted(text, {"type": "keyword"}) == {"type": "keyword"}
+    assert adjusted(field("jsonb"), {"type": "flattened"}) == field("hstore")
+    assert adjusted(field("jsonb"), {"type": "flattened", "ignore_above": 9})["ignore_above"] == 9
