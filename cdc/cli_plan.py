@@ -168,7 +168,7 @@ def _views(
     from cdc.continuity import Continuity, Discontinued
     from cdc.errors import CdcError
     from cdc.plan import Refusal
-    from cdc.sink import positions
+    from cdc.sink import Fitted, Misfit, positions
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
@@ -185,6 +185,8 @@ def _views(
             try:
                 if table.topic in existing:
                     continuity.refuse(sink.name, table, stored)
-            except Discontinued as error:
+                if isinstance(sink, Fitted):
+                    sink.require_fit(table)
+            except (Discontinued, Misfit) as error:
                 view[table.qualified] = Refusal.of(error)
     return views

@@ -107,6 +107,14 @@ def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, Stored | None
 
 
 @runtime_checkable
+class Fitted(Protocol):
+    """A sink that can tell whether a view was made for its table as it is now, without changing anything."""
+
+    def require_fit(self, table: Table) -> None:
+        """Raise Misfit as `prepare` would, of a view that is there."""
+
+
+@runtime_checkable
 class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 

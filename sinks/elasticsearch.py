@@ -59,6 +59,11 @@ class Elasticsearch:
         else:
             self._make(table)
 
+    def require_fit(self, table: Table) -> None:
+        """Of fields alone: which settings an open index takes only the server can tell, by taking them."""
+        if place := self._indices.of([table]).get(table.qualified):
+            refuse_other(table, self.name, Layout.of(table), self._noted(place.index))
+
     def clear(self, table: Table) -> None:
         """A new index, which has no position yet, in place of the one that is there."""
         place = self._indices.of([table]).get(table.qualified)
@@ -237,8 +242,7 @@ class Elasticsearch:
         Raises:
             Misfit: it was made with others, and can't be changed.
         """
-        (there,) = self._server.each("GET", [index], "/_mapping")
-        layout, made = Layout.of(table), Layout.noted(there[index]["mappings"])
+        layout, made = Layout.of(table), self._noted(index)
         refuse_other(table, self.name, layout, made)
         if resettled := layout.resettled(made):
             settings = {f"index.{name}": value for name, value in resettled.items()}
@@ -252,6 +256,10 @@ class Elasticsearch:
             self._server.each("PUT", [index], "/_mapping", layout.mapping(made))
         except Refusal as error:
             raise refused(table, self.name, error) from None
+
+    def _noted(self, index: str) -> Layout:
+        (there,) = self._server.each("GET", [index], "/_mapping")
+        return Layout.noted(there[index]["mappings"])
 
     def _forget(self, indices: Sequence[str]) -> None:
         """The positions first: an index that has lost its rows must not have one."""
