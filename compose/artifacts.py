@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Thread
 
-from rich.console import Console
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
+from cdc.console import say
 from cdc.errors import StackError
 from compose import versions
 from compose.machine import java, require_disk, share
@@ -31,6 +32,7 @@ HERE = Path(__file__).parent
 PINS = HERE / "artifacts.sha256"
 # A stalled connection would otherwise hold the fetch for ever; the whole set takes about two minutes.
 FETCH_TIMEOUT_S = 900
+SILENT_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,43 @@ def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
 
 def _fetch(name: str, home: Path, pins: dict[str, str], finish: Callable[[Path], None]) -> None:
     require_disk(home.parent, "the cache")
-    console = Console(stderr=True)
-    console.print(f"fetching {name}: {len(pins)} files, once per user", highlight=False)
-    with scratch(home.parent) as work:
+    say(f"fetching {name}: {len(pins)} files, once per user")
+    with scratch(home.parent) as work, _telling(name, work):
         retrieve(name, work)
         verify(work / "lib", pins)
         finish(work / "lib")
         share(work / "lib")
         (work / "lib").rename(home)
-    console.print(f"fetched {name} into {home}", highlight=False)
+    say(f"fetched {name} into {home}")
+
+
+@contextmanager
+def _telling(name: str, work: Path) -> Iterator[None]:
+    """Say every few seconds how much there is."""
+    ended = Event()
+
+    def tell() -> None:
+        while not ended.wait(SILENT_S):
+            say(f"fetching {name}: {_bytes(work) / 1e6:,.0f} MB are here")
+
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _bytes(folder: Path) -> int:
+    """Of all files; one that vanishes meanwhile counts nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except OSError:
+            continue
+    return total
 
 
 @retry(retry=retry_if_exception_type(StackError), stop=stop_after_attempt(3), reraise=True)

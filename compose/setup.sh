@@ -8,6 +8,21 @@ refuse() {
     exit 3
 }
 
+say() {
+    printf 'setup: %s\n' "$1"
+}
+
+# Run a command; one that takes long prints a dot every few seconds.
+patiently() {
+    (while sleep 4 >/dev/null 2>&1; do printf .; done) &
+    dots=$!
+    trap 'kill "$dots" 2>/dev/null || true' EXIT
+    "$@"
+    kill "$dots"
+    trap - EXIT
+    printf '\n'
+}
+
 for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         python=$candidate
@@ -29,7 +44,12 @@ free_kb=$(df -Pk . | awk 'NR == 2 {print $4}')
     refuse "only $((free_kb / 1024)) MiB free here, the environment needs 2048" "free some space, or move the checkout; then: make setup"
 
 # An environment of another Python can't be upgraded in place.
-[ -x .venv/bin/python ] && .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+if ! { [ -x .venv/bin/python ] && .venv/bin/python -c 'import pip' 2>/dev/null; }; then
+    say "making .venv with $("$python" --version)"
+    "$python" -m venv --clear .venv
+fi
+say "installing $(grep -c == requirements.lock) packages of requirements.lock into .venv (a minute)"
+patiently .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 touch .venv/.installed
+say "done; the command is .venv/bin/cdc"

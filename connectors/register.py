@@ -27,6 +27,7 @@ DEADLINE_S = 60.0
 """Without any progress; a snapshot that moves may take as long as it takes."""
 STALE_S = 10.0
 """How long Connect may still report the failure of a task that it was just told to restart."""
+SILENT_S = 4.0
 POLL_S = 0.25
 
 HINTS = (
@@ -200,14 +201,17 @@ class _Waiting:
 
     def until_beating(self) -> Beat:
         deadline, before = time.monotonic() + DEADLINE_S, self._records()
+        told_at = time.monotonic()
         while True:
             beat = self._look()
             if beat is not None:
                 return beat
             records = self._records()
             if records != before:
-                self.progress(f"{records} records in the topics")
                 before, deadline = records, time.monotonic() + DEADLINE_S
+            if time.monotonic() > told_at + SILENT_S:
+                self.progress(f"waiting for a heartbeat to come through; {records} records in the topics")
+                told_at = time.monotonic()
             if time.monotonic() > deadline:
                 raise _late(self.pipeline, self.state or ConnectorState("MISSING"))
             time.sleep(POLL_S)
