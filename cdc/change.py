@@ -233,8 +233,10 @@ class Progress:
     state: str = "starting"
     applied: Applied = field(default_factory=Applied)
     rows_per_s: float = 0.0
-    lag_records: int = 0
-    lag_seconds: float = 0.0
+    lag_records: int | None = None
+    """What is left to do, at least; None: unknown, as long as nobody has looked or has lately been able to."""
+    lag_seconds: float | None = None
+    """For how long there has been something to do, at least; None as above."""
     looked_s: float = 0.0
     """Seconds since lag was measured last: long when the sink doesn't answer."""
     batches: int = 0
@@ -244,6 +246,10 @@ class Progress:
     """Tables that wait for a person, by name: what is the matter, and what to do."""
     error: str | None = None
     hint: str | None = None
+    state_since: float | None = None
+    """When it came into its state, in Unix seconds."""
+    aside_since: dict[str, float] = field(default_factory=dict)
+    """When this run first saw that a table waits, by name, in Unix seconds."""
     since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 

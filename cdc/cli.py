@@ -2,7 +2,10 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 
@@ -10,16 +13,20 @@ import structlog
 import typer
 
 from cdc import cli_init, cli_migrate, cli_plan, cli_quarantine, cli_rebuild, cli_topics, cli_verify
-from cdc.console import Json, Master, configure_logging, err, out, print_error, print_failure, print_json, say
+from cdc.console import Json, Master, call, configure_logging, err, out, print_error, print_failure, print_json, say
 from cdc.context import Context, spark_on
 from cdc.errors import CdcError, Interrupted, SettingsError
+from cdc.trace import kind, trace
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from cdc.change import Progress
     from compose.endpoints import Endpoints
 
 app = typer.Typer(
-    help="Postgres changes, applied in order to a search index, a cache and a warehouse.",
+    help="Postgres changes, applied in order to a search index, a cache and a warehouse.\n\n"
+    "-p and --state may stand before or behind the verb.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -39,13 +46,27 @@ LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
 
 
+def show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"cdc {version('cdc')}", highlight=False)
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
     pipeline: Annotated[Path, typer.Option("-p", "--pipeline", help="The pipeline file.")] = Path("pipeline.yaml"),
-    state: Annotated[Path | None, typer.Option(help="Where the local stack keeps its state.")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Where the local stack and `run` keep their state; a folder of the pipeline's by default."),
+    ] = None,
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
+    ] = False,
 ) -> None:
+    """These go before or behind the verb."""
     context.obj = Context(pipeline, state)
+    call.file, call.state = pipeline, state
 
 
 @app.command()
@@ -110,54 +131,102 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
+    from cdc.supervise import told_to_stop
+
+    with told_to_stop() as stopping:
+        try:
+            progress, errors = _apply(context.obj, sink, master, stopping, until_caught_up, for_s, as_json)
+        except Exception as error:
+            if not stopping.is_set():
+                raise
+            # What is ended while it starts fails at something that was ended with it.
+            log.info("stopped_while_starting", error=kind(error))
+            progress, errors = [], []
+    if as_json:
+        print_json({"sinks": [asdict(one) for one in progress]})
+    if errors:
+        for failure in errors[1:]:
+            print_error(failure)
+        raise errors[0]
+
+
+def _apply(
+    context: Context,
+    chosen: list[str] | None,
+    master: str,
+    stopping: "Event",
+    until_caught_up: bool,
+    for_s: float | None,
+    as_json: bool,
+) -> "tuple[list[Progress], list[CdcError]]":
+    """What the sinks' streams have done in the end, and the errors that ended some of them."""
     from cdc import registered, render
     from cdc.compaction import restore
     from cdc.definitions import comparing
-    from cdc.supervise import publish, supervise, told_to_stop
+    from cdc.supervise import publish, supervise
     from cdc.topics import Topics
 
-    pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
+    pipeline, sinks = context.pipeline, context.sinks(chosen)
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"the settings of {topic} are as they were before a compaction that was interrupted")
         kafka.check(pipeline)
         registered.refuse_changed(registered.read(kafka, pipeline), pipeline)
+    if stopping.is_set():
+        return [], []
+    say("starting Spark; the first rows are applied in some 20 seconds")
     with spark_on(master) as spark:
-        streams = context.obj.streams(spark, sinks)
-        with comparing(context.obj.load), render.live(err, quiet=as_json) as show, told_to_stop() as stopping:
+        streams = [] if stopping.is_set() else context.streams(spark, sinks)
+        with comparing(context.load), render.live(err, quiet=as_json) as show:
 
             def tick(progress: "list[Progress]") -> None:
-                publish(context.obj.runs, progress)
+                publish(context.runs, progress)
                 show(progress)
 
             errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
     for one in sinks:
         one.close()
-    if as_json:
-        print_json({"sinks": [stream.progress for stream in streams]})
-    if errors:
-        for error in errors[1:]:
-            print_error(error)
-        raise errors[0]
+    return [stream.progress for stream in streams], errors
 
 
 @app.command()
 def status(context: typer.Context, as_json: Json = False) -> None:
-    """Where each hop stands, and which one is slow."""
-    from cdc.slow import slow_hop
+    """What is the matter, and where each hop stands; answers within five seconds.
+
+    Exit 0 when all is well, or with the code of the worst problem's class.
+    """
+    from cdc.slow import document, exit_code, judged, sentence, slow_hop, verdict
     from cdc.status import collect
     from cdc.supervise import published
 
-    pipeline = context.obj.shown
-    sinks = context.obj.sinks(None)
-    progress = published(context.obj.runs) if context.obj.runs.exists() else {}
-    found = collect(pipeline, positions={one.name: one.position for one in sinks}, progress=progress)
+    began, pipeline = time.monotonic(), context.obj.shown
+    positions = {sink.name: sink.position for sink in context.obj.sinks(None)}
+    collected = collect(pipeline, positions=positions, progress=published(context.obj.runs), began=began)
+    health = judged(collected)
     if as_json:
-        return print_json({**found.to_dict(), "slow_hop": slow_hop(found)})
-    from cdc import render
+        print_json(document(health))
+    else:
+        from cdc import render
 
-    out.print(render.status(found, slow_hop(found)))
-    return None
+        lines = [sentence(one) for one in health.problems] or [slow_hop(health)]
+        out.print(render.status(health, verdict(health), lines))
+    raise typer.Exit(exit_code(health))
+
+
+def hoisted(words: list[str]) -> list[str]:
+    """The arguments, with the options that are of all verbs in front of the verb, wherever they were."""
+    names, front, others = ("-p", "--pipeline", "--state"), list[str](), list[str]()
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            others += [word, *rest]
+        elif word in names:
+            front += [word, *[value for value in [next(rest, None)] if value is not None]]
+        elif word.startswith(("--pipeline=", "--state=")):
+            front.append(word)
+        else:
+            others.append(word)
+    return front + others
 
 
 def main() -> NoReturn:
@@ -165,7 +234,7 @@ def main() -> NoReturn:
     as_json = "--json" in sys.argv[1:]
     configure_logging()
     try:
-        app(standalone_mode=False)
+        code = app(hoisted(sys.argv[1:]), standalone_mode=False)
     except typer.Abort:
         if as_json:
             print_failure(Interrupted("Interrupted.", hint="the same command goes on"))
@@ -173,12 +242,16 @@ def main() -> NoReturn:
     except Exception as error:
         # typer's own usage errors know how to show themselves.
         show = getattr(error, "show", None)
-        failure = SettingsError(str(error), hint="cdc --help") if show else _failure(error)
+        failure = (
+            SettingsError(str(error), hint="cdc --help lists the verbs, cdc VERB --help the options of one")
+            if show
+            else _failure(error)
+        )
         (show or (lambda: print_error(failure)))()
         if as_json:
             print_failure(failure)
         sys.exit(failure.exit_code)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _failure(error: Exception) -> CdcError:
@@ -186,7 +259,6 @@ def _failure(error: Exception) -> CdcError:
     if isinstance(error, CdcError):
         return error
     from cdc.failures import classify
-    from cdc.trace import trace
 
     log.error("verb_failed", exception=trace(error))
     return classify(error, "cdc")

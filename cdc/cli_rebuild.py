@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.console import Json, Master, err, out, print_json
+from cdc.console import Json, Master, call, err, out, print_json
 from cdc.context import spark_on
 
 if TYPE_CHECKING:
@@ -162,6 +162,6 @@ def _tell(sink: str, kept: "Mapping[str, Retained]", as_json: bool, what: str) -
         names = {table: one.name for table, one in kept.items()}
         until = max((one.until for one in kept.values()), default=None)
         return print_json({"sink": sink, "kept": names, "keep_until": until})
-    back = f"; cdc rollback {sink} goes back" if kept else ""
+    back = call.name(f"; cdc rollback {sink} goes back") if kept else ""
     out.print(f"{sink}: {what}{back}", highlight=False)
     return None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.console import Json, Master, out, print_json, say
+from cdc.console import Json, Master, call, out, print_json, say
 from cdc.context import spark_on
 from cdc.errors import DivergenceError, SettingsError
 
@@ -106,7 +106,7 @@ def renew(
         return print_json(registered.to_dict())
     for one in renewed:
         for sink in context.obj.pipeline.sinks:
-            out.print(f"next: cdc -p FILE rebuild {sink} --table {one.qualified}", highlight=False)
+            out.print(call.name(f"next: cdc -p FILE rebuild {sink} --table {one.qualified}"), highlight=False)
     return None
 
 

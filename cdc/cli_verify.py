@@ -3,13 +3,15 @@
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from cdc.console import Json, Master, out, print_error, print_json
+from cdc.console import Json, Master, out, print_error, print_json, say
 from cdc.context import spark_on
-from cdc.errors import CdcError, DivergenceError, SettingsError, UndecidedError
+from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
+from cdc.words import ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.comparison import Comparison
+    from cdc.settings import Pipeline
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -51,23 +54,47 @@ def verify(
     from cdc.verify import Options
     from cdc.verify import verify as run
 
-    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.captured(table)
     if metrics is not None and not every:
         raise SettingsError("--metrics is for a comparison that is made again and again.", hint="add --every 1h")
+    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.captured(table)
 
     def once(spark: "SparkSession") -> "list[Comparison]":
         options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
-        found = run(spark, pipeline, tables, sinks, options)
+        found = run(spark, pipeline, tables, sinks, options, tell=say)
         return mend(spark, pipeline, tables, sinks, options, found) if repair else found
 
+    look_ahead(pipeline, [one.name for one in sinks], context.obj.runs, timeout)
     with spark_on(master) as spark:
-        if every is None:
-            report(once(spark), as_json)
-        else:
+        if every:
             _again(lambda: once(spark), seconds(every), metrics, as_json)
+        report(once(spark), as_json)
 
 
-def _again(once: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, as_json: bool) -> None:
+def look_ahead(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout_s: float) -> None:
+    """What would be waited for in vain is told before anything is. Only this machine's runs are known.
+
+    Raises:
+        ConnectorError: no change comes through the connector.
+    """
+    from cdc.supervise import WORKING, published
+    from connectors.client import Connect
+
+    with Connect(pipeline.connect) as connect:
+        state = connect.state(pipeline.pipeline)
+    if state.connector == "MISSING":
+        what = f"There is no connector {pipeline.pipeline}: no change reaches the views."
+        raise ConnectorError(what, hint="cdc -p FILE register")
+    if "FAILED" in (state.connector, *state.tasks):
+        what = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker tells no more'}"
+        raise ConnectorError(ended(what), hint="cdc -p FILE register")
+    known = published(runs)
+    if idle := [name for name in sinks if name not in known or known[name].state not in WORKING]:
+        waits = f"what is behind there is waited for, {timeout_s:g} s at most (--timeout)"
+        say(f"no `cdc run` is known to be at work on {', '.join(idle)}: {waits}")
+    say("starting Spark")
+
+
+def _again(once: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, as_json: bool) -> NoReturn:
     """Until somebody ends it: what goes wrong once is told and counted."""
     from cdc.metrics import Metrics
 

@@ -16,6 +16,7 @@ import psycopg
 import sinks
 from cdc import catalog, names, settings, source
 from cdc.change import Table
+from cdc.console import call
 from cdc.errors import CdcError, SettingsError
 from compose import book, stack
 
@@ -106,6 +107,8 @@ class Context:
         """The pipeline file as it is now."""
         # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
         endpoints = book.known(self.state)
+        log = self.state / "connect" / "log" / "connect.log"
+        call.worker_log = log if log.exists() else None
         own = endpoints.environment() if endpoints else {}
         return settings.load(self.path, {**own, **os.environ})
 

@@ -14,8 +14,11 @@ from cdc.heartbeat import last_beat
 from cdc.settings import Pipeline
 from cdc.sink import Sink
 from cdc.topics import Topics
+from cdc.words import ended
 
 POLL_S = 0.25
+SILENT_S = 4.0
+"""How long is waited without a word: then, and that often from then on, it is told what for."""
 AWAY_S = 10.0
 """How long a sink may be away while it is waited for: a server that starts, or a shard just made, is there by then."""
 
@@ -48,8 +51,9 @@ def settle(
     *,
     timeout_s: float,
     still: Callable[[], object] = lambda: None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> float:
-    """Wait for the views to hold what is committed by now; the seconds it took. `still`: see `pass_fence`.
+    """Wait for the views to hold what is committed by now; the seconds it took. `still`, `tell`: see `pass_fence`.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
@@ -58,8 +62,8 @@ def settle(
     with source.connect(pipeline.source.dsn) as connection:
         (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
-        fence = raise_fence(pipeline, kafka, tables, now_ms, timeout_s=timeout_s, still=still)
-    pass_fence(fence, tables, sinks, timeout_s=began + timeout_s - time.monotonic(), still=still)
+        fence = raise_fence(pipeline, kafka, tables, now_ms, timeout_s=timeout_s, still=still, tell=tell)
+    pass_fence(fence, tables, sinks, timeout_s=began + timeout_s - time.monotonic(), still=still, tell=tell)
     return time.monotonic() - began
 
 
@@ -71,6 +75,7 @@ def raise_fence(
     *,
     timeout_s: float,
     still: Callable[[], object] = lambda: None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Fence:
     """The fence behind all that was committed before now_ms, by the clock of Postgres. Raises ConnectorError.
 
@@ -85,7 +90,7 @@ def raise_fence(
             return []
         return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
 
-    _until(missing, time.monotonic() + timeout_s, still)
+    _until(missing, timeout_s, still, tell)
     ends = kafka.ends([table.topic for table in tables], decided=False)
     truncations = Truncations(pipeline, kafka)
     truncations.read()
@@ -99,8 +104,11 @@ def pass_fence(
     *,
     timeout_s: float,
     still: Callable[[], object] = lambda: None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> None:
-    """Wait for views to get past a fence. `still` is called again and again and may raise to end the waiting.
+    """Wait for views to get past a fence.
+
+    `still` is called again and again and may raise to end the waiting; `tell` gets every few seconds what it waits for.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
@@ -122,14 +130,21 @@ def pass_fence(
         waiting[:] = [view for view, problem in problems if problem]
         return [problem for _, problem in problems if problem]
 
-    _until(behind, time.monotonic() + timeout_s, still)
+    _until(behind, timeout_s, still, tell)
 
 
-def _until(problems: Callable[[], list[str]], deadline: float, still: Callable[[], object]) -> None:
-    while found := problems():
+def _until(
+    problems: Callable[[], list[str]], timeout_s: float, still: Callable[[], object], tell: Callable[[str], object]
+) -> None:
+    told_at = began = time.monotonic()
+    while waiting := problems():
         still()
-        if time.monotonic() > deadline:
-            raise ConnectorError(
-                f"Waited in vain: {found[0]}.", hint="cdc status names the slow hop", more=len(found) - 1
-            )
+        now = time.monotonic()
+        more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+        if now > began + timeout_s:
+            message = ended(f"Waited in vain: {waiting[0]}{more}")
+            raise ConnectorError(message, hint="cdc -p FILE status names the slow hop", more=len(waiting) - 1)
+        if now >= told_at + SILENT_S:
+            told_at = now
+            tell(f"waiting, {now - began:.0f} s of {timeout_s:.0f} s at most: {waiting[0]}{more}")
         time.sleep(POLL_S)

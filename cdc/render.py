@@ -1,4 +1,7 @@
-"""What the command line shows, from plain data: tables and lines that fit 80 columns."""
+"""What the command line shows, from plain data: tables, of 80 columns where names are short, and lines.
+
+No cell is folded or cut, so that what it holds can be copied and found; what isn't known is said to be so.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.status import Status as Spinner
-from rich.table import Table as Grid
 from rich.text import Text
+
+from cdc.console import call
+from cdc.supervise import WORKING
+from cdc.words import UNKNOWN, advice, clock, length, since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,16 +27,22 @@ if TYPE_CHECKING:
     from cdc.finding import Audit
     from cdc.generations import Building
     from cdc.held import Held
-    from cdc.status import Sink, Status
+    from cdc.status import Problem, Sink, Status
 
 OCCASIONALLY_S = 10.0
+"""How often numbers that go on changing are shown where nobody looks on, at most."""
+SILENT_S = 4.0
+HUNG_S = 10.0
+"""What was measured longer ago isn't known any more."""
 SHOWN = 5
 """Keys on one line."""
+LISTED = 20
+"""Problems on one screen."""
 WATCHED = {
     "comparison": "Table definitions are compared while cdc run runs: there are no event triggers.",
-    "nothing": "Nothing notes how tables change their definitions. Next: cdc -p FILE migrate.",
 }
 VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
+ENDED = {"caught up": "ended, caught up", "stopped": "ended"}
 COLOURS = {"running": "green", "caught up": "green", "stopped": "dim", "waiting": "yellow", "failed": "red"}
 
 
@@ -54,24 +66,43 @@ def topics(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def progress(sinks: Sequence[Progress]) -> RenderableType:
-    """One line per sink: what `cdc run` shows."""
-    grid = _grid("sink", "state", ">rows", ">rows/s", ">lag, records", ">lag, s")
-    for one in sinks:
+    """One line per sink: what `cdc run` shows on a terminal."""
+    grid = _grid("sink", "state", ">changes", ">per s", ">waiting", ">behind for")
+    for sink in sinks:
+        state = Text(sink.state, COLOURS.get(sink.state, ""))
         grid.add_row(
-            one.sink,
-            Text(one.state, COLOURS.get(one.state, "")),
-            f"{one.applied.rows:,}",
-            f"{one.rows_per_s:,.0f}",
-            f"{one.lag_records:,}",
-            f"{one.lag_seconds:.1f}",
+            sink.sink, state, f"{sink.applied.rows:,}", f"{sink.rows_per_s:,.0f}", _waiting(sink), _behind(sink)
         )
-    troubles = [Text(f"{one.sink}: {one.error}", "yellow") for one in sinks if one.error]
-    aside = [
-        Text(f"{one.sink}: {table}: {what} Next: {hint}.", "yellow")
-        for one in sinks
-        for table, (what, hint) in one.aside.items()
-    ]
-    return Group(grid, *troubles, *aside)
+    return Group(grid, *(Text(trouble, "yellow") for sink in sinks for trouble in _waits(sink)))
+
+
+def _waiting(sink: Progress) -> str:
+    known = sink.lag_records is not None and sink.looked_s < HUNG_S
+    return f"{sink.lag_records:,}" if known else UNKNOWN
+
+
+def _behind(sink: Progress) -> str:
+    if sink.lag_seconds is None or sink.looked_s >= HUNG_S:
+        return UNKNOWN
+    return length(sink.lag_seconds) if sink.lag_records else "-"
+
+
+def _waits(sink: Progress) -> Iterator[str]:
+    """What a sink and its tables wait for, and since when."""
+    if sink.looked_s >= HUNG_S and sink.state == "running":
+        yield f"{sink.sink} hasn't answered for {length(sink.looked_s)}"
+    if sink.error:
+        yield _dated(f"{sink.sink}: {_advised(sink.error, sink.hint or '')}", sink.state_since)
+    for table, (what, hint) in sink.aside.items():
+        yield _dated(f"{sink.sink}: {table} waits: {_advised(what, hint)}", sink.aside_since.get(table))
+
+
+def _advised(what: str, hint: str) -> str:
+    return advice(what, call.name(hint)) if hint else what
+
+
+def _dated(text: str, moment: float | None) -> str:
+    return f"{text} ({since(moment)})" if moment else text
 
 
 def generations(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -84,52 +115,75 @@ def generations(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 @contextmanager
 def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], None]]:
-    """A line for each phase of a rebuild, with how far it is."""
+    """A line for each phase of a rebuild, with how far it is; where nobody looks on, a line every few seconds."""
     if quiet:
         yield lambda _: None
         return
     with Spinner("", console=console) as status:
-        seen: list[str] = []
+        phases: list[str] = []
+        told_at = 0.0
 
         def show(build: Building) -> None:
-            if build.phase not in seen:
-                seen.append(build.phase)
+            nonlocal told_at
+            if build.phase not in phases:
+                phases.append(build.phase)
                 console.print(f"{build.sink}: {build.phase}", highlight=False)
             left = f", {build.left_s:.0f} s left" if build.left_s is not None and build.phase == "replay" else ""
             done = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{left}"
-            status.update(f"{build.sink}: {build.phase} {done}")
+            line = f"{build.sink}: {build.phase} {done}"
+            status.update(line)
+            if not console.is_terminal and time.monotonic() > told_at + SILENT_S:
+                told_at = time.monotonic()
+                console.print(line, highlight=False)
 
         yield show
 
 
 @contextmanager
 def live(console: Console, *, quiet: bool) -> Iterator[Callable[[Sequence[Progress]], None]]:
-    """One line per sink: kept up to date on a terminal, every few seconds and at each change of state elsewhere."""
+    """One line per sink: kept up to date on a terminal; elsewhere only what has changed, with the time."""
     if quiet:
         yield lambda _: None
     elif console.is_terminal:
         with Live(console=console, refresh_per_second=4) as screen:
             yield lambda sinks: screen.update(progress(sinks))
     else:
-        yield _occasionally(lambda sinks: console.print(progress(sinks)))
+        news = News()
+
+        def show(sinks: Sequence[Progress]) -> None:
+            for line in news.of(sinks, time.time()):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        yield show
 
 
-def _occasionally(show: Callable[[Sequence[Progress]], None]) -> Callable[[Sequence[Progress]], None]:
-    last: list[Any] = [0.0, None]
+class News:
+    """Lines for a log: of each sink what is new. States and troubles at once, numbers every ten seconds at most."""
 
-    def maybe(sinks: Sequence[Progress]) -> None:
-        states = [one.state for one in sinks]
-        if states != last[1] or time.monotonic() - last[0] > OCCASIONALLY_S:
-            last[:] = [time.monotonic(), states]
-            show(sinks)
+    def __init__(self) -> None:
+        self._shown: dict[str, tuple[Any, Any, float]] = {}
 
-    return maybe
+    def of(self, sinks: Sequence[Progress], now: float) -> Iterator[str]:
+        for sink in sinks:
+            standing = (sink.state, sink.error, tuple(sink.aside.items()), sink.looked_s >= HUNG_S)
+            numbers = (sink.applied.rows, _waiting(sink))
+            before, counted, shown_at = self._shown.get(sink.sink, (None, None, 0.0))
+            if standing != before or (numbers != counted and now - shown_at >= OCCASIONALLY_S):
+                self._shown[sink.sink] = standing, numbers, now
+                yield f"{clock(now)} {_line(sink)}"
+                yield from (f"{clock(now)} {trouble}" for trouble in (_waits(sink) if standing != before else ()))
+
+
+def _line(sink: Progress) -> str:
+    behind = "" if _behind(sink) in (UNKNOWN, "-") else f" for {_behind(sink)}"
+    done = f"{sink.applied.rows:,} changes applied, {sink.rows_per_s:,.0f}/s"
+    return f"{sink.sink} {sink.state}: {done}; waiting: {_waiting(sink)}{behind}"
 
 
 def quarantine(found: Sequence[Held]) -> RenderableType:
     grid = _grid("place", "row", "since", "reason")
     for one in found:
-        grid.add_row(one.entry.place, one.entry.id or "?", _ago(one.at), one.reason)
+        grid.add_row(one.entry.place, one.entry.id or UNKNOWN, _ago(one.at), one.reason)
     return grid
 
 
@@ -162,7 +216,7 @@ def audits(found: Sequence[Audit]) -> RenderableType:
         )
     told = [
         Text(
-            f"{audit.table}: {one.what}{_named(one.keys)}. Next: {one.hint}.",
+            f"{audit.table}: {_advised(one.what + _named(one.keys), one.hint)}",
             "red" if one.defect else "yellow",
         )
         for audit in found
@@ -176,37 +230,45 @@ def _named(keys: Sequence[str]) -> str:
     return f": {', '.join(keys[:SHOWN])}{more}" if keys else ""
 
 
-def status(found: Status, slow: str) -> RenderableType:
-    """The SRE's one screen: what is slow and what to do, then each hop from Postgres to the views."""
-    views = _grid("table", "sink", ">lag, records", ">lag, s", ">rows", ">last change")
+def status(found: Status, verdict: str, lines: Sequence[str]) -> RenderableType:
+    """The SRE's one screen: what is the matter and what to do, then each hop from Postgres to the views.
+
+    `lines`: a sentence for each problem, or the one that there is none.
+    """
+    views = _grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
     for sink in found.sinks:
         for view in sink.views:
+            read = view.changes is not None
             views.add_row(
                 view.table,
                 sink.name,
-                "?" if view.lag_records is None else f"{view.lag_records:,}",
-                "?" if view.lag_seconds is None else f"{view.lag_seconds:.1f}",
-                f"{view.rows:,}",
-                _ago(view.at),
+                UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
+                UNKNOWN if view.lag_seconds is None else length(view.lag_seconds) if view.lag_seconds else "-",
+                f"{view.changes:,}" if read else UNKNOWN,
+                _ago(view.at) if read else UNKNOWN,
             )
-    problems = [Text(f"{one.part}: {one.message} hint: {one.hint}", "red") for one in found.problems]
-    troubles = [Text(trouble, "yellow") for sink in found.sinks for trouble in _troubles(sink)]
+    colour = {"ok": "green", "degraded": "yellow"}.get(verdict, "red")
+    first = Text.assemble((f"{verdict}: ", f"bold {colour}"), (_of(found.problems[:1], lines[0]), "bold"))
+    others = [
+        Text(_of([problem], line), "red" if problem.severity == "down" else "yellow")
+        for problem, line in zip(found.problems[1:LISTED], lines[1:LISTED], strict=False)
+    ]
+    more = [Text(f"and {len(lines) - LISTED} more: --json has all of them")] if len(lines) > LISTED else []
     watch = [Text(WATCHED[found.definitions], "yellow")] if found.definitions in WATCHED else []
-    return Group(Text(slow, "bold"), Text(), _hops(found), Text(), views, *watch, *troubles, *problems)
+    return Group(first, *others, *more, Text(), _hops(found), Text(), views, *watch, *_holes(found))
 
 
-def _troubles(sink: Sink) -> Iterator[str]:
-    """What makes single tables of a sink less than whole."""
-    for view in sink.views:
-        if view.quarantined:
-            count = f"{view.quarantined} record{'s' if view.quarantined > 1 else ''}"
-            yield f"{view.table} in {sink.name} is degraded: {count} in quarantine. Next: cdc -p FILE quarantine list."
-        if view.problem:
-            yield f"{view.table} in {sink.name} has stopped: {view.problem} Next: {view.hint}."
-        for hole in view.holes:
-            yield f"The log of changes of {view.table} in {sink.name} may lack superseded records: {hole}."
-    for table, (what, hint) in sink.aside.items():
-        yield f"{table} in {sink.name} waits: {what} Next: {hint}."
+def _of(problems: Sequence[Problem], line: str) -> str:
+    """A problem's sentence, with since when."""
+    return _dated(call.name(line), problems[0].since if problems else None)
+
+
+def _holes(found: Status) -> Iterator[Text]:
+    for sink in found.sinks:
+        for view in sink.views:
+            for hole in view.holes:
+                what = f"The log of changes of {view.table} in {sink.name} may lack superseded records: {hole}."
+                yield Text(what, "yellow")
 
 
 def _account(sink: Sink) -> str:
@@ -219,39 +281,69 @@ def _account(sink: Sink) -> str:
 
 def _hops(found: Status) -> RenderableType:
     grid = _grid("hop", "state", "")
+    unread = {one.part for one in found.problems}
     if slot := found.slot:
         bytes_ = f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
         grid.add_row("slot", "active" if slot.active else Text("not read", "red"), f"{bytes_}, {slot.wal_status}")
     else:
-        grid.add_row("slot", Text("?", "yellow"), "not known")
+        grid.add_row("slot", Text(UNKNOWN if "postgres" in unread else "missing", "red"))
     if connector := found.connector:
-        colour = COLOURS["running" if connector.state == "RUNNING" else "failed"]
         tasks = ", ".join(connector.tasks) or "none"
-        grid.add_row(
-            "connector", Text(connector.state.lower(), colour), f"task {tasks.lower()} {connector.trace or ''}"
-        )
+        grid.add_row("connector", Text(connector.state, "" if connector.state == "RUNNING" else "red"), f"task {tasks}")
+    else:
+        grid.add_row("connector", Text(UNKNOWN, "red"))
     if beat := found.heartbeat:
-        grid.add_row(
-            "heartbeat", "late" if beat.late else "beats", f"{beat.age_s:.1f} s ago, {beat.delay_s:.3f} s under way"
-        )
+        ages = f"{beat.age_s:.1f} s ago, {beat.delay_s:.3f} s under way"
+        grid.add_row("heartbeat", "late" if beat.late else "beats", ages)
+    else:
+        grid.add_row("heartbeat", Text(UNKNOWN if "kafka" in unread else "none yet", "red"))
     for sink in found.sinks:
-        told = Text(sink.state, COLOURS.get(sink.state, "yellow"))
-        grid.add_row(sink.name, told, sink.error or f"{sink.rows_per_s:,.0f} rows/s {_account(sink)}".rstrip())
+        grid.add_row(sink.name, Text(ENDED.get(sink.state, sink.state), COLOURS.get(sink.state, "yellow")), _done(sink))
     return grid
 
 
+def _done(sink: Sink) -> str:
+    """What its `cdc run` does; nothing of one that isn't at work."""
+    parts = [since(sink.since)]
+    if sink.state in WORKING and sink.rows_per_s is not None:
+        parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
+    return ", ".join(filter(None, parts))
+
+
 def _size(count: int | None) -> str:
-    return "?" if count is None else decimal(count)
+    return UNKNOWN if count is None else decimal(count)
 
 
-def _ago(at: float | None) -> str:
-    return "never" if at is None else f"{max(0.0, time.time() - at):,.0f} s ago"
+def _ago(moment: float | None) -> str:
+    return "never" if moment is None else f"{length(max(0.0, time.time() - moment))} ago"
+
+
+class Grid:
+    """Columns of cells as wide as they need to be; nothing behind the last one of a line."""
+
+    def __init__(self, headings: Sequence[str]) -> None:
+        self._right = [heading.startswith(">") for heading in headings]
+        self._rows: list[list[Text]] = []
+        if any(headings):
+            self.add_row(*(Text(heading.removeprefix(">"), "bold") for heading in headings))
+
+    def add_row(self, *cells: str | Text) -> None:
+        row = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
+        self._rows.append(row + [Text()] * (len(self._right) - len(row)))
+
+    def __rich__(self) -> Text:
+        widths = [max(cell.cell_len for cell in column) for column in zip(*self._rows, strict=True)]
+        return Text("\n").join(self._line(row, widths) for row in self._rows)
+
+    def _line(self, row: Sequence[Text], widths: Sequence[int]) -> Text:
+        line = Text()
+        for cell, width, right in zip(row, widths, self._right, strict=True):
+            room = " " * (width - cell.cell_len)
+            line.append_text(Text.assemble(room, cell, " ") if right else Text.assemble(cell, room, " "))
+        line.rstrip()
+        return line
 
 
 def _grid(*headings: str) -> Grid:
     """A table without lines; a heading that begins with > is set to the right."""
-    grid = Grid(box=None, pad_edge=False, show_header=any(headings), header_style="bold")
-    for heading in headings:
-        right = heading.startswith(">")
-        grid.add_column(heading.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return grid
+    return Grid(headings)

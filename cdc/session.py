@@ -110,9 +110,17 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
 
 
 def _quiet_gateway(conf: SparkConf) -> Any:
-    """Start Spark's process, with all that it prints on standard error: standard output is a verb's own."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    gateway = launch_gateway(conf, popen_kwargs=streams)  # type: ignore[no-untyped-call]
+    """Start Spark's process, with all that it prints on standard error: standard output is a verb's own.
+
+    What ends a verb by a signal often means all of its processes, a terminal and a service's manager do: only the verb
+    itself takes it for a word, and ends Spark when the batch at hand is finished.
+    """
+    apart = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    gateway = launch_gateway(conf, popen_kwargs=apart)  # type: ignore[no-untyped-call]
+    # Executors that Spark starts itself would inherit it, and it ends these by that signal.
+    if not conf.get("spark.master", "").startswith("local-cluster"):
+        signals = gateway.jvm.sun.misc
+        signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
     if process := getattr(gateway, "proc", None):
         threading.Thread(target=_hand_on, args=(process.stdout,), name="spark-output", daemon=True).start()
     return gateway

@@ -1,16 +1,17 @@
 """Where each hop stands: Postgres -> connector -> topics -> each view. Plain data; others print it.
 
 In:  the pipeline file, a function per sink that reads its positions, what `cdc run` last published.
-Out: `Status`; a part that can't be reached is named in `problems` and the rest is still told.
-Invariant: reads only, and no number that the servers themselves don't hold.
+Out: `Status`; a part that can't be reached, or doesn't answer in time, is named in `problems` and the rest is answers.
+Invariant: reads only, and no number that the servers themselves don't hold: what wasn't read is None.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from threading import Thread
+from typing import Any, Literal
 
 import structlog
 
@@ -18,26 +19,50 @@ from cdc import catalog, registered, source
 from cdc.change import Applied, Position, Progress, Stored, Table, distance
 from cdc.continuity import Continuity, Discontinued, waiting
 from cdc.definitions import Watch, watch
-from cdc.errors import KafkaUnavailable, SourceUnavailable, Unexpected
+from cdc.errors import CdcError, ConnectorError, KafkaUnavailable, SinkError, SourceUnavailable, Unexpected
 from cdc.failures import classify
 from cdc.heartbeat import last_beat
 from cdc.held import QuarantineLog
 from cdc.ledger import Ledger
 from cdc.settings import Pipeline
+from cdc.supervise import WORKING
 from cdc.topics import Topics
 from cdc.trace import trace
 
 log = structlog.get_logger()
 Positions = Mapping[str, Callable[[Table], Stored | None]]
+Severity = Literal["down", "degraded"]
+ANSWER_S = 4.0
+"""How long anything is waited for: whatever hangs, the screen is there within five seconds."""
+CLASSES: Mapping[str, type[CdcError]] = {
+    "postgres": SourceUnavailable,
+    "connect": ConnectorError,
+    "kafka": KafkaUnavailable,
+}
+SERVERS = {"postgres": "Postgres", "connect": "Kafka Connect", "kafka": "Kafka"}
+POSITIONS_S = 2.5
+"""Of that, how long the topics' reading waits for where the views stand, to measure these."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A part that couldn't be read: postgres, connect, kafka or a sink's name; or what is wrong with the topics."""
+    """Something that a person has to know, or to do something about.
+
+    part      what couldn't be read, postgres, connect, kafka, registration or a sink's name; or what is wrong: topics,
+              connector, slot, heartbeat, run, table, quarantine, lag
+    code      the exit code of its class
+    severity  down: nothing goes this way, or nobody can tell; degraded: something does, not all or not in time
+    since     Unix seconds, where that is known
+    """
 
     part: str
     message: str
     hint: str
+    code: int = 1
+    severity: Severity = "down"
+    table: str | None = None
+    sink: str | None = None
+    since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,9 +94,10 @@ class View:
     table: str
     lag_records: int | None = None
     lag_seconds: float | None = None
-    rows: int = 0
+    changes: int | None = None
+    """Applied since the view was made; more than it has rows where these were changed."""
     at: float | None = None
-    """Unix seconds of the last change to the view; None when nothing was ever applied."""
+    """Unix seconds of the last change to the view; None when nothing was ever applied, with 0 `changes`."""
     problem: str | None = None
     hint: str | None = None
     holes: tuple[str, ...] = ()
@@ -82,24 +108,30 @@ class View:
 
 @dataclass(frozen=True)
 class Sink:
-    """`state` and `error` are from `cdc run`; "not running" when it has published nothing."""
+    """`state` and `error` are from `cdc run`, which leaves them on its own machine; elsewhere they aren't known."""
 
     name: str
-    state: str = "not running"
+    state: str = "not known here"
+    since: float | None = None
+    """Of the state, Unix seconds."""
     error: str | None = None
     hint: str | None = None
-    rows_per_s: float = 0.0
+    rows_per_s: float | None = None
     views: tuple[View, ...] = ()
     applied: Applied | None = None
     """Records since `cdc run` started."""
     aside: Mapping[str, list[str]] = field(default_factory=dict)
     """See `Progress.aside`."""
+    aside_since: Mapping[str, float] = field(default_factory=dict)
+    """See `Progress.aside_since`."""
     looked_s: float = 0.0
     """See `Progress.looked_s`."""
 
     @property
-    def lag_seconds(self) -> float:
-        return max((view.lag_seconds or 0.0 for view in self.views), default=0.0)
+    def lag_seconds(self) -> float | None:
+        """Of the views that go on; None when none could be measured."""
+        going = (view for view in self.views if not view.problem and view.table not in self.aside)
+        return max((view.lag_seconds for view in going if view.lag_seconds is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -117,40 +149,88 @@ class Status:
         return asdict(self)
 
 
-def collect(pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, Progress]) -> Status:
-    """Ask every server at the same time; raises nothing that a server causes."""
-    tables = source.undescribed(pipeline)
-    asked: dict[str, Callable[[], Any]] = {
-        "postgres": lambda: _slot(pipeline),
-        "connect": lambda: _connector(pipeline),
-        "registration": lambda: _registration(pipeline),
-        "definitions": lambda: _definitions(pipeline),
-        **{name: _stored(position, tables) for name, position in positions.items()},
+Answer = tuple[Any, Problem | None]
+Read = tuple[Heartbeat | None, dict[str, tuple[View, ...]], Problem | None]
+"""What the topics tell: see `_log`."""
+
+
+def collect(
+    pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, Progress], began: float | None = None
+) -> Status:
+    """Ask every server at the same time; raises nothing that a server causes, and waits for none beyond ANSWER_S.
+
+    `began`: when the caller did, by the monotonic clock.
+    """
+    tables, began = source.undescribed(pipeline), began or time.monotonic()
+    asked = {name: _asked(name, _stored(position, tables)) for name, position in positions.items()}
+
+    def standing() -> dict[str, dict[str, Stored | None]]:
+        """Where the views stand of those sinks that have told in time."""
+        stored = {name: _answered(name, asked[name], began + POSITIONS_S)[0] for name in positions}
+        return {name: places for name, places in stored.items() if places is not None}
+
+    asked |= {
+        "postgres": _asked("postgres", lambda: _slot(pipeline)),
+        "connect": _asked("connect", lambda: _connector(pipeline)),
+        "registration": _asked("registration", lambda: _registration(pipeline)),
+        "definitions": _asked("definitions", lambda: _definitions(pipeline)),
+        "kafka": _asked("kafka", lambda: _log(pipeline, tables, standing)),
     }
-    with ThreadPoolExecutor(len(asked)) as pool:
-        answers = {part: pool.submit(_ask, part, ask) for part, ask in asked.items()}
-        told = {part: answer.result() for part, answer in answers.items()}
-    stored = {name: told[name][0] for name in positions}
-    (heartbeat, views, lowered), unread = _ask("kafka", lambda: _log(pipeline, tables, stored), (None, {}, None))
+    answers = {part: _answered(part, answer, began + ANSWER_S) for part, answer in asked.items()}
+    heartbeat, views, lowered = _read(answers["kafka"][0])
+    # That their servers don't answer is told by those who ask these alone.
+    (changed, unsure), (definitions, _) = answers.pop("registration"), answers.pop("definitions")
+    if unsure and unsure.code == Unexpected.exit_code:
+        changed = unsure
+    unread = [problem for _, problem in answers.values() if problem]
     return Status(
         pipeline.pipeline,
-        told["connect"][0],
-        told["postgres"][0],
+        answers["connect"][0],
+        answers["postgres"][0],
         heartbeat,
-        tuple(_sink(name, progress.get(name), views.get(name) or _unread(tables, stored[name])) for name in positions),
-        tuple(problem for problem in (*(problem for _, problem in told.values()), unread, lowered) if problem),
-        told["definitions"][0],
+        tuple(
+            _sink(name, progress.get(name), views.get(name) or _unread(tables, answers[name][0])) for name in positions
+        ),
+        tuple(problem for problem in (*sorted(unread, key=_way), changed, lowered) if problem),
+        definitions,
     )
 
 
-def _ask(part: str, ask: Callable[[], Any], without: Any = None) -> tuple[Any, Problem | None]:
+def _read(answer: Read | None) -> Read:
+    return answer or (None, {}, None)
+
+
+def _way(problem: Problem) -> int:
+    """Servers before sinks."""
+    servers = list(SERVERS)
+    return servers.index(problem.part) if problem.part in servers else len(servers)
+
+
+def _asked(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
+    """Ask in a thread that nobody waits for in the end: one that hangs ends with the program."""
+    answer: Future[Answer] = Future()
+    Thread(target=lambda: answer.set_result(_ask(part, ask)), name=f"ask-{part}", daemon=True).start()
+    return answer
+
+
+def _answered(part: str, answer: "Future[Answer]", deadline: float) -> Answer:
+    try:
+        return answer.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        what = f"{SERVERS.get(part, part)} gives no answer within {ANSWER_S:.0f} s."
+        kind = CLASSES.get(part, SinkError)
+        hint = "look at that server, and at the way to it: it takes connections, or did, and says nothing"
+        return None, Problem(part, what, hint, kind.exit_code)
+
+
+def _ask(part: str, ask: Callable[[], Any]) -> Answer:
     try:
         return ask(), None
     except Exception as error:
         failure = classify(error, part, "cdc -p FILE status")
         if isinstance(failure, Unexpected):
             log.error("status_not_read", part=part, exception=trace(error))
-        return without, Problem(part, failure.message, failure.hint)
+        return None, Problem(part, failure.message, failure.hint, failure.exit_code)
 
 
 def _slot(pipeline: Pipeline) -> source.Slot | None:
@@ -158,28 +238,27 @@ def _slot(pipeline: Pipeline) -> source.Slot | None:
         return source.slot(conn, pipeline.pipeline)
 
 
-def _registration(pipeline: Pipeline) -> None:
-    """Raises what is the matter with it."""
+def _registration(pipeline: Pipeline) -> Problem | None:
+    """What is the matter with it. That it can't be read is told by those who ask the same servers."""
+    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+        known, server = registered.read(topics, pipeline), source.server(conn)
+        meant = catalog.tables(conn, pipeline).names
     try:
-        with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
-            known, server = registered.read(topics, pipeline), source.server(conn)
-            meant = catalog.tables(conn, pipeline).names
-    except (SourceUnavailable, KafkaUnavailable):
-        # Those two are asked by others as well, which say so.
-        return
-    registered.refuse_another(known, server, pipeline)
-    registered.refuse_changed(known, pipeline)
-    registered.refuse_waiting(known, meant)
-    registered.refuse_promoted(known, server, pipeline)
+        registered.refuse_another(known, server, pipeline)
+        registered.refuse_changed(known, pipeline)
+    except CdcError as error:
+        return Problem("registration", error.message, error.hint, error.exit_code)
+    try:
+        registered.refuse_waiting(known, meant)
+        registered.refuse_promoted(known, server, pipeline)
+    except CdcError as error:
+        return Problem("registration", error.message, error.hint, error.exit_code, "degraded")
+    return None
 
 
-def _definitions(pipeline: Pipeline) -> Watch | None:
-    try:
-        with source.connect(pipeline.source.dsn) as conn:
-            return watch(conn)
-    except SourceUnavailable:
-        # The slot is asked for there as well, which says so.
-        return None
+def _definitions(pipeline: Pipeline) -> Watch:
+    with source.connect(pipeline.source.dsn) as conn:
+        return watch(conn)
 
 
 def _connector(pipeline: Pipeline) -> Connector:
@@ -197,8 +276,8 @@ def _stored(
 
 
 def _log(
-    pipeline: Pipeline, tables: Sequence[Table], stored: Mapping[str, Mapping[str, Stored | None] | None]
-) -> tuple[Heartbeat | None, dict[str, tuple[View, ...]], Problem | None]:
+    pipeline: Pipeline, tables: Sequence[Table], standing: Callable[[], Mapping[str, Mapping[str, Stored | None]]]
+) -> Read:
     """The heartbeat, each sink's views measured against the topics, what is wrong with these. Raises ConnectorError."""
     with Topics(pipeline.kafka) as topics:
         continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
@@ -207,7 +286,7 @@ def _log(
         kept = Counter(
             (one.entry.sink, one.entry.topic) for one in QuarantineLog(topics, pipeline).read() if not one.entry.redrive
         )
-        known = {name: found for name, found in stored.items() if found is not None}
+        known = standing()
         oldest = topics.times(
             place
             for found in known.values()
@@ -241,6 +320,8 @@ def _lowered(ledger: Ledger) -> Problem | None:
         "topics",
         f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered.",
         "cdc -p FILE topics",
+        ConnectorError.exit_code,
+        "degraded",
     )
 
 
@@ -272,7 +353,7 @@ def measure(
     rows, last = (stored.rows, stored.at) if stored else (0, None)
     there = distance(stored, end)
     if not there.comparable:
-        return View(table.qualified, rows=rows, at=last)
+        return View(table.qualified, changes=rows, at=last)
     places = waiting(table.topic, stored, end)
     times = [oldest[place] for place in places if place in oldest]
     lag = max(0.0, now - min(times) / 1000) if times else 0.0
@@ -286,22 +367,24 @@ def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink
     return Sink(
         name,
         progress.state,
+        progress.state_since,
         progress.error,
         progress.hint,
-        progress.rows_per_s,
+        progress.rows_per_s if progress.state in WORKING else None,
         views,
         progress.applied,
         progress.aside,
+        progress.aside_since,
         progress.looked_s,
     )
 
 
 def _unread(tables: Sequence[Table], stored: Mapping[str, Stored | None] | None) -> tuple[View, ...]:
     """Views that couldn't be measured: what the sink itself told is shown, lag isn't."""
-    told = stored or {}
+    if stored is None:
+        return tuple(View(table.qualified) for table in tables)
     return tuple(
-        View(table.qualified, rows=found.rows, at=found.at)
-        if (found := told.get(table.topic))
-        else View(table.qualified)
+        View(table.qualified, changes=place.rows if place else 0, at=place.at if place else None)
         for table in tables
+        for place in [stored[table.topic]]
     )

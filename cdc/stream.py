@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from uuid import uuid4
 
 import structlog
@@ -35,6 +36,8 @@ from cdc.stand import Again, Describe, Stand
 from cdc.step import Ends, planned_ends
 from cdc.topics import Topics
 
+STALE_S = 30.0
+"""How long it holds that nothing was left: an idle query reports every ten seconds that it has looked."""
 LOOK_S = 1.0
 """How often an idle stream looks at the control topics; a busy one does before every batch."""
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
@@ -87,6 +90,9 @@ class Stream:
         self._patience = Patience()
         self._query: StreamingQuery | None = None
         self._caught_up_at = self._looked_at = time.time()
+        self._ends: Ends = {}
+        self._planned: Ends = {}
+        self._ends_at = 0.0
         self._window: list[tuple[float, int]] = []
         self._limit = 0
 
@@ -140,12 +146,10 @@ class Stream:
     def measure(self) -> Progress:
         """Bring lag and rate up to date; lag_records is 0 only when nothing was left at the last look."""
         now, done = time.time(), self._applier.total
-        # Without a query nobody looks: what was seen last stands.
-        if (query := self._query) is not None:
-            self.progress.lag_records = self._behind(_latest(query))
-        if not self.progress.lag_records:
+        self.progress.lag_records = waiting = self._remaining(now)
+        if waiting == 0:
             self._caught_up_at = now
-        self.progress.lag_seconds = now - self._caught_up_at
+        self.progress.lag_seconds = None if waiting is None else now - self._caught_up_at
         self._window = [(t, rows) for t, rows in self._window if t > now - 5] + [(now, done.rows)]
         (first, before), (last, rows) = self._window[0], self._window[-1]
         self.progress.rows_per_s = (rows - before) / (last - first) if last > first else 0.0
@@ -161,6 +165,14 @@ class Stream:
                 outdated.stop()
         return self.progress
 
+    def _remaining(self, now: float) -> int | None:
+        """Offsets left of what was seen last: there may be more by now, so that nothing left holds for a while only."""
+        latest, looked_at = _latest(self._query)
+        if looked_at > self._ends_at:
+            self._ends, self._ends_at = latest, looked_at
+        offsets = max(self._behind(self._ends), self._behind(self._planned))
+        return offsets if offsets or now - self._ends_at < STALE_S else None
+
     def _outdated(self) -> StreamingQuery | None:
         """Between batches: the query, when something new calls for another."""
         if self._query is None or self._failure or self._stopping.is_set():
@@ -169,8 +181,12 @@ class Stream:
             if self._stand.moved() or self._applier.asked():
                 self._failure = Again("moved")
                 return self._query
+            if self.progress.state == "waiting":
+                self.progress.state, self.progress.error, self.progress.hint = "running", None, None
         except CdcError as error:
-            log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
+            if self.progress.error != error.message:
+                log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
+            self.progress.state, self.progress.error, self.progress.hint = "waiting", error.message, error.hint
         except Exception as error:
             # Not for whoever measures, but for `run`: it ends the stream, and tells.
             self._failure = error
@@ -182,6 +198,8 @@ class Stream:
         self._failure = None
         with self._turn:
             self._stand.take()
+            self._ends = {topic: dict(enumerate(end.offsets)) for topic, end in self._stand.shapes.items()}
+            self._planned, self._ends_at = {}, time.time()
             self._applier.begin()
         memory = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
         folder = tempfile.mkdtemp(prefix=f"cdc-{self.sink.name}-", dir=memory)
@@ -239,7 +257,7 @@ class Stream:
                 # After the end of the batch is known: so it misses nothing that the batch could depend on.
                 if self._stand.moved() or (not self._shadow and self._stand.outrun()):
                     raise Again("moved")
-                offsets, began = self._behind(ends), time.monotonic()
+                offsets, began, self._planned = self._behind(ends), time.monotonic(), ends
                 self._applier.apply(decoded, ends)
                 self._pace(offsets, time.monotonic() - began)
             except (PySparkException, Py4JJavaError) as error:
@@ -306,11 +324,12 @@ class Stream:
             log.warning("sink_waiting", sink=self.sink.name, error=error.message, attempt=state.attempt_number)
 
 
-def _latest(query: StreamingQuery | None) -> dict[str, dict[int, int]]:
-    """Where the topics end as the query saw it last."""
+def _latest(query: StreamingQuery | None) -> tuple[dict[str, dict[int, int]], float]:
+    """Where the topics end as the query saw it last, and when that was, in Unix seconds; 0 when it hasn't looked."""
     progress = query.lastProgress if query else None
-    if not progress or not progress["sources"]:
-        return {}
-    latest = progress["sources"][0]["latestOffset"]
-    parsed = json.loads(latest) if isinstance(latest, str) else latest or {}
-    return {topic: {int(p): offset for p, offset in offsets.items()} for topic, offsets in parsed.items()}
+    latest = progress["sources"][0]["latestOffset"] if progress and progress["sources"] else None
+    if not progress or not latest:
+        return {}, 0.0
+    parsed = json.loads(latest) if isinstance(latest, str) else latest
+    ends = {topic: {int(p): offset for p, offset in offsets.items()} for topic, offsets in parsed.items()}
+    return ends, datetime.fromisoformat(progress["timestamp"]).timestamp()

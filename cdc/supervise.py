@@ -7,10 +7,11 @@ thread of its own: one whose sink never answers keeps nobody else from being rep
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +26,7 @@ from cdc.trace import kind, trace
 TICK_S = 1.0
 LAST_S = 2.0
 """How long the last measurement of a stream that has ended may take."""
+STOPPING = b"\nstopping: what is at hand is finished first\n"
 WORKING = ("starting", "running", "waiting")
 log = structlog.get_logger()
 Tick = Callable[[list[Progress]], None]
@@ -85,6 +87,8 @@ class _Watch:
         self._feed, self._until_caught_up = feed, until_caught_up
         self._name = feed.progress.sink
         self._looked_at = time.monotonic()
+        self._state, self._since = feed.progress.state, time.time()
+        self._aside_since: dict[str, float] = {}
         self._ended = threading.Event()
         self._running, self._measuring = self._thread(self._run), self._thread(self._measure)
 
@@ -107,9 +111,15 @@ class _Watch:
         self._measuring.join(LAST_S)
 
     def report(self) -> Progress:
-        """A copy, with the age of what was measured; of one that has ended nothing changes any more."""
+        """A copy, with the age of what was measured, and since when it is as it is."""
         looked_s = time.monotonic() - self._looked_at if self.working else 0.0
-        return replace(self._feed.progress, looked_s=round(looked_s, 1))
+        progress, now = self._feed.progress, time.time()
+        if progress.state != self._state:
+            self._state, self._since = progress.state, now
+        self._aside_since = {table: self._aside_since.get(table, now) for table in progress.aside}
+        return replace(
+            progress, looked_s=round(looked_s, 1), state_since=self._since, aside_since=dict(self._aside_since)
+        )
 
     def _thread(self, work: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=work, name=self._name, daemon=True)
@@ -163,9 +173,18 @@ class _Teller:
 
 @contextmanager
 def told_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set."""
+    """An event that SIGINT and SIGTERM set; the first of them is answered at once."""
     stopping = threading.Event()
-    restore = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(*_: object) -> None:
+        again = stopping.is_set()
+        stopping.set()
+        if not again:
+            # Not through a stream: the signal may have come in the middle of a line of its.
+            with suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), STOPPING)
+
+    restore = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopping
     finally:
@@ -184,7 +203,7 @@ def publish(folder: Path, progress: Sequence[Progress]) -> None:
 
 
 def published(folder: Path) -> dict[str, Progress]:
-    """What `publish` left; a run that has died since is shown as such."""
+    """What `publish` left on this machine, if anything; a run that has died since is shown as such."""
     names = {field.name for field in fields(Progress)}
     progress = {}
     for path in sorted(folder.glob("*.json")):

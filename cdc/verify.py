@@ -14,7 +14,7 @@ side. Rows stay with Spark's executors: only counts and keys come back, never va
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -36,6 +36,7 @@ from cdc.topics import Topics
 SUSPECTS = 20_000
 """Keys per view that are looked at again; what differs beyond is counted as undecided."""
 ROUNDS = 5
+Tell = Callable[[str], object]
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to look at again."""
 
@@ -62,19 +63,25 @@ def verify(
     tables: Sequence[Table],
     sinks: Sequence[Sink],
     options: Options = Options(),  # frozen
+    *,
+    tell: Tell = lambda _: None,
 ) -> list[Comparison]:
     """One comparison per table and sink: waits for the views, compares, looks again at what changed meanwhile.
+
+    `tell` gets what is being done, and what is waited for.
 
     Raises:
         ConnectorError: a view isn't past the fence in time; names the hop that is late.
         SettingsError: more keys have changed than can be looked at one by one.
         SourceError, SinkError: a server can't be read.
     """
-    settle(pipeline, tables, sinks, timeout_s=options.timeout_s)
+    settle(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
+    found: list[Comparison] = []
     with Topics(pipeline.kafka) as kafka:
-        return [
-            one for table in tables for one in _Verification(spark, pipeline, kafka, table, sinks, options).result()
-        ]
+        for number, table in enumerate(tables, start=1):
+            tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {', '.join(one.name for one in sinks)}")
+            found += _Verification(spark, pipeline, kafka, table, sinks, options, tell).result()
+    return found
 
 
 def look_at(
@@ -113,7 +120,9 @@ class _Verification:
         table: Table,
         sinks: Sequence[Sink],
         options: Options,
+        tell: Tell = lambda _: None,
     ) -> None:
+        self._tell = tell
         self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
         self._table, self._sinks, self._options = table, sinks, options
         self._reader = Reader(spark, options.rate)
@@ -198,8 +207,8 @@ class _Verification:
 
     def _passed(self, taken_ms: float, sinks: Sequence[Sink]) -> Fence:
         timeout_s = self._options.timeout_s
-        fence = raise_fence(self._pipeline, self._kafka, [self._table], taken_ms, timeout_s=timeout_s)
-        pass_fence(fence, [self._table], sinks, timeout_s=timeout_s)
+        fence = raise_fence(self._pipeline, self._kafka, [self._table], taken_ms, timeout_s=timeout_s, tell=self._tell)
+        pass_fence(fence, [self._table], sinks, timeout_s=timeout_s, tell=self._tell)
         return fence
 
     def _holds(self, fence: Fence, sink: Sink) -> bool:

@@ -32,6 +32,11 @@ def write(conn: "psycopg.Connection[Any]", number: int) -> None:
     conn.execute("INSERT INTO items VALUES (%s, 0)", [1000 + number])
 
 
+def of_topics(world: "World") -> list[dict[str, Any]]:
+    """What `status` says about the topics' settings."""
+    return [one for one in world.json("status")["problems"] if one["part"] == "topics"]
+
+
 def compacted(world: "World", topics: Topics, timeout_s: float) -> Compacted:
     (done,) = compact(
         topics,
@@ -116,16 +121,16 @@ def test_a_compaction_that_is_ended_leaves_no_settings_lowered(world: "World") -
             process.send_signal(signal.SIGTERM)
         assert process.returncode == 128 + signal.SIGTERM
         assert topics.overrides([topic]) == before
-        assert world.json("status")["problems"] == []
+        assert of_topics(world) == []
         with compacting(world, topics, before) as process:
             # Somebody is at work: no problem, and nobody else restores them.
-            assert world.json("status")["problems"] == []
+            assert of_topics(world) == []
             assert "settings of" not in world.cdc("topics", "--json").stderr
             process.kill()
         assert topics.overrides([topic]) != before
-        (problem,) = wait_until(lambda: world.json("status")["problems"], 30, "the settings to be told")
-        assert (problem["part"], problem["hint"]) == ("topics", "cdc -p FILE topics")
+        (problem,) = wait_until(lambda: of_topics(world), 30, "the settings to be told")
+        assert (problem["hint"], problem["severity"]) == ("cdc -p FILE topics", "degraded")
         told = world.cdc("run", "--sink", "cache", "--until-caught-up").stderr
         assert f"the settings of {topic} are as they were" in told
         assert topics.overrides([topic]) == before
-        assert world.json("status")["problems"] == []
+        assert of_topics(world) == []

@@ -1,6 +1,9 @@
 """Lag, freshness and the slow hop from plain numbers; the rules that admit a server."""
 
 import json
+import socket
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from cdc.change import Position, Stored, Table
 from cdc.continuity import waiting
 from cdc.errors import SourceError
-from cdc.slow import slow_hop
+from cdc.slow import document, exit_code, judged, slow_hop, verdict
 from cdc.source import Slot, check_server
 from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure
 from tests.support.pipelines import pipeline
@@ -31,7 +34,7 @@ def stored(*offsets: int, topic_id: str = "id-1") -> Stored:
 
 def test_a_view_at_the_end_has_no_lag() -> None:
     found = measure(TABLE, stored(10, 20), END, {}, now=100)
-    assert (found.lag_records, found.lag_seconds, found.rows, found.at) == (0, 0.0, 7, 5.0)
+    assert (found.lag_records, found.lag_seconds, found.changes, found.at) == (0, 0.0, 7, 5.0)
     assert waiting(TABLE.topic, stored(10, 20), END) == []
 
 
@@ -54,7 +57,7 @@ def test_a_view_without_a_position_waits_for_everything() -> None:
 
 @pytest.mark.parametrize("at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"])
 def test_a_position_in_another_topic_has_no_lag(at: Stored) -> None:
-    assert measure(TABLE, at, END, {}, now=100) == View(TABLE.qualified, rows=7, at=5.0)
+    assert measure(TABLE, at, END, {}, now=100) == View(TABLE.qualified, changes=7, at=5.0)
     assert waiting(TABLE.topic, at, END) == []
 
 
@@ -75,13 +78,26 @@ def problem(part: str) -> Problem:
     [
         (GOOD, ["No hop is slow", "Postgres -> Kafka"]),
         (replace(GOOD, sinks=(with_lag("cache", 1),)), ["No hop is slow", "Kafka -> cache", "1.0 s"]),
-        (replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 30))), ["Kafka -> search", "30 s", "--master"]),
-        (replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)), ["Kafka -> cache", "run --sink cache"]),
+        (
+            replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 30))),
+            ["Kafka -> search", "30 s", "nothing to do"],
+        ),
+        (replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 90))), ["Kafka -> search", "90 s", "--master"]),
+        (replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)), ["Kafka -> cache", "9 s behind", "FILE run."]),
+        (
+            replace(GOOD, sinks=(with_lag("cache", 9, "not running"), with_lag("search", 1))),
+            ["no `cdc run` is at work", "run --sink cache."],
+        ),
+        (
+            replace(GOOD, sinks=(with_lag("cache", 9, "not known here"),)),
+            ["Kafka -> cache is slow", "unless it is at work elsewhere"],
+        ),
         (
             replace(GOOD, heartbeat=Heartbeat(60, 0.1, 2)),
             ["Postgres -> Kafka", "60 s", "500 bytes", "pg_stat_activity"],
         ),
-        (replace(GOOD, heartbeat=Heartbeat(1, 40, 2)), ["Postgres -> Kafka", "40 s"]),
+        (replace(GOOD, heartbeat=Heartbeat(1, 40, 2)), ["Postgres -> Kafka", "40 s", "nothing to do yet"]),
+        (replace(GOOD, heartbeat=Heartbeat(1, 90, 2)), ["Postgres -> Kafka", "90 s", "pg_stat_activity"]),
         (replace(GOOD, heartbeat=None), ["no heartbeat", "register"]),
         (replace(GOOD, connector=Connector("RUNNING", ("FAILED",), "Boom")), ["stopped", "Boom", "register"]),
         (replace(GOOD, connector=Connector("MISSING", (), None)), ["stopped", "MISSING", "register"]),
@@ -112,9 +128,82 @@ def problem(part: str) -> Problem:
     ],
 )
 def test_the_sentence_names_the_hop_and_the_command(status: Status, words: list[str]) -> None:
-    said = slow_hop(status)
+    said = slow_hop(judged(status))
     assert all(word in said for word in words), said
     assert "Next: " in said
+    assert not said.endswith(("..", "?."))
+
+
+QUARANTINED = replace(GOOD, sinks=(Sink("cache", "running", views=(View("public.orders", 0, 0.0, quarantined=2),)),))
+ASIDE = replace(
+    GOOD,
+    sinks=(
+        replace(with_lag("cache", 900), aside={"public.orders": ["Wider.", "h"]}, aside_since={"public.orders": 7.0}),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "code", "about"),
+    [
+        (GOOD, "ok", 0, None),
+        (replace(GOOD, sinks=(with_lag("cache", 9),)), "ok", 0, None),
+        (replace(GOOD, sinks=(with_lag("cache", 90),)), "degraded", 7, (None, "cache", None)),
+        (QUARANTINED, "degraded", 6, ("public.orders", "cache", None)),
+        (ASIDE, "degraded", 7, ("public.orders", "cache", 7.0)),
+        (replace(GOOD, sinks=(replace(GOOD.sinks[0], state="not known here"),)), "ok", 0, None),
+        (
+            replace(GOOD, sinks=(replace(GOOD.sinks[0], state="not running", since=8.0),)),
+            "down",
+            7,
+            (None, "cache", 8.0),
+        ),
+        (
+            replace(GOOD, sinks=(replace(GOOD.sinks[0], state="failed", error="Full."),)),
+            "down",
+            7,
+            (None, "cache", None),
+        ),
+        (replace(GOOD, connector=Connector("MISSING", (), None)), "down", 5, (None, None, None)),
+        (replace(GOOD, slot=None), "down", 4, (None, None, None)),
+        (replace(GOOD, problems=(Problem("postgres", "Away.", "h", 4),)), "down", 4, (None, None, None)),
+        (replace(GOOD, problems=(Problem("cache", "Away.", "h", 7),)), "down", 7, (None, "cache", None)),
+        (replace(QUARANTINED, connector=Connector("FAILED", (), None)), "down", 5, (None, None, None)),
+    ],
+)
+def test_a_monitor_gets_a_verdict_a_code_and_the_problem(
+    status: Status, expected: str, code: int, about: tuple[str | None, str | None, float | None] | None
+) -> None:
+    found = judged(status)
+    told = json.loads(json.dumps(document(found)))
+    assert (verdict(found), exit_code(found)) == (expected, code) == (told["verdict"], told["exit_code"])
+    first = [(one["table"], one["sink"], one["since"]) for one in told["problems"][:1]]
+    assert first == ([about] if about else [])
+    assert all(one["hint"] and one["severity"] in ("down", "degraded") for one in told["problems"])
+    assert (expected == "ok") == ("nothing to do" in told["slow_hop"])
+
+
+def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
+    """A sink, and a server that takes connections and says nothing: as a stopped process does."""
+    release = threading.Event()
+
+    def hang(_: Table) -> Stored | None:
+        release.wait(60)
+        return None
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        shop = pipeline("shop", f"postgresql://owner@127.0.0.1:{port}/shop", "public.orders")
+        shop = shop.model_copy(update={"kafka": f"127.0.0.1:{port}", "connect": f"http://127.0.0.1:{port}"})
+        began = time.monotonic()
+        found = collect(shop, positions={"search": hang, "cache": lambda _: stored(3, 4)}, progress={})
+        assert time.monotonic() - began < 4.9
+    release.set()
+    silent_parts = {one.part for one in found.problems if "no answer within 4 s" in one.message}
+    assert silent_parts == {"postgres", "connect", "kafka", "search"}
+    search, cache = found.sinks
+    assert search.views == (View("public.orders"),)
+    assert (cache.views[0].changes, cache.views[0].lag_records) == (7, None)
 
 
 def test_a_heartbeat_within_its_interval_is_not_late() -> None:
@@ -132,7 +221,7 @@ def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     found = collect(shop, positions={"cache": lambda _: at}, progress={})
     assert {one.part for one in found.problems} == {"postgres", "connect", "kafka"}
     assert all(one.hint for one in found.problems)
-    assert found.sinks[0].views == (View("public.orders", rows=7, at=5.0),)
+    assert found.sinks[0].views == (View("public.orders", changes=7, at=5.0),)
     assert "s3cret" not in json.dumps(found.to_dict())
 
 

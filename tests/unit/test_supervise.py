@@ -35,7 +35,7 @@ class Feed:
             self.stopped.wait()
 
     def measure(self) -> Progress:
-        self.progress.lag_records += 1
+        self.progress.lag_records = (self.progress.lag_records or 0) + 1
         return self.progress
 
     def stop(self) -> None:
@@ -146,8 +146,8 @@ def test_the_trace_is_logged_once_without_what_the_error_quotes(capfd: pytest.Ca
 
 def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(runs: Any) -> None:
     run = runs(Hung("search"), Feed("cache"))
-    wait_until(lambda: run.state("cache") and run.state("cache").lag_records > 0, 10, "the cache to be reported")
-    before = run.state("cache").lag_records
+    wait_until(lambda: run.state("cache") and run.state("cache").lag_records, 10, "the cache to be reported")
+    before = run.state("cache").lag_records or 0
     wait_until(lambda: run.state("cache").lag_records > before, 10, "the cache to be reported again")
     hung = run.state("search")
     assert hung.state == "running"

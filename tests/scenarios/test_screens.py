@@ -1,0 +1,136 @@
+"""What the verbs say while servers hang and signals come: at once, no more than is known, to a clean end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from cdc.status import collect
+from compose.book import held
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(600)
+ANSWER_S = 5.0
+
+
+@contextmanager
+def frozen(world: "World", server: str) -> Iterator[None]:
+    """A server that takes connections and answers none: all of its processes are stopped."""
+    with held(world.stack.state, print) as book:
+        first = psutil.Process(book.processes[server].pid)
+    processes = [first, *first.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def begin(world: "World") -> None:
+    world.write_file("public.items")
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, v int)", "INSERT INTO items VALUES (1, 1)")
+    world.cdc("migrate")
+
+
+def ended_by(
+    world: "World", ready: Callable[[psutil.Process, str], bool], end: Callable[[psutil.Process], None]
+) -> str:
+    """What `cdc run` says that is ended as soon as it is `ready`, by what it has said; its end must be clean."""
+    with (world.folder / "run.log").open("w+") as log:
+        process = subprocess.Popen(world.command("run"), stdout=log, stderr=log, start_new_session=True)
+        watched = psutil.Process(process.pid)
+        try:
+            wait_until(lambda: ready(watched, output(world)), 180, lambda: f"the run to be ready: {output(world)}")
+            end(watched)
+            process.wait(120)
+        finally:
+            process.kill()
+            process.wait()
+    assert (process.returncode, "Traceback" in output(world)) == (0, False), output(world)
+    return output(world)
+
+
+def output(world: "World") -> str:
+    return (world.folder / "run.log").read_text()
+
+
+def end_group(process: psutil.Process) -> None:
+    """As a terminal does."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def end_all(process: psutil.Process) -> None:
+    """As a service's manager does: all processes that belong to it."""
+    for one in (process, *process.children(recursive=True)):
+        one.send_signal(signal.SIGTERM)
+
+
+def importing(process: psutil.Process, _: str) -> bool:
+    """Python has started, and reads the parts of the command."""
+    return process.cpu_times().user > 0.2
+
+
+def starting(_: psutil.Process, text: str) -> bool:
+    return "starting Spark" in text
+
+
+def at_work(_: psutil.Process, text: str) -> bool:
+    """Spark's workers, too, have had something to do."""
+    return all(f"{sink} running: " in text for sink in ("search", "cache", "warehouse")) and "1 changes" in text
+
+
+def silent(world: "World") -> set[str]:
+    """The parts that a status names as silent, and those sinks whose lag it doesn't know."""
+    began = time.monotonic()
+    status = collect(world.pipeline, positions={one.name: one.position for one in world.sinks}, progress={})
+    assert time.monotonic() - began < ANSWER_S
+    parts = {one.part for one in status.problems if "no answer within 4 s" in one.message}
+    unmeasured = {sink.name for sink in status.sinks for view in sink.views if view.lag_records is None}
+    assert not parts & {sink.name for sink in status.sinks} - unmeasured
+    return parts | unmeasured
+
+
+def assert_told(world: "World") -> None:
+    """Of an index that is frozen: by the command, and with numbers of the others."""
+    with frozen(world, "elasticsearch"):
+        # On a machine that is busy, what isn't frozen may be late as well.
+        wait_until(lambda: silent(world) == {"search"}, 60, "the index alone to be silent")
+        done = subprocess.run(world.command("status", "--json"), check=False, capture_output=True, text=True)
+    status = json.loads(done.stdout)
+    assert (status["verdict"], done.returncode) == ("down", status["exit_code"])
+    assert any(one["sink"] == "search" and one["severity"] == "down" and one["hint"] for one in status["problems"])
+
+
+def test_verify_says_at_once_and_a_run_ends_cleanly_and_a_status_answers_whatever_hangs(world: "World") -> None:
+    """One pipeline for all three, because making one takes the longest."""
+    begin(world)
+    failed = world.cdc("verify", code=5).stderr
+    assert "There is no connector" in failed
+    assert "cdc -p FILE register" in failed
+    assert "Spark" not in failed
+    world.cdc("register")
+    ended_by(world, importing, end_group)
+    assert "stopping" in ended_by(world, starting, end_all)
+
+    def look_and_end(process: psutil.Process) -> None:
+        assert_told(world)
+        end_all(process)
+
+    lines = ended_by(world, at_work, look_and_end)
+    assert lines.count("stopping") == 1
+    assert "search stopped: " in lines
+    # Nobody knew yet what there was to do, or knew that there was something.
+    assert not re.search("starting: .* waiting: 0", lines)

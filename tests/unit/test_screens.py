@@ -1,0 +1,178 @@
+"""What is shown says no more than what is known, can be copied, and names commands that can be run as they are."""
+
+import io
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from cdc import render
+from cdc.change import Applied, Progress
+from cdc.cli import hoisted
+from cdc.console import WIDE, Call
+from cdc.held import Entry, Held
+from cdc.status import Sink, Status, View
+from cdc.words import advice, ended, length
+
+ROOT = Path(__file__).parents[2]
+STARTING = Progress("search")
+RUNNING = Progress("search", "running", Applied(read=5, written=5), lag_records=0, lag_seconds=0.0)
+
+
+def shown(what: RenderableType, width: int = WIDE) -> str:
+    """As a pipe gets it, or a terminal of so many columns."""
+    console = Console(file=io.StringIO(), width=width, height=25)
+    console.print(what)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [STARTING, replace(RUNNING, lag_records=None, lag_seconds=None), replace(RUNNING, looked_s=40.0)],
+    ids=["starting", "blind", "hung"],
+)
+def test_what_nobody_has_read_is_unknown_and_never_zero(one: Progress) -> None:
+    (_, line, *_) = shown(render.progress([one])).splitlines()
+    assert line.split()[-2:] == ["unknown", "unknown"]
+    (told, *_) = render.News().of([one], 0.0)
+    assert "waiting: unknown" in told
+
+
+def test_planted_a_screen_that_takes_unknown_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "_waiting", lambda one: f"{one.lag_records or 0:,}")
+    with pytest.raises(AssertionError):
+        test_what_nobody_has_read_is_unknown_and_never_zero(STARTING)
+
+
+def test_what_has_been_read_is_told() -> None:
+    (_, line) = shown(render.progress([replace(RUNNING, lag_records=12, lag_seconds=4.0)])).splitlines()
+    assert line.split()[-3:] == ["12", "4.0", "s"]
+    (_, line) = shown(render.progress([RUNNING])).splitlines()
+    assert line.split()[-2:] == ["0", "-"]
+
+
+def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
+    text = shown(
+        render.status(Status("shop", sinks=(Sink("cache", views=(View("public.orders"),)),)), "down", ["Bad."])
+    )
+    (line,) = (line for line in text.splitlines() if line.startswith("public.orders"))
+    assert line.split()[2:] == ["unknown"] * 4
+    assert re.search(r"^cache +not known here$", text, re.MULTILINE)
+    assert text.startswith("down: Bad.")
+
+
+def test_what_waits_says_for_what_and_since_when() -> None:
+    one = replace(
+        RUNNING,
+        state="waiting",
+        error="The index is away.",
+        hint="cdc -p FILE up",
+        state_since=1000.0,
+        aside={"public.t": ["was renamed to public.tags", "cdc -p FILE migrate"]},
+        aside_since={"public.t": 1000.0},
+    )
+    _, _, sink, table = shown(render.progress([one])).splitlines()
+    assert re.search(r"The index is away\. Next: .* up\. \(since .*\)$", sink)
+    assert re.search(r"public\.t waits: was renamed to public\.tags\. Next: .* migrate\. \(since .*\)$", table)
+
+
+def test_a_log_gets_news_only() -> None:
+    news = render.News()
+
+    def lines(one: Progress, now: float) -> list[str]:
+        return list(news.of([one], now))
+
+    assert re.match(r"\d\d:\d\d:\d\d|\d{4}-", lines(STARTING, 0.0)[0])
+    assert len(lines(RUNNING, 1.0)) == 1
+    assert [line for now in range(2, 7200) for line in lines(RUNNING, float(now))] == []
+    busy = replace(RUNNING, applied=Applied(read=9, written=9))
+    assert len(lines(busy, 7200.0)) == 1
+    busier = replace(RUNNING, applied=Applied(read=10, written=10))
+    assert (len(lines(busier, 7205.0)), len(lines(busier, 7210.0))) == (0, 1)
+    assert len(lines(replace(busier, state="waiting", error="Away.", hint="h"), 7211.0)) == 2
+
+
+PLACE = f"warehouse/{'newshop' * 9}.public.products_of_the_year/12/1234567"
+
+
+def test_what_has_to_be_copied_is_in_one_piece() -> None:
+    held = Held(Entry("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"), "NaN has no decimal", 0.0, 1)
+    assert PLACE in shown(render.quarantine([held]))
+    assert not any(line != line.rstrip() for line in shown(render.quarantine([held])).splitlines())
+
+
+def test_a_pipe_gets_lines_that_are_not_folded() -> None:
+    code = f"from cdc.console import out, say; out.print({PLACE + ' x' * 90!r}); say({PLACE + ' y' * 90!r})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert (len(done.stdout.splitlines()), len(done.stderr.splitlines())) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "cdc -p FILE migrate, then cdc -p FILE register",
+            "cdc -p 'my shop.yaml' migrate, then cdc -p 'my shop.yaml' register",
+        ),
+        ("then: cdc migrate, cdc run", "then: cdc -p 'my shop.yaml' migrate, cdc -p 'my shop.yaml' run"),
+        ("is `cdc run` at work?", "is `cdc -p 'my shop.yaml' run` at work?"),
+        ("cdc -p FILE --state OTHER up", "cdc -p 'my shop.yaml' --state OTHER up"),
+        ("cdc -p other.yaml up, or the topic cdc.ddl", "cdc -p other.yaml up, or the topic cdc.ddl"),
+    ],
+)
+def test_a_hint_names_the_file_that_the_caller_named(text: str, expected: str) -> None:
+    call = Call()
+    assert call.name(text) == text
+    call.file = Path("my shop.yaml")
+    assert call.name(text) == expected
+    document = {"hint": text, "rows": [text], "aside": {"t": ["cdc -p", text]}}
+    assert call.name_all(document) == {"hint": expected, "rows": [text], "aside": {"t": ["cdc -p", expected]}}
+
+
+def test_a_hint_names_the_state_that_the_caller_named() -> None:
+    call = Call()
+    call.file, call.state = Path("shop.yaml"), Path("/srv/state")
+    assert call.name("cdc -p FILE run") == "cdc -p shop.yaml --state /srv/state run"
+    assert call.name("cdc -p FILE --state /var/lib/cdc/NAME up") == "cdc -p shop.yaml --state /var/lib/cdc/NAME up"
+
+
+def test_a_hint_names_the_log_that_it_speaks_of() -> None:
+    call = Call()
+    call.worker_log = Path("/srv/state/connect/log/connect.log")
+    assert call.name("then at the worker's log") == "then at the worker's log (/srv/state/connect/log/connect.log)"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["status", "-p", "F"], ["-p", "F", "status"]),
+        (
+            ["run", "--sink", "cache", "--pipeline=F", "--state", "S"],
+            ["--pipeline=F", "--state", "S", "run", "--sink", "cache"],
+        ),
+        (["-p", "F", "status", "--json"], ["-p", "F", "status", "--json"]),
+        (["status", "-p"], ["-p", "status"]),
+        ([], []),
+    ],
+)
+def test_the_file_may_be_named_behind_the_verb(words: list[str], expected: list[str]) -> None:
+    assert hoisted(words) == expected
+
+
+def test_the_version_is_told() -> None:
+    command = [sys.executable, "-m", "cdc.entry", "--version"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert re.fullmatch(r"cdc \d+\.\d+\S*\n", done.stdout)
+
+
+def test_sentences_end_once() -> None:
+    assert [ended(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
+    assert advice("was renamed to public.tags", "is it there?") == "was renamed to public.tags. Next: is it there?"
+
+
+def test_lengths_are_told_in_fitting_units() -> None:
+    assert [length(s) for s in (0.25, 12, 119, 180, 7200, 200_000)] == ["0.2 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
