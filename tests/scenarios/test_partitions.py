@@ -70,7 +70,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
     assert view["hint"] == f"{RENEW}, then cdc -p FILE rebuild search --table {ITEMS}"
     assert world.json("topics", "renew", "--table", ITEMS)["sent"] == [ITEMS]
     world.sql("UPDATE items SET n = 1 WHERE id <= 5", "DELETE FROM items WHERE id > 15")
-    assert refused(lambda: catch_up(world, "cache")).hint == f"cdc -p FILE rebuild cache --table {ITEMS}"
+    assert refused(lambda: catch_up(world, "cache")).hint.startswith(f"cdc -p FILE rebuild cache --table {ITEMS}")
     for name in ("search", "cache", "warehouse"):
         world.rebuild(name)
     with world.running():
