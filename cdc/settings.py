@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -219,6 +220,9 @@ class Delta(Section):
     keeps_changes: ClassVar[bool] = True
     type: Literal["delta"]
     path: Folder = Field(examples=["/srv/warehouse"])
+    without_deletion_vectors: tuple[str, ...] = Field(default=(), examples=[["public.orders"]])
+    """Tables, or patterns of them, whose mirror is for readers that can't have deletion vectors (pandas, pyarrow): a
+    merge writes files anew instead of marking rows in them."""
     trigger_s: float = Field(default=5.0, ge=0)
 
     @property
@@ -256,6 +260,21 @@ class Pipeline(Section):
                 f"{pair[0]} and {pair[1]} are on one place, so each would overwrite what the other writes",
                 f"give {pair[1]} another {differ}, or take it out",
             )
+        return sinks
+
+    @field_validator("sinks")
+    @classmethod
+    def _known(cls, sinks: dict[str, SinkSettings], info: ValidationInfo) -> dict[str, SinkSettings]:
+        listed = [entry.table for entry in info.data["source"].tables] if "source" in info.data else ["*"]
+        for name, sink in sinks.items():
+            wanted = sink.without_deletion_vectors if isinstance(sink, Delta) else ()
+            if strange := [
+                one for one in wanted if not any(fnmatchcase(one, entry) for entry in listed) and "*" not in one
+            ]:
+                raise Refused(
+                    f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
+                    f"there are {', '.join(listed)}",
+                )
         return sinks
 
     _written: tuple[TableSettings, ...] | None = PrivateAttr(None)

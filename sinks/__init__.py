@@ -22,4 +22,4 @@ def build(pipeline: Pipeline, name: str) -> "Sink":
     assert isinstance(settings, Delta)
     from sinks import delta
 
-    return delta.Delta(name, settings.path, pipeline.pipeline)
+    return delta.Delta(name, settings.path, pipeline.pipeline, rewritten=settings.without_deletion_vectors)

@@ -5,9 +5,8 @@ filtered out before the write. The commit is a compare-and-set on a transaction 
 commit either conflicts or is skipped, and is told apart by reading the position again.
 """
 
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.sink import Batch, Misfit, Rewound, mismatch, require, stored_after, wait_for
+from cdc.sink import Batch, Misfit, Rewound, mismatch, stored_after, wait_for
 from sinks import delta_files, delta_positions, delta_write
 from sinks.delta_commits import Commits, Found
 from sinks.delta_history import CLEARED
@@ -36,8 +35,17 @@ class Delta:
     form: Form = "events"
     whole = False
 
-    def __init__(self, name: str, path: str, pipeline: str, beside: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        pipeline: str,
+        beside: Mapping[str, str] | None = None,
+        rewritten: Collection[str] = (),
+    ) -> None:
+        """rewritten: tables, or patterns of them, whose mirror is for readers that can't have deletion vectors."""
         self.name, self.path, self.pipeline, self._beside = name, path.rstrip("/"), pipeline, beside
+        self._rewritten = rewritten
         # The log of changes has one generation: a compacted topic couldn't give it back.
         self._kinds = KINDS if beside is None else KINDS[-1:]
         self._commits = Commits()
@@ -128,19 +136,14 @@ class Delta:
         self._commits.close()
 
     def beside(self, names: Mapping[str, str]) -> "Delta":
-        return Delta(self.name, self.path, self.pipeline, dict(names))
+        return Delta(self.name, self.path, self.pipeline, dict(names), rewritten=self._rewritten)
 
     def require_room(self, tables: Sequence[Table]) -> None:
         """Room for the files, and for the rows as text on the disk of this machine's Spark."""
         from sinks import delta_room
 
         mirrors = (self._commits.table(self.folder(table, "mirror")) for table in tables)
-        needed = sum(delta_files.size(mirror) for mirror in mirrors if mirror)
-        if "://" not in self.path:
-            Path(self.path).mkdir(parents=True, exist_ok=True)
-            require(needed, shutil.disk_usage(self.path).free, self.path, self.name)
-        if folder := delta_room.spilled_to():
-            require(needed * delta_room.AS_TEXT, shutil.disk_usage(folder).free, folder, self.name)
+        delta_room.require_room(sum(delta_files.size(mirror) for mirror in mirrors if mirror), self.path, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One commit a view; the clones of what readers saw come after all of them."""
@@ -154,10 +157,11 @@ class Delta:
             live, name = self.folder(table, "mirror"), names[table.qualified]
             stored = self._commits.found(live).stored
             if stored is None or stored.generation != name:
-                switch = partial(delta_generations.switch, spark, self._commits, live, f"{live}@{name}")
-                wait_for(switch, self.name)
+                wait_for(partial(delta_generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name)
         for table in tables:
             live, name = self.folder(table, "mirror"), new_generation()
+            if delta_files.named(table.qualified, self._rewritten):
+                wait_for(partial(delta_generations.unmark, spark, self._commits, live), self.name)
             if delta_generations.keep(spark, self._commits, live, f"{live}@{name}"):
                 kept[table.qualified] = name
         return kept
@@ -170,11 +174,10 @@ class Delta:
         live = self.folder(table, "mirror")
         stored = self._commits.found(live).stored
         seen = [stored.generation] if stored else []
-        # The folder in which a promoted generation was made holds its files.
         return seen + [name for name in delta_generations.others(SparkSession.active(), live) if name not in seen]
 
     def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Folders that a kept generation has files in stay until it has none there."""
+        """Folders that a generation names files in, as earlier versions did, stay until it names none there."""
         from pyspark.sql import SparkSession
 
         from sinks import delta_generations
@@ -282,7 +285,8 @@ class Delta:
             if kind == "changes":
                 self._append(folder, self._events(batch, advance, before), before, stored)
             else:
-                self._merge(folder, self._rows(batch, advance, before.stored, lacking), before, stored)
+                marks = not delta_files.named(advance.table.qualified, self._rewritten)
+                self._merge(folder, self._rows(batch, advance, before.stored, lacking), before, stored, marks)
             after = self._commits.found(folder)
             if after.stored is None or (after.number, after.stored.position) != (before.number + 1, stored.position):
                 raise mismatch(advance.table, advance.until, _position(after.stored), ours=False)
@@ -351,25 +355,27 @@ class Delta:
         else:
             delta_files.write(table, rows, "append", stored, before.number + 1)
 
-    def _merge(self, folder: str, rows: "DataFrame", before: Found, stored: Stored) -> None:
+    def _merge(self, folder: str, rows: "DataFrame", before: Found, stored: Stored, marks: bool) -> None:
         table = self._commits.opened(folder)
         if table is None or before.stored is None:
             self._append(folder, delta_write.first(rows), before, stored)
         elif delta_files.size(table) < MADE_ANEW_BYTES and (
-            mirror := delta_files.plain(table, folder, rows.sparkSession)
+            mirror := delta_files.plain(table, folder, rows.sparkSession, marks)
         ):
             delta_files.write(table, delta_write.merged(mirror, rows), "overwrite", stored, before.number + 1)
         else:
             from sinks import delta_marks
 
-            delta_marks.merge(table, folder, rows, stored, before.number + 1)
+            delta_marks.merge(table, folder, rows, stored, before.number + 1, marks)
 
     def _tidy(self, folder: str, spark: "SparkSession") -> None:
         from sinks import delta_generations
 
         now = time.monotonic()
+        if folder not in self._tidied:
+            delta_generations.gather(spark, self._commits, folder)
         last, unused = self._tidied.setdefault(folder, (now, set()))
-        if self._beside is None and now - last >= TIDY_S:
+        if now - last >= TIDY_S:
             self._tidied[folder] = now, delta_generations.tidy(spark, self._commits, folder, unused)
 
     def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, lacking: bool) -> "DataFrame":

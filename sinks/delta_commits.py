@@ -165,8 +165,12 @@ def unwritable(folder: str, error: Exception) -> SinkUnavailable:
     )
 
 
-def contended() -> SinkUnavailable:
-    return SinkUnavailable(
+class Contended(SinkUnavailable):
+    """Another commit came in between; to be tried again with what the table is after it."""
+
+
+def contended() -> Contended:
+    return Contended(
         "Somebody else committed to the Delta table at the same time.", hint="nothing to do: it is tried again"
     )
 

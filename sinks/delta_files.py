@@ -7,14 +7,14 @@ more CPU than a batch of some thousand rows takes otherwise. That way stays wher
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
-from uuid import uuid4
 
 import deltalake
 from deltalake import CommitProperties, Transaction
@@ -22,6 +22,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.change import Stored
 from cdc.report import lasting
+from sinks import delta_links
 from sinks.delta_commits import APPLICATION, contended, refused, unwritable
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Mode = Literal["append", "overwrite"]
-URI = re.compile(r"[a-z0-9]+:/")
 WRITTEN = "path string, size long, stats string"
 GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
 """Of a row group, which is in a worker's memory at once."""
@@ -120,6 +120,11 @@ def _told(stored: Stored, number: int, mark: Mapping[str, str] = MappingProxyTyp
     return CommitProperties(told, max_commit_retries=0, app_transactions=[Transaction(APPLICATION, number)])
 
 
+def named(table: str, patterns: Iterable[str]) -> bool:
+    """Whether the name of a table is one of these; * in them stands for any text."""
+    return any(fnmatchcase(table, one) for one in patterns)
+
+
 def size(table: deltalake.DeltaTable) -> int:
     """How large a table's files are, in bytes."""
     return sum(_actions(table)["size_bytes"].to_pylist())
@@ -136,20 +141,15 @@ def unmarked(table: deltalake.DeltaTable) -> bool:
 
 
 def paths(table: deltalake.DeltaTable) -> list[str]:
-    """A table's files as its log names them: within its folder, or as a whole where they are another generation's."""
+    """A table's files as its log names them: within its folder; as a whole where earlier versions did."""
     return [str(path) for path in _actions(table)["path"].to_pylist()]
 
 
-def absolute(path: str) -> bool:
-    return path.startswith("/") or URI.match(path) is not None
+def shared(table: deltalake.DeltaTable, folder: str, target: str) -> list[AddAction]:
+    """The files of a table in `folder`, of which no rows are marked, to be added to the one in `target`.
 
-
-def named(table: deltalake.DeltaTable) -> list[AddAction] | None:
-    """A table's files, named as a whole, to be added to another table; None when some of their rows are marked."""
-    if not unmarked(table):
-        return None
-    # Spark compares names as text, and writes file:/ itself.
-    folder = table.table_uri.rstrip("/").replace("file:///", "file:/")
+    They are there by now. Raises Lost, SinkUnavailable: see `delta_links`.
+    """
     now, found, actions = int(time.time() * 1000), [], _actions(table)
     for at, path in enumerate(paths(table)):
         stats = {
@@ -158,8 +158,8 @@ def named(table: deltalake.DeltaTable) -> list[AddAction] | None:
             "minValues": _plain(actions["min"][at]),
             "maxValues": _plain(actions["max"][at]),
         }
-        place, size = path if absolute(path) else f"{folder}/{path}", actions["size_bytes"][at].as_py()
-        found.append(AddAction(place, size, {}, now, True, json.dumps(stats)))
+        name, size = delta_links.share(folder, path, target), actions["size_bytes"][at].as_py()
+        found.append(AddAction(name, size, {}, now, True, json.dumps(stats)))
     return found
 
 
@@ -179,15 +179,18 @@ def _plain(values: "pa.StructScalar") -> dict[str, Any]:
     return found
 
 
-def plain(table: deltalake.DeltaTable, folder: str, spark: "SparkSession") -> "DataFrame | None":
-    """A table's rows read from its files alone; None when some of their rows are marked as deleted."""
+def plain(table: deltalake.DeltaTable, folder: str, spark: "SparkSession", marks: bool = True) -> "DataFrame | None":
+    """A table's rows read from its files alone; None when some of their rows are marked as deleted.
+
+    Also when some may be, and are not to be.
+    """
     from pyspark.sql.types import StructType
 
-    if not unmarked(table):
+    if not unmarked(table) or (not marks and MARKS in features(table)):
         return None
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     # `file_uris` puts the table's folder before all of them.
-    files = [unquote(path) if absolute(path) else f"{folder}/{unquote(path)}" for path in paths(table)]
+    files = [unquote(path) if delta_links.absolute(path) else f"{folder}/{unquote(path)}" for path in paths(table)]
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
@@ -211,7 +214,7 @@ def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordB
 
         files, root = pyarrow.fs.FileSystem.from_uri(folder)
         about: list[Any] = []
-        name, writer = f"part-{uuid4()}.parquet", None
+        name, writer = delta_links.new_name(), None
         for group in (one.rename_columns(names) for one in _groups(parts)):
             writer = writer or pq.ParquetWriter(
                 f"{root}/{name}", group.schema, filesystem=files, metadata_collector=about

@@ -1,13 +1,16 @@
 """Generations of a Delta table: others lie in folders <folder>@<generation>, the live one is the table itself.
 
-A switch is one commit of the live table: its files out, those of the other generation in, named where they lie. No data
-is copied, and of two who commit at the same time one fails. What readers saw until then is kept as a table of the files
-of the version before. So a generation may need files of another: `needed` tells which.
+A switch is one commit of the live table: its files out, those of the other generation in, which are linked into the
+live table's folder before (`delta_links`). No data is copied, and of two who commit at the same time one fails. What
+readers saw until then is kept as a table of the files of the version before, linked likewise. So each can be read,
+moved and removed by itself, but for those that earlier versions of this program have left: `needed` tells where these
+name files.
 """
 
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,8 +21,8 @@ from pyspark.sql import SparkSession
 
 from cdc.change import Stored, distance
 from cdc.errors import SinkUnavailable
-from sinks import delta_files, delta_vectors
-from sinks.delta_commits import Commits, Found
+from sinks import delta_files, delta_links, delta_vectors
+from sinks.delta_commits import Commits, Contended, Found
 from sinks.delta_history import CLEARED
 
 SWITCHES = ("Manual Update", "SWITCH")
@@ -44,20 +47,48 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
         return True
     if lags(there, here):
         return False
-    files, needed = delta_files.named(fresh), delta_files.features(fresh) - delta_files.features(table)
+    needed = delta_files.features(fresh) - delta_files.features(table)
     try:
         if needed:
             # A commit by itself: the next try begins with what the table is after it.
             delta_vectors.ask(spark, live, needed)
-        elif files is None:
+        elif not delta_files.unmarked(fresh):
             return delta_vectors.switch(spark, commits, live, other, stored, partial(lags, there))
         else:
-            delta_files.commit(
-                table, files, "overwrite", fresh.schema(), stored, here.number + 1, mark={"cdc": SWITCHES[1]}
-            )
-    except SinkUnavailable:
+            files, mark = delta_files.shared(fresh, other, live), {"cdc": SWITCHES[1]}
+            delta_files.commit(table, files, "overwrite", fresh.schema(), stored, here.number + 1, mark)
+    except Contended:
         return False
     return not needed
+
+
+def gather(spark: SparkSession, commits: Commits, live: str) -> None:
+    """Give the live table links to the files that it names elsewhere, as earlier versions of this program did.
+
+    When another commit comes in between it stays as it is: who needs it more is the writer.
+    """
+    found, table = commits.found(live), commits.opened(live)
+    if table is None or found.stored is None or found.trouble:
+        return
+    if not any(map(delta_links.absolute, delta_files.paths(table))):
+        return
+    with suppress(SinkUnavailable):
+        if delta_files.unmarked(table):
+            files = delta_files.shared(table, live, live)
+            delta_files.commit(table, files, "overwrite", table.schema(), found.stored, found.number + 1)
+        else:
+            delta_vectors.gather(spark, live, found.stored, found.number + 1)
+
+
+def unmark(spark: SparkSession, commits: Commits, live: str) -> bool:
+    """Ask readers of the live table to know of marks no longer, if it has none; false when it was changed meanwhile."""
+    table = commits.table(live)
+    if table and delta_files.MARKS in delta_files.features(table) and delta_files.unmarked(table):
+        try:
+            delta_vectors.drop(spark, live)
+        except Contended:
+            return False
+    return True
 
 
 def lags(there: Found, here: Found) -> bool:
@@ -78,15 +109,13 @@ def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
     standing = commits.standing(live, [told for told in history if told["version"] <= before])
     if standing is None or standing.stored is None or standing.trouble:
         return False
-    _clone(spark, deltalake.DeltaTable(live, version=before), live, other, standing.stored)
-    if table := commits.table(other):
+    try:
+        _clone(spark, deltalake.DeltaTable(live, version=before), live, other, standing.stored)
+    except delta_links.Lost:
         # Whoever was killed after the switch goes on whenever somebody asks for it, maybe later than `tidy`.
-        files, _ = _files(spark, other)
-        named = (_path(spark, unquote(path)) for path in _paths(spark, table, other))
-        if all(files.exists(path) for path in named):
-            return True
-    remove(spark, [other])
-    return False
+        remove(spark, [other])
+        return False
+    return True
 
 
 def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -> set[str]:
@@ -101,7 +130,8 @@ def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -
     if table is None:
         return set()
     used: set[str] = set()
-    for one in (folder, *(f"{folder}@{name}" for name in others(spark, folder))):
+    live = _live(folder)
+    for one in (live, *(f"{live}@{name}" for name in others(spark, live))):
         if opened := commits.table(one):
             used |= {_place(path)[1] for path in _paths(spark, opened, one)}
     replaced, listed = (
@@ -114,6 +144,12 @@ def tidy(spark: SparkSession, commits: Commits, folder: str, unused: set[str]) -
     return ours - unused
 
 
+def _live(folder: str) -> str:
+    """The folder of the live generation."""
+    parent, _, name = folder.rpartition("/")
+    return f"{parent}/{name.partition('@')[0]}"
+
+
 def _age_s(spark: SparkSession, path: str) -> float:
     files, named = _files(spark, path)
     return time.time() - float(files.getFileStatus(named).getModificationTime()) / 1000
@@ -121,7 +157,7 @@ def _age_s(spark: SparkSession, path: str) -> float:
 
 def needed(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> set[str]:
     """The names of the folders that a table has files in; its own may be among them."""
-    return {_place(path)[0] for path in _paths(spark, table, folder) if delta_files.absolute(path)}
+    return {_place(path)[0] for path in _paths(spark, table, folder) if delta_links.absolute(path)}
 
 
 def others(spark: SparkSession, folder: str) -> list[str]:
@@ -143,13 +179,12 @@ def remove(spark: SparkSession, paths: Iterable[str]) -> None:
 
 
 def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: Stored) -> None:
-    """Make a table of the files that another has, in the version that it was opened in."""
+    """Make a table of the files that another has, in the version that it was opened in. Raises Lost."""
     remove(spark, [target])
-    files = delta_files.named(source)
-    if files is None:
-        delta_vectors.clone(spark, folder, source.version(), target, stored)
+    if delta_files.unmarked(source):
+        delta_files.create(target, delta_files.shared(source, folder, target), source.schema(), stored, 1)
     else:
-        delta_files.create(target, files, source.schema(), stored, 1)
+        delta_vectors.clone(spark, source, folder, target, stored)
 
 
 def _paths(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> list[str]:

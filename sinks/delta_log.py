@@ -6,6 +6,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from cdc.change import Stored
 from sinks.delta_commits import APPLICATION, conflicting, contended
 
 
@@ -16,17 +17,30 @@ def begin(spark: SparkSession, folder: str) -> Any:
     return transaction
 
 
-def commit(spark: SparkSession, transaction: Any, actions: Sequence[Any], operation: Any, number: int) -> None:
-    """One commit with our number. Raises SinkUnavailable when another came in between."""
+def commit(spark: SparkSession, transaction: Any, actions: Sequence[Any], operation: Any, number: int | None) -> None:
+    """One commit, with our number unless it says nothing of rows. Raises SinkUnavailable when another came between."""
     import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
 
-    numbered = package(spark).actions.SetTransaction(APPLICATION, number, *none(spark, 1))
+    numbers = [] if number is None else [number]
+    numbered = [package(spark).actions.SetTransaction(APPLICATION, one, *none(spark, 1)) for one in numbers]
     try:
-        transaction.commit(seq(spark, [*actions, numbered]), operation)
+        transaction.commit(seq(spark, [*actions, *numbered]), operation)
     except PySparkException as error:
         if not conflicting(error):
             raise
         raise contended() from None
+
+
+def update(spark: SparkSession, stored: Stored, number: int) -> Any:
+    """What a commit is called that brings rows. Not a MERGE, which has to tell figures that its own plan counts."""
+    updated = spark._jvm.org.apache.spark.sql.streaming.OutputMode.Update()  # type: ignore[union-attr]
+    told = some(spark, stored.to_json())
+    return package(spark).DeltaOperations.StreamingUpdate(updated, stored.writer, number, told)
+
+
+def switch(spark: SparkSession) -> Any:
+    """What a commit is called that brings another generation."""
+    return single(package(spark), "DeltaOperations$ManualUpdate")
 
 
 def files(snapshot: Any) -> list[Any]:

@@ -1,5 +1,7 @@
 """A merge into a large mirror: rows that are replaced are looked for once, and their places marked as deleted.
 
+Where readers can't have marks, the files that hold such rows are written anew instead, without these.
+
 Delta's MERGE reads all of the mirror three times: which files hold such rows, where in them, what becomes of them. Here
 a change brings its row as a whole, so the place is all there is to find: executors read nothing but ids, with Arrow,
 a quarter of the CPU that Spark takes. Marks are made and stored by Delta's own code. Each merge leaves some small
@@ -36,39 +38,44 @@ AT_ONCE_BYTES, LARGE = 64 * 2**20, 2
 """No more than this is gathered by one merge, in some seconds, to so many files."""
 
 
-def merge(table: "deltalake.DeltaTable", folder: str, rows: "DataFrame", stored: Stored, number: int) -> None:
+def merge(
+    table: "deltalake.DeltaTable", folder: str, rows: "DataFrame", stored: Stored, number: int, marks: bool = True
+) -> None:
     """Put rows (`delta_write.changed`) in the place of those of the same id, in one commit with position and number.
 
-    table is as it was when the number was taken. Raises SinkUnavailable when another commit comes in between.
+    table is as it was when the number was taken; without `marks` it has none afterwards, and asks nobody to know of
+    them. Raises SinkUnavailable when another commit comes in between.
     """
     spark, version = rows.sparkSession, table.version()
     version += delta_files.extend(table, rows.drop(GONE))
-    if delta_files.MARKS not in delta_files.features(table):
+    asked = delta_files.MARKS in delta_files.features(table)
+    if marks and not asked:
         delta_vectors.ask(spark, folder, [delta_files.MARKS])
         version += 1
     transaction = delta_log.begin(spark, folder)
     if transaction.snapshot().version() != version:
         raise contended()
     files = _files(transaction)
-    scattered = _scattered(files)
+    whole = _scattered(files)
     rows.persist()
     try:
         new = delta_files.written(table.table_uri, first(rows), table.schema())
         ids = rows.select("_cdc_id")
-        actions = _marked(transaction, [file for file in files if file not in scattered], ids)
-        if scattered:
-            left = _read(transaction, scattered, spark).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
-            new += delta_files.written(table.table_uri, left.coalesce(LARGE), table.schema())
+        others = [file for file in files if file not in whole]
+        actions = _marked(transaction, others, ids) if marks else []
+        whole += [] if marks else _concerned(others, ids)
+        if whole:
+            left = _read(transaction, whole, spark).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
+            tasks = max(LARGE, int(sum(file.left for file in whole) / AT_ONCE_BYTES))
+            new += delta_files.written(table.table_uri, left.coalesce(tasks), table.schema())
     finally:
         rows.unpersist()
-    actions += [file.action.remove() for file in scattered]
-    delta = delta_log.package(spark)
-    actions += [delta_log.single(delta.actions, "Action").fromJson(_add(file)) for file in new]
-    # Not a MERGE, which has to tell figures that its own plan counts.
-    updated = spark._jvm.org.apache.spark.sql.streaming.OutputMode.Update()  # type: ignore[union-attr]
-    told = delta_log.some(spark, stored.to_json())
-    operation = delta.DeltaOperations.StreamingUpdate(updated, stored.writer, number, told)
-    delta_log.commit(spark, transaction, actions, operation, number)
+    actions += [file.action.remove() for file in whole]
+    action = delta_log.single(delta_log.package(spark).actions, "Action")
+    actions += [action.fromJson(_add(file)) for file in new]
+    delta_log.commit(spark, transaction, actions, delta_log.update(spark, stored, number), number)
+    if asked and not marks:
+        delta_vectors.drop(spark, folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +107,8 @@ def _scattered(files: Sequence[_File]) -> list[_File]:
     return [file for file, sum_ in zip(small, upto, strict=True) if sum_ < AT_ONCE_BYTES] if len(small) >= MANY else []
 
 
-def _marked(transaction: Any, files: Sequence[_File], ids: "DataFrame") -> list[Any]:
-    """What a commit says of those files that hold rows of these ids: without those rows from now on."""
+def _places(files: Sequence[_File], ids: "DataFrame") -> "DataFrame":
+    """Where in which of these files (by number) rows of these ids are: PLACES."""
     from pyspark.sql import functions as F
 
     spark, named = ids.sparkSession, [(str(at), file.path, file.marks) for at, file in enumerate(files)]
@@ -110,7 +117,18 @@ def _marked(transaction: Any, files: Sequence[_File], ids: "DataFrame") -> list[
         [(named[at::tasks],) for at in range(tasks)], "files array<struct<name:string,path:string,marks:string>>"
     )
     wanted = ids.agg(F.collect_list("_cdc_id").alias("ids"))
-    places = parts.crossJoin(F.broadcast(wanted)).mapInArrow(lasting(_found), PLACES)
+    return parts.crossJoin(F.broadcast(wanted)).mapInArrow(lasting(_found), PLACES)
+
+
+def _concerned(files: Sequence[_File], ids: "DataFrame") -> list[_File]:
+    """Those files that hold rows of these ids, or have marks."""
+    named = {row["filePath"] for row in _places(files, ids).select("filePath").distinct().collect()}
+    return [file for at, file in enumerate(files) if file.gone or str(at) in named]
+
+
+def _marked(transaction: Any, files: Sequence[_File], ids: "DataFrame") -> list[Any]:
+    """What a commit says of those files that hold rows of these ids: without those rows from now on."""
+    spark, places = ids.sparkSession, _places(files, ids)
     generator = delta_log.single(delta_log.package(spark).commands, "DeletionVectorBitmapGenerator")
     made = generator.buildDeletionVectors(spark._jsparkSession, places._jdf, transaction.deltaLog(), 0)
     actions = []

@@ -1,11 +1,30 @@
-"""Where Spark puts what doesn't fit into its memory while a mirror is made again."""
+"""What a second mirror needs beside the first: in the warehouse, and where Spark puts what doesn't fit into memory."""
 
 import os
+import shutil
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from cdc.sink import require
+from sinks import delta_links
+
 AS_TEXT = 8
 """How much larger the newest rows are as the connector's text, which they are kept as meanwhile, than in the mirror."""
+
+
+COPIES = 3
+"""How often its files are there at the end of a switch, where they can't be linked: built, shown, and those before."""
+
+
+def require_room(needed: int, warehouse: str, sink: str) -> None:
+    """Raise SinkRejected when there is no room for mirrors of so many bytes."""
+    if "://" not in warehouse:
+        Path(warehouse).mkdir(parents=True, exist_ok=True)
+        copies = 1 if delta_links.can_link(warehouse) else COPIES
+        require(needed * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
+    if folder := spilled_to():
+        require(needed * AS_TEXT, shutil.disk_usage(folder).free, folder, sink)
 
 
 def spilled_to() -> str | None:

@@ -3,20 +3,25 @@
 Slow beside `delta_generations`: the log is read as a DataFrame.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
+import deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.change import Stored
-from sinks import delta_log
-from sinks.delta_commits import METADATA, Commits, Found, conflicting, contended, numbered
+from sinks import delta_files, delta_links, delta_log
+from sinks.delta_commits import Commits, Found, conflicting, contended, numbered
 from sinks.delta_files import MARKS
+from sinks.delta_history import CLEARED
 
 ASKED = {MARKS: ("delta.enableDeletionVectors", "true")}
 """Properties that ask readers for more than the name of a feature would."""
+FILE = re.compile(r"deletion_vector_([0-9a-f-]+)\.bin$")
+"""Of marks, by an id; it may lie deeper."""
 
 
 def ask(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
@@ -34,6 +39,17 @@ def ask(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
         raise contended() from None
 
 
+def drop(spark: SparkSession, folder: str) -> None:
+    """Ask readers of a table none of whose rows are marked to know of marks no longer. Raises SinkUnavailable."""
+    transaction, delta = delta_log.begin(spark, folder), delta_log.package(spark)
+    name, _ = ASKED[MARKS]
+    own = transaction.metadata()
+    transaction.updateMetadata(_changed(own, configuration=own.configuration().removed(name)), False)
+    feature = delta_log.single(delta, "DeletionVectorsTableFeature")
+    transaction.updateProtocol(transaction.snapshot().protocol().removeFeature(feature))
+    delta_log.commit(spark, transaction, [], delta.DeltaOperations.DropTableFeature(MARKS, False), None)
+
+
 def switch(
     spark: SparkSession, commits: Commits, live: str, other: str, stored: Stored, lags: Callable[[Found], bool]
 ) -> bool:
@@ -46,24 +62,22 @@ def switch(
     here = commits.found(live)
     if lags(here):
         return False
-    _take_schema(transaction, fresh.metadata())
-    actions = [file.remove() for file in delta_log.files(transaction.snapshot())]
-    actions += [_absolute(file, fresh) for file in delta_log.files(fresh)]
-    operation = delta_log.single(delta_log.package(spark), "DeltaOperations$ManualUpdate")
-    with numbered(spark, stored, here.number + 1):
-        delta_log.commit(spark, transaction, actions, operation, here.number + 1)
+    _take(spark, transaction, fresh, delta_log.switch(spark), stored, here.number + 1)
     return True
 
 
-def clone(spark: SparkSession, source: str, version: int, target: str, stored: Stored) -> None:
-    """Make a table of the files that another had at a version."""
-    # Over an empty table: a clone that begins one has read version -1, which deltalake can't read.
-    spark.range(0).write.format("delta").save(target)
-    spark.conf.set(METADATA, stored.to_json())
-    try:
-        spark.sql(f"CREATE OR REPLACE TABLE delta.`{target}` SHALLOW CLONE delta.`{source}` VERSION AS OF {version}")
-    finally:
-        spark.conf.unset(METADATA)
+def gather(spark: SparkSession, folder: str, stored: Stored, number: int) -> None:
+    """Give a table links to all of its files, wherever they lie. Raises SinkUnavailable, see `switch`."""
+    transaction = delta_log.begin(spark, folder)
+    _take(spark, transaction, transaction.snapshot(), delta_log.update(spark, stored, number), stored, number)
+
+
+def clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: Stored) -> None:
+    """Make a table of the files that another, in `folder`, had in a version."""
+    delta_files.create(target, [], source.schema(), CLEARED, 1)
+    ask(spark, target, delta_files.features(source))
+    fresh = delta_log.log(spark, folder).getSnapshotAt(source.version(), *delta_log.none(spark, 2), False)
+    _take(spark, delta_log.begin(spark, target), fresh, delta_log.switch(spark), stored, 2)
 
 
 def paths(spark: SparkSession, folder: str) -> list[str]:
@@ -78,21 +92,45 @@ def paths(spark: SparkSession, folder: str) -> list[str]:
     return [path.toUri().toString() for path in found]
 
 
-def _take_schema(transaction: Any, other: Any) -> None:
-    own = transaction.metadata()
-    if own.schemaString() != other.schemaString():
-        fields = [own.productElement(at) for at in range(own.productArity())]
-        names = [own.productElementName(at) for at in range(own.productArity())]
-        fields[names.index("schemaString")] = other.schemaString()
-        transaction.updateMetadata(own.copy(*fields), False)
+def _take(spark: SparkSession, transaction: Any, fresh: Any, operation: Any, stored: Stored, number: int) -> None:
+    """Commit the files of a version, of this table or another, in the place of all files. Raises SinkUnavailable."""
+    if transaction.metadata().schemaString() != fresh.metadata().schemaString():
+        schema = fresh.metadata().schemaString()
+        transaction.updateMetadata(_changed(transaction.metadata(), schemaString=schema), False)
+    source, target = (snapshot.deltaLog().dataPath() for snapshot in (fresh, transaction.snapshot()))
+    actions = [file.remove() for file in delta_log.files(transaction.snapshot())]
+    actions += [_shared(spark, file, source, _local(target)) for file in delta_log.files(fresh)]
+    with numbered(spark, stored, number):
+        delta_log.commit(spark, transaction, actions, operation, number)
 
 
-def _absolute(file: Any, snapshot: Any) -> Any:
-    """The same file, named by where it lies."""
-    names = [file.productElementName(at) for at in range(file.productArity())]
-    fields = [file.productElement(at) for at in range(file.productArity())]
-    log = snapshot.deltaLog()
-    fields[names.index("path")] = file.absolutePath(log).toUri().toString()
-    if (vector := file.deletionVector()) is not None:
-        fields[names.index("deletionVector")] = vector.copyWithAbsolutePath(log.dataPath())
-    return file.copy(*fields)
+def _shared(spark: SparkSession, file: Any, source: Any, target: str) -> Any:
+    """The same file with its marks, linked into another table's folder and named there."""
+    name, vector = delta_links.share(_local(source), file.path(), target), file.deletionVector()
+    if vector is None or not vector.isOnDisk():
+        return _changed(file, path=name)
+    place = _local(vector.absolutePath(source))
+    named = FILE.search(place)
+    assert named
+    delta_links.share_as(place, f"{target}/{named[0]}", target)
+    jvm: Any = spark._jvm
+    own = delta_log.single(delta_log.package(spark).actions, "DeletionVectorDescriptor").onDiskWithRelativePath(
+        jvm.java.util.UUID.fromString(named[1]),
+        "",
+        vector.sizeInBytes(),
+        vector.cardinality(),
+        vector.offset(),
+        vector.maxRowIndex(),
+    )
+    return _changed(file, path=name, deletionVector=own)
+
+
+def _changed(record: Any, **values: Any) -> Any:
+    """A Scala record with some other values."""
+    names = [record.productElementName(at) for at in range(record.productArity())]
+    fields = (values.get(name, record.productElement(at)) for at, name in enumerate(names))
+    return record.copy(*fields)
+
+
+def _local(path: Any) -> str:
+    return str(path.toUri().getPath())

@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 from uuid import uuid4
 
 import pytest
@@ -12,6 +13,7 @@ from sinks import delta_generations
 from sinks.delta import Delta
 from sinks.delta_commits import Commits
 from tests.contract import laws
+from tests.contract.crashes import die, survived
 from tests.support.envelopes import table
 
 if TYPE_CHECKING:
@@ -75,6 +77,41 @@ def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
 
 def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:
     laws.a_generation_is_built_unseen(laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items")))
+
+
+def test_links_go_with_who_needs_them(
+    spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a switch that was killed before its commit, those of what was shown and of what was kept."""
+    monkeypatch.setattr("sinks.delta.TIDY_S", 0)
+    sink = Delta("warehouse", str(tmp_path), unique)
+    made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
+    laws.fill(made)
+    made.apply()
+    names, mirror = {made.table.qualified: "another"}, Path(sink.folder(made.table, "mirror"))
+    made.apply(writer="another", sink=sink.beside(names))
+
+    def files() -> dict[str, int]:
+        """By name, how many links the file has."""
+        return {path.name: path.stat().st_nlink for path in mirror.glob("*.parquet")}
+
+    before = files()
+    with survived(), mock.patch("deltalake.DeltaTable.create_write_transaction", die):
+        sink.promote([made.table], names)
+    assert [number for name, number in files().items() if name not in before] == [2]
+    assert made.view() == made.topic.model()
+    kept = sink.promote([made.table], names)
+    assert sorted(files().values()) == [2, 3, 3]
+    sink.sweep([made.table], kept)
+    assert sorted(files().values()) == [2, 2, 2]
+    sink.sweep([made.table], {})
+    assert sorted(files().values()) == [1, 2, 2]
+    for number in range(3):
+        made.topic.add("u", laws.row("k1", 1, f"later {number}"))
+        made.apply(writer="later")
+    assert len(files()) <= 2
+    assert set(files().values()) == {1}
+    assert made.view() == made.topic.model()
 
 
 def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: str) -> None:

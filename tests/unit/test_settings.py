@@ -204,6 +204,21 @@ def mistaken(node: Any) -> Iterator[Any]:
             node[name] = inner
 
 
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [("[public.items]", ""), ("['public.*']", ""), ("['*']", ""), ("[public.item]", "public.item"), ("true", "list")],
+)
+def test_tables_without_deletion_vectors_are_of_the_file(tmp_path: Path, tables: str, told: str) -> None:
+    text = GOOD.replace("path: /tmp/warehouse", f"path: /tmp/warehouse, without_deletion_vectors: {tables}")
+    if not told:
+        sink = load(tmp_path, text).sinks["warehouse"]
+        assert isinstance(sink, settings.Delta)
+        assert list(sink.without_deletion_vectors) == yaml.safe_load(tables)
+        return
+    with pytest.raises(SettingsError, match=f"without_deletion_vectors.*{told}"):
+        load(tmp_path, text)
+
+
 def test_no_mistake_is_told_in_words_of_the_library(tmp_path: Path) -> None:
     refused = []
     for tree in mistaken(yaml.safe_load(GOOD)):

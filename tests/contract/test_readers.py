@@ -1,0 +1,301 @@
+"""Whatever becomes of a mirror, everybody's readers of Delta tables read it: each of them in each state.
+
+The states are made once, one after the other, of one table. Of each the whole warehouse is copied, and the first one is
+gone in the end: so what they read names no place outside of itself.
+"""
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import duckdb
+import polars
+import pytest
+
+from cdc.change import Column, new_generation
+from sinks import delta_files
+from sinks.delta import Delta
+from sinks.delta_commits import Commits, numbered
+from sinks.delta_links import absolute
+from tests.contract.laws import Harness, fill, row
+from tests.support.envelopes import table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Rows = Mapping[str, str | None]
+"""What a mirror's column v has, by id."""
+Read = Callable[[], Rows]
+Open = Callable[["SparkSession", str], Read]
+"""Begins with a table as it is; what it gives reads it, maybe later."""
+V = ("_cdc_id", "v")
+
+
+def by_duckdb(spark: "SparkSession", folder: str) -> Read:
+    database = duckdb.connect()
+    package = importlib.util.find_spec("duckdb_extension_delta")
+    assert package
+    assert package.origin
+    extension = Path(package.origin).parent / f"extensions/v{duckdb.__version__}/delta.duckdb_extension"
+    database.execute(f"LOAD '{extension}'")
+    database.execute(f"ATTACH '{folder}' AS mirror (TYPE delta, PIN_SNAPSHOT)")
+
+    def read() -> Rows:
+        scanned = database.execute(f"SELECT _cdc_id, v FROM delta_scan('{folder}')").fetchall()
+        pinned = database.execute("SELECT _cdc_id, v FROM mirror").fetchall()
+        assert len(scanned) == len(dict(scanned))
+        return dict(pinned)
+
+    return read
+
+
+def by_polars(spark: "SparkSession", folder: str) -> Read:
+    return lambda: _of(polars.read_delta(folder).to_arrow())
+
+
+def by_polars_lazily(spark: "SparkSession", folder: str) -> Read:
+    frame = polars.scan_delta(folder).select(V)
+    return lambda: _of(frame.collect().to_arrow())
+
+
+def by_query(spark: "SparkSession", folder: str) -> Read:
+    query = deltalake.QueryBuilder().register("mirror", deltalake.DeltaTable(folder))
+    return lambda: _of(query.execute("SELECT _cdc_id, v FROM mirror").read_all())
+
+
+def by_pandas(spark: "SparkSession", folder: str) -> Read:
+    held = deltalake.DeltaTable(folder)
+
+    def read() -> Rows:
+        frame = held.to_pandas()
+        return dict(zip(frame["_cdc_id"], frame["v"], strict=True))
+
+    return read
+
+
+def by_pyarrow(spark: "SparkSession", folder: str) -> Read:
+    held = deltalake.DeltaTable(folder)
+    return lambda: _of(held.to_pyarrow_table(columns=list(V)))
+
+
+def by_spark(spark: "SparkSession", folder: str) -> Read:
+    frame = spark.read.format("delta").load(folder).select(*V)
+    return lambda: dict(frame.collect())
+
+
+def _of(found: Any) -> Rows:
+    assert len(set(found["_cdc_id"].to_pylist())) == len(found), "an id twice"
+    return dict(zip(found["_cdc_id"].to_pylist(), found["v"].to_pylist(), strict=True))
+
+
+READERS: list[Open] = [by_duckdb, by_polars, by_polars_lazily, by_query, by_pandas, by_pyarrow, by_spark]
+UNMARKED: list[Open] = [by_pandas, by_pyarrow]
+"""Those that can't have deletion vectors, and say so."""
+
+
+@dataclass(frozen=True)
+class State:
+    folder: str
+    rows: Rows
+    marks: bool
+
+
+STATES = [
+    "empty",
+    "filled",
+    "rebuilt",
+    "rolled back",
+    "marked",
+    "marked, rebuilt",
+    "marked, rolled back",
+    "without marks",
+    "without marks, rebuilt",
+    "marked again",
+    "with a column more",
+    "moved",
+]
+
+
+class History:
+    """One table's life, and a copy of its warehouse in each state."""
+
+    def __init__(self, spark: "SparkSession", root: Path) -> None:
+        self.root, self.place, self.rewritten = root, root / "warehouse", False
+        self.harness = Harness(spark, self._sink, table("readers.public.items"))
+        self.states: dict[str, State] = {}
+        self.begun: dict[str, Rows | Exception] = {}
+        """What readers read that were begun before a switch, after it; what they may have read."""
+        self.either: list[Rows] = []
+        self._kept: Mapping[str, str] = {}
+
+    def _sink(self) -> Delta:
+        return Delta("warehouse", str(self.place), "readers", rewritten=["public.items"] if self.rewritten else ())
+
+    @property
+    def rows(self) -> Rows:
+        return {key: str(value["v"]) for key, value in self.harness.topic.model().items()}
+
+    @property
+    def mirror(self) -> str:
+        return f"{self.place}/public.items/mirror"
+
+    def live(self, patch: pytest.MonkeyPatch) -> None:
+        self._note("empty")
+        fill(self.harness)
+        self.apply()
+        self._note("filled")
+        self.rebuild(watched=True)
+        self._note("rebuilt")
+        self.roll_back()
+        self._note("rolled back")
+        patch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+        self.change()
+        self._note("marked")
+        self.rebuild()
+        self._note("marked, rebuilt")
+        self.roll_back()
+        self._note("marked, rolled back")
+        self.rewritten = True
+        self.change()
+        self._note("without marks")
+        self.rewritten = False
+        self.change()
+        self.rewritten = True
+        self.rebuild()
+        self._note("without marks, rebuilt")
+        self.rewritten = False
+        self.change()
+        self._note("marked again")
+        columns = (*self.harness.table.columns, Column("added", "text"))
+        self.harness.table = replace(self.harness.table, columns=columns)
+        self.change()
+        self._note("with a column more")
+        self.place = Path(shutil.move(self.place, self.root / "moved"))
+        self.change()
+        self._note("moved")
+
+    def _note(self, name: str) -> None:
+        # Not by its name: polars reads no folder with a space in its name.
+        copied = shutil.copytree(self.place, self.root / "copies" / str(len(self.states)))
+        marks = delta_files.MARKS in delta_files.features(deltalake.DeltaTable(self.mirror))
+        self.states[name] = State(f"{copied}/public.items/mirror", self.rows, marks)
+
+    def apply(self) -> None:
+        self.harness.sink = self.harness.writer()
+        self.harness.apply(writer=str(len(self.harness.topic.records)))
+
+    def change(self) -> None:
+        number = len(self.harness.topic.records)
+        self.harness.topic.add("u", row("k0", 0, f"change {number}"))
+        self.harness.topic.add("c", row(f"new {number}", number))
+        self.harness.topic.add("d", row(f"k{3 + len(self.states) % 2}", 3 + len(self.states) % 2))
+        self.apply()
+
+    def rebuild(self, watched: bool = False) -> None:
+        names = {self.harness.table.qualified: new_generation()}
+        before, half = self.rows, self.harness.topic.ends
+        beside = self.harness.writer().beside(names)
+        beside.prepare(self.harness.table)
+        self.harness.topic.add("u", row("k1", 1, f"rebuilt {len(half)}"))
+        self.harness.apply(half, "rebuild", beside)
+        self.harness.apply(None, "rebuild", beside)
+        begun = {one.__name__: one(self.harness.spark, self.mirror) for one in READERS if watched}
+        self.promote(names)
+        self.either = self.either or [before, self.rows]
+        for name, read in begun.items():
+            try:
+                self.begun[name] = read()
+            except Exception as error:  # told by the test of that reader
+                self.begun[name] = error
+
+    def roll_back(self) -> None:
+        self.harness.apply(writer="live")
+        beside = self.harness.sink.beside(self._kept)
+        self.harness.apply(writer="kept", sink=beside)
+        self.promote(self._kept)
+
+    def promote(self, names: Mapping[str, str]) -> None:
+        sink = self.harness.sink = self.harness.writer()
+        self._kept = sink.promote([self.harness.table], names)
+        sink.sweep([self.harness.table], self._kept)
+
+
+@pytest.fixture(scope="module")
+def history(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> History:
+    made = History(spark, tmp_path_factory.mktemp("readers"))
+    with pytest.MonkeyPatch.context() as patch:
+        made.live(patch)
+    assert list(made.states) == STATES
+    assert not (made.root / "warehouse").exists()
+    return made
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.__name__)
+def test_it_is_read(history: History, spark: "SparkSession", reader: Open, state: str) -> None:
+    """Or refused by who can't have deletion vectors, while the table has not asked for none."""
+    held = history.states[state]
+    assert held.marks is (state.startswith("marked") or state in STATES[-2:])
+    if held.marks and reader in UNMARKED:
+        with pytest.raises(deltalake.exceptions.DeltaProtocolError, match="deletionVectors"):
+            reader(spark, held.folder)()
+    else:
+        assert reader(spark, held.folder)() == held.rows
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.__name__)
+def test_it_is_read_while_it_is_switched(history: History, reader: Open) -> None:
+    assert history.begun[reader.__name__] in history.either
+
+
+def lying_elsewhere(source: str, path: str, target: str) -> str:
+    """Names a file where it lies, as this program did once."""
+    return f"file:{source}/{path}"
+
+
+def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
+    made = History(spark, tmp_path)
+    fill(made.harness)
+    made.apply()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sinks.delta_links.share", lying_elsewhere)
+        made.rebuild()
+    assert by_spark(spark, made.mirror)() == made.rows
+    for reader in (by_duckdb, by_polars, by_pandas, by_pyarrow):
+        with pytest.raises((duckdb.IOException, FileNotFoundError)):
+            reader(spark, made.mirror)()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_what_was_named_elsewhere_is_gathered(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    """A warehouse of an earlier version: by the first batch of the next run, for every row."""
+    monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+    made = History(spark, tmp_path)
+    fill(made.harness)
+    names = {made.harness.table.qualified: new_generation()}
+    beside = made.harness.sink.beside(names)
+    beside.prepare(made.harness.table)
+    for until in ((1, 1), None) if marked else (None,):
+        made.harness.apply(until, "earlier", beside)
+    elsewhere = f"{made.mirror}@{names[made.harness.table.qualified]}"
+    found = Commits().found(elsewhere)
+    assert found.stored
+    with numbered(spark, found.stored, found.number):
+        spark.sql(f"CREATE OR REPLACE TABLE delta.`{made.mirror}` SHALLOW CLONE delta.`{elsewhere}`")
+    assert all(absolute(path) for path in delta_files.paths(deltalake.DeltaTable(made.mirror)))
+    assert delta_files.unmarked(deltalake.DeltaTable(made.mirror)) is not marked
+    made.harness.topic.add("c", row("new", 1))
+    made.apply()
+    shutil.rmtree(elsewhere)
+    made.place = Path(shutil.move(made.place, tmp_path / "moved"))
+    for reader in READERS:
+        if reader not in UNMARKED:
+            assert reader(spark, made.mirror)() == made.rows
+    made.change()
+    assert by_query(spark, made.mirror)() == made.rows
