@@ -57,6 +57,13 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
+def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    for name, asked in fields.items():
+        if not isinstance(asked.get("fields", {}), dict):
+            raise Refused(f"sub-fields of {name} are settings by name", "for example: fields: {raw: {type: keyword}}")
+    return fields
+
+
 def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
     whole = _flat(settings)
     if ours := [name for name in whole if f"{name}.".startswith(KEPT_FROM_FILES)]:
@@ -67,7 +74,7 @@ def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
 class IndexSettings(Section):
     """How the search index of a table is made, beside what the types of its columns ask for."""
 
-    fields: Annotated[dict[str, dict[str, Any]], AfterValidator(_plain)] = Field(
+    fields: Annotated[dict[str, dict[str, Any]], AfterValidator(_plain), AfterValidator(_index_fields)] = Field(
         default={}, examples=["{name: {analyzer: simple}}"]
     )
     """Fields by column: with a `type` as they are, without one as additions to the type's own."""

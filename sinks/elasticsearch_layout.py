@@ -25,6 +25,7 @@ OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 NOTE = "cdc"
 NUMBERS = (DOUBLE["type"], WHOLE["type"])
 CLOSED = "index_closed_exception"
+LIMIT_TOLD = "Limit of total fields"
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,15 @@ def refused(table: Table, sink: str, error: Refusal) -> Misfit | Refusal:
         return error
     reason = error.reason.removeprefix("Failed to parse mapping: ").partition(". ")[0].rstrip(".")
     columns = list(_concerned(table, reason))
+    hint = f"correct `index` in the entry of {table.qualified} in the pipeline file, then: cdc -p FILE run"
+    if LIMIT_TOLD in reason:
+        hint = f"write index: {{settings: {{mapping.total_fields.limit: N}}}} in the entry of {table.qualified}"
     about = f"column{'s' if len(columns) > 1 else ''} {', '.join(columns)}: " if columns else ""
     return Misfit(
         table,
         sink,
         f"The server of {sink} can't make the index of {table.qualified}: {about}{reason or error.kind}.",
-        hint=f"correct `index` in the entry of {table.qualified} in the pipeline file, then: cdc -p FILE run",
+        hint=hint,
     )
 
 

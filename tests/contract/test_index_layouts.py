@@ -1,6 +1,7 @@
 """What an index is made with: by the columns' types, by the pipeline file, and when it was made by something else."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -143,6 +144,28 @@ def test_what_an_open_index_can_not_take_is_rebuilt(sink: Elasticsearch, name: s
         with pytest.raises(Misfit, match=told):
             sink.require_fit(wanted)
     rebuilt(sink, wanted)
+
+
+def test_planted_changes_that_nobody_compares(
+    server: httpx.Client, sink: Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes one more sub-field, and finds no older document by it."""
+    monkeypatch.setattr("sinks.elasticsearch.refuse_other", lambda *_: None)
+    sink.prepare(items("id name"))
+    indexed(server, sink, items("id name"), {"name": "a"})
+    wanted = items("id name", fields={"name": {"fields": {"raw": {"type": "keyword"}}}})
+    sink.prepare(wanted)
+    assert hits(server, sink, wanted, {"term": {"name.keyword": "a"}}) == [0]
+    assert hits(server, sink, wanted, {"term": {"name.raw": "a"}}) == []
+
+
+def test_more_fields_than_an_index_takes(sink: Elasticsearch) -> None:
+    """A decimal is two of them. The hint is what helps."""
+    names = " ".join(f"n{number}" for number in range(500))
+    with pytest.raises(Misfit, match="total fields") as caught:
+        sink.prepare(items(f"id {names}"))
+    (setting,) = re.findall(r"mapping\.[a-z_.]+", caught.value.hint)
+    sink.prepare(items(f"id {names}", settings={setting: 1100}))
 
 
 def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearch) -> None:

@@ -54,6 +54,7 @@ def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
         ("{field: {}}", "did you mean fields"),
         ("{fields: [price]}", "settings are needed"),
         ("{fields: {price: double}}", "index.fields.price"),
+        ("{fields: {name: {fields: raw}}}", "sub-fields of name are settings by name"),
         ("{settings: {gc_deletes: 1s}}", "gc_deletes can't be set"),
         ("{settings: {index: {mapping: {source: {mode: synthetic}}}}}", "mapping.source.mode can't be set"),
         ("{settings: {index.blocks.write: true}}", "blocks.write can't be set"),
