@@ -1,6 +1,5 @@
 """The pipeline file: what to capture, where to put it. Wrong input is named with its line and the accepted form."""
 
-import json
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
@@ -26,6 +25,7 @@ from pydantic import (
 
 from cdc import mistakes, places
 from cdc.errors import SettingsError
+from cdc.index_settings import IndexSettings
 from cdc.mistakes import Refused
 from cdc.references import References
 
@@ -33,55 +33,12 @@ NAME = r"^[a-z][a-z0-9_]{0,47}$"
 TABLE = r"^[^.]+\.[^.]+$"
 CARRIED = r"[A-Za-z0-9_-]+"
 """What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
-KEPT_FROM_FILES = ("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline.")
-"""Settings of an index that decide whether its documents are what was sent, and whether a late bulk is refused."""
 
 
 class Section(BaseModel):
     keeps_changes: ClassVar[bool] = False
     """Of a sink: whether it keeps every change, not only what a row is by now."""
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _plain(tree: object) -> object:
-    """As JSON has it: YAML makes dates of what looks like one."""
-    return json.loads(json.dumps(tree, default=str))
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an index by their whole names, without `index.`, however they are nested."""
-    whole: dict[str, Any] = {}
-    for name, value in settings.items():
-        inner = _flat(value) if isinstance(value, dict) else {"": value}
-        whole |= {f"{name}.{rest}".rstrip(".").removeprefix("index."): each for rest, each in inner.items()}
-    return whole
-
-
-def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    for name, asked in fields.items():
-        if not isinstance(asked.get("fields", {}), dict):
-            raise Refused(f"sub-fields of {name} are settings by name", "for example: fields: {raw: {type: keyword}}")
-    return fields
-
-
-def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    whole = _flat(settings)
-    if ours := [name for name in whole if f"{name}.".startswith(KEPT_FROM_FILES)]:
-        raise Refused(f"{ours[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
-    return whole
-
-
-class IndexSettings(Section):
-    """How the search index of a table is made, beside what the types of its columns ask for."""
-
-    fields: Annotated[dict[str, dict[str, Any]], AfterValidator(_plain), AfterValidator(_index_fields)] = Field(
-        default={}, examples=["{name: {analyzer: simple}}"]
-    )
-    """Fields by column: with a `type` as they are, without one as additions to the type's own."""
-    settings: Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(_index_settings)] = Field(
-        default={}, examples=["{number_of_shards: 3}"]
-    )
-    """Settings of the index in Elasticsearch's own words."""
 
 
 class TableSettings(Section):

@@ -7,6 +7,7 @@ import pytest
 from cdc import names, settings
 from cdc.change import Column, IndexOptions, Table
 from cdc.errors import SettingsError
+from cdc.index_settings import IndexSettings
 from sinks.elasticsearch_fields import adjusted, field
 
 FILE = """\
@@ -23,7 +24,7 @@ sinks:
 """
 
 
-def load(tmp_path: Path, index: str) -> settings.IndexSettings:
+def load(tmp_path: Path, index: str) -> IndexSettings:
     path = tmp_path / "shop.yaml"
     path.write_text(FILE.format(index=index))
     return settings.load(path, {}).source.tables[0].index
