@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
@@ -195,13 +196,14 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
     Exit 0 when all is well, or with the code of the worst problem's class.
     """
+    from cdc.sink import positions
     from cdc.slow import document, exit_code, judged, sentence, slow_hop, verdict
     from cdc.status import collect
     from cdc.supervise import published
 
     began, pipeline = time.monotonic(), context.obj.shown
-    positions = {sink.name: sink.position for sink in context.obj.sinks(None)}
-    collected = collect(pipeline, positions=positions, progress=published(context.obj.runs), began=began)
+    asked = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
+    collected = collect(pipeline, positions=asked, progress=published(context.obj.runs), began=began)
     health = judged(collected)
     if as_json:
         print_json(document(health))

@@ -30,18 +30,19 @@ from cdc.topics import Topics
 from cdc.trace import trace
 
 log = structlog.get_logger()
-Positions = Mapping[str, Callable[[Table], Stored | None]]
+Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, Stored | None]]]
+"""By sink, `cdc.sink.positions`."""
 Severity = Literal["down", "degraded"]
-ANSWER_S = 4.0
-"""How long anything is waited for: whatever hangs, the screen is there within five seconds."""
+ANSWER_S, TABLE_S = 4.0, 0.02
+"""How long anything is waited for, of more than two hundred tables longer: whatever hangs, the screen is there soon."""
 CLASSES: Mapping[str, type[CdcError]] = {
     "postgres": SourceUnavailable,
     "connect": ConnectorError,
     "kafka": KafkaUnavailable,
 }
 SERVERS = {"postgres": "Postgres", "connect": "Kafka Connect", "kafka": "Kafka"}
-POSITIONS_S = 2.5
-"""Of that, how long the topics' reading waits for where the views stand, to measure these."""
+POSITIONS = 0.6
+"""For what part of that the topics' reading waits for where the views stand, to measure these."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,12 @@ def collect(
     `began`: when the caller did, by the monotonic clock.
     """
     tables, began = source.undescribed(pipeline), began or time.monotonic()
+    patience_s = max(ANSWER_S, len(tables) * TABLE_S)
     asked = {name: _asked(name, _stored(position, tables)) for name, position in positions.items()}
 
     def standing() -> dict[str, dict[str, Stored | None]]:
         """Where the views stand of those sinks that have told in time."""
-        stored = {name: _answered(name, asked[name], began + POSITIONS_S)[0] for name in positions}
+        stored = {name: _answered(name, asked[name], began, patience_s * POSITIONS)[0] for name in positions}
         return {name: places for name, places in stored.items() if places is not None}
 
     asked |= {
@@ -176,12 +178,11 @@ def collect(
         "definitions": _asked("definitions", lambda: _definitions(pipeline)),
         "kafka": _asked("kafka", lambda: _log(pipeline, tables, standing)),
     }
-    answers = {part: _answered(part, answer, began + ANSWER_S) for part, answer in asked.items()}
+    answers = {part: _answered(part, answer, began, patience_s) for part, answer in asked.items()}
     heartbeat, views, lowered = _read(answers["kafka"][0])
     # That their servers don't answer is told by those who ask these alone.
     (changed, unsure), (definitions, _) = answers.pop("registration"), answers.pop("definitions")
-    if unsure and unsure.code == Unexpected.exit_code:
-        changed = unsure
+    changed = unsure if unsure and unsure.code == Unexpected.exit_code else changed
     unread = [problem for _, problem in answers.values() if problem]
     return Status(
         pipeline.pipeline,
@@ -213,11 +214,11 @@ def _asked(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
     return answer
 
 
-def _answered(part: str, answer: "Future[Answer]", deadline: float) -> Answer:
+def _answered(part: str, answer: "Future[Answer]", began: float, patience_s: float) -> Answer:
     try:
-        return answer.result(max(0.0, deadline - time.monotonic()))
+        return answer.result(max(0.0, began + patience_s - time.monotonic()))
     except TimeoutError:
-        what = f"{SERVERS.get(part, part)} gives no answer within {ANSWER_S:.0f} s."
+        what = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
         kind = CLASSES.get(part, SinkError)
         hint = "look at that server, and at the way to it: it takes connections, or did, and says nothing"
         return None, Problem(part, what, hint, kind.exit_code)
@@ -270,9 +271,13 @@ def _connector(pipeline: Pipeline) -> Connector:
 
 
 def _stored(
-    position: Callable[[Table], Stored | None], tables: Sequence[Table]
+    positions: Callable[[Sequence[Table]], Mapping[str, Stored | None]], tables: Sequence[Table]
 ) -> Callable[[], dict[str, Stored | None]]:
-    return lambda: {table.topic: position(table) for table in tables}
+    def by_topic() -> dict[str, Stored | None]:
+        stored = positions(tables)
+        return {table.topic: stored[table.qualified] for table in tables}
+
+    return by_topic
 
 
 def _log(

@@ -19,7 +19,7 @@ from cdc.status import collect
 from cdc.topics import Topics, wanted
 from connectors.client import Connect
 from connectors.register import register
-from tests.support.pipelines import NOWHERE, pipeline
+from tests.support.pipelines import NOWHERE, each, pipeline
 from tests.support.postgres import strict_postgres
 from tests.support.shop import PASSWORD, Shop, shop_on
 from tests.support.wait import wait_until
@@ -101,10 +101,10 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     found = collect(
         shop.pipeline,
         positions={
-            "ahead": lambda table: Stored(ends[table.topic]),
-            "behind": lambda table: behind[table.topic],
-            "empty": lambda _: None,
-            "elsewhere": lambda table: Stored(Position("another", ends[table.topic].offsets)),
+            "ahead": each(lambda table: Stored(ends[table.topic])),
+            "behind": each(lambda table: behind[table.topic]),
+            "empty": each(lambda _: None),
+            "elsewhere": each(lambda table: Stored(Position("another", ends[table.topic].offsets))),
         },
         progress={},
     )

@@ -8,11 +8,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from cdc.sink import positions
 from cdc.status import collect
 from compose.book import held
 from tests.support.wait import wait_until
@@ -95,7 +97,7 @@ def at_work(_: psutil.Process, text: str) -> bool:
 def silent(world: "World") -> set[str]:
     """The parts that a status names as silent, and those sinks whose lag it doesn't know."""
     began = time.monotonic()
-    status = collect(world.pipeline, positions={one.name: one.position for one in world.sinks}, progress={})
+    status = collect(world.pipeline, positions={one.name: partial(positions, one) for one in world.sinks}, progress={})
     assert time.monotonic() - began < ANSWER_S
     parts = {one.part for one in status.problems if "no answer within 4 s" in one.message}
     unmeasured = {sink.name for sink in status.sinks for view in sink.views if view.lag_records is None}

@@ -1,7 +1,9 @@
 """Pipelines for tests, without a file."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cdc.change import Stored, Table
 from cdc.settings import Pipeline
 
 NOWHERE = "127.0.0.1:1"
@@ -20,3 +22,8 @@ def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any
             **settings,
         }
     )
+
+
+def each(position: Callable[[Table], Stored | None]) -> Callable[[Sequence[Table]], Mapping[str, Stored | None]]:
+    """`Sink.position` for several tables, by name."""
+    return lambda tables: {table.qualified: position(table) for table in tables}

@@ -14,7 +14,7 @@ from cdc.errors import SourceError
 from cdc.slow import document, exit_code, judged, slow_hop, verdict
 from cdc.source import Slot, check_server
 from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure
-from tests.support.pipelines import pipeline
+from tests.support.pipelines import each, pipeline
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")
 END = Position("id-1", (10, 20))
@@ -196,7 +196,7 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
         shop = pipeline("shop", f"postgresql://owner@127.0.0.1:{port}/shop", "public.orders")
         shop = shop.model_copy(update={"kafka": f"127.0.0.1:{port}", "connect": f"http://127.0.0.1:{port}"})
         began = time.monotonic()
-        found = collect(shop, positions={"search": hang, "cache": lambda _: stored(3, 4)}, progress={})
+        found = collect(shop, positions={"search": each(hang), "cache": each(lambda _: stored(3, 4))}, progress={})
         assert time.monotonic() - began < 4.9
     release.set()
     silent_parts = {one.part for one in found.problems if "no answer within 4 s" in one.message}
@@ -218,7 +218,7 @@ def test_a_status_is_one_json_document() -> None:
 def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     at = stored(3, 4)
     shop = pipeline("shop", "postgresql://owner:s3cret@127.0.0.1:1/shop", "public.orders")
-    found = collect(shop, positions={"cache": lambda _: at}, progress={})
+    found = collect(shop, positions={"cache": each(lambda _: at)}, progress={})
     assert {one.part for one in found.problems} == {"postgres", "connect", "kafka"}
     assert all(one.hint for one in found.problems)
     assert found.sinks[0].views == (View("public.orders", changes=7, at=5.0),)
