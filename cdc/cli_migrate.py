@@ -33,13 +33,14 @@ def migrate(
     fresh = context.obj.of_catalog()
     with source.connect(fresh.load().source.dsn) as connection:
         if sql:
-            return _print_sql(connection, _wanted(fresh), as_json)
+            return _print_sql(connection, wanted_by(fresh), as_json)
         if dry_run:
-            return _print_plan(connection, _wanted(fresh), as_json)
+            return _print_plan(connection, wanted_by(fresh), as_json)
         return _run(fresh, connection, sample, as_json)
 
 
-def _wanted(context: "Context") -> "Wanted":
+def wanted_by(context: "Context") -> "Wanted":
+    """What the pipeline file asks of its source."""
     from migrations import Wanted
 
     pipeline = context.pipeline
@@ -64,7 +65,7 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     context.require_carried(connection)
     now = [migration.name for migration in applied if migration.now]
     try:
-        done = migrations.prepare_source(connection, _wanted(context))
+        done = migrations.prepare_source(connection, wanted_by(context))
     except migrations.Unprivileged as error:
         if not as_json:
             _print_lines([*(f"applied {name}" for name in now), *error.done])

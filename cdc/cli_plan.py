@@ -1,5 +1,6 @@
 """`cdc plan`: asks the servers how things stand, and prints what the file would change. Writes nothing."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -7,7 +8,7 @@ import typer
 from cdc.console import Json, out, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from cdc.change import Table
     from cdc.context import Context
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from cdc.sink import Sink
     from cdc.source import Connection
     from cdc.topics import Topics
-
-PUBLISHED = (
-    "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s AND schemaname <> 'cdc'"
-)
 
 IDLE = """
 SELECT h.pipeline::text FROM cdc.heartbeat h JOIN pg_replication_slots s ON s.slot_name = h.pipeline
@@ -103,7 +100,7 @@ def _before(
     there = [table for table in tables if table.topic in existing]
     settings = kafka.overrides([table.topic for table in there])
     return Before(
-        _published(conn, pipeline.pipeline),
+        _unprepared(context, conn, tables, troubles),
         known,
         config,
         {table.qualified: settings[table.topic] for table in there},
@@ -133,10 +130,19 @@ def _after(
     )
 
 
-def _published(conn: "Connection", name: str) -> "Collection[str] | None":
-    if conn.execute("SELECT FROM pg_publication WHERE pubname = %s", [name]).fetchone() is None:
-        return None
-    return [table for (table,) in conn.execute(PUBLISHED, [name])]
+def _unprepared(
+    context: "Context", conn: "Connection", tables: "Sequence[Table]", troubles: "list[CdcError]"
+) -> list[str]:
+    import migrations
+    from cdc.cli_migrate import wanted_by
+    from cdc.errors import SourceError
+
+    wanted = replace(wanted_by(context), tables=[(table.schema, table.name) for table in tables])
+    try:
+        return [line for statement in migrations.plan(conn, wanted) for line in statement.lines]
+    except SourceError as error:
+        troubles.append(error)
+        return []
 
 
 def _idle(conn: "Connection", name: str) -> list[str]:

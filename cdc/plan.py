@@ -29,8 +29,8 @@ class Refusal:
 class Before:
     """How things stand. What nobody could read is None, and is then not spoken of."""
 
-    published: Collection[str] | None = None
-    """Tables of the publication, without those of the schema cdc; None: there is no publication."""
+    unprepared: Sequence[str] = ()
+    """What is missing in Postgres, in the words of `cdc migrate`."""
     known: Registration | None = None
     config: Mapping[str, str] | None = None
     """Of the connector."""
@@ -75,23 +75,13 @@ def plan(before: Before, after: After) -> Plan:
     views = [(sink, table, view) for sink, tables in before.views.items() for table, view in tables.items()]
     stuck = [view for _, _, view in views if isinstance(view, Refusal)]
     return Plan(
-        tuple(_published(before.published, after.tables)),
+        tuple(before.unprepared),
         tuple(_registered(before, after)),
         tuple(f"make {table} in {sink}, from its first record on" for sink, table, view in views if view is False),
         (*after.refused, *stuck),
         after.left_out,
-        tuple(before.idle) if before.published is None else (),
+        tuple(before.idle) if before.config is None else (),
     )
-
-
-def _published(published: Collection[str] | None, tables: Mapping[str, Captured]) -> list[str]:
-    if published is None:
-        return ["make the publication, the connector's role, triggers; see cdc -p FILE migrate --dry-run"]
-    gone = sorted(set(published) - tables.keys())
-    return [
-        *(f"publish {table}" for table in tables if table not in published),
-        *(f"no longer publish {table}" for table in gone),
-    ]
 
 
 def _registered(before: Before, after: After) -> list[str]:

@@ -66,7 +66,8 @@ def test_what_is_captured_is_decided_once(
     assert captured() == CAPTURED
     plan = cdc("plan")
     assert [line.split(";")[0] for line in plan["register"]] == ["create the connector"]
-    assert len(plan["migrate"]) == 1
+    assert any(line.startswith("created publication") for line in plan["migrate"])
+    assert any(line.startswith("created role") for line in plan["migrate"])
     assert plan["refused"] == []
     left_out = cdc("migrate")["left_out"]
     assert plan["left_out"] == left_out
@@ -83,7 +84,7 @@ def test_what_is_captured_is_decided_once(
     assert captured() == CAPTURED
     assert ["shop.late" in message for message in waiting()] == [True]
     plan = cdc("plan")
-    assert plan["migrate"] == ["publish shop.late"]
+    assert plan["migrate"] == ["publishing shop.late"]
     assert plan["register"] == ["capture shop.late: all its rows are sent, beside the stream"]
     cdc("migrate")
     assert captured() == CAPTURED
@@ -98,7 +99,7 @@ def test_what_is_captured_is_decided_once(
     plan = cdc("plan")
     refused = [refusal["what"] for refusal in plan["refused"]]
     assert [any(words in what for what in refused) for words in ("is a partition of", "file says 2")] == [True, True]
-    assert plan["migrate"] == ["no longer publish shop.late", "no longer publish shop.orders"]
+    assert plan["migrate"] == ["no longer publishing shop.late", "no longer publishing shop.orders"]
     gone = [line.split(":")[0] for line in plan["register"] if "nobody updates them" in line]
     assert sorted(gone) == ["no longer capture shop.late", "no longer capture shop.orders"]
     assert plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"

@@ -17,7 +17,7 @@ STANDING = {ITEMS: True, ORDERS: True}
 def before(**changed: Any) -> Before:
     known = Registration(tables={ITEMS: Captured(("note",)), ORDERS: Captured()})
     topics = {ITEMS: SETTINGS, ORDERS: SETTINGS}
-    as_it_is = {"published": [ITEMS, ORDERS], "known": known, "config": CONFIG, "topics": topics}
+    as_it_is = {"known": known, "config": CONFIG, "topics": topics}
     return Before(**{**as_it_is, "views": {"cache": STANDING}, **changed})
 
 
@@ -41,13 +41,13 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
     [
         (before(), after(), [], [], []),
         (
-            before(),
+            before(unprepared=["publishing public.new"]),
             after({"public.new": Captured()}),
-            ["publish public.new"],
+            ["publishing public.new"],
             ["capture public.new: all its rows are sent, beside the stream"],
             [],
         ),
-        (before(), without(ORDERS), [f"no longer publish {ORDERS}"], [f"no longer capture {ORDERS}: {STAYS}"], []),
+        (before(), without(ORDERS), [], [f"no longer capture {ORDERS}: {STAYS}"], []),
         (
             before(),
             after({ORDERS: Captured(("b", "a"))}),
@@ -94,9 +94,9 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
         ),
         # Another name of the pipeline: all of it is new, and what was stays.
         (
-            before(published=None, known=None, config=None, topics={}, views={}),
+            before(known=None, config=None, topics={}, views={}),
             after(),
-            ["make the publication, the connector's role, triggers; see cdc -p FILE migrate --dry-run"],
+            [],
             ["create the connector; it begins with all rows of every table"],
             [],
         ),
@@ -129,7 +129,5 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
 
 def test_a_former_name_is_told_where_everything_is_new() -> None:
     assert plan(before(idle=["old"]), after()).idle == ()
-    printed = list(
-        lines(plan(before(published=None, known=None, config=None, topics={}, views={}, idle=["old"]), after()))
-    )
+    printed = list(lines(plan(before(known=None, config=None, topics={}, views={}, idle=["old"]), after())))
     assert "SELECT pg_drop_replication_slot('old')" in printed[-1]
