@@ -84,7 +84,7 @@ def test_what_is_captured_is_decided_once(
     assert captured() == CAPTURED
     assert ["shop.late" in message for message in waiting()] == [True]
     plan = cdc("plan")
-    assert plan["migrate"] == ["publishing shop.late"]
+    assert "publishing shop.late" in plan["migrate"]
     assert plan["register"] == ["capture shop.late: all its rows are sent, beside the stream"]
     cdc("migrate")
     assert captured() == CAPTURED
@@ -99,7 +99,7 @@ def test_what_is_captured_is_decided_once(
     plan = cdc("plan")
     refused = [refusal["what"] for refusal in plan["refused"]]
     assert [any(words in what for what in refused) for words in ("is a partition of", "file says 2")] == [True, True]
-    assert plan["migrate"] == ["no longer publishing shop.late", "no longer publishing shop.orders"]
+    assert {"no longer publishing shop.late", "no longer publishing shop.orders"} <= set(plan["migrate"])
     gone = [line.split(":")[0] for line in plan["register"] if "nobody updates them" in line]
     assert sorted(gone) == ["no longer capture shop.late", "no longer capture shop.orders"]
     assert plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"
