@@ -38,6 +38,7 @@ def shop(stack: "Stack", tmp_path: Path) -> Iterator[dict[str, str]]:
             "SHOP_POSTGRES": make_conninfo(admin, dbname="shop", user="shopkeeper", password=PASSWORD),
             "SHOP_ADMIN": make_conninfo(admin, dbname="shop"),
             "SHOP_REDIS": redis,
+            "SHOP_CONNECTOR": "connector's secret",
             "COLUMNS": "80",
         }
         with Connect(stack.endpoints.connect) as connect:
