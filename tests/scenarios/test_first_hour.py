@@ -34,6 +34,7 @@ def shop(stack: "Stack", tmp_path: Path) -> Iterator[dict[str, str]]:
             **os.environ,
             **stack.endpoints.environment(),
             "PATH": f"{Path(sys.executable).parent}:{postgres_bin()}:{os.environ['PATH']}",
+            "CDC_STATE": str(tmp_path / "state"),
             "CDC_WAREHOUSE": str(tmp_path / "warehouse"),
             "SHOP_POSTGRES": make_conninfo(admin, dbname="shop", user="shopkeeper", password=PASSWORD),
             "SHOP_ADMIN": make_conninfo(admin, dbname="shop"),
