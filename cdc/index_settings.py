@@ -42,7 +42,7 @@ def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
 class IndexSettings(BaseModel):
     """How the search index of a table is made, beside what the types of its columns ask for."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     fields: Annotated[dict[str, dict[str, Any]], AfterValidator(_plain), AfterValidator(_index_fields)] = Field(
         default={}, examples=["{name: {analyzer: simple}}"]

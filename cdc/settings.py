@@ -34,20 +34,25 @@ TABLE = r"^[^.]+\.[^.]+$"
 CARRIED = r"[A-Za-z0-9_-]+"
 """What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
 
+TRIGGER = "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."
+
 
 class Section(BaseModel):
     keeps_changes: ClassVar[bool] = False
     """Of a sink: whether it keeps every change, not only what a row is by now."""
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class TableSettings(Section):
     table: str = Field(pattern=TABLE, description="schema.table")
     partitions: int = Field(default=4, ge=1, le=1000)
+    """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to be made anew."""
     exclude: tuple[str, ...] = ()
+    """Columns that no view has, and no topic."""
     key: tuple[str, ...] = ()
     """Columns that tell rows apart where there is no primary key: those of a unique index, none of them nullable."""
     index: IndexSettings = IndexSettings()
+    """How the table's search index is made."""
 
     @field_validator("table")
     @classmethod
@@ -85,10 +90,15 @@ def _table(value: object) -> object:
 
 class Source(Section):
     dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
+    """The database, as the owner of the tables logs in."""
     tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
+    """Names, patterns like `public.*`, or entries with settings of their own."""
     replication_user: str | None = None
+    """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes the role."""
     replication_password: SecretStr | None = None
+    """The password of that role; needless where Postgres trusts the connector's address."""
     heartbeat_s: float = Field(default=2.0, gt=0)
+    """Seconds between two heartbeats of the connector, by which an idle database's lag is known."""
 
     @field_validator("tables")
     @classmethod
@@ -158,9 +168,10 @@ Folder = Annotated[str, AfterValidator(_folder)]
 
 class Elasticsearch(Section):
     type: Literal["elasticsearch"]
+    """Which kind of sink it is."""
     url: Web = Field(examples=["http://localhost:9200"])
-    trigger_s: float = Field(default=0.2, ge=0)
-    """Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."""
+    """The server, with user and password where it asks for them."""
+    trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
 
     @property
     def place(self) -> Hashable:
@@ -169,11 +180,13 @@ class Elasticsearch(Section):
 
 class Redis(Section):
     type: Literal["redis"]
+    """Which kind of sink it is."""
     url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
+    """The server and the number of the database, which must hold nothing else."""
     prefix: str = Field(pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"])
     spare: int | None = Field(default=None, ge=0)
     """The number of the database where `cdc rebuild` makes the next generation: the one after the url's when None."""
-    trigger_s: float = Field(default=0.2, ge=0)
+    trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
 
     @property
     def place(self) -> Hashable:
@@ -183,11 +196,13 @@ class Redis(Section):
 class Delta(Section):
     keeps_changes: ClassVar[bool] = True
     type: Literal["delta"]
+    """Which kind of sink it is."""
     path: Folder = Field(examples=["/srv/warehouse"])
+    """The warehouse's folder; a relative path is the pipeline file's."""
     without_deletion_vectors: tuple[str, ...] = Field(default=(), examples=[["public.orders"]])
     """Tables, or patterns of them, whose mirror is for readers that can't have deletion vectors (pandas, pyarrow): a
     merge writes files anew instead of marking rows in them."""
-    trigger_s: float = Field(default=5.0, ge=0)
+    trigger_s: float = Field(default=5.0, ge=0, description=TRIGGER)
 
     @property
     def place(self) -> Hashable:
@@ -204,9 +219,13 @@ class Pipeline(Section):
         pattern=NAME, description="a letter and up to 47 lower case letters, digits and _", examples=["shop"]
     )
     source: Source
+    """What is captured."""
     sinks: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], SinkSettings] = Field(min_length=1)
+    """Where the views are, by a name of your own."""
     kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
+    """A broker, host:port."""
     connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
+    """Kafka Connect's REST interface."""
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
     changes_retention_hours: float = Field(default=24.0, ge=0)
