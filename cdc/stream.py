@@ -167,6 +167,9 @@ class Stream:
 
     def _remaining(self, now: float) -> int | None:
         """Offsets left of what was seen last: there may be more by now, so that nothing left holds for a while only."""
+        if self.progress.state == "caught up":
+            # It has ended, with all that was there at its start.
+            return 0
         latest, looked_at = _latest(self._query)
         if looked_at > self._ends_at:
             self._ends, self._ends_at = latest, looked_at
