@@ -179,11 +179,11 @@ def collect(
         "kafka": _asked("kafka", lambda: _log(pipeline, tables, standing)),
     }
     answers = {part: _answered(part, answer, began, patience_s) for part, answer in asked.items()}
-    heartbeat, views, lowered = _read(answers["kafka"][0])
-    # That their servers don't answer is told by those who ask these alone.
-    (changed, unsure), (definitions, _) = answers.pop("registration"), answers.pop("definitions")
-    changed = unsure if unsure and unsure.code == Unexpected.exit_code else changed
+    topics: Read = answers["kafka"][0] or (None, {}, None)
+    heartbeat, views, lowered = topics
+    registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
     unread = [problem for _, problem in answers.values() if problem]
+    changed = _unlike(registration, unread)
     return Status(
         pipeline.pipeline,
         answers["connect"][0],
@@ -197,8 +197,12 @@ def collect(
     )
 
 
-def _read(answer: Read | None) -> Read:
-    return answer or (None, {}, None)
+def _unlike(registration: Answer, unread: Sequence[Problem]) -> Problem | None:
+    """What is the matter with the registration; that its servers don't answer is told by those who ask them alone."""
+    changed, unsure = registration
+    silent = {"postgres", "kafka"} & {problem.part for problem in unread}
+    worst: Problem | None = unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
+    return worst
 
 
 def _way(problem: Problem) -> int:
@@ -240,20 +244,19 @@ def _slot(pipeline: Pipeline) -> source.Slot | None:
 
 
 def _registration(pipeline: Pipeline) -> Problem | None:
-    """What is the matter with it. That it can't be read is told by those who ask the same servers."""
+    """What is the matter with it."""
     with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
         known, server = registered.read(topics, pipeline), source.server(conn)
-        meant = catalog.tables(conn, pipeline).names
-    try:
-        registered.refuse_another(known, server, pipeline)
-        registered.refuse_changed(known, pipeline)
-    except CdcError as error:
-        return Problem("registration", error.message, error.hint, error.exit_code)
-    try:
-        registered.refuse_waiting(known, meant)
-        registered.refuse_promoted(known, server, pipeline)
-    except CdcError as error:
-        return Problem("registration", error.message, error.hint, error.exit_code, "degraded")
+        severity: Severity = "down"
+        try:
+            registered.refuse_another(known, server, pipeline)
+            registered.refuse_changed(known, pipeline)
+            severity = "degraded"
+            registered.refuse_promoted(known, server, pipeline)
+            # Last: what the patterns mean now may have no answer, which must hide nothing of the above.
+            registered.refuse_waiting(known, catalog.tables(conn, pipeline).names)
+        except CdcError as error:
+            return Problem("registration", error.message, error.hint, error.exit_code, severity)
     return None
 
 

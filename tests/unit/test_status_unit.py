@@ -4,13 +4,16 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from cdc.change import Position, Stored, Table
+from cdc import catalog, registered, source, status
+from cdc.change import Position, Server, Stored, Table
 from cdc.continuity import waiting
 from cdc.errors import SourceError
+from cdc.registered import Captured, Registration
 from cdc.slow import document, exit_code, judged, slow_hop, verdict
 from cdc.source import Slot, check_server
 from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure
@@ -237,3 +240,64 @@ def test_a_server_that_cannot_be_captured_from(level: str, version: int, word: s
 
 def test_a_server_that_can() -> None:
     check_server("logical", 140000, "shop")
+
+
+class Silent:
+    """A server's connection, for what is stubbed beyond it."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+ORDERS = Registration(Server("7", 1), 0, {"public.orders": Captured()})
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
+    """What status tells of a registration, with the servers' answers given."""
+
+    def problems(
+        *entries: str, known: Registration, there: list[catalog.Candidate], server: Server | Exception = FIRST
+    ) -> list[Problem]:
+        def answer(_: object) -> Server:
+            if isinstance(server, Exception):
+                raise server
+            return server
+
+        for part in ("_slot", "_connector", "_definitions"):
+            monkeypatch.setattr(status, part, lambda *_: None)
+        monkeypatch.setattr(status, "_log", lambda *_: None)
+        monkeypatch.setattr(status, "Topics", lambda _: Silent())
+        monkeypatch.setattr(source, "connect", lambda _: Silent())
+        monkeypatch.setattr(source, "server", answer)
+        monkeypatch.setattr(registered, "read", lambda *_: known)
+        monkeypatch.setattr(catalog, "candidates", lambda _: there)
+        return list(collect(pipeline("shop", "", *entries).of(known.tables), positions={}, progress={}).problems)
+
+    return problems
+
+
+FIRST = Server("7", 1)
+ALIKE = [catalog.Candidate("public", name) for name in ("orders", "Orders")]
+PRESENT = ALIKE[:1]
+
+
+def test_patterns_without_an_answer_hide_nothing_of_a_registration(judge: Callable[..., list[Problem]]) -> None:
+    """Two tables whose views would have one name: what the pattern means now can't be said."""
+    assert judge("public.*", known=ORDERS, there=PRESENT) == []
+    (alone,) = judge("public.*", known=ORDERS, there=ALIKE)
+    assert (alone.code, alone.severity) == (2, "degraded")
+    assert "would have one name" in alone.message
+    (other,) = judge("public.*", known=ORDERS, there=ALIKE, server=Server("8", 1))
+    assert (other.code, other.severity) == (4, "down")
+    assert "another server" in other.message
+    (promoted,) = judge("public.*", known=ORDERS, there=ALIKE, server=Server("7", 2))
+    assert "was promoted" in promoted.message
+
+
+def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list[Problem]]) -> None:
+    (unread,) = judge("public.*", known=ORDERS, there=PRESENT, server=SourceError("Not for you.", hint="h"))
+    assert (unread.part, unread.message) == ("registration", "Not for you.")
