@@ -136,14 +136,14 @@ def report(found: "Sequence[Comparison]", as_json: bool) -> None:
 
     Raises:
         DivergenceError: a view differs from its source.
-        UndecidedError: none differs, but one couldn't be proved equal.
+        UndecidedError: none differs, but one couldn't be proved equal, or there was none.
     """
     from cdc import render
 
     undecided = sum(one.undecided for one in found)
     if as_json:
         views = [one.to_dict() for one in found]
-        print_json({"equal": all(one.equal for one in found), "undecided": undecided, "views": views})
+        print_json({"equal": bool(found) and all(one.equal for one in found), "undecided": undecided, "views": views})
     else:
         out.print(render.comparisons(found))
     if wrong := [one for one in found if one.verdict == "differs"]:
@@ -151,6 +151,8 @@ def report(found: "Sequence[Comparison]", as_json: bool) -> None:
             f"{len(wrong)} of {len(found)} views differ from their source.",
             hint=f"cdc -p FILE rebuild {wrong[0].sink} --table {wrong[0].table} makes a view again, unseen by readers",
         )
+    if not found:
+        raise UndecidedError("There was no view to compare.", hint="cdc -p FILE status")
     if undecided:
         first = next(one for one in found if one.undecided)
         raise UndecidedError(

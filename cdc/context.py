@@ -61,12 +61,21 @@ class Context:
 
     @cached_property
     def pipeline(self) -> settings.Pipeline:
-        """The pipeline file with the tables that its patterns mean."""
+        """The pipeline file with the tables that its patterns mean.
+
+        Raises:
+            SettingsError: a pattern means none of them.
+        """
+        from cdc.registered import refuse_meaningless
+
         written = self.load()
         if not written.patterns:
             return written
         captured = None if self.fresh else self._captured(written)
-        return self._in_catalog(written) if captured is None else written.of(captured)
+        if captured is None:
+            return self._in_catalog(written)
+        refuse_meaningless(captured, written)
+        return written.of(captured)
 
     @cached_property
     def shown(self) -> settings.Pipeline:

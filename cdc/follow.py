@@ -16,7 +16,7 @@ from cdc.change import Table
 from cdc.ddl import Consequence, Definition, consequences
 from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavailable
 from cdc.failures import classify
-from cdc.registered import Captured, Registration, refuse_another
+from cdc.registered import Captured, Registration, refuse_another, refuse_meaningless
 from cdc.settings import Pipeline
 from cdc.source import Connection, Superfluous
 from connectors.resend import resend
@@ -126,7 +126,12 @@ def _compare(connection: Connection) -> None:
 
 
 def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
-    """With the columns and keys that the connector sends: those of the file count once they are registered."""
+    """With the columns and keys that the connector sends: those of the file count once they are registered.
+
+    Raises:
+        SettingsError: a pattern means none of the registered tables.
+    """
+    refuse_meaningless(registration.tables, pipeline)
     entries, pipeline = [], pipeline.of(registration.tables)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)

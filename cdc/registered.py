@@ -6,7 +6,7 @@ Invariant: written while the connector stands still, so that every record from t
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from cdc.change import Position, Server
@@ -100,6 +100,16 @@ def refuse_changed(known: Registration | None, pipeline: Pipeline) -> None:
                 f"`{what}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
                 hint="cdc -p FILE migrate, then cdc -p FILE register: it has all rows of the table sent again",
                 table=entry.table,
+            )
+
+
+def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
+    """Raise SettingsError for a pattern that means none of the registered tables: of no table all would be well."""
+    for entry in pipeline.patterns:
+        if not any(entry.means(name) for name in names):
+            raise SettingsError(
+                f"{entry.table} in source.tables means none of the tables that are registered.",
+                hint="correct it; or, if it means new ones: cdc -p FILE migrate, then cdc -p FILE register",
             )
 
 

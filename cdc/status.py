@@ -251,6 +251,8 @@ def _registration(pipeline: Pipeline) -> Problem | None:
         try:
             registered.refuse_another(known, server, pipeline)
             registered.refuse_changed(known, pipeline)
+            if known:
+                registered.refuse_meaningless(known.tables, pipeline)
             severity = "degraded"
             registered.refuse_promoted(known, server, pipeline)
             # Last: what the patterns mean now may have no answer, which must hide nothing of the above.

@@ -115,6 +115,35 @@ def test_a_table_that_comes_later_waits() -> None:
     assert "migrate, then cdc -p FILE register" in caught.value.hint
 
 
+class Nobody:
+    """A connection to Kafka, for what is stubbed beyond it."""
+
+    def __enter__(self) -> "Nobody":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_pattern_has_to_mean_something_that_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every verb: views of no table are all right, whatever is asked of them."""
+    monkeypatch.setattr("cdc.topics.Topics", lambda _: Nobody())
+    monkeypatch.setattr("cdc.registered.read", lambda *_: Registration(tables={"public.items": Captured()}))
+
+    def file(pattern: str) -> Context:
+        path = tmp_path / "shop.yaml"
+        path.write_text(
+            f"pipeline: shop\nkafka: x\nconnect: http://x\nsource:\n  dsn: x\n  tables: ['{pattern}']\n"
+            "sinks:\n  warehouse: {type: delta, path: /x}\n"
+        )
+        return Context(path, tmp_path)
+
+    assert [entry.table for entry in file("public.*").pipeline.source.tables] == ["public.items"]
+    with pytest.raises(SettingsError, match=r"pubilc\.\* in source\.tables means none") as caught:
+        _ = file("pubilc.*").pipeline
+    assert "migrate, then cdc -p FILE register" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [

@@ -34,6 +34,7 @@ def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
         ([EQUAL], None, 0),
         ([EQUAL, UNDECIDED], UndecidedError, 10),
         ([UNDECIDED, WRONG], DivergenceError, 8),
+        ([], UndecidedError, 10),
     ],
 )
 def test_each_verdict_has_its_exit_code(

@@ -301,3 +301,11 @@ def test_patterns_without_an_answer_hide_nothing_of_a_registration(judge: Callab
 def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list[Problem]]) -> None:
     (unread,) = judge("public.*", known=ORDERS, there=PRESENT, server=SourceError("Not for you.", hint="h"))
     assert (unread.part, unread.message) == ("registration", "Not for you.")
+
+
+def test_a_pattern_that_means_nothing_registered_is_not_well(judge: Callable[..., list[Problem]]) -> None:
+    """Registered as public.*, then misspelt: there is nothing to look at, and that isn't well."""
+    (meaningless,) = judge("pubilc.*", known=ORDERS, there=PRESENT)
+    assert (meaningless.code, meaningless.severity) == (2, "down")
+    assert "pubilc.* in source.tables means none" in meaningless.message
+    assert judge("public.ord*", known=ORDERS, there=PRESENT) == []
