@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cdc.console import Json, out, print_json
+from cdc.console import Json, call, out, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
         print_json(made)
         return
     for line in lines(made):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(call.name(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def lines(made: "Plan") -> "Iterator[str]":
