@@ -20,7 +20,8 @@ class Cause(NamedTuple):
 UNKNOWN = Cause("", passes=True)
 TRUST = Cause("its certificate is of a CA that isn't trusted here", passes=False, kind="trust")
 NO_FILE = Cause("the file of its CA isn't there", passes=False, kind="trust")
-EXPIRED = Cause("its certificate has expired", passes=False, kind="certificate")
+EXPIRED = Cause("its certificate has expired", passes=True)
+"""Somebody renews it, and what was waiting for that goes on."""
 HOST = Cause("its certificate is for another host name", passes=False, kind="certificate")
 CLIENT = Cause("it asks for a client's certificate", passes=False, kind="client")
 PLAIN = Cause("it doesn't speak TLS at that port", passes=False, kind="plain")

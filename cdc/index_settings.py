@@ -7,7 +7,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cdc.mistakes import Refused
 
-KEPT_FROM_FILES = ("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline.")
+KEPT_FROM_FILES = (
+    *("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline."),
+    # Rows that aren't on disk when their position is would be gone with the node, and nobody would send them again.
+    "translog.",
+)
 """Settings of an index that decide whether its documents are what was sent, and whether a late bulk is refused."""
 
 
@@ -36,6 +40,9 @@ def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
     whole = _flat(settings)
     if ours := [name for name in whole if f"{name}.".startswith(KEPT_FROM_FILES)]:
         raise Refused(f"{ours[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
+    for name in ("number_of_shards", "number_of_replicas"):
+        if name in whole and not str(whole[name]).isdecimal():
+            raise Refused(f"{name} is a whole number", f"for example: {name}: 1")
     return whole
 
 

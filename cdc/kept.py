@@ -17,7 +17,7 @@ from cdc.errors import CdcError, Fenced
 from cdc.explain import explain
 from cdc.failures import Remedy, remedy
 from cdc.order import LACKING
-from cdc.sink import Batch, Refused, Rewound, Sink
+from cdc.sink import Batch, Misfit, Refused, Rewound, Sink
 from cdc.step import Steps
 
 AGAIN_S = 20.0
@@ -62,6 +62,9 @@ class Kept:
         except Discontinued as error:
             self.lost = error
             self.leave(error)
+        except Misfit as error:
+            # As after a rebuild that gave the view other columns or fields; the other tables' way back stays open.
+            log.warning("standby_dropped", sink=self._live.name, table=table.qualified, error=error.message)
         except Exception as error:
             self.leave(self._told(error))
 

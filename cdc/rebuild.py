@@ -103,13 +103,14 @@ class Rebuild:
         name = new_generation()
         return Building(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
 
-    def _gap(self, beside: Sink) -> Discontinued | None:
-        """Why the log can't continue the build that was begun, if it can't."""
+    def _gap(self, beside: Sink) -> CdcError | None:
+        """Why the build that was begun can't be gone on with, if so: the log is gone, or it is made otherwise now."""
         continuity = Continuity(self._pipeline, self._kafka).read([table.topic for table in self._tables])
         try:
             for table in self._tables:
                 continuity.refuse(self._sink.name, table, beside.position(table))
-        except Discontinued as error:
+                beside.prepare(table)
+        except (Discontinued, Misfit) as error:
             return error
         return None
 

@@ -70,14 +70,15 @@ def gather(spark: SparkSession, commits: Commits, live: str) -> None:
     found, table = commits.found(live), commits.opened(live)
     if table is None or found.stored is None or found.trouble:
         return
-    if not any(map(delta_links.absolute, delta_files.paths(table))):
+    if not any(map(delta_links.absolute, delta_files.paths(table))) or not delta_links.can_link(live):
+        # Copies would take room that nobody has asked for.
         return
     with suppress(SinkUnavailable):
         if delta_files.unmarked(table):
             files = delta_files.shared(table, live, live)
             delta_files.commit(table, files, "overwrite", table.schema(), found.stored, found.number + 1)
         else:
-            delta_vectors.gather(spark, live, found.stored, found.number + 1)
+            delta_vectors.gather(spark, live, table.version(), found.stored, found.number + 1)
 
 
 def unmark(spark: SparkSession, commits: Commits, live: str) -> bool:
@@ -85,7 +86,7 @@ def unmark(spark: SparkSession, commits: Commits, live: str) -> bool:
     table = commits.table(live)
     if table and delta_files.MARKS in delta_files.features(table) and delta_files.unmarked(table):
         try:
-            delta_vectors.drop(spark, live)
+            delta_vectors.drop(spark, live, table.version())
         except Contended:
             return False
     return True

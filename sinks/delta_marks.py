@@ -75,7 +75,7 @@ def merge(
     actions += [action.fromJson(_add(file)) for file in new]
     delta_log.commit(spark, transaction, actions, delta_log.update(spark, stored, number), number)
     if asked and not marks:
-        delta_vectors.drop(spark, folder)
+        delta_vectors.drop(spark, folder, version + 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,9 +39,9 @@ def ask(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
         raise contended() from None
 
 
-def drop(spark: SparkSession, folder: str) -> None:
-    """Ask readers of a table none of whose rows are marked to know of marks no longer. Raises SinkUnavailable."""
-    transaction, delta = delta_log.begin(spark, folder), delta_log.package(spark)
+def drop(spark: SparkSession, folder: str, version: int) -> None:
+    """Ask readers of a table to know of marks no longer; it has none in this version. Raises SinkUnavailable."""
+    transaction, delta = _begin(spark, folder, version), delta_log.package(spark)
     name, _ = ASKED[MARKS]
     own = transaction.metadata()
     transaction.updateMetadata(_changed(own, configuration=own.configuration().removed(name)), False)
@@ -66,9 +66,12 @@ def switch(
     return True
 
 
-def gather(spark: SparkSession, folder: str, stored: Stored, number: int) -> None:
-    """Give a table links to all of its files, wherever they lie. Raises SinkUnavailable, see `switch`."""
-    transaction = delta_log.begin(spark, folder)
+def gather(spark: SparkSession, folder: str, version: int, stored: Stored, number: int) -> None:
+    """Give a table links to all of its files, wherever they lie. Raises SinkUnavailable, see `switch`.
+
+    `stored` and `number` are of this version: its files must not get the position of another's.
+    """
+    transaction = _begin(spark, folder, version)
     _take(spark, transaction, transaction.snapshot(), delta_log.update(spark, stored, number), stored, number)
 
 
@@ -90,6 +93,14 @@ def paths(spark: SparkSession, folder: str) -> list[str]:
         if vector and vector.isOnDisk():
             found.append(vector.absolutePath(log.dataPath()))
     return [path.toUri().toString() for path in found]
+
+
+def _begin(spark: SparkSession, folder: str, version: int) -> Any:
+    """A transaction upon a version that was looked at. Raises SinkUnavailable when there is a newer one."""
+    transaction = delta_log.begin(spark, folder)
+    if transaction.snapshot().version() != version:
+        raise contended()
+    return transaction
 
 
 def _take(spark: SparkSession, transaction: Any, fresh: Any, operation: Any, stored: Stored, number: int) -> None:

@@ -124,7 +124,7 @@ def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, what: 
 @pytest.mark.parametrize(
     ("words", "what", "passes"),
     [
-        ("certificate verify failed: certificate has expired (_ssl.c:1000)", "its certificate has expired", False),
+        ("certificate verify failed: certificate has expired (_ssl.c:1000)", "its certificate has expired", True),
         ("certificate verify failed: unable to get local issuer certificate", UNKNOWN, False),
         ("tlsv13 alert certificate required", "it asks for a client's certificate", False),
         ("server does not support SSL, but SSL was required", NO_TLS, False),

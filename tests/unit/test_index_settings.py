@@ -58,6 +58,8 @@ def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
         ("{fields: {name: {fields: raw}}}", "sub-fields of name are settings by name"),
         ("{settings: {gc_deletes: 1s}}", "gc_deletes can't be set"),
         ("{settings: {index: {mapping: {source: {mode: synthetic}}}}}", "mapping.source.mode can't be set"),
+        ("{settings: {translog.durability: async}}", "translog.durability can't be set"),
+        ("{settings: {number_of_shards: three}}", "number_of_shards is a whole number"),
         ("{settings: {index.blocks.write: true}}", "blocks.write can't be set"),
         ("{settings: {mode: logsdb}}", "mode can't be set"),
     ],
