@@ -17,7 +17,8 @@ import polars
 import pytest
 
 from cdc.change import Column, new_generation
-from sinks import delta_files
+from cdc.errors import SinkUnavailable
+from sinks import delta_files, delta_vectors
 from sinks.delta import Delta
 from sinks.delta_commits import Commits, numbered
 from sinks.delta_links import absolute
@@ -299,3 +300,19 @@ def test_what_was_named_elsewhere_is_gathered(
             assert reader(spark, made.mirror)() == made.rows
     made.change()
     assert by_query(spark, made.mirror)() == made.rows
+
+
+def test_what_nobody_looked_at_gets_no_position(spark: "SparkSession", tmp_path: Path) -> None:
+    """Somebody else's commit in between has other files: what was read before it isn't true of them."""
+    harness = Harness(spark, lambda: Delta("warehouse", str(tmp_path), "readers"), table("readers.public.items"))
+    fill(harness)
+    harness.apply()
+    folder = str(tmp_path / "public.items" / "mirror")
+    version, found = deltalake.DeltaTable(folder).version(), Commits().found(folder)
+    assert found.stored
+    spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ('somebody' = 'else')")
+    with pytest.raises(SinkUnavailable):
+        delta_vectors.gather(spark, folder, version, found.stored, found.number + 1)
+    with pytest.raises(SinkUnavailable):
+        delta_vectors.drop(spark, folder, version)
+    assert Commits().found(folder).stored == found.stored
