@@ -172,6 +172,9 @@ class _Journal:
         if entry.command == "TRUNCATE PARTITION":
             return "cleanse", f"a partition of {entry.table} was truncated alone"
         found = self._compared(entry, before)
+        if entry.command == "DETACH PARTITION":
+            away = f"a partition of {entry.table} was another one, or detached, for a while"
+            return max(found, ("cleanse", away), key=_strength)
         if entry.command == "REWRITE TABLE":
             return max(("refresh", f"{entry.table} was rewritten"), found, key=_strength)
         return found

@@ -19,9 +19,39 @@ CREATE TABLE cdc.storage (
 );
 COMMENT ON TABLE cdc.storage IS 'the file that each captured table had when it was looked at last';
 
+-- A partition may be another one under the same name, or may have been changed while it was detached, without events:
+-- its row of pg_inherits is then another one. Read without locks, unlike pg_partition_tree().
+CREATE TABLE cdc.attachment (
+    root oid,
+    member oid,
+    mark text,
+    PRIMARY KEY (root, member)
+);
+COMMENT ON TABLE cdc.attachment IS 'the partitions that each captured table had when it was looked at last, on every level';
+
+CREATE VIEW cdc.attached AS
+    WITH RECURSIVE attached (root, member, mark) AS (
+        SELECT i.inhparent, i.inhrelid, i.xmin::text
+        FROM cdc.definition d JOIN pg_class c ON c.oid = d.relation JOIN pg_inherits i ON i.inhparent = c.oid
+        WHERE c.relkind = 'p' AND d.columns IS NOT NULL AND NOT i.inhdetachpending
+        UNION ALL
+        SELECT a.root, i.inhrelid, i.xmin::text FROM attached a JOIN pg_inherits i ON i.inhparent = a.member
+        WHERE NOT i.inhdetachpending
+    )
+    SELECT * FROM attached;
+COMMENT ON VIEW cdc.attached IS 'the partitions of captured tables, as cdc.attachment has them; mark is what a new attachment changes';
+
+-- One that is known stays as it is known: only a comparison may take what has become of it for told.
+CREATE FUNCTION cdc.remember_attachments() RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO cdc.attachment (root, member, mark) SELECT root, member, mark FROM cdc.attached ON CONFLICT DO NOTHING
+$$;
+
 CREATE FUNCTION cdc.remember_storage() RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT cdc.remember_attachments();
     DELETE FROM cdc.storage WHERE relation NOT IN (SELECT oid FROM pg_class);
     INSERT INTO cdc.storage (relation, filenode)
     SELECT c.oid, c.relfilenode FROM cdc.definition d JOIN pg_class c ON c.oid = d.relation
@@ -109,6 +139,7 @@ CREATE FUNCTION cdc.compare_definitions() RETURNS bigint
 AS $$
 DECLARE
     before bigint;
+    reattached oid[];
     rewritten oid[];
 BEGIN
     IF cdc.has_event_triggers() OR NOT pg_try_advisory_xact_lock(hashtextextended('cdc.compare', 0)) THEN
@@ -118,6 +149,15 @@ BEGIN
     INSERT INTO cdc.ddl (command, table_name, relation)
     SELECT 'COMPARE', d.table_name, d.relation FROM cdc.definition d
     WHERE d.columns IS NOT NULL AND d.relation NOT IN (SELECT oid FROM pg_class);
+
+    WITH lost AS (
+        DELETE FROM cdc.attachment a
+        WHERE NOT EXISTS (SELECT FROM cdc.attached t WHERE (t.root, t.member, t.mark) = (a.root, a.member, a.mark))
+        RETURNING a.root
+    ) SELECT array_agg(DISTINCT root) INTO reattached FROM lost;
+    -- Before it is noted: what happens to them from now on may come after the entry, and is for the next look.
+    PERFORM cdc.remember_attachments();
+    PERFORM cdc.note('DETACH PARTITION', reattached);
 
     rewritten := ARRAY(SELECT s.relation FROM cdc.storage s JOIN pg_class c ON c.oid = s.relation
                        WHERE c.relfilenode <> s.filenode AND cdc.is_ours(c.oid) ORDER BY s.relation);
@@ -142,5 +182,5 @@ AS $$
     WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND NOT cdc.has_event_triggers()
 $$;
 
-REVOKE ALL ON FUNCTION cdc.has_event_triggers(), cdc.remember_storage(), cdc.hold_rows(oid[]), cdc.differing(),
-    cdc.compare_definitions(), cdc.adopt_all_partitions() FROM PUBLIC;
+REVOKE ALL ON FUNCTION cdc.has_event_triggers(), cdc.remember_attachments(), cdc.remember_storage(), cdc.hold_rows(oid[]),
+    cdc.differing(), cdc.compare_definitions(), cdc.adopt_all_partitions() FROM PUBLIC;

@@ -95,6 +95,21 @@ ORDERS, PARTS = CAPTURED
         ("ALTER TABLE shop.parts DETACH PARTITION shop.low", [(PARTS, "cleanse")]),
         ("DROP TABLE shop.low", [(PARTS, "cleanse")]),
         ("TRUNCATE shop.low", [(PARTS, "cleanse")]),
+        (
+            "DROP TABLE shop.low; CREATE TABLE shop.low PARTITION OF shop.parts FOR VALUES FROM (0) TO (10)",
+            [(PARTS, "cleanse")],
+        ),
+        (
+            "ALTER TABLE shop.parts DETACH PARTITION shop.low;"
+            " ALTER TABLE shop.parts ATTACH PARTITION shop.low FOR VALUES FROM (0) TO (10)",
+            [(PARTS, "cleanse")],
+        ),
+        (
+            "ALTER TABLE shop.parts DETACH PARTITION shop.low; ALTER TABLE shop.low RENAME TO before;"
+            " ALTER TABLE shop.high RENAME TO low;"
+            " ALTER TABLE shop.parts ATTACH PARTITION shop.low FOR VALUES FROM (10) TO (20)",
+            [(PARTS, "cleanse")],
+        ),
         ("ALTER TABLE shop.low RENAME TO lower", []),
         ("CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)", []),
         ("TRUNCATE shop.orders, shop.parts", []),
@@ -142,6 +157,18 @@ def test_a_new_partition_is_taken_in(conn: Connection) -> None:
     assert conn.execute("SELECT relreplident::text FROM pg_class WHERE oid = 'shop.new'::regclass").fetchone() == ("f",)
     conn.execute("TRUNCATE shop.new")
     assert verdicts(conn) == [(PARTS, "cleanse")]
+
+
+def test_a_partition_of_a_partition_that_was_away_is_noted(conn: Connection) -> None:
+    conn.execute("CREATE TABLE shop.wide PARTITION OF shop.parts FOR VALUES FROM (50) TO (60) PARTITION BY RANGE (id)")
+    conn.execute("CREATE TABLE shop.narrow PARTITION OF shop.wide FOR VALUES FROM (50) TO (55)")
+    definitions.compare(conn)
+    assert verdicts(conn) == []
+    conn.execute("ALTER TABLE shop.parts DETACH PARTITION shop.wide")
+    conn.execute("ALTER TABLE shop.parts ATTACH PARTITION shop.wide FOR VALUES FROM (50) TO (60)")
+    definitions.compare(conn)
+    assert verdicts(conn) == [(PARTS, "cleanse")]
+    assert definitions.compare(conn) == 0
 
 
 def test_a_rewrite_while_nobody_looked_is_seen_after_a_truncation(conn: Connection) -> None:

@@ -108,6 +108,7 @@ def parts(number: int, *names: str, command: str = "ALTER TABLE", **other: Any) 
         (parts(2, "public.b"), "cleanse"),
         (parts(2, command="DROP TABLE"), "cleanse"),
         (parts(2, "public.a", command="TRUNCATE PARTITION"), "cleanse"),
+        (parts(2, "public.a", command="DETACH PARTITION"), "cleanse"),
         (parts(2, "public.a", "public.b", command="DESCRIBE"), "refresh"),
     ],
 )
