@@ -239,6 +239,8 @@ class Progress:
     """For how long there has been something to do, at least; None as above."""
     looked_s: float = 0.0
     """Seconds since lag was measured last: long when the sink doesn't answer."""
+    compared_s: float | None = None
+    """Seconds since table definitions were compared last by its run; None when nobody told."""
     batches: int = 0
     careful: bool = False
     """Whether it looks at each record twice, because some of this sink are in quarantine."""

@@ -178,10 +178,10 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with spark_on(master) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
-        with comparing(context.load), render.live(err, quiet=as_json) as show:
+        with comparing(context.load) as uncompared_s, render.live(err, quiet=as_json) as show:
 
             def tick(progress: "list[Progress]") -> None:
-                publish(context.runs, progress)
+                publish(context.runs, progress, uncompared_s())
                 show(progress)
 
             errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)

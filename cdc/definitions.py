@@ -5,15 +5,15 @@ Invariant: whatever fails here is told and tried again; nothing waits for it but
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import psycopg
 import structlog
 
 from cdc import source
-from cdc.errors import CdcError, SourceError
+from cdc.errors import SourceError
 from cdc.failures import classify
 from cdc.settings import Pipeline
 from cdc.source import Connection
@@ -53,26 +53,34 @@ def compare(conn: Connection) -> int:
 
 
 @contextmanager
-def comparing(load: Callable[[], Pipeline]) -> Iterator[None]:
-    """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else waiting."""
-    ending = threading.Event()
-    thread = threading.Thread(target=_compare_often, args=(load, ending), name="definitions", daemon=True)
-    thread.start()
+def comparing(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
+    """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else waiting.
+
+    Yields what tells for how many seconds now nothing has been compared, whatever the reason.
+    """
+    looks = _Looks(load)
+    threading.Thread(target=looks.go_on, name="definitions", daemon=True).start()
     try:
-        yield
+        yield lambda: time.monotonic() - looks.compared
     finally:
-        ending.set()
+        looks.ending.set()
 
 
-def _compare_often(load: Callable[[], Pipeline], ending: threading.Event) -> None:
-    told: str | None = None
-    while not ending.wait(LOOK_S):
-        try:
-            with source.connect(load().source.dsn) as connection:
-                compare(connection)
-            told = None
-        except (CdcError, psycopg.Error) as error:
-            failure = classify(error, "postgres")
-            if failure.message != told:
-                log.warning("definitions_not_compared", error=failure.message, hint=failure.hint)
-            told = failure.message
+class _Looks:
+    def __init__(self, load: Callable[[], Pipeline]) -> None:
+        self.ending, self.compared = threading.Event(), time.monotonic()
+        self._load = load
+
+    def go_on(self) -> None:
+        reported: str | None = None
+        while not self.ending.wait(LOOK_S):
+            try:
+                with source.connect(self._load().source.dsn) as connection:
+                    compare(connection)
+                self.compared, reported = time.monotonic(), None
+            # Whatever it is: this thread has to go on, and `cdc status` says when nothing was compared for long.
+            except Exception as error:
+                failure = classify(error, "the comparison of definitions")
+                if failure.message != reported:
+                    log.warning("definitions_not_compared", error=failure.message, hint=failure.hint)
+                reported = failure.message

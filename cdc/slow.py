@@ -6,6 +6,7 @@ from typing import Any
 
 from cdc.errors import ConnectorError, DecodeError, SinkError, SourceError
 from cdc.status import Problem, Sink, Status
+from cdc.supervise import WORKING
 from cdc.words import advice
 
 SLOW_S = 5.0
@@ -82,6 +83,12 @@ def _before(status: Status) -> Iterator[Problem]:
     if status.definitions == "nothing":
         what = "Nothing notes how tables change their definitions: views may become wrong."
         yield Problem("definitions", what, "cdc -p FILE migrate", SourceError.exit_code, "degraded")
+    # What nobody compares may change unseen; that no run is at work is told of each sink.
+    ages = [sink.compared_s for sink in status.sinks if sink.state in WORKING and sink.compared_s is not None]
+    if status.definitions == "comparison" and ages and min(ages) > LATE_S:
+        what = f"Table definitions haven't been compared for {min(ages):.0f} s: how they change isn't noted."
+        hint = "look for definitions_not_compared in the log of cdc run: it says why"
+        yield Problem("definitions", what, hint, SourceError.exit_code, "degraded")
     if moves and "kafka" not in unread:
         yield from _of_heartbeat(status)
 

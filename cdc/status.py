@@ -127,6 +127,8 @@ class Sink:
     """See `Progress.aside_since`."""
     looked_s: float = 0.0
     """See `Progress.looked_s`."""
+    compared_s: float | None = None
+    """See `Progress.compared_s`."""
 
     @property
     def lag_seconds(self) -> float | None:
@@ -192,23 +194,20 @@ def collect(
         tuple(
             _sink(name, progress.get(name), views.get(name) or _unread(tables, answers[name][0])) for name in positions
         ),
-        tuple(problem for problem in (*sorted(unread, key=_way), changed, lowered) if problem),
+        tuple(problem for problem in (*sorted(unread, key=_is_of_a_sink), changed, lowered) if problem),
         definitions,
     )
 
 
-def _unlike(registration: Answer, unread: Sequence[Problem]) -> Problem | None:
+def _unlike(registration: tuple[Problem | None, Problem | None], unread: Sequence[Problem]) -> Problem | None:
     """What is the matter with the registration; that its servers don't answer is told by those who ask them alone."""
     changed, unsure = registration
     silent = {"postgres", "kafka"} & {problem.part for problem in unread}
-    worst: Problem | None = unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
-    return worst
+    return unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
 
 
-def _way(problem: Problem) -> int:
-    """Servers before sinks."""
-    servers = list(SERVERS)
-    return servers.index(problem.part) if problem.part in servers else len(servers)
+def _is_of_a_sink(problem: Problem) -> bool:
+    return problem.part not in SERVERS
 
 
 def _asked(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
@@ -386,6 +385,7 @@ def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink
         progress.aside,
         progress.aside_since,
         progress.looked_s,
+        progress.compared_s,
     )
 
 

@@ -192,13 +192,17 @@ def told_to_stop() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def publish(folder: Path, progress: Sequence[Progress]) -> None:
-    """Leave each sink's progress where `cdc status` on this machine finds it; nothing else depends on it."""
+def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None = None) -> None:
+    """Leave each sink's progress where `cdc status` on this machine finds it; nothing else depends on it.
+
+    `compared_s`: see `Progress.compared_s`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for one in progress:
         path = folder / f"{one.sink}.json"
         fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps({**asdict(one), "pid": os.getpid(), "at": time.time()}), encoding="utf-8")
+        record = {**asdict(one), "compared_s": compared_s, "pid": os.getpid(), "at": time.time()}
+        fresh.write_text(json.dumps(record), encoding="utf-8")
         fresh.replace(path)
 
 

@@ -146,6 +146,10 @@ ASIDE = replace(
 )
 
 
+def uncompared(seconds: float) -> Status:
+    return replace(GOOD, definitions="comparison", sinks=(replace(GOOD.sinks[0], compared_s=seconds),))
+
+
 @pytest.mark.parametrize(
     ("status", "expected", "code", "about"),
     [
@@ -172,6 +176,9 @@ ASIDE = replace(
         (replace(GOOD, problems=(Problem("postgres", "Away.", "h", 4),)), "down", 4, (None, None, None)),
         (replace(GOOD, problems=(Problem("cache", "Away.", "h", 7),)), "down", 7, (None, "cache", None)),
         (replace(QUARANTINED, connector=Connector("FAILED", (), None)), "down", 5, (None, None, None)),
+        (uncompared(61.0), "degraded", 4, (None, None, None)),
+        (uncompared(59.0), "ok", 0, None),
+        (replace(uncompared(61.0), definitions="event triggers"), "ok", 0, None),
     ],
 )
 def test_a_monitor_gets_a_verdict_a_code_and_the_problem(

@@ -173,7 +173,8 @@ def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(r
 
 
 def test_a_run_that_has_died_is_not_running(tmp_path: Path) -> None:
-    publish(tmp_path, [Progress("cache", "running"), Progress("search", "failed", error="Full.")])
+    publish(tmp_path, [Progress("cache", "running"), Progress("search", "failed", error="Full.")], 7.5)
+    assert {one.compared_s for one in published(tmp_path).values()} == {7.5}
     for path in tmp_path.glob("*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "at": time.time() - 60}))
     assert {name: one.state for name, one in published(tmp_path).items()} == {

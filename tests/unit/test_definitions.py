@@ -1,0 +1,40 @@
+"""The thread that compares definitions: nothing ends it, and how long it has compared nothing is known."""
+
+import itertools
+
+import pytest
+
+from cdc import definitions, source
+from cdc.settings import Pipeline
+from tests.support.pipelines import pipeline
+from tests.support.wait import wait_until
+
+
+class Nobody:
+    """A connection, for what is stubbed beyond it."""
+
+    def __enter__(self) -> "Nobody":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), ValueError("never met")])
+def test_whatever_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    monkeypatch.setattr(definitions, "LOOK_S", 0.01)
+    monkeypatch.setattr(source, "connect", lambda _: Nobody())
+    compared = itertools.count()
+    monkeypatch.setattr(definitions, "compare", lambda _: next(compared))
+    calls, fails = itertools.count(), 50
+
+    def load() -> Pipeline:
+        if next(calls) < fails:
+            raise failure
+        return pipeline("shop", "", "public.orders")
+
+    with definitions.comparing(load) as uncompared_s:
+        wait_until(lambda: next(calls) > fails / 2, 5, "it fails again and again")
+        growing = uncompared_s()
+        wait_until(lambda: next(compared) > 0, 5, "it has compared")
+        wait_until(lambda: uncompared_s() < growing, 5, "that is known")
