@@ -59,7 +59,8 @@ AS $$
     ON CONFLICT DO NOTHING
 $$;
 
--- Rows that TRUNCATE took have a floor, or an entry of their own.
+-- Rows that TRUNCATE took have a floor, or an entry of their own. The file that it has made is remembered here, so that
+-- a rewrite before the next look is one.
 CREATE OR REPLACE FUNCTION cdc.record_truncation() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -67,7 +68,8 @@ BEGIN
     INSERT INTO cdc.truncation AS t (table_name, at, lsn)
     VALUES (TG_TABLE_SCHEMA || '.' || TG_TABLE_NAME, clock_timestamp(), pg_current_wal_insert_lsn())
     ON CONFLICT (table_name) DO UPDATE SET at = excluded.at, lsn = excluded.lsn, n = t.n + 1;
-    DELETE FROM cdc.storage WHERE relation = TG_RELID OR relation IN (SELECT cdc.leaves(TG_RELID));
+    UPDATE cdc.storage s SET filenode = c.relfilenode FROM pg_class c
+    WHERE c.oid = s.relation AND (s.relation = TG_RELID OR s.relation IN (SELECT cdc.leaves(TG_RELID)));
     PERFORM set_config(
         'cdc.truncating', replace(coalesce(current_setting('cdc.truncating', true), ''), format('<%s>', TG_RELID), ''), true);
     RETURN NULL;
@@ -80,12 +82,56 @@ AS $$
 DECLARE
     root oid := pg_partition_root(TG_RELID);
 BEGIN
+    IF TG_WHEN = 'AFTER' THEN
+        INSERT INTO cdc.storage (relation, filenode) SELECT oid, relfilenode FROM pg_class WHERE oid = TG_RELID
+        ON CONFLICT (relation) DO UPDATE SET filenode = excluded.filenode;
+        RETURN NULL;
+    END IF;
     -- Null: it was detached since, and its rows are no longer the table's.
     IF root <> TG_RELID AND coalesce(current_setting('cdc.truncating', true), '') NOT LIKE format('%%<%s>%%', root) THEN
         PERFORM cdc.note('TRUNCATE PARTITION', ARRAY[root]);
         DELETE FROM cdc.storage WHERE relation = TG_RELID;
     END IF;
     RETURN NULL;
+END
+$$;
+
+-- As before, and with a trigger AFTER where nothing else tells what TRUNCATE did to a file from a rewrite.
+CREATE OR REPLACE FUNCTION cdc.adopt_partitions(root oid) RETURNS text[]
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    leaf regclass;
+    name text;
+    moment text;
+    made text[] := '{}';
+BEGIN
+    PERFORM set_config('cdc.adopting', 'on', true);
+    FOR leaf, name, moment IN
+        SELECT part.oid, wanted.* FROM cdc.leaves(root) AS part (oid),
+            (VALUES ('cdc_truncation_alone', 'BEFORE'), ('cdc_truncation_done', 'AFTER')) AS wanted (name, moment)
+        WHERE (wanted.moment = 'BEFORE' OR NOT cdc.has_event_triggers())
+          AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.oid AND t.tgenabled = 'A'
+                          AND t.tgname = wanted.name AND t.tgfoid = 'cdc.record_partition_truncation()'::regprocedure)
+        ORDER BY part.oid::regclass::text, wanted.moment DESC
+    LOOP
+        EXECUTE format('CREATE OR REPLACE TRIGGER %I %s TRUNCATE ON %s'
+                       ' FOR EACH STATEMENT EXECUTE FUNCTION cdc.record_partition_truncation()', name, moment, leaf);
+        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', leaf, name);
+        IF moment = 'BEFORE' THEN
+            made := made || format('recording TRUNCATE of partition %s', leaf);
+        END IF;
+    END LOOP;
+    FOR leaf IN
+        SELECT c.oid FROM cdc.leaves(root) AS part (oid) JOIN pg_class c USING (oid), pg_class r
+        WHERE r.oid = root AND r.relreplident = 'f' AND c.relreplident <> 'f'
+        ORDER BY c.oid::regclass::text
+    LOOP
+        EXECUTE format('ALTER TABLE %s REPLICA IDENTITY FULL', leaf);
+        made := made || format('set REPLICA IDENTITY FULL on %s', leaf);
+    END LOOP;
+    PERFORM set_config('cdc.adopting', '', true);
+    RETURN made;
 END
 $$;
 

@@ -19,6 +19,8 @@ from migrations.statement import Statement
 TABLE, PARTITIONED, PARTITION = "record_truncation", "begin_truncation", "record_partition_truncation"
 TRIGGERS = {TABLE: ("cdc_truncation", "AFTER"), PARTITIONED: ("cdc_truncating", "BEFORE")}
 """By the function that they execute; those of partitions are made by `cdc.adopt_partitions`, later ones too."""
+SECOND = ("cdc_truncating", "cdc_truncation_done")
+"""Triggers beside one that has been told of."""
 
 PRESENT = f"""
 SELECT t.tgrelid, n.nspname, c.relname, t.tgname, p.proname, t.tgenabled = 'A',
@@ -63,7 +65,7 @@ def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[
     for oid, schema, table, trigger, function, _, elsewhere in rows:
         if (oid, function) not in wanted and not elsewhere:
             drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
-            lines = (f"no longer recording TRUNCATE of {schema}.{table}",) if function != PARTITIONED else ()
+            lines = (f"no longer recording TRUNCATE of {schema}.{table}",) if trigger not in SECOND else ()
             yield Statement(drop.format(sql.Identifier(trigger), sql.Identifier(schema, table)), lines)
 
 

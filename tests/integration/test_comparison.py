@@ -181,6 +181,26 @@ def test_a_rewrite_while_nobody_looked_is_seen_after_a_truncation(conn: Connecti
     assert verdicts(conn) == [(ORDERS, "refresh")]
 
 
+@pytest.mark.parametrize(
+    ("truncated", "expected"),
+    [
+        (ORDERS, [(ORDERS, "refresh")]),
+        (PARTS, [(PARTS, "refresh")]),
+        ("shop.low", [(PARTS, "cleanse"), (PARTS, "refresh")]),
+    ],
+)
+def test_a_rewrite_right_after_a_truncation_is_seen(
+    conn: Connection, truncated: str, expected: list[tuple[str, str]]
+) -> None:
+    table = expected[0][0]
+    conn.execute(f"TRUNCATE {truncated}".encode())
+    conn.execute(f"INSERT INTO {table} (id, n) VALUES (1, 1)".encode())
+    conn.execute(f"ALTER TABLE {table} ALTER n TYPE int USING -n".encode())
+    definitions.compare(conn)
+    assert verdicts(conn) == expected
+    assert definitions.compare(conn) == 0
+
+
 def test_event_triggers_leave_nothing_to_compare(conn: Connection) -> None:
     assert definitions.watch(conn) == "comparison"
     conn.execute("SELECT cdc.watch_ddl()")
