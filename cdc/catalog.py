@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from psycopg import sql
 from psycopg.rows import class_row
 
 from cdc.errors import SettingsError, SourceError
@@ -30,6 +31,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
 ORDER BY 1, 2
 """
+PUBLISHED = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
 BESIDE = """
 SELECT n.nspname || '.' || c.relname, an.nspname || '.' || a.relname
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -117,6 +119,31 @@ def chosen(pipeline: Pipeline, there: Sequence[Candidate]) -> Choice:
 def tables(conn: Connection, pipeline: Pipeline) -> Choice:
     """What the file means in this database; nobody is asked where it has no patterns. Raises SettingsError."""
     return chosen(pipeline, candidates(conn) if pipeline.patterns else [])
+
+
+def refuse_published(conn: Connection, pipeline: Pipeline) -> None:
+    """Raise SourceError for a table that is published, is still there, and would no longer be by a pattern alone."""
+    if pipeline.patterns:
+        published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]
+        refuse_slipped(published, tables(conn, pipeline), pipeline)
+
+
+def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) -> None:
+    """Raise SourceError for a captured table that a pattern leaves out by now: nobody has taken it out of the file.
+
+    A partition of a table that is captured isn't one: its rows come as that one's.
+    """
+    wholes = {f"a partition of {name}, which has its rows" for name in choice.names}
+    for name in captured:
+        if name in choice.left_out and choice.left_out[name] not in wholes:
+            table = sql.Identifier(*name.split(".", 1)).as_string()
+            raise SourceError(
+                f"{name} is captured, and by patterns in source.tables alone it no longer would be:"
+                f" {choice.left_out[name]}. Its changes would be lost from then on.",
+                hint=f"undo that, or list {name} by its name; or, to give its views up: ALTER PUBLICATION"
+                f" {pipeline.pipeline} DROP TABLE {table}, then cdc -p FILE migrate, and register",
+                table=name,
+            )
 
 
 def beside_parents(conn: Connection, names: Iterable[str]) -> dict[str, SourceError]:

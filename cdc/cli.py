@@ -109,11 +109,12 @@ def register(
     as_json: Json = False,
 ) -> None:
     """Create or update the connector, and wait until its changes arrive."""
-    from cdc import source
+    from cdc import catalog, source
     from connectors.register import register as run
 
     fresh = context.obj.of_catalog()
     with source.connect(fresh.load().source.dsn) as connection:
+        catalog.refuse_published(connection, fresh.pipeline)
         fresh.require_carried(connection)
     registered = run(fresh.pipeline, fresh.tables, another_server=another_server, progress=say)
     if as_json:

@@ -26,12 +26,14 @@ def migrate(
     context: typer.Context, sample: Sample = False, dry_run: DryRun = False, sql: Sql = False, as_json: Json = False
 ) -> None:
     """Prepare Postgres: control schema, connector role, publication, triggers. Does nothing that is done already."""
-    from cdc import source
+    from cdc import catalog, source
 
     if sample and (dry_run or sql):
         raise SettingsError("--sample makes the tables that --dry-run and --sql look at.", hint="run it without them")
     fresh = context.obj.of_catalog()
     with source.connect(fresh.load().source.dsn) as connection:
+        if sql or dry_run:
+            catalog.refuse_published(connection, fresh.pipeline)
         if sql:
             return _print_sql(connection, wanted_by(fresh), as_json)
         if dry_run:
@@ -61,6 +63,7 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     applied = migrations.migrate(connection)
     if sample:
         applied += migrations.migrate(connection, migrations.SAMPLE)
+    catalog.refuse_published(connection, context.pipeline)
     left_out = catalog.tables(connection, context.pipeline).left_out
     context.require_carried(connection)
     now = [migration.name for migration in applied if migration.now]

@@ -113,10 +113,15 @@ def _after(
     pipeline: "Pipeline", conn: "Connection", kafka: "Topics", tables: "Sequence[Table]", troubles: "list[CdcError]"
 ) -> "After":
     from cdc import catalog, registered, source
+    from cdc.errors import SourceError
     from cdc.plan import After, Refusal
     from cdc.topics import settings_of
     from connectors.debezium import configuration
 
+    try:
+        catalog.refuse_published(conn, pipeline)
+    except SourceError as error:
+        troubles.append(error)
     unpublished = source.unpublished(conn, pipeline)
     captured = registered.captured(pipeline, unpublished)
     config = configuration(pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished)

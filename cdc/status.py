@@ -184,7 +184,7 @@ def collect(
     topics: Read = answers["kafka"][0] or (None, {}, None)
     heartbeat, views, lowered = topics
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
-    unread = [problem for _, problem in answers.values() if problem]
+    unread = sorted((problem for _, problem in answers.values() if problem), key=lambda one: one.part not in SERVERS)
     changed = _unlike(registration, unread)
     return Status(
         pipeline.pipeline,
@@ -194,7 +194,7 @@ def collect(
         tuple(
             _sink(name, progress.get(name), views.get(name) or _unread(tables, answers[name][0])) for name in positions
         ),
-        tuple(problem for problem in (*sorted(unread, key=_is_of_a_sink), changed, lowered) if problem),
+        tuple(problem for problem in (*unread, changed, lowered) if problem),
         definitions,
     )
 
@@ -204,10 +204,6 @@ def _unlike(registration: tuple[Problem | None, Problem | None], unread: Sequenc
     changed, unsure = registration
     silent = {"postgres", "kafka"} & {problem.part for problem in unread}
     return unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
-
-
-def _is_of_a_sink(problem: Problem) -> bool:
-    return problem.part not in SERVERS
 
 
 def _asked(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
@@ -246,16 +242,19 @@ def _registration(pipeline: Pipeline) -> Problem | None:
     """What is the matter with it."""
     with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
         known, server = registered.read(topics, pipeline), source.server(conn)
+        if not known:
+            return None
         severity: Severity = "down"
         try:
             registered.refuse_another(known, server, pipeline)
             registered.refuse_changed(known, pipeline)
-            if known:
-                registered.refuse_meaningless(known.tables, pipeline)
+            registered.refuse_meaningless(known.tables, pipeline)
             severity = "degraded"
             registered.refuse_promoted(known, server, pipeline)
             # Last: what the patterns mean now may have no answer, which must hide nothing of the above.
-            registered.refuse_waiting(known, catalog.tables(conn, pipeline).names)
+            choice = catalog.tables(conn, pipeline)
+            catalog.refuse_slipped(known.tables, choice, pipeline)
+            registered.refuse_waiting(known, choice.names)
         except CdcError as error:
             return Problem("registration", error.message, error.hint, error.exit_code, severity)
     return None

@@ -316,3 +316,27 @@ def test_a_pattern_that_means_nothing_registered_is_not_well(judge: Callable[...
     assert (meaningless.code, meaningless.severity) == (2, "down")
     assert "pubilc.* in source.tables means none" in meaningless.message
     assert judge("public.ord*", known=ORDERS, there=PRESENT) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (replace(PRESENT[0], inherited=True), "tables inherit from it"),
+        (replace(PRESENT[0], keyed=False), "no primary key"),
+    ],
+)
+def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
+    judge: Callable[..., list[Problem]], now: catalog.Candidate, why: str
+) -> None:
+    others = catalog.Candidate("public", "items")
+    known = replace(ORDERS, tables={**ORDERS.tables, "public.items": Captured()})
+    (slipped,) = judge("public.*", known=known, there=[now, others])
+    assert "public.orders is captured" in slipped.message
+    assert why in slipped.message
+    assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.hint
+    # Who gives a table up, or lists it by its name, is not told; nor is one told that has become part of another.
+    given_up = replace(known, tables={"public.items": Captured()})
+    assert judge("public.*", known=given_up, there=[now, others]) == []
+    assert judge("public.*", "public.orders", known=known, there=[now, others]) == []
+    part = replace(PRESENT[0], root="public.items")
+    assert judge("public.*", known=known, there=[part, others]) == []
