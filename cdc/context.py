@@ -164,10 +164,11 @@ class Context:
 
     @cached_property
     def follower(self) -> "Follower":
-        from cdc.follow import Follower
+        from cdc.follow import Follower, patience_s
 
-        with source.connect(self.pipeline.source.dsn) as connection:
-            return Follower(self.load, source.survey(connection, self.pipeline).tables)
+        pipeline = self.pipeline
+        with source.connect(pipeline.source.dsn) as connection, source.within(connection, patience_s(pipeline)):
+            return Follower(self.load, source.survey(connection, pipeline).tables)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """One that applies all tables to each sink, and follows the file and the tables while it does."""

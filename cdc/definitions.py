@@ -19,6 +19,8 @@ from cdc.settings import Pipeline
 from cdc.source import Connection
 
 LOOK_S = 5.0
+PATIENCE_S = 60.0
+"""How long one comparison may take."""
 Watch = Literal["event triggers", "comparison", "nothing"]
 WATCH = """
 SELECT CASE WHEN (SELECT count(*) = 4 FROM pg_event_trigger WHERE evtenabled IN ('O', 'A')
@@ -75,7 +77,7 @@ class _Looks:
         reported: str | None = None
         while not self.ending.wait(LOOK_S):
             try:
-                with source.connect(self._load().source.dsn) as connection:
+                with source.connect(self._load().source.dsn) as connection, source.within(connection, PATIENCE_S):
                     compare(connection)
                 self.compared, reported = time.monotonic(), None
             # Whatever it is: this thread has to go on, and `cdc status` says when nothing was compared for long.

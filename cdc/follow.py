@@ -21,7 +21,13 @@ from cdc.settings import Pipeline
 from cdc.source import Connection, Superfluous
 from connectors.resend import resend
 
+PATIENCE_S, TABLE_S = 30.0, 0.5
+"""How long Postgres may take to describe tables: a run that is told to stop waits no longer for it."""
 log = structlog.get_logger()
+
+
+def patience_s(pipeline: Pipeline) -> float:
+    return PATIENCE_S + len(pipeline.source.tables) * TABLE_S
 
 
 class Follower:
@@ -57,7 +63,10 @@ class Follower:
             if self._described is None:
                 self._described, self._registered = newest, registration
             try:
-                with source.connect(self._pipeline.source.dsn) as connection:
+                with (
+                    source.connect(self._pipeline.source.dsn) as connection,
+                    source.within(connection, patience_s(self._pipeline)),
+                ):
                     refuse_another(registration, source.server(connection), self._pipeline)
                     _compare(connection)
                     self._describe(connection, gone)

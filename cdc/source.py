@@ -6,7 +6,11 @@ Invariant: nothing here writes or leaves a setting behind, and no message holds 
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +141,28 @@ def connect(dsn: str) -> Connection:
         return psycopg.connect(make_conninfo("", **settings), autocommit=True)
     except psycopg.OperationalError as error:
         raise _refused(str(error), known) from None
+
+
+@contextmanager
+def within(conn: Connection, seconds: float) -> Iterator[None]:
+    """End what is asked of a connection after so long: a server that says nothing would be waited for without end.
+
+    Whoever waits gets psycopg's error of a connection that was lost.
+    """
+    patience = threading.Timer(seconds, _shut, [conn])
+    patience.daemon = True
+    patience.start()
+    try:
+        yield
+    finally:
+        patience.cancel()
+        # What has begun to shut must be done before the connection's number may be somebody else's.
+        patience.join()
+
+
+def _shut(conn: Connection) -> None:
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
 
 
 def parsed(dsn: str) -> dict[str, Any]:

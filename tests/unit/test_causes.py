@@ -1,18 +1,23 @@
 """Why a server can't be used is told, once and at once: each client's own words mean the same to its user."""
 
+import socket
 import time
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
-from cdc import source
+from cdc import follow, source
 from cdc.causes import cause
 from cdc.change import Column, Table
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable, SourceError, SourceUnavailable
+from cdc.failures import classify
+from cdc.registered import Registration
 from sinks.elasticsearch import Elasticsearch
 from sinks.elasticsearch_http import forget
 from sinks.redis import Redis
-from tests.support.answering import ELSEWHERE, answering, postgres_tls, tls, web
+from tests.support.answering import ELSEWHERE, answering, postgres_tls, silent, tls, web
+from tests.support.pipelines import pipeline
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 UNKNOWN = "its certificate is of a CA that isn't trusted here"
@@ -29,6 +34,40 @@ def index(url: str) -> None:
 
 def cache(url: str) -> None:
     Redis("cache", url, "shop").position(TABLE)
+
+
+def wordless_postgres(client: socket.socket) -> None:
+    """Lets a client in, and says nothing from then on: as one that is stopped, or behind a network that is."""
+    client.recv(1024)
+    client.sendall(b"R\x00\x00\x00\x08\x00\x00\x00\x00" + b"Z\x00\x00\x00\x05I")
+    silent(client)
+
+
+WORDLESS = "postgresql://owner@127.0.0.1:{port}/shop?sslmode=disable&gssencmode=disable"
+
+
+def test_a_postgres_that_falls_silent_is_not_waited_for_without_end() -> None:
+    with answering(wordless_postgres) as port:
+        began, url = time.monotonic(), WORDLESS.format(port=port)
+        with (
+            pytest.raises(psycopg.OperationalError) as caught,
+            source.connect(url) as connection,
+            source.within(connection, 0.3),
+        ):
+            connection.execute("SELECT 1")
+        assert 0.2 < time.monotonic() - began < 5
+    assert isinstance(classify(caught.value, "postgres"), SourceUnavailable)
+
+
+def test_a_run_goes_on_with_the_tables_as_they_were_when_postgres_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be stopped either as long as it waited."""
+    monkeypatch.setattr(follow, "PATIENCE_S", 0.3)
+    with answering(wordless_postgres) as port:
+        shop = pipeline("shop", WORDLESS.format(port=port), "public.items")
+        began = time.monotonic()
+        tables, aside = follow.Follower(lambda: shop, [TABLE])([], Registration())
+        assert time.monotonic() - began < 5
+    assert ([table.qualified for table in tables], aside) == (["public.items"], {})
 
 
 def postgres(url: str) -> None:
