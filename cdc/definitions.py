@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import psycopg
 import structlog
 
 from cdc import source
@@ -28,6 +29,11 @@ SELECT CASE WHEN (SELECT count(*) = 4 FROM pg_event_trigger WHERE evtenabled IN 
             WHEN to_regprocedure('cdc.compare_definitions()') IS NULL THEN 'nothing'
             ELSE 'comparison' END
 """
+PARTITIONED = """
+SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
+"""
+"""Another owner's are for that owner's run to take in."""
 log = structlog.get_logger()
 
 
@@ -50,8 +56,19 @@ def compare(conn: Connection) -> int:
         raise SourceError("Nothing notes how the captured tables change.", hint="cdc -p FILE migrate")
     row: tuple[int] | None = conn.execute("SELECT cdc.compare_definitions()").fetchone()
     # By itself: it locks tables, and what has been noted must not depend on that.
-    conn.execute("SELECT cdc.adopt_all_partitions()")
+    _adopt(conn)
     return row[0] if row else 0
+
+
+def _adopt(conn: Connection) -> None:
+    failure: psycopg.Error | None = None
+    for (root,) in conn.execute(PARTITIONED).fetchall():
+        try:
+            conn.execute("SELECT cdc.adopt_later_partitions(%s)", [root])
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as error:
+            failure = failure or error
+    if failure:
+        raise failure
 
 
 @contextmanager

@@ -135,9 +135,10 @@ BEGIN
 END
 $$;
 
--- Whether any of them has rows, which no event has told of. Creating a partition in time takes no more than this.
+-- Whether any of them has rows, which no event has told of. Creating a partition in time takes no more than this. What
+-- can't be read, as another owner's, may have some.
 CREATE FUNCTION cdc.hold_rows(relations oid[]) RETURNS boolean
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $$
 DECLARE
     candidate oid;
@@ -150,6 +151,8 @@ BEGIN
         END IF;
     END LOOP;
     RETURN false;
+EXCEPTION WHEN insufficient_privilege THEN
+    RETURN true;
 END
 $$;
 
@@ -220,13 +223,12 @@ BEGIN
 END
 $$;
 
--- Partitions that have come meanwhile, of every table that was captured with its partitions.
-CREATE FUNCTION cdc.adopt_all_partitions() RETURNS text[]
+-- The partitions that have come meanwhile of a table: by itself, so that one that is locked spoils no other's.
+CREATE FUNCTION cdc.adopt_later_partitions(root oid) RETURNS text[]
     LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms'
 AS $$
-    SELECT coalesce(array_agg(line), '{}') FROM pg_trigger t, unnest(cdc.adopt_partitions(t.tgrelid)) AS line
-    WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND NOT cdc.has_event_triggers()
+    SELECT cdc.adopt_partitions(root)
 $$;
 
 REVOKE ALL ON FUNCTION cdc.has_event_triggers(), cdc.remember_attachments(), cdc.remember_storage(), cdc.hold_rows(oid[]),
-    cdc.differing(), cdc.compare_definitions(), cdc.adopt_all_partitions() FROM PUBLIC;
+    cdc.differing(), cdc.compare_definitions(), cdc.adopt_later_partitions(oid) FROM PUBLIC;

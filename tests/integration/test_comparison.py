@@ -201,6 +201,36 @@ def test_a_rewrite_right_after_a_truncation_is_seen(
     assert definitions.compare(conn) == 0
 
 
+def test_a_partition_that_cant_be_read_spoils_nothing(conn: Connection, unique: str) -> None:
+    """It is another owner's; that it may have rows is what has to be taken for true."""
+    role = sql.Identifier(f"{unique}_other")
+    conn.execute("CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)")
+    conn.execute("ALTER TABLE shop.orders ALTER n TYPE int USING -n")
+    grants = "CREATE ROLE {r}; GRANT ALL ON SCHEMA cdc TO {r}; GRANT ALL ON ALL TABLES IN SCHEMA cdc TO {r};"
+    grants += "GRANT ALL ON ALL SEQUENCES IN SCHEMA cdc TO {r}; GRANT ALL ON ALL FUNCTIONS IN SCHEMA cdc TO {r}"
+    conn.execute(sql.SQL(grants).format(r=role))
+    try:
+        conn.execute(sql.SQL("SET ROLE {}").format(role))
+        definitions.compare(conn)
+    finally:
+        conn.execute(sql.SQL("RESET ROLE; DROP OWNED BY {r}; DROP ROLE {r}").format(r=role))
+    assert sorted(verdicts(conn)) == [(ORDERS, "refresh"), (PARTS, "refresh")]
+
+
+def test_a_locked_partition_keeps_no_other_from_being_taken_in(conn: Connection, postgres_dsn: str) -> None:
+    conn.execute("CREATE TABLE shop.aside (id int) PARTITION BY RANGE (id)")
+    conn.execute("CREATE TABLE shop.held PARTITION OF shop.aside DEFAULT")
+    trigger = "CREATE TRIGGER aside BEFORE TRUNCATE ON shop.aside EXECUTE FUNCTION cdc.begin_truncation()"
+    conn.execute(trigger)
+    conn.execute("CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)")
+    with psycopg.connect(postgres_dsn) as application:
+        application.execute("LOCK shop.held")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            definitions.compare(conn)
+    conn.execute("TRUNCATE shop.new")
+    assert verdicts(conn) == [(PARTS, "cleanse")]
+
+
 def test_event_triggers_leave_nothing_to_compare(conn: Connection) -> None:
     assert definitions.watch(conn) == "comparison"
     conn.execute("SELECT cdc.watch_ddl()")
