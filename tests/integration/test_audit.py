@@ -240,7 +240,7 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
 
     def found() -> dict[str, str]:
         listed = of_views(broker.topics, broker.shop, table, views)
-        assert all(one.defect and one.hint.endswith("--table public.clean") for one in listed)
+        assert all(one.defect and "--table public.clean" in one.hint for one in listed)
         return {one.hint.split("rebuild ")[1].split()[0]: one.kind for one in listed}
 
     broken = {"recreated": "behind", "ahead": "behind", "narrow": "partitions"}
@@ -265,7 +265,9 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         cli_topics.tell([damaged, warned], as_json=False)
     assert "--repair" in caught.value.hint
     told = capsys.readouterr().out
-    assert all(len(line) <= 80 for line in told.splitlines())
+    # Piped, a sentence is one line, so that it can be searched for.
+    assert len([line for line in told.splitlines() if line.startswith("public.items: 123 rows")]) == 1
+    assert told.count("\n") < 10
     for words in (
         "can't be replayed",
         "replayable",
