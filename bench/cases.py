@@ -24,7 +24,7 @@ from cdc.sink import Sink
 from compose import artifacts
 from connectors.client import Connect
 from sinks.delta import KINDS, Delta
-from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch.sink import Elasticsearch
 from sinks.redis import Redis
 
 BATCH = "10000"

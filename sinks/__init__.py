@@ -1,4 +1,4 @@
-"""Destinations, one file each. To add one: its file, its settings, and one line here."""
+"""Destinations, a folder each. To add one: its folder, its settings, and one line here."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ def build(pipeline: Pipeline, name: str) -> "Sink":
     """The sink of that name in the pipeline file. Clients are imported only when used."""
     settings = pipeline.sinks[name]
     if isinstance(settings, Elasticsearch):
-        from sinks import elasticsearch
+        from sinks.elasticsearch import sink as elasticsearch
 
         return elasticsearch.Elasticsearch(name, settings.url, pipeline.pipeline)
     if isinstance(settings, Redis):

@@ -10,16 +10,17 @@ import httpx
 import redis
 from pyspark.errors import PySparkException
 
-import sinks.elasticsearch
+import sinks.elasticsearch.sink
 import sinks.redis
 from cdc.change import Applied
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.report import Report
 from cdc.sink import Batch
-from sinks import elasticsearch_bulk, redis_chunks, redis_send, redis_server
+from sinks import redis_chunks, redis_send, redis_server
 from sinks.delta import Delta
-from sinks.elasticsearch import Elasticsearch
-from sinks.elasticsearch_positions import POSITIONS
+from sinks.elasticsearch import executor
+from sinks.elasticsearch.positions import POSITIONS
+from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def broken_redis(consumer: "Consumer", batch: Batch, seed: int) -> None:
 
 def flaky_elasticsearch(calls: int, kind: int) -> Callable[..., Send]:
     def sender(*arguments: Any) -> Send:
-        whole, real, left = elasticsearch_bulk.sender(*arguments), elasticsearch_bulk._post, [calls]
+        whole, real, left = executor.sender(*arguments), executor._post, [calls]
 
         def post(url: str, items: Sequence[Any], said: Report) -> Any:
             left[0] -= 1
@@ -136,7 +137,7 @@ def flaky_elasticsearch(calls: int, kind: int) -> Callable[..., Send]:
             return []
 
         def apply(batches: Iterator[Any]) -> Iterator[Any]:
-            with mock.patch.multiple(elasticsearch_bulk, BULK_BYTES=1500, _post=post):
+            with mock.patch.multiple(executor, BULK_BYTES=1500, _post=post):
                 yield from whole(batches)
 
         return apply
@@ -145,7 +146,7 @@ def flaky_elasticsearch(calls: int, kind: int) -> Callable[..., Send]:
 
 
 def broken_elasticsearch(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    with survived(), mock.patch.object(sinks.elasticsearch, "sender", flaky_elasticsearch(seed % 13, seed % 3)):
+    with survived(), mock.patch.object(sinks.elasticsearch.sink, "sender", flaky_elasticsearch(seed % 13, seed % 3)):
         consumer.sink.apply(batch)
 
 

@@ -18,7 +18,7 @@ from sinks import delta_files, delta_generations, delta_log, delta_marks, delta_
 from sinks.delta import Delta
 from sinks.delta_commits import Commits, Found, numbered
 from sinks.delta_tables import each
-from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
 from sinks.redis import Redis
 from tests.contract import laws

@@ -13,8 +13,8 @@ from cdc.change import Advance, Position, Table, new_generation, row_id
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable
 from cdc.explain import explain
 from cdc.sink import Batch
-from sinks import elasticsearch_bulk
-from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch import executor
+from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract import laws
 from tests.contract.laws import Harness, fill, row
 from tests.support.envelopes import table
@@ -272,19 +272,19 @@ def cut(calls: int) -> Callable[[Request], Answer | None]:
 
 def small_bulks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one row each, in the workers of Spark as well."""
-    whole = elasticsearch_bulk.sender
+    whole = executor.sender
 
     def sender(*arguments: Any) -> Any:
         inner = whole(*arguments)
 
         def apply(batches: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(elasticsearch_bulk, "BULK_BYTES", 1)
+                patch.setattr(executor, "BULK_BYTES", 1)
                 yield from inner(batches)
 
         return apply
 
-    monkeypatch.setattr("sinks.elasticsearch.sender", sender)
+    monkeypatch.setattr("sinks.elasticsearch.sink.sender", sender)
 
 
 def test_readers_do_not_go_back_at_a_switch(

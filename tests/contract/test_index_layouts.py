@@ -11,7 +11,7 @@ import pytest
 
 from cdc.change import Column, IndexOptions, Table, new_generation, row_id
 from cdc.sink import Misfit, Refused
-from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract.laws import Harness
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def test_planted_changes_that_nobody_compares(
     server: httpx.Client, sink: Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server takes one more sub-field, and finds no older document by it."""
-    monkeypatch.setattr("sinks.elasticsearch.refuse_other", lambda *_: None)
+    monkeypatch.setattr("sinks.elasticsearch.sink.refuse_other", lambda *_: None)
     sink.prepare(items("id name"))
     indexed(server, sink, items("id name"), {"name": "a"})
     wanted = items("id name", fields={"name": {"fields": {"raw": {"type": "keyword"}}}})

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-import sinks.elasticsearch
+import sinks.elasticsearch.sink
 import sinks.redis
 from cdc import decode, order, tree, types
 from cdc.change import Advance, Applied, Form, Stored, Table
@@ -18,9 +18,10 @@ from cdc.decode import Reading
 from cdc.rows import columns, document_of_columns, parsed
 from cdc.sink import Batch, Sink, stored_after
 from cdc.toast import Placeholder
-from sinks import delta_write, elasticsearch_bulk, redis_scripts
+from sinks import delta_write, redis_scripts
 from sinks.delta import Delta
-from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch import executor
+from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
 from sinks.redis import Redis
 from tests.contract import laws
@@ -206,14 +207,14 @@ class Lsns(dict[str, int]):
 
 def lenient(*arguments: Any) -> Send:
     """Takes the answer to every item for a good one."""
-    whole = elasticsearch_bulk.sender(*arguments)
+    whole = executor.sender(*arguments)
 
-    def count(item: elasticsearch_bulk.Item, answer: Mapping[str, Any]) -> bool:
+    def count(item: executor.Item, answer: Mapping[str, Any]) -> bool:
         item.said.written += 1
         return False
 
     def apply(batches: Iterator[Any]) -> Iterator[Any]:
-        with mock.patch.object(elasticsearch_bulk, "_count", count):
+        with mock.patch.object(executor, "_count", count):
             yield from whole(batches)
 
     return apply
@@ -226,7 +227,7 @@ def test_bulk_item_error_ignored(
         return harness_of(spark, name, lambda: Elasticsearch("search", stack.endpoints.elasticsearch, name))
 
     laws.the_position_is_not_ahead_of_the_data(make(f"{unique}_good"))
-    monkeypatch.setattr(sinks.elasticsearch, "sender", lenient)
+    monkeypatch.setattr(sinks.elasticsearch.sink, "sender", lenient)
     with pytest.raises(RED):
         laws.the_position_is_not_ahead_of_the_data(make(unique))
 

@@ -15,8 +15,8 @@ import pytest
 from cdc import source
 from cdc.change import Table
 from cdc.source_rows import row_query
-from sinks import elasticsearch_fields
-from sinks.elasticsearch import Elasticsearch
+from sinks.elasticsearch import fields
+from sinks.elasticsearch.sink import Elasticsearch
 from tests.support.pipelines import pipeline
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def test_what_the_index_rounds_is_not_lost(both: Callable[[list[Case]], Both]) -
 def test_planted_decimals_as_text(both: Callable[[list[Case]], Both], monkeypatch: pytest.MonkeyPatch) -> None:
     """As an index of an earlier version has them: 100.98 lies between 10 and 20."""
     for type_ in ("numeric", "money"):
-        monkeypatch.setitem(elasticsearch_fields.FIELDS_OF_TYPES, type_, elasticsearch_fields.KEYWORD)
+        monkeypatch.setitem(fields.FIELDS_OF_TYPES, type_, fields.KEYWORD)
     cases = [case for case in CASES if case.type in ("numeric(10,2)", "money")]
     rng = Random(26)
     differing = check(both(filled(rng, cases)), rng, cases)

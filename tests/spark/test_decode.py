@@ -22,7 +22,7 @@ from cdc.errors import DecodeError
 from cdc.explain import explain
 from cdc.rows import row_id as row_id_column
 from cdc.step import make_batch
-from sinks.elasticsearch_bulk import LONGEST_ID, document_id
+from sinks.elasticsearch.executor import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, RECORDS, Record, Row, Topic, envelope, frame, table

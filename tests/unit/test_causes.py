@@ -13,8 +13,8 @@ from cdc.change import Column, Table
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable, SourceError, SourceUnavailable
 from cdc.failures import classify
 from cdc.registered import Registration
-from sinks.elasticsearch import Elasticsearch
-from sinks.elasticsearch_http import forget
+from sinks.elasticsearch.client import forget
+from sinks.elasticsearch.sink import Elasticsearch
 from sinks.redis import Redis
 from tests.support.answering import ELSEWHERE, answering, postgres_tls, silent, tls, web
 from tests.support.pipelines import pipeline

@@ -8,10 +8,10 @@ import pytest
 from cdc.change import Column, Position, Stored, Table
 from cdc.errors import SinkUnavailable
 from cdc.report import Row
-from sinks.elasticsearch import Elasticsearch
-from sinks.elasticsearch_bulk import sender
-from sinks.elasticsearch_http import grouped
-from sinks.elasticsearch_positions import Record
+from sinks.elasticsearch.client import grouped
+from sinks.elasticsearch.executor import sender
+from sinks.elasticsearch.positions import Record
+from sinks.elasticsearch.sink import Elasticsearch
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 NOBODY = "http://elastic:secret@127.0.0.1:1"

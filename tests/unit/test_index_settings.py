@@ -8,7 +8,7 @@ from cdc import names, settings
 from cdc.change import Column, IndexOptions, Table
 from cdc.errors import SettingsError
 from cdc.index_settings import IndexSettings
-from sinks.elasticsearch_fields import adjusted, field
+from sinks.elasticsearch.fields import adjusted, field
 
 FILE = """\
 pipeline: shop

@@ -9,7 +9,8 @@ import yaml
 from cdc import names
 from cdc.change import Column, Table
 from cdc.errors import SourceError
-from sinks import delta_types, elasticsearch_fields
+from sinks import delta_types
+from sinks.elasticsearch import fields
 
 
 def made_of(*columns: str, key: str = "id", **types: str) -> Table:
@@ -84,7 +85,7 @@ def test_several_tables_are_one_error() -> None:
     ],
 )
 def test_an_index_holds_it(name: str) -> None:
-    assert elasticsearch_fields.refusals(made_of(name)) == []
+    assert fields.refusals(made_of(name)) == []
 
 
 @pytest.mark.parametrize(
@@ -105,5 +106,5 @@ def test_an_index_holds_it(name: str) -> None:
     ids=json.dumps,
 )
 def test_an_index_refuses_it_by_name(columns: list[str]) -> None:
-    (why,) = elasticsearch_fields.refusals(made_of(*columns))
+    (why,) = fields.refusals(made_of(*columns))
     assert columns[-1].strip() in why

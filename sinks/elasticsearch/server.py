@@ -5,7 +5,7 @@ from typing import Any
 
 from cdc.address import address
 from cdc.errors import SinkError, SinkRejected
-from sinks.elasticsearch_http import Refusal, answered, decoded, grouped, unavailable
+from sinks.elasticsearch.client import Refusal, answered, decoded, grouped, unavailable
 
 SHARDS = "cluster.max_shards_per_node"
 

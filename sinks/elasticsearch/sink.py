@@ -22,14 +22,14 @@ from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
 from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.report import COMPLETING, Row, send
 from cdc.sink import SWITCH_S, Batch, Refused, behind, check, mismatch, require, stored_after, wait_for
-from sinks.elasticsearch_bulk import bulk_item, document_id, sender
-from sinks.elasticsearch_fields import refusals
-from sinks.elasticsearch_http import BLOCKED, HINTS, Refusal, forget, unavailable
-from sinks.elasticsearch_indices import Indices, Place
-from sinks.elasticsearch_layout import INDEX_SETTINGS, Layout, refuse_other, refused, settled_otherwise
-from sinks.elasticsearch_positions import POSITIONS, Moved, Positions, Record
-from sinks.elasticsearch_scan import KEEP, SLICES, getter, scanner
-from sinks.elasticsearch_server import Server
+from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
+from sinks.elasticsearch.executor import bulk_item, document_id, sender
+from sinks.elasticsearch.fields import refusals
+from sinks.elasticsearch.indices import Indices, Place
+from sinks.elasticsearch.layout import INDEX_SETTINGS, Layout, refuse_other, refused, settled_otherwise
+from sinks.elasticsearch.positions import POSITIONS, Moved, Positions, Record
+from sinks.elasticsearch.scan import KEEP, SLICES, getter, scanner
+from sinks.elasticsearch.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 from cdc.change import Table
-from sinks.elasticsearch_http import grouped
-from sinks.elasticsearch_server import Server
+from sinks.elasticsearch.client import grouped
+from sinks.elasticsearch.server import Server
 
 WRITER = ".W."
 """Between an index' name and a writer's token. No index may have a capital in its name."""

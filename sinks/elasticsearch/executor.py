@@ -17,7 +17,7 @@ from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.patch import elements, members
 from cdc.report import Report, Row, report, rows
 from cdc.sink import UNKNOWN
-from sinks.elasticsearch_http import HINTS, answered, decoded, unavailable
+from sinks.elasticsearch.client import HINTS, answered, decoded, unavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,8 @@ from typing import Any
 
 from cdc.change import Position, Stored
 from cdc.errors import SinkUnavailable
-from sinks.elasticsearch_http import HINTS, unavailable
-from sinks.elasticsearch_server import Server
+from sinks.elasticsearch.client import HINTS, unavailable
+from sinks.elasticsearch.server import Server
 
 POSITIONS = "cdc-position"
 CONFLICT = 409

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cdc.patch import members
-from sinks.elasticsearch_bulk import HASHED, OWN_ID, documents
-from sinks.elasticsearch_http import answered
+from sinks.elasticsearch.client import answered
+from sinks.elasticsearch.executor import HASHED, OWN_ID, documents
 
 if TYPE_CHECKING:
     import pyarrow as pa
