@@ -23,7 +23,7 @@ from cdc.errors import DivergenceError
 from cdc.sink import Sink
 from compose import artifacts
 from connectors.client import Connect
-from sinks.delta import KINDS, Delta
+from sinks.delta.sink import KINDS, Delta
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.redis import Redis
 

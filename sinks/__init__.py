@@ -20,6 +20,6 @@ def build(pipeline: Pipeline, name: str) -> "Sink":
 
         return redis.Redis(name, settings.url, settings.prefix, settings.spare)
     assert isinstance(settings, Delta)
-    from sinks import delta
+    from sinks.delta import sink as delta
 
     return delta.Delta(name, settings.path, pipeline.pipeline, rewritten=settings.without_deletion_vectors)

@@ -17,7 +17,7 @@ from cdc.errors import Fenced, SinkUnavailable
 from cdc.report import Report
 from cdc.sink import Batch
 from sinks import redis_chunks, redis_send, redis_server
-from sinks.delta import Delta
+from sinks.delta.sink import Delta
 from sinks.elasticsearch import executor
 from sinks.elasticsearch.positions import POSITIONS
 from sinks.elasticsearch.sink import Elasticsearch

@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 from cdc.change import Advance, Applied, Position, Stored
 from cdc.errors import SinkUnavailable
 from cdc.sink import Batch, Rewound, Sink, stored_after
-from sinks import delta_files, delta_generations, delta_log, delta_marks, delta_vectors, delta_write
-from sinks.delta import Delta
-from sinks.delta_commits import Commits, Found, numbered
-from sinks.delta_tables import each
+from sinks.delta import add_files, frames, generations, jvm, marks, vectors
+from sinks.delta.commits import Commits, Found, numbered
+from sinks.delta.parallel import each
+from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
 from sinks.redis import Redis
@@ -54,8 +54,8 @@ def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) 
     if kind.startswith("delta"):
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
-            monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
-            monkeypatch.setattr("sinks.delta_marks.MANY", 3)
+            monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+            monkeypatch.setattr("sinks.delta.marks.MANY", 3)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
@@ -79,7 +79,7 @@ def test_a_large_mirror_keeps_its_files(
 ) -> None:
     """Rows are marked as deleted where rewriting would cost too much; other readers see the same rows either way."""
     if large:
-        monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.an_older_position_never_wins(made)
@@ -151,27 +151,27 @@ class Unfolded(Memory):
 def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
     folder = str(tmp_path / "table")
     spark.range(3).write.format("delta").save(folder)
-    transaction = delta_log.begin(spark, folder)
+    transaction = jvm.begin(spark, folder)
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 1")
-    operation = delta_log.single(delta_log.package(spark), "DeltaOperations$ManualUpdate")
+    operation = jvm.single(jvm.package(spark), "DeltaOperations$ManualUpdate")
     with pytest.raises(SinkUnavailable, match="same time"):
-        delta_log.commit(spark, transaction, [], operation, 1)
+        jvm.commit(spark, transaction, [], operation, 1)
 
 
 def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_path: Path) -> None:
     """Row by row: each merge adds to the marks of the one before, and other readers see the same."""
     folder, commits, ids = str(tmp_path / "table"), Commits(), [str(number) for number in range(4)]
     rows = spark.createDataFrame([(key, 0, False) for key in ids], "_cdc_id string, note int, _cdc_gone boolean")
-    delta_files.begin(folder, rows.drop("_cdc_gone").coalesce(1), Stored(Position("id", (0,))), 1)
-    (first,) = delta_files.paths(deltalake.DeltaTable(folder))
+    add_files.begin(folder, rows.drop("_cdc_gone").coalesce(1), Stored(Position("id", (0,))), 1)
+    (first,) = add_files.paths(deltalake.DeltaTable(folder))
     for number, key in enumerate(ids, 1):
         stored, found = Stored(Position("id", (number,))), commits.found(folder)
         change = rows.where(rows["_cdc_id"] == key).selectExpr("_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone")
         with_column = change.withColumn("added", F.lit("new")) if number == 4 else change
-        delta_marks.merge(commits.opened(folder), folder, with_column, stored, found.number + 1)  # type: ignore[arg-type]
+        marks.merge(commits.opened(folder), folder, with_column, stored, found.number + 1)  # type: ignore[arg-type]
         assert commits.found(folder) == Found(stored, found.number + 1)
         table = deltalake.DeltaTable(folder)
-        assert (first in delta_files.paths(table)) is (number < 4)
+        assert (first in add_files.paths(table)) is (number < 4)
         expected = [(one, int(one in ids[:number])) for one in ids if one != "2" or number < 3]
         read = deltalake.QueryBuilder().register("t", table).execute("SELECT _cdc_id, note FROM t").read_all()
         assert sorted(zip(read["_cdc_id"].to_pylist(), read["note"].to_pylist(), strict=True)) == expected
@@ -180,7 +180,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     assert later == [("3", "new")]
     older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        delta_marks.merge(older, folder, change, stored, found.number + 1)
+        marks.merge(older, folder, change, stored, found.number + 1)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -188,27 +188,27 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tm
     """In a folder whose name is written another way in a URI."""
     folder, commits, stored = str(tmp_path / "a table+é"), Commits(), Stored(Position("id", (1,)))
     rows = spark.createDataFrame([("1", "a", 1), ("2", "b", 2)], "_cdc_id string, dropped string, note int")
-    delta_files.begin(folder, rows, stored, 1)
+    add_files.begin(folder, rows, stored, 1)
     change = spark.createDataFrame([("1", 3, False)], "_cdc_id string, note int, _cdc_gone boolean")
     table = commits.table(folder)
     assert table
     if large:
-        delta_marks.merge(table, folder, change, stored, 2)
+        marks.merge(table, folder, change, stored, 2)
     else:
-        mirror = delta_files.plain(table, folder, spark)
+        mirror = add_files.plain(table, folder, spark)
         assert mirror
-        delta_files.write(table, delta_write.merged(mirror, change), "overwrite", stored, 2)
+        add_files.write(table, frames.merged(mirror, change), "overwrite", stored, 2)
     assert sorted(spark.read.format("delta").load(folder).collect()) == [("1", None, 3), ("2", "b", 2)]
 
 
 def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of them, with what the merge at hand brings to their rows; the others stay, marked."""
-    monkeypatch.setattr("sinks.delta_marks.MANY", 5)
-    monkeypatch.setattr("sinks.delta_marks.AT_ONCE_BYTES", 4000)
+    monkeypatch.setattr("sinks.delta.marks.MANY", 5)
+    monkeypatch.setattr("sinks.delta.marks.AT_ONCE_BYTES", 4000)
     folder, commits = str(tmp_path / "table"), Commits()
     expected: dict[str, int | None] = {}
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
-    delta_files.begin(folder, rows, Stored(Position("id", (0,))), 1)
+    add_files.begin(folder, rows, Stored(Position("id", (0,))), 1)
     for number in range(12):
         found = commits.found(folder)
         change = rows.where(f"_cdc_id IN ({number}, {number // 2})").selectExpr(
@@ -216,25 +216,25 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
         )
         table = commits.opened(folder)
         assert table
-        delta_marks.merge(table, folder, change, Stored(Position("id", (number + 1,))), found.number + 1)
+        marks.merge(table, folder, change, Stored(Position("id", (number + 1,))), found.number + 1)
         expected |= {str(key): number for key in (number, number // 2) if key != number or number % 5 != 4}
         expected |= {} if number % 5 != 4 else {str(number): None}
         held = spark.read.format("delta").load(folder).where("note >= 0").collect()
         assert sorted(held) == sorted((key, note) for key, note in expected.items() if note is not None)
-        assert len(delta_files.paths(deltalake.DeltaTable(folder))) < 5 + 2 * 2
+        assert len(add_files.paths(deltalake.DeltaTable(folder))) < 5 + 2 * 2
 
 
 def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
     folder, rows = str(tmp_path / "table"), spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     stored = Stored(Position("id", (1,)))
-    delta_files.begin(folder, rows, stored, 1)
+    add_files.begin(folder, rows, stored, 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        delta_files.begin(folder, rows, stored, 1)
+        add_files.begin(folder, rows, stored, 1)
     stale, fresh = deltalake.DeltaTable(folder), deltalake.DeltaTable(folder)
-    delta_files.write(fresh, rows, "append", stored, 2)
+    add_files.write(fresh, rows, "append", stored, 2)
     for mode in ("append", "overwrite"):
         with pytest.raises(SinkUnavailable, match="same time"):
-            delta_files.write(stale, rows, mode, stored, 2)
+            add_files.write(stale, rows, mode, stored, 2)
     assert spark.read.format("delta").load(folder).count() == 6
 
 
@@ -242,22 +242,22 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSessio
 def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp_path: Path, marked: bool) -> None:
     live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
-    delta_files.begin(live, rows, Stored(Position("id", (1,))), 1)
+    add_files.begin(live, rows, Stored(Position("id", (1,))), 1)
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
     dated = rows.withColumn("at", F.lit("2026-01-01").cast("timestamp_ntz")).coalesce(1)
-    delta_files.begin(other, dated, Stored(Position("id", (2,))), 1)
+    add_files.begin(other, dated, Stored(Position("id", (2,))), 1)
     if marked:
-        delta_vectors.ask(spark, other, [delta_files.MARKS])
+        vectors.ask(spark, other, [add_files.MARKS])
         with numbered(spark, Stored(Position("id", (2,))), 2):
             spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
-        assert not delta_files.unmarked(deltalake.DeltaTable(other))
-    assert not delta_generations.switch(spark, commits, live, other)
-    assert delta_generations.switch(spark, commits, live, other)
+        assert not add_files.unmarked(deltalake.DeltaTable(other))
+    assert not generations.switch(spark, commits, live, other)
+    assert generations.switch(spark, commits, live, other)
     found = commits.found(live)
     assert found.stored == Stored(Position("id", (2,)))
     now = deltalake.DeltaTable(live)
-    assert delta_files.features(now) == {"timestampNtz"} | ({delta_files.MARKS} if marked else set())
-    delta_files.write(now, dated.where("_cdc_id = '0'"), "append", Stored(Position("id", (3,))), found.number + 1)
+    assert add_files.features(now) == {"timestampNtz"} | ({add_files.MARKS} if marked else set())
+    add_files.write(now, dated.where("_cdc_id = '0'"), "append", Stored(Position("id", (3,))), found.number + 1)
     assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (3 if marked else 4)
 
 

@@ -17,8 +17,8 @@ import pytest
 from cdc.change import Column, Position, Stored, new_generation
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 from cdc.sink import Misfit
-from sinks.delta import Delta
-from sinks.delta_history import Commit, Standing
+from sinks.delta.history import Commit, Standing
+from sinks.delta.sink import Delta
 from tests.contract.crashes import die, survived
 from tests.contract.laws import Harness, row
 from tests.contract.switches import Moment
@@ -330,7 +330,7 @@ def test_names_that_are_carried(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
     made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
@@ -382,7 +382,7 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
     harness.apply()
     harness.sink.require_room([harness.table])
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr("sinks.delta_room.AS_TEXT", 2**40)
+    monkeypatch.setattr("sinks.delta.room.AS_TEXT", 2**40)
     with pytest.raises(SinkRejected, match=f"in {tmp_path};"):
         harness.sink.require_room([harness.table])
 
@@ -402,10 +402,10 @@ def end_of_batch(_: Stored | None, until: Position) -> Position:
 @pytest.mark.parametrize(
     ("place", "bug", "test"),
     [
-        ("sinks.delta_positions.further", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
-        ("sinks.delta_positions.further", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
+        ("sinks.delta.positions.further", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
+        ("sinks.delta.positions.further", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
         (
-            "sinks.delta_history.standing",
+            "sinks.delta.history.standing",
             newest_word,
             partial(test_a_restored_table_goes_on_from_what_it_holds, kind="mirror", restore=by_version),
         ),

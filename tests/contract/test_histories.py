@@ -25,7 +25,7 @@ from cdc.explain import explain
 from cdc.sink import Batch, Sink
 from cdc.stand import prepare
 from cdc.step import make_batch
-from sinks.delta import Delta
+from sinks.delta.sink import Delta
 from sinks.memory import Memory
 from tests.contract import crashes
 from tests.contract.crashes import Crash

@@ -72,6 +72,6 @@ def test_a_sink_that_refused_less_would_be_found(
     """What is refused can't be held: a sink that let it pass would stop later, and all tables with it."""
     make, unheld = maker(request, kind, unique, tmp_path), table(unique, names)
     assert make().refusals(unheld)
-    monkeypatch.setattr("sinks.delta.refusals", lambda _: [])
+    monkeypatch.setattr("sinks.delta.sink.refusals", lambda _: [])
     with pytest.raises(Exception, match=r"refuses|can.t make the index|Spark failed|cannot be cast"):
         carry(laws.Harness(spark, make, unheld))

@@ -18,8 +18,9 @@ from cdc.decode import Reading
 from cdc.rows import columns, document_of_columns, parsed
 from cdc.sink import Batch, Sink, stored_after
 from cdc.toast import Placeholder
-from sinks import delta_write, redis_scripts
-from sinks.delta import Delta
+from sinks import redis_scripts
+from sinks.delta import frames
+from sinks.delta.sink import Delta
 from sinks.elasticsearch import executor
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
@@ -146,7 +147,7 @@ def test_what_a_mirror_has_is_merged_again(
         return frame.where(frame["topic"] == advance.table.topic)
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(delta_write, "unseen", unseen)
+    monkeypatch.setattr(frames, "unseen", unseen)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 

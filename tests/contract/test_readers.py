@@ -18,10 +18,10 @@ import pytest
 
 from cdc.change import Column, new_generation
 from cdc.errors import SinkUnavailable
-from sinks import delta_files, delta_vectors
-from sinks.delta import Delta
-from sinks.delta_commits import Commits, numbered
-from sinks.delta_links import absolute
+from sinks.delta import add_files, vectors
+from sinks.delta.commits import Commits, numbered
+from sinks.delta.links import absolute
+from sinks.delta.sink import Delta
 from tests.contract.laws import Harness, fill, row
 from tests.support.envelopes import table
 
@@ -153,7 +153,7 @@ class History:
         self._note("rebuilt")
         self.roll_back()
         self._note("rolled back")
-        patch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+        patch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
         self.change()
         self._note("marked")
         self.rebuild()
@@ -182,7 +182,7 @@ class History:
     def _note(self, name: str) -> None:
         # Not by its name: polars reads no folder with a space in its name.
         copied = shutil.copytree(self.place, self.root / "copies" / str(len(self.states)))
-        marks = delta_files.MARKS in delta_files.features(deltalake.DeltaTable(self.mirror))
+        marks = add_files.MARKS in add_files.features(deltalake.DeltaTable(self.mirror))
         self.states[name] = State(f"{copied}/public.items/mirror", self.rows, marks)
 
     def apply(self) -> None:
@@ -263,7 +263,7 @@ def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
     fill(made.harness)
     made.apply()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sinks.delta_links.share", lying_elsewhere)
+        patch.setattr("sinks.delta.links.share", lying_elsewhere)
         made.rebuild()
     assert by_spark(spark, made.mirror)() == made.rows
     for reader in (by_duckdb, by_polars, by_pandas, by_pyarrow):
@@ -276,7 +276,7 @@ def test_what_was_named_elsewhere_is_gathered(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
     """A warehouse of an earlier version: by the first batch of the next run, for every row."""
-    monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+    monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
     made = History(spark, tmp_path)
     fill(made.harness)
     names = {made.harness.table.qualified: new_generation()}
@@ -289,8 +289,8 @@ def test_what_was_named_elsewhere_is_gathered(
     assert found.stored
     with numbered(spark, found.stored, found.number):
         spark.sql(f"CREATE OR REPLACE TABLE delta.`{made.mirror}` SHALLOW CLONE delta.`{elsewhere}`")
-    assert all(absolute(path) for path in delta_files.paths(deltalake.DeltaTable(made.mirror)))
-    assert delta_files.unmarked(deltalake.DeltaTable(made.mirror)) is not marked
+    assert all(absolute(path) for path in add_files.paths(deltalake.DeltaTable(made.mirror)))
+    assert add_files.unmarked(deltalake.DeltaTable(made.mirror)) is not marked
     made.harness.topic.add("c", row("new", 1))
     made.apply()
     shutil.rmtree(elsewhere)
@@ -312,7 +312,7 @@ def test_what_nobody_looked_at_gets_no_position(spark: "SparkSession", tmp_path:
     assert found.stored
     spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ('somebody' = 'else')")
     with pytest.raises(SinkUnavailable):
-        delta_vectors.gather(spark, folder, version, found.stored, found.number + 1)
+        vectors.gather(spark, folder, version, found.stored, found.number + 1)
     with pytest.raises(SinkUnavailable):
-        delta_vectors.drop(spark, folder, version)
+        vectors.drop(spark, folder, version)
     assert Commits().found(folder).stored == found.stored

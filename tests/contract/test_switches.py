@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-import sinks.delta_commits
+import sinks.delta.commits
 from cdc.change import Stored, Table
 from cdc.errors import SinkUnavailable
 from cdc.sink import Rewound
@@ -108,8 +108,8 @@ def _history(self: Any, folder: str, depth: int | None = None) -> Any:
 
 def as_told() -> AbstractContextManager[object]:
     """The last commit's position, whichever version the table was opened at."""
-    told = types.FunctionType(_history.__code__, vars(sinks.delta_commits), argdefs=(None,))
-    return mock.patch.object(sinks.delta_commits.Commits, "history", told)
+    told = types.FunctionType(_history.__code__, vars(sinks.delta.commits), argdefs=(None,))
+    return mock.patch.object(sinks.delta.commits.Commits, "history", told)
 
 
 @pytest.mark.parametrize(

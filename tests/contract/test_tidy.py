@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from sinks import delta_generations
-from sinks.delta import Delta
-from sinks.delta_commits import Commits
+from sinks.delta import generations
+from sinks.delta.commits import Commits
+from sinks.delta.sink import Delta
 from tests.contract import laws
 from tests.contract.crashes import die, survived
 from tests.support.envelopes import table
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 @pytest.fixture(params=["small", "large"])
 def tidied(request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch) -> Delta:
     """A warehouse that looks after each batch for what is to be removed; with rows marked as deleted, or without."""
-    monkeypatch.setattr("sinks.delta.TIDY_S", 0)
+    monkeypatch.setattr("sinks.delta.sink.TIDY_S", 0)
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
     return Delta("warehouse", str(tmp_path), unique)
 
 
@@ -45,14 +45,14 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     left, foreign, old = f"part-{uuid4()}.parquet", "part-00000-at-work.parquet", "part-00000-given-up.parquet"
     for name in (left, foreign, old):
         (mirror / name).write_bytes(b"")
-    long_ago = time.time() - delta_generations.UNCOMMITTED_S - 60
+    long_ago = time.time() - generations.UNCOMMITTED_S - 60
     os.utime(mirror / old, (long_ago, long_ago))
     commits = Commits()
     found, live = commits.found(str(mirror)), commits.opened(str(mirror))
     assert live
     assert found.stored
     kept = f"{mirror}@kept"
-    delta_generations._clone(spark, live, str(mirror), kept, found.stored)
+    generations._clone(spark, live, str(mirror), kept, found.stored)
     before = sorted(spark.read.format("delta").load(kept).collect())
     third, fourth, fifth = change(2), change(3), change(4)
     assert {left, foreign} < third
@@ -61,7 +61,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     assert not (third - second - {foreign}) & fifth
     assert made.view() == made.topic.model()
     assert sorted(spark.read.format("delta").load(kept).collect()) == before
-    delta_generations.remove(spark, [kept])
+    generations.remove(spark, [kept])
     change(5)
     last = change(6)
     assert not last & second - {Path(path).name for path in in_use(spark, mirror)}
@@ -72,7 +72,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
 def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
     table = Commits().table(str(mirror))
     assert table
-    return delta_generations._paths(spark, table, str(mirror))
+    return generations._paths(spark, table, str(mirror))
 
 
 def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:
@@ -83,7 +83,7 @@ def test_links_go_with_who_needs_them(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a switch that was killed before its commit, those of what was shown and of what was kept."""
-    monkeypatch.setattr("sinks.delta.TIDY_S", 0)
+    monkeypatch.setattr("sinks.delta.sink.TIDY_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.fill(made)
@@ -122,12 +122,12 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     names = {made.table.qualified: "another"}
     made.apply(writer="another", sink=tidied.beside(names))
     live = tidied.folder(made.table, "mirror")
-    assert delta_generations.switch(spark, Commits(), live, f"{live}@another")
+    assert generations.switch(spark, Commits(), live, f"{live}@another")
     for _ in range(2):
         made.topic.add("u", laws.row("k1", 1, "later"))
         made.apply(writer="later")
     assert not tidied.promote([made.table], names)
-    assert delta_generations.others(spark, live) == ["another"]
+    assert generations.others(spark, live) == ["another"]
     assert made.view() == made.topic.model()
 
 
@@ -140,7 +140,7 @@ def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> No
     marks = list(Path(folder).glob("*/deletion_vector_*.bin"))
     assert marks
     assert commits.table(folder)
-    left = delta_generations.tidy(spark, commits, folder, set())
-    delta_generations.tidy(spark, commits, folder, left)
+    left = generations.tidy(spark, commits, folder, set())
+    generations.tidy(spark, commits, folder, left)
     assert all(path.exists() for path in marks)
     assert spark.read.format("delta").load(folder).count() == 9

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from cdc.comparison import Comparison
 from cdc.repair import repair
 from cdc.verify import Options, verify
-from sinks.delta_commits import METADATA, Commits
+from sinks.delta.commits import METADATA, Commits
 from tests.support import writer
 
 if TYPE_CHECKING:

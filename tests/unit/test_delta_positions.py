@@ -3,8 +3,8 @@
 import pytest
 
 from cdc.change import Position, Stored
-from sinks.delta_history import CLEARED, Commit, Standing, standing
-from sinks.delta_positions import further, known, oldest
+from sinks.delta.history import CLEARED, Commit, Standing, standing
+from sinks.delta.positions import further, known, oldest
 
 
 def at(*offsets: int, topic: str = "one") -> Stored:

@@ -3,7 +3,7 @@
 import pytest
 
 from cdc.change import Column, Table
-from sinks.delta_types import refusals
+from sinks.delta.types import refusals
 
 
 def made_of(*names: str) -> Table:

@@ -72,7 +72,7 @@ def test_imports_go_one_way(path: Path) -> None:
     [
         ("cdc.change", "import pyspark"),
         ("sinks.redis", "from sinks import memory"),
-        ("sinks.delta", "def f():\n    from cdc.stream import Stream"),
+        ("sinks.delta.sink", "def f():\n    from cdc.stream import Stream"),
         ("cdc.stream", "from sinks.redis import Redis"),
         ("compose.stack", "from pyspark.sql import SparkSession"),
     ],
@@ -83,7 +83,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
 
 def test_verbs_that_need_no_spark_start_without_it() -> None:
     names = "cdc.cli, cdc.status, cdc.render, cdc.fence, compose.stack, connectors.register, migrations, sinks"
-    names += ", sinks.redis, sinks.elasticsearch.sink, sinks.delta"
+    names += ", sinks.redis, sinks.elasticsearch.sink, sinks.delta.sink"
     code = f"import {names}, sys; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 

@@ -9,7 +9,7 @@ import yaml
 from cdc import names
 from cdc.change import Column, Table
 from cdc.errors import SourceError
-from sinks import delta_types
+from sinks.delta import types
 from sinks.elasticsearch import fields
 
 
@@ -35,7 +35,7 @@ def test_names_that_differ_in_case_only_are_found(pair: tuple[str, str]) -> None
 
 def test_one_error_names_all_columns_and_which_to_leave_out() -> None:
     table = made_of("fine", "_cdc_x", "bits", "order date", bits="bit varying")
-    error = names.refused(table, lambda table: [*names.refusals(table), *delta_types.refusals(table)])
+    error = names.refused(table, lambda table: [*names.refusals(table), *types.refusals(table)])
     assert isinstance(error, SourceError)
     assert all(name in error.message for name in ("public.items", "_cdc_x", "bits", "order date"))
     found = re.search(r"\{.*\}", error.hint)

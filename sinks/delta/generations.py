@@ -1,7 +1,7 @@
 """Generations of a Delta table: others lie in folders <folder>@<generation>, the live one is the table itself.
 
 A switch is one commit of the live table: its files out, those of the other generation in, which are linked into the
-live table's folder before (`delta_links`). No data is copied, and of two who commit at the same time one fails. What
+live table's folder before (`links`). No data is copied, and of two who commit at the same time one fails. What
 readers saw until then is kept as a table of the files of the version before, linked likewise. So each can be read,
 moved and removed by itself, but for those that earlier versions of this program have left: `needed` tells where these
 name files.
@@ -21,15 +21,15 @@ from pyspark.sql import SparkSession
 
 from cdc.change import Stored, distance
 from cdc.errors import SinkUnavailable
-from sinks import delta_files, delta_links, delta_vectors
-from sinks.delta_commits import Commits, Contended, Found
-from sinks.delta_history import CLEARED
+from sinks.delta import add_files, links, vectors
+from sinks.delta.commits import Commits, Contended, Found
+from sinks.delta.history import CLEARED
 
 SWITCHES = ("Manual Update", "SWITCH")
 """What a table's history calls a switch: the operation of one through Spark, the mark of another."""
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 OURS = re.compile(rf"(^|/)(part-{UUID}\.parquet|deletion_vector_{UUID}\.bin)$")
-"""Names of files that only merges leave: as `delta_files` gives them, and those of marks."""
+"""Names of files that only merges leave: as `add_files` gives them, and those of marks."""
 UNCOMMITTED_S = 7 * 24 * 3600.0
 """How long others may take from writing a file to committing it; VACUUM waits as long."""
 
@@ -47,16 +47,16 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
         return True
     if lags(there, here):
         return False
-    needed = delta_files.features(fresh) - delta_files.features(table)
+    needed = add_files.features(fresh) - add_files.features(table)
     try:
         if needed:
             # A commit by itself: the next try begins with what the table is after it.
-            delta_vectors.ask(spark, live, needed)
-        elif not delta_files.unmarked(fresh):
-            return delta_vectors.switch(spark, commits, live, other, stored, partial(lags, there))
+            vectors.ask(spark, live, needed)
+        elif not add_files.unmarked(fresh):
+            return vectors.switch(spark, commits, live, other, stored, partial(lags, there))
         else:
-            files, mark = delta_files.shared(fresh, other, live), {"cdc": SWITCHES[1]}
-            delta_files.commit(table, files, "overwrite", fresh.schema(), stored, here.number + 1, mark)
+            files, mark = add_files.shared(fresh, other, live), {"cdc": SWITCHES[1]}
+            add_files.commit(table, files, "overwrite", fresh.schema(), stored, here.number + 1, mark)
     except Contended:
         return False
     return not needed
@@ -70,23 +70,23 @@ def gather(spark: SparkSession, commits: Commits, live: str) -> None:
     found, table = commits.found(live), commits.opened(live)
     if table is None or found.stored is None or found.trouble:
         return
-    if not any(map(delta_links.absolute, delta_files.paths(table))) or not delta_links.can_link(live):
+    if not any(map(links.absolute, add_files.paths(table))) or not links.can_link(live):
         # Copies would take room that nobody has asked for.
         return
     with suppress(SinkUnavailable):
-        if delta_files.unmarked(table):
-            files = delta_files.shared(table, live, live)
-            delta_files.commit(table, files, "overwrite", table.schema(), found.stored, found.number + 1)
+        if add_files.unmarked(table):
+            files = add_files.shared(table, live, live)
+            add_files.commit(table, files, "overwrite", table.schema(), found.stored, found.number + 1)
         else:
-            delta_vectors.gather(spark, live, table.version(), found.stored, found.number + 1)
+            vectors.gather(spark, live, table.version(), found.stored, found.number + 1)
 
 
 def unmark(spark: SparkSession, commits: Commits, live: str) -> bool:
     """Ask readers of the live table to know of marks no longer, if it has none; false when it was changed meanwhile."""
     table = commits.table(live)
-    if table and delta_files.MARKS in delta_files.features(table) and delta_files.unmarked(table):
+    if table and add_files.MARKS in add_files.features(table) and add_files.unmarked(table):
         try:
-            delta_vectors.drop(spark, live, table.version())
+            vectors.drop(spark, live, table.version())
         except Contended:
             return False
     return True
@@ -112,7 +112,7 @@ def keep(spark: SparkSession, commits: Commits, live: str, other: str) -> bool:
         return False
     try:
         _clone(spark, deltalake.DeltaTable(live, version=before), live, other, standing.stored)
-    except delta_links.Lost:
+    except links.Lost:
         # Whoever was killed after the switch goes on whenever somebody asks for it, maybe later than `tidy`.
         remove(spark, [other])
         return False
@@ -158,7 +158,7 @@ def _age_s(spark: SparkSession, path: str) -> float:
 
 def needed(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> set[str]:
     """The names of the folders that a table has files in; its own may be among them."""
-    return {_place(path)[0] for path in _paths(spark, table, folder) if delta_links.absolute(path)}
+    return {_place(path)[0] for path in _paths(spark, table, folder) if links.absolute(path)}
 
 
 def others(spark: SparkSession, folder: str) -> list[str]:
@@ -182,14 +182,14 @@ def remove(spark: SparkSession, paths: Iterable[str]) -> None:
 def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: Stored) -> None:
     """Make a table of the files that another has, in the version that it was opened in. Raises Lost."""
     remove(spark, [target])
-    if delta_files.unmarked(source):
-        delta_files.create(target, delta_files.shared(source, folder, target), source.schema(), stored, 1)
+    if add_files.unmarked(source):
+        add_files.create(target, add_files.shared(source, folder, target), source.schema(), stored, 1)
     else:
-        delta_vectors.clone(spark, source, folder, target, stored)
+        vectors.clone(spark, source, folder, target, stored)
 
 
 def _paths(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> list[str]:
-    return delta_files.paths(table) if delta_files.unmarked(table) else delta_vectors.paths(spark, folder)
+    return add_files.paths(table) if add_files.unmarked(table) else vectors.paths(spark, folder)
 
 
 def _place(path: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from cdc.change import Table
 from cdc.sink import UNKNOWN, Refused
-from sinks.delta_write import GONE
+from sinks.delta.frames import GONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -13,7 +13,7 @@ NAMED = ("_cdc_id", "_cdc_partition", "_cdc_offset")
 
 
 def completed(changes: "DataFrame", table: Table, mirror: str | None, sink: str) -> "DataFrame":
-    """Folded changes as rows to merge, as `delta_write.changed`.
+    """Folded changes as rows to merge, as `frames.changed`.
 
     mirror is the folder of the Delta table, None while there is none.
 

@@ -1,6 +1,6 @@
 """Generations of a Delta table some of whose rows are marked as deleted, through Spark: only that knows the marks.
 
-Slow beside `delta_generations`: the log is read as a DataFrame.
+Slow beside `generations`: the log is read as a DataFrame.
 """
 
 import re
@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.change import Stored
-from sinks import delta_files, delta_links, delta_log
-from sinks.delta_commits import Commits, Found, conflicting, contended, numbered
-from sinks.delta_files import MARKS
-from sinks.delta_history import CLEARED
+from sinks.delta import add_files, jvm, links
+from sinks.delta.add_files import MARKS
+from sinks.delta.commits import Commits, Found, conflicting, contended, numbered
+from sinks.delta.history import CLEARED
 
 ASKED = {MARKS: ("delta.enableDeletionVectors", "true")}
 """Properties that ask readers for more than the name of a feature would."""
@@ -41,13 +41,13 @@ def ask(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
 
 def drop(spark: SparkSession, folder: str, version: int) -> None:
     """Ask readers of a table to know of marks no longer; it has none in this version. Raises SinkUnavailable."""
-    transaction, delta = _begin(spark, folder, version), delta_log.package(spark)
+    transaction, delta = _begin(spark, folder, version), jvm.package(spark)
     name, _ = ASKED[MARKS]
     own = transaction.metadata()
     transaction.updateMetadata(_changed(own, configuration=own.configuration().removed(name)), False)
-    feature = delta_log.single(delta, "DeletionVectorsTableFeature")
+    feature = jvm.single(delta, "DeletionVectorsTableFeature")
     transaction.updateProtocol(transaction.snapshot().protocol().removeFeature(feature))
-    delta_log.commit(spark, transaction, [], delta.DeltaOperations.DropTableFeature(MARKS, False), None)
+    jvm.commit(spark, transaction, [], delta.DeltaOperations.DropTableFeature(MARKS, False), None)
 
 
 def switch(
@@ -57,12 +57,12 @@ def switch(
 
     Raises SinkUnavailable when another commit comes in between.
     """
-    fresh, transaction = delta_log.snapshot(spark, other), delta_log.begin(spark, live)
+    fresh, transaction = jvm.snapshot(spark, other), jvm.begin(spark, live)
     # Read after the transaction has begun: a newer version than its own makes it fail.
     here = commits.found(live)
     if lags(here):
         return False
-    _take(spark, transaction, fresh, delta_log.switch(spark), stored, here.number + 1)
+    _take(spark, transaction, fresh, jvm.switch(spark), stored, here.number + 1)
     return True
 
 
@@ -72,22 +72,22 @@ def gather(spark: SparkSession, folder: str, version: int, stored: Stored, numbe
     `stored` and `number` are of this version: its files must not get the position of another's.
     """
     transaction = _begin(spark, folder, version)
-    _take(spark, transaction, transaction.snapshot(), delta_log.update(spark, stored, number), stored, number)
+    _take(spark, transaction, transaction.snapshot(), jvm.update(spark, stored, number), stored, number)
 
 
 def clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: Stored) -> None:
     """Make a table of the files that another, in `folder`, had in a version."""
-    delta_files.create(target, [], source.schema(), CLEARED, 1)
-    ask(spark, target, delta_files.features(source))
-    fresh = delta_log.log(spark, folder).getSnapshotAt(source.version(), *delta_log.none(spark, 2), False)
-    _take(spark, delta_log.begin(spark, target), fresh, delta_log.switch(spark), stored, 2)
+    add_files.create(target, [], source.schema(), CLEARED, 1)
+    ask(spark, target, add_files.features(source))
+    fresh = jvm.log(spark, folder).getSnapshotAt(source.version(), *jvm.none(spark, 2), False)
+    _take(spark, jvm.begin(spark, target), fresh, jvm.switch(spark), stored, 2)
 
 
 def paths(spark: SparkSession, folder: str) -> list[str]:
     """Where the files of a table lie, and those of its marks."""
-    snapshot = delta_log.snapshot(spark, folder)
+    snapshot = jvm.snapshot(spark, folder)
     log, found = snapshot.deltaLog(), []
-    for file in delta_log.files(snapshot):
+    for file in jvm.files(snapshot):
         vector = file.deletionVector()
         found.append(file.absolutePath(log))
         if vector and vector.isOnDisk():
@@ -97,7 +97,7 @@ def paths(spark: SparkSession, folder: str) -> list[str]:
 
 def _begin(spark: SparkSession, folder: str, version: int) -> Any:
     """A transaction upon a version that was looked at. Raises SinkUnavailable when there is a newer one."""
-    transaction = delta_log.begin(spark, folder)
+    transaction = jvm.begin(spark, folder)
     if transaction.snapshot().version() != version:
         raise contended()
     return transaction
@@ -109,24 +109,23 @@ def _take(spark: SparkSession, transaction: Any, fresh: Any, operation: Any, sto
         schema = fresh.metadata().schemaString()
         transaction.updateMetadata(_changed(transaction.metadata(), schemaString=schema), False)
     source, target = (snapshot.deltaLog().dataPath() for snapshot in (fresh, transaction.snapshot()))
-    actions = [file.remove() for file in delta_log.files(transaction.snapshot())]
-    actions += [_shared(spark, file, source, _local(target)) for file in delta_log.files(fresh)]
+    actions = [file.remove() for file in jvm.files(transaction.snapshot())]
+    actions += [_shared(spark, file, source, _local(target)) for file in jvm.files(fresh)]
     with numbered(spark, stored, number):
-        delta_log.commit(spark, transaction, actions, operation, number)
+        jvm.commit(spark, transaction, actions, operation, number)
 
 
 def _shared(spark: SparkSession, file: Any, source: Any, target: str) -> Any:
     """The same file with its marks, linked into another table's folder and named there."""
-    name, vector = delta_links.share(_local(source), file.path(), target), file.deletionVector()
+    name, vector = links.share(_local(source), file.path(), target), file.deletionVector()
     if vector is None or not vector.isOnDisk():
         return _changed(file, path=name)
     place = _local(vector.absolutePath(source))
     named = FILE.search(place)
     assert named
-    delta_links.share_as(place, f"{target}/{named[0]}", target)
-    jvm: Any = spark._jvm
-    own = delta_log.single(delta_log.package(spark).actions, "DeletionVectorDescriptor").onDiskWithRelativePath(
-        jvm.java.util.UUID.fromString(named[1]),
+    links.share_as(place, f"{target}/{named[0]}", target)
+    own = jvm.single(jvm.package(spark).actions, "DeletionVectorDescriptor").onDiskWithRelativePath(
+        spark._jvm.java.util.UUID.fromString(named[1]),  # type: ignore[union-attr]
         "",
         vector.sizeInBytes(),
         vector.cardinality(),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cdc.change import Advance, Applied, Stored, Table
 from cdc.sink import Batch
-from sinks import delta_positions
+from sinks.delta import positions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -93,7 +93,7 @@ def unseen(frame: "DataFrame", advance: Advance, stored: Stored | None) -> "Data
     mine = frame.where(frame["topic"] == advance.table.topic)
     if advance.repairs:
         return mine
-    below = enumerate(delta_positions.known(stored, advance.until))
+    below = enumerate(positions.known(stored, advance.until))
     above = [f"(partition <> {p} OR offset >= {at})" for p, at in below if at]
     return mine.where(" AND ".join(above)) if above else mine
 

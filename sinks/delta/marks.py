@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.change import Stored
 from cdc.report import lasting
-from sinks import delta_files, delta_log, delta_vectors
-from sinks.delta_commits import contended
-from sinks.delta_write import GONE, first
+from sinks.delta import add_files, jvm, vectors
+from sinks.delta.commits import contended
+from sinks.delta.frames import GONE, first
 
 if TYPE_CHECKING:
     import deltalake
@@ -41,25 +41,25 @@ AT_ONCE_BYTES, LARGE = 64 * 2**20, 2
 def merge(
     table: "deltalake.DeltaTable", folder: str, rows: "DataFrame", stored: Stored, number: int, marks: bool = True
 ) -> None:
-    """Put rows (`delta_write.changed`) in the place of those of the same id, in one commit with position and number.
+    """Put rows (`frames.changed`) in the place of those of the same id, in one commit with position and number.
 
     table is as it was when the number was taken; without `marks` it has none afterwards, and asks nobody to know of
     them. Raises SinkUnavailable when another commit comes in between.
     """
     spark, version = rows.sparkSession, table.version()
-    version += delta_files.extend(table, rows.drop(GONE))
-    asked = delta_files.MARKS in delta_files.features(table)
+    version += add_files.extend(table, rows.drop(GONE))
+    asked = add_files.MARKS in add_files.features(table)
     if marks and not asked:
-        delta_vectors.ask(spark, folder, [delta_files.MARKS])
+        vectors.ask(spark, folder, [add_files.MARKS])
         version += 1
-    transaction = delta_log.begin(spark, folder)
+    transaction = jvm.begin(spark, folder)
     if transaction.snapshot().version() != version:
         raise contended()
     files = _files(transaction)
     whole = _scattered(files)
     rows.persist()
     try:
-        new = delta_files.written(table.table_uri, first(rows), table.schema())
+        new = add_files.written(table.table_uri, first(rows), table.schema())
         ids = rows.select("_cdc_id")
         others = [file for file in files if file not in whole]
         actions = _marked(transaction, others, ids) if marks else []
@@ -67,15 +67,15 @@ def merge(
         if whole:
             left = _read(transaction, whole, spark).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
             tasks = max(LARGE, int(sum(file.left for file in whole) / AT_ONCE_BYTES))
-            new += delta_files.written(table.table_uri, left.coalesce(tasks), table.schema())
+            new += add_files.written(table.table_uri, left.coalesce(tasks), table.schema())
     finally:
         rows.unpersist()
     actions += [file.action.remove() for file in whole]
-    action = delta_log.single(delta_log.package(spark).actions, "Action")
+    action = jvm.single(jvm.package(spark).actions, "Action")
     actions += [action.fromJson(_add(file)) for file in new]
-    delta_log.commit(spark, transaction, actions, delta_log.update(spark, stored, number), number)
+    jvm.commit(spark, transaction, actions, jvm.update(spark, stored, number), number)
     if asked and not marks:
-        delta_vectors.drop(spark, folder, version + 1)
+        vectors.drop(spark, folder, version + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class _File:
 
 def _files(transaction: Any) -> list[_File]:
     files, log = [], transaction.deltaLog()
-    for action in delta_log.files(transaction.snapshot()):
+    for action in jvm.files(transaction.snapshot()):
         said, marks = json.loads(action.json())["add"], action.deletionVector()
         gone = marks.cardinality() if marks else 0
         left = said["size"] * (1 - gone / json.loads(said["stats"])["numRecords"])
@@ -129,10 +129,10 @@ def _concerned(files: Sequence[_File], ids: "DataFrame") -> list[_File]:
 def _marked(transaction: Any, files: Sequence[_File], ids: "DataFrame") -> list[Any]:
     """What a commit says of those files that hold rows of these ids: without those rows from now on."""
     spark, places = ids.sparkSession, _places(files, ids)
-    generator = delta_log.single(delta_log.package(spark).commands, "DeletionVectorBitmapGenerator")
+    generator = jvm.single(jvm.package(spark).commands, "DeletionVectorBitmapGenerator")
     made = generator.buildDeletionVectors(spark._jsparkSession, places._jdf, transaction.deltaLog(), 0)
     actions = []
-    for one in delta_log.items(spark, made):
+    for one in jvm.items(spark, made):
         file, vector = files[int(one.filePath())], one.deletionVector()
         if file.gone == vector.cardinality():
             continue
@@ -169,8 +169,8 @@ def _read(transaction: Any, files: Sequence[_File], spark: "SparkSession") -> "D
     """The rows of some files as the transaction sees them."""
     from pyspark.sql import DataFrame
 
-    named = delta_log.seq(spark, [file.action for file in files])
-    held = transaction.deltaLog().createDataFrame(transaction.snapshot(), named, False, *delta_log.none(spark, 1))
+    named = jvm.seq(spark, [file.action for file in files])
+    held = transaction.deltaLog().createDataFrame(transaction.snapshot(), named, False, *jvm.none(spark, 1))
     return DataFrame(held, spark)
 
 

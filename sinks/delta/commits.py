@@ -14,8 +14,8 @@ import deltalake
 
 from cdc.change import Stored
 from cdc.errors import SinkUnavailable
-from sinks import delta_history
-from sinks.delta_history import Commit, Standing
+from sinks.delta import history
+from sinks.delta.history import Commit, Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +33,7 @@ REASON = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[Errno \d+\] ([A-Z][A-
 class Found:
     """What the last commit of ours says of one Delta table; number orders our commits.
 
-    trouble: why that isn't true of the rows that are there (`delta_history`); empty when it is.
+    trouble: why that isn't true of the rows that are there (`history`); empty when it is.
     """
 
     stored: Stored | None
@@ -61,9 +61,9 @@ class Commits:
                 return Found(standing.stored, number, standing.trouble)
         return Found(None, number, "its log has lost the commit that held its position")
 
-    def standing(self, folder: str, history: Sequence[Commit]) -> Standing | None:
-        """See `delta_history.standing`, of a table's own log."""
-        return delta_history.standing(history, partial(_changed, folder), partial(_restored, folder))
+    def standing(self, folder: str, commits: Sequence[Commit]) -> Standing | None:
+        """See `history.standing`, of a table's own log."""
+        return history.standing(commits, partial(_changed, folder), partial(_restored, folder))
 
     def history(self, folder: str, depth: int | None = None) -> list[dict[str, Any]]:
         """The last commits of a table, the newest first; the table is left open at that one. Empty: there is none.
@@ -135,18 +135,18 @@ def _changed(folder: str, version: int) -> bool:
 
 def _restored(folder: str, version: int) -> int | None:
     """The newest version below one that has the same files; None where marks may tell them apart, or there is none."""
-    from sinks import delta_files
+    from sinks.delta import add_files
 
     held = deltalake.DeltaTable(folder, version=version)
-    if not delta_files.unmarked(held):
+    if not add_files.unmarked(held):
         return None
-    files = sorted(delta_files.paths(held))
+    files = sorted(add_files.paths(held))
     for earlier in range(version - 1, -1, -1):
         try:
             before = deltalake.DeltaTable(folder, version=earlier)
         except deltalake.exceptions.DeltaError:
             return None
-        if delta_files.unmarked(before) and sorted(delta_files.paths(before)) == files:
+        if add_files.unmarked(before) and sorted(add_files.paths(before)) == files:
             return earlier
     return None
 

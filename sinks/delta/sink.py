@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Misfit, Rewound, mismatch, stored_after, wait_for
-from sinks import delta_files, delta_positions, delta_write
-from sinks.delta_commits import Commits, Found
-from sinks.delta_history import CLEARED
-from sinks.delta_tables import each
-from sinks.delta_types import column_type, features, misfits, refusals, schema
+from sinks.delta import add_files, frames, positions
+from sinks.delta.commits import Commits, Found
+from sinks.delta.history import CLEARED
+from sinks.delta.parallel import each
+from sinks.delta.types import column_type, features, misfits, refusals, schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +91,7 @@ class Delta:
         ours = not shared.is_cached
         shared.persist()
         try:
-            return each(batch, partial(self._apply_table, batch, delta_write.counts(batch)))
+            return each(batch, partial(self._apply_table, batch, frames.counts(batch)))
         finally:
             if ours:
                 shared.unpersist()
@@ -140,16 +140,16 @@ class Delta:
 
     def require_room(self, tables: Sequence[Table]) -> None:
         """Room for the files, and for the rows as text on the disk of this machine's Spark."""
-        from sinks import delta_room
+        from sinks.delta import room
 
         mirrors = (self._commits.table(self.folder(table, "mirror")) for table in tables)
-        delta_room.require_room(sum(delta_files.size(mirror) for mirror in mirrors if mirror), self.path, self.name)
+        room.require_room(sum(add_files.size(mirror) for mirror in mirrors if mirror), self.path, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One commit a view; the clones of what readers saw come after all of them."""
         from pyspark.sql import SparkSession
 
-        from sinks import delta_generations
+        from sinks.delta import generations
 
         spark, kept = SparkSession.active(), {}
         for table in tables:
@@ -157,44 +157,44 @@ class Delta:
             live, name = self.folder(table, "mirror"), names[table.qualified]
             stored = self._commits.found(live).stored
             if stored is None or stored.generation != name:
-                wait_for(partial(delta_generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name)
+                wait_for(partial(generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name)
         for table in tables:
             live, name = self.folder(table, "mirror"), new_generation()
-            if delta_files.named(table.qualified, self._rewritten):
-                wait_for(partial(delta_generations.unmark, spark, self._commits, live), self.name)
-            if delta_generations.keep(spark, self._commits, live, f"{live}@{name}"):
+            if add_files.named(table.qualified, self._rewritten):
+                wait_for(partial(generations.unmark, spark, self._commits, live), self.name)
+            if generations.keep(spark, self._commits, live, f"{live}@{name}"):
                 kept[table.qualified] = name
         return kept
 
     def generations(self, table: Table) -> list[str]:
         from pyspark.sql import SparkSession
 
-        from sinks import delta_generations
+        from sinks.delta import generations
 
         live = self.folder(table, "mirror")
         stored = self._commits.found(live).stored
         seen = [stored.generation] if stored else []
-        return seen + [name for name in delta_generations.others(SparkSession.active(), live) if name not in seen]
+        return seen + [name for name in generations.others(SparkSession.active(), live) if name not in seen]
 
     def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Folders that a generation names files in, as earlier versions did, stay until it names none there."""
         from pyspark.sql import SparkSession
 
-        from sinks import delta_generations
+        from sinks.delta import generations
 
         # Not those of a stream that is at work: what it has opened must stay what it has looked at.
         spark, commits = SparkSession.active(), Commits()
         for table in tables:
             live = self.folder(table, "mirror")
-            found = {f"{live}@{name}" for name in delta_generations.others(spark, live)}
+            found = {f"{live}@{name}" for name in generations.others(spark, live)}
             opened = {one: commits.table(one) for one in (live, f"{live}@{keep.get(table.qualified)}")}
             used = {folder: one for folder, one in opened.items() if one}
             needed = {
                 f"{self.path}/{table.qualified}/{name}"
                 for folder, one in used.items()
-                for name in delta_generations.needed(spark, one, folder)
+                for name in generations.needed(spark, one, folder)
             }
-            delta_generations.remove(spark, found - used.keys() - needed)
+            generations.remove(spark, found - used.keys() - needed)
 
     def _make(self, table: Table, kind: str) -> None:
         """A Delta table of the columns that the source's has, if there is none."""
@@ -210,7 +210,7 @@ class Delta:
         held = self._commits.table(folder)
         if held is None:
             try:
-                delta_files.create(folder, [], schema(table, kind), CLEARED, 1)
+                add_files.create(folder, [], schema(table, kind), CLEARED, 1)
             except SinkUnavailable:
                 # Another process may have made it.
                 if self._commits.table(folder) is None:
@@ -223,7 +223,7 @@ class Delta:
     def _is_nothing(self, folder: str) -> bool:
         """Whether a Delta table has neither rows nor a position."""
         found, held = self._commits.found(folder), self._commits.opened(folder)
-        return not (found.stored or found.trouble or (held and delta_files.paths(held)))
+        return not (found.stored or found.trouble or (held and add_files.paths(held)))
 
     def _standing(self, table: Table, kind: str) -> Found:
         """Our last commit. Raises Misfit when there is one, and it can't be told which."""
@@ -251,7 +251,7 @@ class Delta:
         if misfits(held, table) or (found.trouble and found.stored is None):
             self._empty(table, "changes", found.stored or CLEARED)
         elif found.trouble and found.stored:
-            delta_files.commit(held, [], "append", held.schema(), found.stored, found.number + 1)
+            add_files.commit(held, [], "append", held.schema(), found.stored, found.number + 1)
 
     def _empty(self, table: Table, kind: str, stored: Stored) -> None:
         """Take all rows out of a Delta table and give it the columns of the source's, in one commit."""
@@ -260,22 +260,22 @@ class Delta:
         found, held = self._commits.found(folder), self._commits.opened(folder)
         if held is None:
             return
-        if needed := features(columns) - delta_files.features(held):
+        if needed := features(columns) - add_files.features(held):
             from pyspark.sql import SparkSession
 
-            from sinks import delta_vectors
+            from sinks.delta import vectors
 
-            delta_vectors.ask(SparkSession.active(), folder, needed)
+            vectors.ask(SparkSession.active(), folder, needed)
             held.update_incremental()
-        delta_files.commit(held, [], "overwrite", columns, stored, found.number + 1)
+        add_files.commit(held, [], "overwrite", columns, stored, found.number + 1)
 
     def folder(self, table: Table, kind: str) -> str:
         generation = f"@{self._beside[table.qualified]}" if self._beside and kind == "mirror" else ""
         return f"{self.path}/{table.qualified}/{kind}{generation}"
 
-    def _apply_table(self, batch: Batch, counts: delta_write.Counts, advance: Advance) -> Applied:
+    def _apply_table(self, batch: Batch, counts: frames.Counts, advance: Advance) -> Applied:
         """Append the events first, then merge the rows; each to what has something to gain by them."""
-        counted, lacking = counts.get(advance.table.topic, delta_write.NOTHING)
+        counted, lacking = counts.get(advance.table.topic, frames.NOTHING)
         found = {kind: self._commits.found(self.folder(advance.table, kind)) for kind in self._kinds}
         self._begin(batch.writer, advance, found)
         due = {kind: before for kind, before in found.items() if self._is_due(batch.writer, advance, kind, before)}
@@ -285,7 +285,7 @@ class Delta:
             if kind == "changes":
                 self._append(folder, self._events(batch, advance, before), before, stored)
             else:
-                marks = not delta_files.named(advance.table.qualified, self._rewritten)
+                marks = not add_files.named(advance.table.qualified, self._rewritten)
                 self._merge(folder, self._rows(batch, advance, before.stored, lacking), before, stored, marks)
             after = self._commits.found(folder)
             if after.stored is None or (after.number, after.stored.position) != (before.number + 1, stored.position):
@@ -321,7 +321,7 @@ class Delta:
     def _is_due(self, writer: str, advance: Advance, kind: str, before: Found) -> bool:
         """Whether a part of the view gains something by a step. Raises Fenced, Rewound: see `Sink.apply`."""
         folder, stored = self.folder(advance.table, kind), before.stored
-        gains = advance.repairs or delta_positions.further(stored, advance.until) != _position(stored)
+        gains = advance.repairs or positions.further(stored, advance.until) != _position(stored)
         if not gains and stored and stored.writer == writer:
             # Perhaps of this very step, whose answer was lost.
             self._left[folder] = stored
@@ -336,61 +336,61 @@ class Delta:
             # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
             return before.stored
         generation = self._beside[advance.table.qualified] if self._beside else None
-        further = replace(advance, until=delta_positions.further(before.stored, advance.until))
+        further = replace(advance, until=positions.further(before.stored, advance.until))
         return stored_after(further, before.stored, counted, writer, generation)
 
     def _events(self, batch: Batch, advance: Advance, before: Found) -> "DataFrame":
         """What to append."""
-        events = delta_write.events(batch, advance, before.stored)
+        events = frames.events(batch, advance, before.stored)
         if not advance.repairs:
             return events
         log = events.sparkSession.read.format("delta").load(self.folder(advance.table, "changes"))
-        return delta_write.lacking(events, log, advance.until.topic_id)
+        return frames.lacking(events, log, advance.until.topic_id)
 
     def _append(self, folder: str, rows: "DataFrame", before: Found, stored: Stored) -> None:
         # As `before` saw it: a switch since then has to be a conflict.
         table = self._commits.opened(folder)
         if table is None:
-            delta_files.begin(folder, rows, stored, before.number + 1)
+            add_files.begin(folder, rows, stored, before.number + 1)
         else:
-            delta_files.write(table, rows, "append", stored, before.number + 1)
+            add_files.write(table, rows, "append", stored, before.number + 1)
 
     def _merge(self, folder: str, rows: "DataFrame", before: Found, stored: Stored, marks: bool) -> None:
         table = self._commits.opened(folder)
         if table is None or before.stored is None:
-            self._append(folder, delta_write.first(rows), before, stored)
-        elif delta_files.size(table) < MADE_ANEW_BYTES and (
-            mirror := delta_files.plain(table, folder, rows.sparkSession, marks)
+            self._append(folder, frames.first(rows), before, stored)
+        elif add_files.size(table) < MADE_ANEW_BYTES and (
+            mirror := add_files.plain(table, folder, rows.sparkSession, marks)
         ):
-            delta_files.write(table, delta_write.merged(mirror, rows), "overwrite", stored, before.number + 1)
+            add_files.write(table, frames.merged(mirror, rows), "overwrite", stored, before.number + 1)
         else:
-            from sinks import delta_marks
+            from sinks.delta.marks import merge
 
-            delta_marks.merge(table, folder, rows, stored, before.number + 1, marks)
+            merge(table, folder, rows, stored, before.number + 1, marks)
 
     def _tidy(self, folder: str, spark: "SparkSession") -> None:
-        from sinks import delta_generations
+        from sinks.delta import generations
 
         now = time.monotonic()
         if folder not in self._tidied:
-            delta_generations.gather(spark, self._commits, folder)
+            generations.gather(spark, self._commits, folder)
         last, unused = self._tidied.setdefault(folder, (now, set()))
         if now - last >= TIDY_S:
-            self._tidied[folder] = now, delta_generations.tidy(spark, self._commits, folder, unused)
+            self._tidied[folder] = now, generations.tidy(spark, self._commits, folder, unused)
 
     def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, lacking: bool) -> "DataFrame":
         """What to merge, completed where changes lack values."""
-        from sinks import delta_partial
+        from sinks.delta import complete
 
-        changes = delta_write.unseen(batch.changes, advance, stored).where("offset IS NOT NULL")
+        changes = frames.unseen(batch.changes, advance, stored).where("offset IS NOT NULL")
         if lacking:
             folder = None if stored is None else self.folder(advance.table, "mirror")
-            return delta_partial.completed(changes, advance.table, folder, self.name)
-        return delta_write.changed(changes, advance.table)
+            return complete.completed(changes, advance.table, folder, self.name)
+        return frames.changed(changes, advance.table)
 
     def _oldest(self, found: Mapping[str, Stored | None]) -> Stored | None:
         mirror = found["mirror"]
-        return delta_positions.oldest(found["changes"], mirror) if "changes" in found else mirror
+        return positions.oldest(found["changes"], mirror) if "changes" in found else mirror
 
 
 def _position(stored: Stored | None) -> Position | None:

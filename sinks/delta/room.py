@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from cdc.sink import require
-from sinks import delta_links
+from sinks.delta import links
 
 AS_TEXT = 8
 """How much larger the newest rows are as the connector's text, which they are kept as meanwhile, than in the mirror."""
@@ -21,7 +21,7 @@ def require_room(needed: int, warehouse: str, sink: str) -> None:
     """Raise SinkRejected when there is no room for mirrors of so many bytes."""
     if "://" not in warehouse:
         Path(warehouse).mkdir(parents=True, exist_ok=True)
-        copies = 1 if delta_links.can_link(warehouse) else COPIES
+        copies = 1 if links.can_link(warehouse) else COPIES
         require(needed * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
     if folder := spilled_to():
         require(needed * AS_TEXT, shutil.disk_usage(folder).free, folder, sink)

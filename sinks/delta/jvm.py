@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.change import Stored
-from sinks.delta_commits import APPLICATION, conflicting, contended
+from sinks.delta.commits import APPLICATION, conflicting, contended
 
 
 def begin(spark: SparkSession, folder: str) -> Any:

@@ -22,8 +22,8 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.change import Stored
 from cdc.report import lasting
-from sinks import delta_links
-from sinks.delta_commits import APPLICATION, contended, refused, unwritable
+from sinks.delta import links
+from sinks.delta.commits import APPLICATION, contended, refused, unwritable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,7 +148,7 @@ def paths(table: deltalake.DeltaTable) -> list[str]:
 def shared(table: deltalake.DeltaTable, folder: str, target: str) -> list[AddAction]:
     """The files of a table in `folder`, of which no rows are marked, to be added to the one in `target`.
 
-    They are there by now. Raises Lost, SinkUnavailable: see `delta_links`.
+    They are there by now. Raises Lost, SinkUnavailable: see `links`.
     """
     now, found, actions = int(time.time() * 1000), [], _actions(table)
     for at, path in enumerate(paths(table)):
@@ -158,7 +158,7 @@ def shared(table: deltalake.DeltaTable, folder: str, target: str) -> list[AddAct
             "minValues": _plain(actions["min"][at]),
             "maxValues": _plain(actions["max"][at]),
         }
-        name, size = delta_links.share(folder, path, target), actions["size_bytes"][at].as_py()
+        name, size = links.share(folder, path, target), actions["size_bytes"][at].as_py()
         found.append(AddAction(name, size, {}, now, True, json.dumps(stats)))
     return found
 
@@ -190,7 +190,7 @@ def plain(table: deltalake.DeltaTable, folder: str, spark: "SparkSession", marks
         return None
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     # `file_uris` puts the table's folder before all of them.
-    files = [unquote(path) if delta_links.absolute(path) else f"{folder}/{unquote(path)}" for path in paths(table)]
+    files = [unquote(path) if links.absolute(path) else f"{folder}/{unquote(path)}" for path in paths(table)]
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
@@ -214,7 +214,7 @@ def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordB
 
         files, root = pyarrow.fs.FileSystem.from_uri(folder)
         about: list[Any] = []
-        name, writer = delta_links.new_name(), None
+        name, writer = links.new_name(), None
         for group in (one.rename_columns(names) for one in _groups(parts)):
             writer = writer or pq.ParquetWriter(
                 f"{root}/{name}", group.schema, filesystem=files, metadata_collector=about
