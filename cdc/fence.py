@@ -12,7 +12,7 @@ from cdc.errors import ConnectorError, SinkUnavailable
 from cdc.floors import Floors
 from cdc.heartbeat import last_beat
 from cdc.settings import Pipeline
-from cdc.sink import Sink
+from cdc.sink import Sink, positions
 from cdc.topics import Topics
 from cdc.words import ended
 
@@ -36,12 +36,18 @@ class Fence:
         Raises:
             Discontinued: it never will.
         """
-        there = distance(sink.position(table), self.ends[table.topic], self.floors.number(table.qualified))
-        refuse_other(sink.name, table, there)
-        if there.reached:
-            return None
-        what = f"is {there.offsets} offsets behind" if there.reach is Reach.BEHIND else there.reach
-        return f"{table.qualified} in {sink.name} {what}"
+        return self.problems(sink, [table]).get(table)
+
+    def problems(self, sink: Sink, tables: Sequence[Table]) -> dict[Table, str]:
+        """`problem` of each view that has one, asked for in as few requests as the sink can do with."""
+        stored, lacking = positions(sink, tables), {}
+        for table in tables:
+            there = distance(stored[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
+            refuse_other(sink.name, table, there)
+            if not there.reached:
+                what = f"is {there.offsets} offsets behind" if there.reach is Reach.BEHIND else there.reach
+                lacking[table] = f"{table.qualified} in {sink.name} {what}"
+        return lacking
 
 
 def settle(
@@ -114,21 +120,21 @@ def pass_fence(
         ConnectorError: not within timeout_s; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
-    waiting = [(sink, table) for sink in sinks for table in tables]
+    waiting = [(sink, list(tables)) for sink in sinks]
     answered_at = time.monotonic()
 
     def behind() -> list[str]:
         nonlocal answered_at
         # Views that have been seen there aren't asked again: with many tables asking is what takes the time.
         try:
-            problems = [(view, fence.problem(*view)) for view in waiting]
+            problems = [(sink, fence.problems(sink, some)) for sink, some in waiting if some]
         except SinkUnavailable as error:
             if time.monotonic() - answered_at > AWAY_S:
                 raise
             return [error.message]
         answered_at = time.monotonic()
-        waiting[:] = [view for view, problem in problems if problem]
-        return [problem for _, problem in problems if problem]
+        waiting[:] = [(sink, list(late)) for sink, late in problems]
+        return [problem for _, late in problems for problem in late.values()]
 
     _until(behind, timeout_s, still, tell)
 
