@@ -107,6 +107,18 @@ def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, Stored | None
 
 
 @runtime_checkable
+class Grouped(Protocol):
+    """A sink that can read many small views in one job."""
+
+    def scan_group(self, tables: Sequence[Table], spark: SparkSession) -> DataFrame:
+        """`Sink.scan` of each: table string (its name), id string, document string.
+
+        A view that can't be read so, or not to its end, has a row without an id, whatever else there is of it: it has
+        to be scanned by itself, which tells why. That spoils none of the others.
+        """
+
+
+@runtime_checkable
 class Fitted(Protocol):
     """A sink that can tell whether a view was made for its table as it is now, without changing anything."""
 

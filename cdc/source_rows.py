@@ -28,6 +28,8 @@ CHUNK_ROWS = 5000
 CHUNK_BYTES = 8 << 20
 """Of a batch of rows, unless a single one is longer."""
 PAGES_PER_TASK = 256
+Sample = tuple[str, str]
+"""The first and the last bucket of those whose rows are looked at."""
 IDS_PER_QUERY = 1000
 BUCKET_DIGITS = 4
 BUCKETS = 16**BUCKET_DIGITS
@@ -44,14 +46,15 @@ CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "charact
 
 
 class Snapshot:
-    """One state of a table, held open for readers that join it; as a context manager.
+    """One state of a table, or of several, held open for readers that join it; as a context manager.
 
-    `taken_ms` is a time, by the server's clock, at which it had been taken. The table's lock is that of a SELECT: it
+    `taken_ms` is a time, by the server's clock, at which it had been taken. A table's lock is that of a SELECT: it
     keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one reader and the next.
     """
 
-    def __init__(self, dsn: str, table: Table) -> None:
+    def __init__(self, dsn: str, table: Table, *more: Table) -> None:
         self.dsn, self.table = dsn, table
+        self.tables = (table, *more)
         self._connection = source.connect(dsn)
         try:
             self._open()
@@ -61,8 +64,9 @@ class Snapshot:
 
     def _open(self) -> None:
         name = sql.Identifier(self.table.schema, self.table.name)
+        names = [sql.Identifier(table.schema, table.name) for table in self.tables]
         self._connection.execute(READ_ONLY)
-        self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(name))
+        self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names)))
         (self.id,) = self._one("SELECT pg_export_snapshot()")
         (self.taken_ms,) = self._one("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000")
         (self.pages,) = self._one(PAGES, {"table": name.as_string(None)})
@@ -89,7 +93,7 @@ class Reader:
     def rows(self, snapshot: Snapshot, where: sql.Composable | None = None) -> DataFrame:
         """The rows of a whole table that meet a condition: ranges of its pages, read side by side."""
         tasks = max(1, min(self.spark.sparkContext.defaultParallelism, snapshot.pages // PAGES_PER_TASK))
-        rate, dsn, begin = self.rate and self.rate / tasks, snapshot.dsn, _join(snapshot)
+        rate, dsn, joining = self.rate and self.rate / tasks, snapshot.dsn, join(snapshot)
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
         queries = [
             row_query(snapshot.table, _all(where, _pages(low, high))).as_string(None)
@@ -99,40 +103,40 @@ class Reader:
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             for task in (task for part in parts for task in part.column("id").to_pylist()):
                 with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
-                    _begin(connection, begin)
-                    yield from _throttled(_copied(connection, queries[task]), rate)
+                    begin(connection, joining)
+                    yield from throttled(copied(connection, queries[task]), rate)
 
         return self.spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, "id string, document string")
 
     def chosen(self, snapshot: Snapshot, ids: Sequence[str]) -> DataFrame:
         """The rows of these ids, as far as there are any."""
-        table, rate, dsn, begin = snapshot.table, self.rate, snapshot.dsn, _join(snapshot)
+        table, rate, dsn, joining = snapshot.table, self.rate, snapshot.dsn, join(snapshot)
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             wanted = [key for part in parts for key in part.column("key").to_pylist()]
             with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
-                _begin(connection, begin)
+                begin(connection, joining)
                 for at in range(0, len(wanted), IDS_PER_QUERY):
                     some = wanted[at : at + IDS_PER_QUERY]
-                    yield from _throttled(chosen_rows(connection, table, some, begin), rate)
+                    yield from throttled(chosen_rows(connection, table, some, joining), rate)
 
         keys = self.spark.createDataFrame([(key,) for key in ids], "key string").coalesce(1)
         return keys.mapInArrow(read, "id string, document string")
 
 
 def chosen_rows(
-    connection: source.Connection, table: Table, ids: Sequence[str], join: str
+    connection: source.Connection, table: Table, ids: Sequence[str], joining: str
 ) -> Iterator["pa.RecordBatch"]:
-    """The rows of these ids, within a transaction that `join` has begun, read as they are taken."""
-    rows = _copied(connection, row_query(table, by_id(table, ids)).as_string(None))
+    """The rows of these ids, in a transaction that `joining` lets see the snapshot, read as they are taken."""
+    rows = copied(connection, row_query(table, by_id(table, ids)).as_string(None))
     try:
         # Postgres reads all ids before it sends a row, so that the first batch tells of any that it can't read.
         first = list(islice(rows, 1))
     except psycopg.DataError:
         # An id that is no value of the key's type; only the text can be compared with it.
         connection.execute("ROLLBACK")
-        _begin(connection, join)
-        first, rows = [], _copied(connection, row_query(table, by_text(table, ids)).as_string(None))
+        begin(connection, joining)
+        first, rows = [], copied(connection, row_query(table, by_text(table, ids)).as_string(None))
     yield from chain(first, rows)
 
 
@@ -164,6 +168,11 @@ def identity(table: Table) -> sql.Composable:
 def bucket(table: Table) -> sql.Composable:
     """The bucket of a row, of 65,536: the twin of `tree.bucket`."""
     return sql.SQL("substr(md5(convert_to({}, 'UTF8')), 1, {})").format(identity(table), sql.Literal(BUCKET_DIGITS))
+
+
+def within(table: Table, sample: Sample) -> sql.Composable:
+    """The condition that a row is of a sample."""
+    return sql.SQL('{} COLLATE "C" BETWEEN {} AND {}').format(bucket(table), *map(sql.Literal, sample))
 
 
 def by_text(table: Table, ids: Sequence[str]) -> sql.Composable:
@@ -231,16 +240,18 @@ def _all(where: sql.Composable | None, pages: sql.Composable) -> sql.Composable:
     return sql.SQL("({}) AND {}").format(where, pages) if where else pages
 
 
-def _join(snapshot: Snapshot) -> str:
+def join(snapshot: Snapshot) -> str:
+    """What makes a transaction see what the snapshot does."""
     return sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.id)).as_string(None)
 
 
-def _begin(connection: source.Connection, join: str) -> None:
+def begin(connection: source.Connection, joining: str) -> None:
+    """A transaction that sees a snapshot, by the statement that `join` makes of it."""
     connection.execute(READ_ONLY)
-    connection.execute(join.encode())
+    connection.execute(joining.encode())
 
 
-def _copied(connection: source.Connection, query: str) -> Iterator["pa.RecordBatch"]:
+def copied(connection: source.Connection, query: str) -> Iterator["pa.RecordBatch"]:
     """The rows of a query, a batch at a time."""
     with connection.cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT csv)".encode()) as copy:
         for chunk in chunked(copy):
@@ -275,8 +286,8 @@ def _parsed(text: bytes) -> "pa.RecordBatch":
     return batch
 
 
-def _throttled(batches: Iterator["pa.RecordBatch"], rate: float | None) -> Iterator["pa.RecordBatch"]:
-    """Not more than `rate` rows per second from now on."""
+def throttled(batches: Iterator["pa.RecordBatch"], rate: float | None) -> Iterator["pa.RecordBatch"]:
+    """Not more than `rate` rows per second from now on; as many as there are for None."""
     began, rows = time.monotonic(), 0
     for batch in batches:
         yield batch

@@ -9,20 +9,21 @@ Postgres says what each document must be (`types.Kind.source`); the view says wh
 What differs and has no record since is wrong: nothing that came later can be the reason. What is as one of its records
 since has made it is right: a row may change more often than it can be looked at. Any other is a suspect, and is looked
 at again. The first look covers the buckets that differ (`cdc.tree`), found beforehand in one pass over each
-side. Rows stay with Spark's executors: only counts and keys come back, never values.
+side; small tables that are equal are found before that, many in one pass (`cdc.census`). Rows stay with Spark's
+executors: only counts and keys come back, never values.
 """
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc import changed, tree
+from cdc.census import View, drawn, small_and_equal
 from cdc.change import Table
 from cdc.comparison import KNOWN, Comparison, Difference
 from cdc.control import Truncations
@@ -30,7 +31,7 @@ from cdc.errors import SettingsError
 from cdc.fence import Fence, pass_fence, raise_fence, settle
 from cdc.settings import Pipeline
 from cdc.sink import Sink
-from cdc.source_rows import BUCKETS, Reader, Snapshot, bucket
+from cdc.source_rows import Reader, Sample, Snapshot, bucket, within
 from cdc.topics import Topics
 
 SUSPECTS = 20_000
@@ -56,6 +57,11 @@ class Options:
     rate: float | None = None
     timeout_s: float = 300.0
 
+    @property
+    def scope(self) -> str:
+        """What is compared, of a table as a whole."""
+        return "all rows" if self.sample is None else f"{self.sample:g} % of the rows"
+
 
 def verify(
     spark: SparkSession,
@@ -76,12 +82,22 @@ def verify(
         SourceError, SinkError: a server can't be read.
     """
     settle(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
-    found: list[Comparison] = []
+    compared: dict[View, Comparison] = {}
+    # One for all that follows: what differs in a first look must be among what the next one looks at.
+    sample = drawn(options.sample) if options.sample is not None else None
+    if options.since_ms is None:
+        reader = Reader(spark, options.rate)
+        equal = small_and_equal(reader, pipeline.source.dsn, tables, sinks, sample, tell)
+        compared |= {view: replace(one, scope=options.scope) for view, one in equal.items()}
     with Topics(pipeline.kafka) as kafka:
         for number, table in enumerate(tables, start=1):
-            tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {', '.join(one.name for one in sinks)}")
-            found += _Verification(spark, pipeline, kafka, table, sinks, options, tell).result()
-    return found
+            rest = [sink for sink in sinks if (sink.name, table.qualified) not in compared]
+            if not rest:
+                continue
+            tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {', '.join(one.name for one in rest)}")
+            results = _Verification(spark, pipeline, kafka, table, rest, options, sample, tell).result()
+            compared |= {(one.sink, one.table): one for one in results}
+    return [compared[sink.name, table.qualified] for table in tables for sink in sinks]
 
 
 def look_at(
@@ -120,9 +136,10 @@ class _Verification:
         table: Table,
         sinks: Sequence[Sink],
         options: Options,
+        sample: Sample | None = None,
         tell: Tell = lambda _: None,
     ) -> None:
-        self._tell = tell
+        self._sample, self._tell = sample, tell
         self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
         self._table, self._sinks, self._options = table, sinks, options
         self._reader = Reader(spark, options.rate)
@@ -143,14 +160,13 @@ class _Verification:
         return list(self._found.values())
 
     def _whole(self) -> Suspects:
-        sample = drawn(self._options.sample) if self._options.sample is not None else None
         with Snapshot(self._pipeline.source.dsn, self._table) as snapshot:
-            buckets = sift(self._reader, snapshot, self._sinks, self._found, sample)
+            buckets = sift(self._reader, snapshot, self._sinks, self._found, self._sample)
         suspects = self._look(None, buckets) if buckets else {}
         for name, ids in suspects.items():
             self._found[name].rechecked = len(ids)
         for one in self._found.values():
-            one.scope = "all rows" if sample is None else f"{self._options.sample:g} % of the rows"
+            one.scope = self._options.scope
         return suspects
 
     def _since(self, since_ms: int) -> Suspects:
@@ -224,24 +240,16 @@ class _Verification:
         return Snapshot(self._pipeline.source.dsn, self._table)
 
 
-def drawn(percent: float) -> tuple[str, str]:
-    """The first and the last of so many percent of the buckets, in a row, beginning anywhere."""
-    width = max(1, round(BUCKETS * min(percent, 100.0) / 100))
-    start = random.randrange(BUCKETS - width + 1)  # noqa: S311  # which rows are looked at is no secret
-    return f"{start:04x}", f"{start + width - 1:04x}"
-
-
 def sift(
     reader: Reader,
     snapshot: Snapshot,
     sinks: Sequence[Sink],
     found: Mapping[str, Comparison],
-    sample: tuple[str, str] | None,
+    sample: Sample | None,
 ) -> list[str]:
     """The buckets that differ in any view, of those between a first and a last one; counts the rows of each side."""
-    table, began, where = snapshot.table, time.monotonic(), None
-    if sample:
-        where = sql.SQL('{} COLLATE "C" BETWEEN {} AND {}').format(bucket(table), *map(sql.Literal, sample))
+    table, began = snapshot.table, time.monotonic()
+    where = within(table, sample) if sample else None
     with ExitStack() as kept:
         source = persisted(kept, tree.leaves(table, reader.rows(snapshot, where)))
         source_s = round(time.monotonic() - began, 3)

@@ -25,6 +25,7 @@ from cdc.change import Advance, Applied, Form, Stored, Table, distance, new_gene
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.report import raised, send
 from cdc.sink import Batch, Replaced, behind, check, mismatch, require, stored_after, wait_for
+from sinks.redis_scan import group_reader
 from sinks.redis_scripts import EXCHANGE, FINISH, REMOVE, TAKE
 from sinks.redis_send import Due, sender
 from sinks.redis_server import COMMANDS, at_database, client, database, failure, forget, named, position_key, view_key
@@ -170,6 +171,11 @@ class Redis:
             return spark.range(1, numPartitions=1).mapInArrow(read, "id string, document string")
         keys = spark.createDataFrame([(key,) for key in ids], "key string")
         return keys.mapInArrow(read_ids, "id string, document string")
+
+    def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
+        starts = {view_key(self.prefix, table.qualified): table.qualified for table in tables}
+        read = group_reader(self.url, self.prefix, _glob(f"{self.prefix}:") + "*", starts)
+        return spark.range(1, numPartitions=1).mapInArrow(read, "table string, id string, document string")
 
     def close(self) -> None:
         forget(self.url)

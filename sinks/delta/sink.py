@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sink import Batch, Misfit, Rewound, mismatch, stored_after, wait_for
-from sinks.delta import add_files, frames, positions
+from sinks.delta import add_files, frames, group_scan, positions
 from sinks.delta.commits import Commits, Found
 from sinks.delta.history import CLEARED
 from sinks.delta.parallel import each
@@ -131,6 +131,9 @@ class Delta:
         later = [column.name for column in table.columns if column.name not in mirror.columns]
         mirror = mirror.select("*", *(F.lit(None).cast(column_type(table, name)).alias(name) for name in later))
         return mirror.select(F.col("_cdc_id").alias("id"), rows.document_of_columns(table).alias("document"))
+
+    def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
+        return group_scan.frame(spark, {table: self.folder(table, "mirror") for table in tables}, self._commits)
 
     def close(self) -> None:
         self._commits.close()

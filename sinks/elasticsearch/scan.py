@@ -1,12 +1,12 @@
 """How executors read an index: all documents of a point in time, or some by `_id`, each as the text that was sent."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cdc.patch import members
-from sinks.elasticsearch.client import answered
+from sinks.elasticsearch.client import Refusal, answered
 from sinks.elasticsearch.executor import HASHED, OWN_ID, documents
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 PAGE_ROWS = 2000
+GROUP_ROWS = 5000
+"""Of an index that is read in one search; no more than 10,000, unless its settings say so."""
 SLICES = 2
 KEEP = "2m"
 """How long a point in time waits for its next reader."""
@@ -45,6 +47,37 @@ def getter(url: str, index: str) -> Read:
                 yield _rows([(json.loads(one["_id"]), one["_source"]) for one in items if one])
 
     return read
+
+
+def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
+    """Reads (table, index) pairs, those of each slice whose number it is given, an index in one search.
+
+    One that isn't there, or has as many documents as a search gives at most, has a row without an id.
+    """
+    most = GROUP_ROWS
+
+    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        for number in (number for part in parts for number in part.column("id").to_pylist()):
+            for table, index in indices[number::SLICES]:
+                rows = _whole(url, index, most)
+                columns = [[table] * len(rows), [key for key, _ in rows], [text for _, text in rows]]
+                strings = [pa.array(column, "string") for column in columns]
+                yield pa.RecordBatch.from_arrays(strings, names=["table", "id", "document"])
+
+    return read
+
+
+def _whole(url: str, index: str, most: int) -> Sequence[tuple[str | None, str | None]]:
+    """Id and source of all documents of an index as of one moment, or one without an id."""
+    query = {"size": most, "sort": ["_doc"], "track_total_hits": False}
+    try:
+        text = answered(url, "POST", f"/{quote(index, safe='@')}/_search", query, WHOLE).text
+    except Refusal:
+        return [(None, None)]
+    hits = list(_hits(text))
+    return [(_id(key, source), source) for key, source in hits] if len(hits) < most else [(None, None)]
 
 
 def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
@@ -79,5 +112,9 @@ def _hits(text: str) -> Iterator[tuple[str, str]]:
 def _rows(hits: list[tuple[str, str]]) -> "pa.RecordBatch":
     import pyarrow as pa
 
-    ids = [json.loads(members(source)[OWN_ID]) if key.startswith(HASHED) else key for key, source in hits]
+    ids = [_id(key, source) for key, source in hits]
     return pa.RecordBatch.from_pydict({"id": ids, "document": [source for _, source in hits]})
+
+
+def _id(key: str, source: str) -> str:
+    return str(json.loads(members(source)[OWN_ID])) if key.startswith(HASHED) else key

@@ -42,9 +42,9 @@ class Server:
         """The same request for many indices, in groups."""
         return [self.ask(method, f"/{group}{path}", body, **options) for group in grouped(names)]
 
-    def refresh(self, names: Iterable[str]) -> None:
+    def refresh(self, names: Iterable[str], query: Mapping[str, str] | None = None) -> None:
         """Let searches see what is written."""
-        for answer in self.each("POST", names, "/_refresh"):
+        for answer in self.each("POST", names, "/_refresh", query=query):
             if answer["_shards"]["failed"]:
                 raise unavailable(f"Not all of {self.name} could be refreshed.")
 

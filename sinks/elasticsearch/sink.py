@@ -28,7 +28,7 @@ from sinks.elasticsearch.fields import refusals
 from sinks.elasticsearch.indices import Indices, Place
 from sinks.elasticsearch.layout import INDEX_SETTINGS, Layout, refuse_other, refused, settled_otherwise
 from sinks.elasticsearch.positions import POSITIONS, Moved, Positions, Record
-from sinks.elasticsearch.scan import KEEP, SLICES, getter, scanner
+from sinks.elasticsearch.scan import KEEP, SLICES, getter, group_reader, scanner
 from sinks.elasticsearch.server import Server
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Elasticsearch:
         from pyspark.sql import functions as F
 
         url, row = self.url, "id string, document string"
-        index = self.alias(table) if self._beside is None else self._indices.name(table, self._beside[table.qualified])
+        index = self._readable(table)
         if ids is not None:
             keys = spark.createDataFrame([(key,) for key in ids], "id string")
             return keys.select(document_id(F.col("id")).alias("key")).mapInArrow(getter(url, index), row)
@@ -114,6 +114,16 @@ class Elasticsearch:
         (opened,) = self._server.each("POST", [index], "/_pit", query={"keep_alive": KEEP})
         self._scans.append(opened["id"])
         return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, opened["id"]), row)
+
+    def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
+        indices = {table.qualified: self._readable(table) for table in tables}
+        self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
+        read, row = group_reader(self.url, list(indices.items())), "table string, id string, document string"
+        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(read, row)
+
+    def _readable(self, table: Table) -> str:
+        """The name under which all of its rows are found."""
+        return self.alias(table) if self._beside is None else self._indices.name(table, self._beside[table.qualified])
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""

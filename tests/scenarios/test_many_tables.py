@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from tests.support.budget import SCALE
 
@@ -55,3 +56,9 @@ def test_many_tables(world: "World", timed: Timed) -> None:
     with timed("verify"):
         views = json.loads(world.cdc("verify", "--json").stdout)["views"]
     assert [view["source_rows"] for view in views] == [2] * 3 * len(filled) + [0] * 3
+    with redis.Redis.from_url(world.cache) as server:
+        assert server.delete(f"{world.name}:{names[7]}:1")
+    with timed("verify with one row missing"):
+        views = json.loads(world.cdc("verify", "--json", code=8).stdout)["views"]
+    wrong = [(view["sink"], view["table"], view["missing"]) for view in views if not view["equal"]]
+    assert wrong == [("cache", names[7], 1)]

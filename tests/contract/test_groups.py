@@ -1,0 +1,188 @@
+"""Many small views read in one job: as each by itself; a fault in one neither spoils nor hides behind the others."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psycopg
+import pytest
+
+from cdc.census import take_census
+from cdc.change import Table
+from cdc.comparison import Comparison
+from cdc.sink import Grouped, Sink
+from cdc.source_rows import Reader, Sample
+from cdc.verify import compare
+from sinks.delta.sink import Delta
+from sinks.elasticsearch.sink import Elasticsearch
+from tests.contract import laws
+from tests.contract.test_contract import maker
+from tests.support.envelopes import Row, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = 3
+"""The last of them is empty."""
+EMPTY = TABLES - 1
+
+
+@dataclass
+class Shelf:
+    """Tables in Postgres and their views in one sink, equal to begin with."""
+
+    spark: "SparkSession"
+    dsn: str
+    harnesses: list[laws.Harness]
+
+    @property
+    def tables(self) -> list[Table]:
+        return [harness.table for harness in self.harnesses]
+
+    @property
+    def sink(self) -> Sink:
+        return self.harnesses[0].sink
+
+    def unproved(self, sample: Sample | None = None) -> list[str]:
+        sink = self.sink
+        assert isinstance(sink, Grouped)
+        proved = take_census(Reader(self.spark), self.dsn, self.tables, {sink.name: sink}, sample)
+        return [one.name for one in self.tables if (sink.name, one.qualified) not in proved]
+
+    def rows(self) -> dict[str, int]:
+        sink = self.sink
+        assert isinstance(sink, Grouped)
+        proved = take_census(Reader(self.spark), self.dsn, self.tables, {sink.name: sink}, None)
+        return {name: rows for (_, name), rows in proved.items()}
+
+    def change(self, at: int, op: str, row: Row) -> None:
+        """Something that the source knows nothing of."""
+        self.harnesses[at].topic.add(op, row)
+        self.harnesses[at].apply()
+
+
+@pytest.fixture(params=["redis", "elasticsearch", "delta"])
+def shelf(
+    request: pytest.FixtureRequest, spark: "SparkSession", postgres_dsn: str, unique: str, tmp_path: Path
+) -> Iterator[Shelf]:
+    make = maker(request, request.param, unique, tmp_path)
+    made = Shelf(spark, postgres_dsn, [])
+    with psycopg.connect(postgres_dsn) as connection:
+        for number in range(TABLES):
+            name = f"items{number}"
+            connection.execute(f"CREATE TABLE {name} (a text, b bigint, v text, n int, PRIMARY KEY (a, b))".encode())
+            harness = laws.Harness(spark, make, table(f"{unique}.public.{name}", name))
+            made.harnesses.append(harness)
+            if number != EMPTY:
+                laws.fill(harness)
+                harness.apply()
+                for row in harness.topic.model().values():
+                    values = (row["a"], row["b"], row["v"], row["n"])
+                    connection.execute(f"INSERT INTO {name} VALUES (%s, %s, %s, %s)".encode(), values)
+    yield made
+    for harness in made.harnesses:
+        harness.sink.close()
+
+
+def contents(frame: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    rows = [(row["table"], row["id"], json.loads(row["document"])) for row in frame.collect()]
+    return sorted(((name, key, {n: v for n, v in row.items() if not n.startswith("_cdc")}) for name, key, row in rows))
+
+
+def test_a_group_is_read_as_each_of_its_views(shelf: Shelf) -> None:
+    sink = shelf.sink
+    assert isinstance(sink, Grouped)
+    expected = sorted((one.table.qualified, key, row) for one in shelf.harnesses for key, row in one.view().items())
+    assert contents(sink.scan_group(shelf.tables, shelf.spark)) == expected
+    assert shelf.rows() == {one.table.qualified: len(one.view()) for one in shelf.harnesses}
+
+
+@pytest.mark.parametrize(
+    ("at", "op", "row"),
+    [
+        (0, "u", laws.row("k1", 1, "planted")),
+        (0, "d", laws.row("k1", 1)),
+        (0, "c", laws.row("planted", 1)),
+        (EMPTY, "c", laws.row("planted", 1)),
+    ],
+    ids=["different", "missing", "extra", "of an empty table"],
+)
+def test_a_planted_difference_is_one_view_s(shelf: Shelf, at: int, op: str, row: Row) -> None:
+    """Each fault is told of its own view, and by the comparison of that one table as what it is."""
+    assert shelf.unproved() == []
+    shelf.change(at, op, row)
+    assert shelf.unproved() == [shelf.tables[at].name]
+    (told,) = compare(shelf.spark, shelf.tables[at], shelf.dsn, [shelf.sink])
+    assert isinstance(told, Comparison)
+    assert (told.different, told.missing, told.extra) == ((1, 0, 0) if op == "u" else (0, op == "d", op == "c"))
+
+
+def test_a_view_that_has_lost_all_its_rows(shelf: Shelf) -> None:
+    for row in shelf.harnesses[1].topic.model().values():
+        shelf.harnesses[1].topic.add("d", row)
+    shelf.harnesses[1].apply()
+    assert shelf.unproved() == [shelf.tables[1].name]
+
+
+def test_a_sample_of_rows(shelf: Shelf) -> None:
+    """What differs is of the sample, or isn't looked at."""
+    shelf.change(0, "c", laws.row("planted", 1))
+    assert shelf.unproved(("0000", "ffff")) == [shelf.tables[0].name]
+    found = [shelf.unproved(half) for half in (("0000", "7fff"), ("8000", "ffff"))]
+    assert sorted(found) == [[], [shelf.tables[0].name]]
+
+
+def test_a_table_that_cant_be_read_spoils_no_other(shelf: Shelf) -> None:
+    with psycopg.connect(shelf.dsn) as connection:
+        connection.execute("ALTER TABLE items1 RENAME v TO w")
+    assert shelf.unproved() == [shelf.tables[1].name]
+
+
+def test_a_table_that_is_gone_proves_nothing(shelf: Shelf) -> None:
+    with psycopg.connect(shelf.dsn) as connection:
+        connection.execute("DROP TABLE items1")
+    assert shelf.unproved() == [one.name for one in shelf.tables]
+
+
+@pytest.mark.parametrize("shelf", ["elasticsearch", "delta"], indirect=True)
+def test_a_view_that_cant_be_read_spoils_no_other(shelf: Shelf, damage: Callable[[Sink, Table], None]) -> None:
+    """Nor is it an empty one, though its table is empty now."""
+    with psycopg.connect(shelf.dsn) as connection:
+        connection.execute("DELETE FROM items1")
+    damage(shelf.sink, shelf.tables[1])
+    assert shelf.unproved() == [shelf.tables[1].name]
+
+
+@pytest.fixture
+def damage() -> Callable[[Sink, Table], None]:
+    def damaged(sink: Sink, spoiled: Table) -> None:
+        if isinstance(sink, Elasticsearch):
+            (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(spoiled)}").raise_for_status().json()
+            httpx.delete(f"{sink.url}/{index}").raise_for_status()
+        else:
+            assert isinstance(sink, Delta)
+            for file in Path(sink.folder(spoiled, "mirror")).glob("*.parquet"):
+                file.unlink()
+
+    return damaged
+
+
+@pytest.mark.parametrize("shelf", ["elasticsearch"], indirect=True)
+def test_an_index_of_more_than_one_search_gives(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first documents alone could be just those of the source."""
+    filled = [one.name for one in shelf.tables if one.name != f"items{EMPTY}"]
+    monkeypatch.setattr("sinks.elasticsearch.scan.GROUP_ROWS", 5)
+    assert shelf.unproved() == filled
+
+
+@pytest.mark.parametrize("shelf", ["delta"], indirect=True)
+def test_a_mirror_with_marked_rows_is_read_by_itself(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files still hold what was deleted."""
+    monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+    shelf.change(0, "d", laws.row("k1", 1))
+    with psycopg.connect(shelf.dsn) as connection:
+        connection.execute("DELETE FROM items0 WHERE a = 'k1'")
+    assert shelf.unproved() == [shelf.tables[0].name]
