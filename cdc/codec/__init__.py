@@ -1,0 +1,5 @@
+"""Records of the log to changes and rows in every form that a view takes: plain Python over bytes.
+
+Neither Spark nor a server is needed: `RecordDecoder([table], placeholder).decode(topic, key, value)` at a prompt
+tells what a record says, `codec(table)` gives its row as a document and as columns of the warehouse.
+"""

@@ -1,0 +1,22 @@
+"""Why a record or a value can't be taken, in words that name a column at most and never a value."""
+
+MISFIT = "it does not fit the columns of its table"
+
+
+class Unreadable(ValueError):
+    """A record isn't a change of its topic's table, or a value can't be held. `problem` says why."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class Unholdable(Unreadable):
+    """A value that a view has no way to hold, or that the connector has damaged; column is schema.table.name (type)."""
+
+    def __init__(self, problem: str, column: str) -> None:
+        super().__init__(problem)
+        self.column = column
+
+    def __reduce__(self) -> tuple[type["Unholdable"], tuple[str, str]]:
+        return Unholdable, (self.problem, self.column)

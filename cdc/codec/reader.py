@@ -1,0 +1,46 @@
+"""Some members of a JSON object, by name and type; the others aren't looked at."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cdc.codec.members import NULL, members
+
+UNNAMEABLE = re.compile(r'["\\\x00-\x1f]')
+"""What a name of a msgspec field can't have."""
+
+
+def reader(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
+    """A function from the text of an object to the values of these members, in their order.
+
+    Types are msgspec's; Raw gives a value's own text. A member that the object lacks is null. The function raises
+    msgspec.DecodeError, ValueError or RecursionError for what is no such object.
+    """
+    types = [type_ if type_ is msgspec.Raw else type_ | None for type_ in fields.values()]
+    if any(map(UNNAMEABLE.search, fields)):
+        return _by_place(list(fields), types)
+    slots = {f"f{at}": name for at, name in enumerate(fields)}
+    described = [
+        (slot, type_, NULL if type_ is msgspec.Raw else None) for slot, type_ in zip(slots, types, strict=True)
+    ]
+    decode = msgspec.json.Decoder(msgspec.defstruct("Row", described, rename=slots, gc=False)).decode
+    values = msgspec.structs.astuple
+
+    def read(text: bytes) -> Sequence[Any]:
+        return values(decode(text))
+
+    return read
+
+
+def _by_place(names: Sequence[str], types: Sequence[Any]) -> Callable[[bytes], Sequence[Any]]:
+    """The same for any names: the members' texts as a list."""
+    decode = msgspec.json.Decoder(tuple[tuple(types)]).decode  # type: ignore[misc]
+
+    def read(text: bytes) -> Sequence[Any]:
+        values = members(text)
+        made: tuple[Any, ...] = decode(b"[" + b",".join([values.get(name, NULL) for name in names]) + b"]")
+        return made
+
+    return read

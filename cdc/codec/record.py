@@ -1,0 +1,151 @@
+"""Kafka records to changes: bytes of the connector's key and value to what they say of a row."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cdc.change import Table
+from cdc.codec.placeholder import placeholder as placeholder_of
+from cdc.codec.problem import Unholdable, Unreadable
+from cdc.codec.table import NO_KEY, codec
+
+__all__ = ["Change", "RecordDecoder", "Unholdable", "Unreadable"]
+
+WRITES, DELETE = ("u", "c", "r"), "d"
+
+
+class Change(msgspec.Struct, gc=False):
+    """What a record says of one row. `op` is r, c, u or d, None for a tombstone."""
+
+    id: str
+    """The row's id in every view."""
+    op: str | None
+    row: bytes | None
+    """The row as the connector's JSON, null in the place of every placeholder; None for both kinds of delete."""
+    missing: tuple[str, ...]
+    """The columns whose value the record doesn't carry; none when it carries all."""
+    lsn: int | None
+    commit_us: int | None
+    """Microseconds since 1970."""
+
+
+class _Source(msgspec.Struct, gc=False):
+    lsn: int | None = None
+    ts_us: int | None = None
+    schema: str | None = None
+    table: str | None = None
+    sequence: str | None = None
+
+
+class _Envelope(msgspec.Struct, gc=False):
+    op: str | None = None
+    source: _Source | None = None
+    # Within a union Raw would be decoded.
+    after: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_envelope = msgspec.json.Decoder(_Envelope).decode
+_sequence = msgspec.json.Decoder(list[str | None]).decode
+_NOWHERE = _Source()
+
+
+class _Topic:
+    """What to know of a table, at hand for each of its records."""
+
+    __slots__ = ("name", "row_id", "schema", "table")
+
+    def __init__(self, table: Table) -> None:
+        self.row_id = codec(table).row_id
+        self.name = table.topic
+        # The connector's own words for a topic; a table whose topic ends otherwise is compared by its topic's end.
+        own = table.topic.endswith(f".{table.qualified}")
+        self.schema = table.schema if own else None
+        self.table = table.name if own else None
+
+    def holds(self, source: _Source) -> bool:
+        """Whether a change is of this table; one that doesn't say is."""
+        if source.table == self.table and source.schema == self.schema:
+            return True
+        if source.table is None or source.schema is None:
+            return True
+        return self.name.endswith(f".{source.schema}.{source.table}")
+
+
+class RecordDecoder:
+    """Reads the records of some tables' topics. Can be pickled; what is known of a table is made once a process."""
+
+    def __init__(self, tables: Sequence[Table], placeholder: str) -> None:
+        self._arguments = (tuple(tables), placeholder)
+        self._topics = {table.topic: _Topic(table) for table in tables}
+        self._placeholder = placeholder_of(placeholder)
+
+    def __reduce__(self) -> tuple[type["RecordDecoder"], tuple[tuple[Table, ...], str]]:
+        return RecordDecoder, self._arguments
+
+    def decode(self, topic: str, key: bytes | None, value: bytes | None) -> Change:
+        """What a record says.
+
+        Raises:
+            Unreadable: it isn't what the connector writes of the topic's table.
+        """
+        if key is None:
+            raise Unreadable("it has no key")
+        if not key.isascii() or not (value is None or value.isascii()):
+            _validate(key, value)
+        table = self._topics.get(topic)
+        if table is None:
+            raise Unreadable(NO_KEY)
+        row_id = table.row_id(key)
+        if value is None:
+            return Change(row_id, None, None, (), None, None)
+        try:
+            event = _envelope(value)
+        except (msgspec.DecodeError, RecursionError):
+            raise Unreadable("its value is no change event") from None
+        source = event.source or _NOWHERE
+        op, row = event.op, None
+        missing: tuple[str, ...] = ()
+        if op in WRITES:
+            row = bytes(event.after)
+            if row[:1] != b"{":
+                raise Unreadable("it lacks the row")
+            if carried := self._placeholder.carried(row):
+                row, missing = carried
+        elif op != DELETE:
+            raise Unreadable("its value is no change event" if op is None else "its operation is unknown")
+        if not table.holds(source):
+            raise Unreadable("it is of another table")
+        lsn = source.lsn if source.lsn is not None else _lsn(source.sequence)
+        return Change(row_id, op, row, missing, lsn, source.ts_us)
+
+    def row_id(self, topic: str, key: bytes | None) -> str | None:
+        """The id of the row that a key names; None when the key isn't one of the topic's table."""
+        table = self._topics.get(topic)
+        if table is None or key is None:
+            return None
+        try:
+            _validate(key, None)
+            return table.row_id(key)
+        except Unreadable:
+            return None
+
+
+def _validate(key: bytes, value: bytes | None) -> None:
+    """What is passed through or left out isn't looked at when an envelope is decoded."""
+    try:
+        key.decode()
+        if value is not None:
+            value.decode()
+    except UnicodeDecodeError:
+        raise Unreadable("its bytes are no text") from None
+
+
+def _lsn(sequence: str | None) -> int | None:
+    """Rows of an incremental snapshot tell where in the log they are in `sequence` only: [null,"123"]."""
+    if sequence is None:
+        return None
+    try:
+        _, lsn = _sequence(sequence)
+        return None if lsn is None else int(lsn)
+    except (msgspec.DecodeError, ValueError):
+        return None

@@ -1,0 +1,274 @@
+"""One table's rows in every form: the connector's JSON, a document of a view, columns of the warehouse; and ids."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cdc.change import Column, Table
+from cdc.codec.members import NULL, encode
+from cdc.codec.problem import MISFIT, Unholdable, Unreadable
+from cdc.codec.reader import reader
+from cdc.codec.types import Kind, kind
+from cdc.codec.types.arrow import arrow, portable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NO_KEY = "its key is not one of the table"
+NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Unreadable)
+NOT_HELD = (ValueError, ArithmeticError)
+"""What a conversion of `cdc.codec.types` raises for a value that has no such form."""
+Read = Callable[[bytes], Sequence[Any]]
+
+
+@cache
+def codec(table: Table) -> "TableCodec":
+    """The codec of a table; made once a process."""
+    return TableCodec(table)
+
+
+class TableCodec:
+    """What to make of the rows of a table. Any thread may use it; what is costly to make is made at its first use."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        # Values of json last, as Postgres writes them for `verify`: rows that are written alike needn't be parsed.
+        self._columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
+        self._template = _template(self._columns)
+        self._words = _words(table)
+        self._conversions = [
+            (at, column, kind(column.type).document, kind(column.type).lost)
+            for at, column in enumerate(self._columns)
+            if _touched(kind(column.type))
+        ]
+        self._holders = [
+            (at, column, held)
+            for at, column in enumerate(table.columns)
+            if (held := _holder(kind(column.type))) is not None
+        ]
+
+    def row_id(self, key: bytes) -> str:
+        """The id of a row in every view, from the connector's key JSON: the document form of its key columns.
+
+        One key column is its text, several are a JSON array; `change.row_id` is its twin.
+
+        Raises:
+            Unreadable: the key isn't one of the table.
+        """
+        try:
+            values = self._key_values(key)
+            if None in values:
+                raise Unreadable(NO_KEY)
+            made = [convert(one) if convert else one for convert, one in zip(self._key_forms, values, strict=True)]
+        except (*NOT_READ, *NOT_HELD):
+            raise Unreadable(NO_KEY) from None
+        if len(made) == 1:
+            (only,) = made
+            return only if type(only) is str else encode(only).decode()
+        return encode(made).decode()
+
+    def document(self, row: bytes) -> bytes:
+        """The row as the JSON document of a search index or a cache.
+
+        The connector's own text where no value needs another form; tables that need one for rare values only are
+        searched for these first. On one line, since some views are told of rows by lines.
+
+        Raises:
+            Unreadable: a value is none of its column's type, where that had to be looked at.
+            Unholdable: the connector has damaged a value; names the column.
+        """
+        if self._words is None:
+            return self._template % tuple(self._document_values(row))
+        for word in self._words:
+            if word in row:
+                return self._template % tuple(self._document_values(row))
+        if b"\n" in row or b"\r" in row:
+            return row.replace(b"\n", b" ").replace(b"\r", b" ")
+        return row
+
+    def _document_values(self, row: bytes) -> list[Any]:
+        try:
+            values = list(self._members(row))
+        except NOT_READ:
+            raise Unreadable(MISFIT) from None
+        for at, column, convert, lost in self._conversions:
+            value = values[at]
+            if value is None:
+                values[at] = NULL
+                continue
+            try:
+                damaged = lost is not None and lost(value)
+                made = convert(value) if convert and not damaged else value
+            except NOT_HELD:
+                damaged = True
+            if damaged:
+                raise self._damaged(column)
+            values[at] = encode(made)
+        return values
+
+    @cached_property
+    def schema(self) -> "pa.Schema":
+        """The columns of the warehouse, named as the table's."""
+        import pyarrow as pa
+
+        return pa.schema([(column.name, arrow(kind(column.type).column)) for column in self.table.columns])
+
+    def values(self, row: bytes) -> tuple[Any, ...]:
+        """The row as `pyarrow.array` takes it for the columns of `schema`; None for what the row lacks.
+
+        Raises:
+            Unreadable: a value is none of its column's type.
+            Unholdable: the warehouse has no way to hold a value, or the connector has damaged it.
+        """
+        try:
+            values = list(self._held(row))
+        except NOT_READ:
+            raise self._misfit(row) from None
+        for at, column, hold in self._holders:
+            value = values[at]
+            if value is not None:
+                try:
+                    made = hold(value)
+                except NOT_HELD:
+                    made = None
+                if made is None:
+                    raise self._unheld(column, value)
+                values[at] = made
+        return tuple(values)
+
+    def problem(self, row: bytes, *, warehouse: bool) -> str | None:
+        """What keeps the connector's JSON of a row out of a view; None when it fits. Looks at every column."""
+        try:
+            values = self._wire(row)
+        except NOT_READ:
+            return MISFIT
+        for column, value in zip(self.table.columns, values, strict=True):
+            if value is None:
+                continue
+            if _damaged(kind(column.type), value):
+                return self._damaged(column).problem
+            if warehouse and not _holds(kind(column.type), value):
+                return self._unheld(column, value).problem
+        return None
+
+    def documents(self, batch: "pa.RecordBatch") -> "pa.Array":
+        """The way back: the documents of rows that are held as the columns of `schema`."""
+        import pyarrow as pa
+
+        columns = [self._texts(batch.column(column.name), kind(column.type)) for column in self._columns]
+        rows = zip(*columns, strict=True) if columns else [()] * batch.num_rows
+        return pa.array([self._template % row for row in rows], pa.binary()).cast(pa.string())
+
+    @staticmethod
+    def _texts(column: "pa.Array", of: Kind) -> list[bytes]:
+        """The JSON of every value of a column."""
+        type_, convert = arrow(of.column), of.from_column
+        values = column.cast(type_).cast(portable(type_)).to_pylist()
+        if convert:
+            return [b"null" if value is None else encode(convert(value)) for value in values]
+        return [encode(value) for value in values]
+
+    def _misfit(self, row: bytes) -> Unreadable:
+        """Why a row can't be read as what the columns hold: by name, if its values are ones of the table's types."""
+        try:
+            values = self._wire(row)
+        except NOT_READ:
+            return Unreadable(MISFIT)
+        for column, value in zip(self.table.columns, values, strict=True):
+            if value is not None and not _holds(kind(column.type), value):
+                return self._unheld(column, value)
+        return Unreadable(MISFIT)
+
+    def _unheld(self, column: Column, value: Any) -> Unholdable:
+        if _damaged(kind(column.type), value):
+            return self._damaged(column)
+        return Unholdable(f"the warehouse can not hold its {column.name}", self._named(column))
+
+    def _damaged(self, column: Column) -> Unholdable:
+        return Unholdable(f"the connector has damaged its {column.name}", self._named(column))
+
+    def _named(self, column: Column) -> str:
+        return f"{self.table.qualified}.{column.name} ({column.type})"
+
+    @cached_property
+    def _key_values(self) -> Read:
+        return reader({name: kind(self.table.column(name).type).wire for name in self.table.key})
+
+    @cached_property
+    def _key_forms(self) -> list[Any]:
+        return [kind(self.table.column(name).type).document for name in self.table.key]
+
+    @cached_property
+    def _members(self) -> Read:
+        """The row for a document: as their own text what passes through."""
+        kinds = {column.name: kind(column.type) for column in self._columns}
+        return reader({name: one.wire if _touched(one) else msgspec.Raw for name, one in kinds.items()})
+
+    @cached_property
+    def _held(self) -> Read:
+        kinds = {column.name: kind(column.type) for column in self.table.columns}
+        return reader({name: one.within or one.wire for name, one in kinds.items()})
+
+    @cached_property
+    def _wire(self) -> Read:
+        return reader({column.name: kind(column.type).wire for column in self.table.columns})
+
+
+def _touched(of: Kind) -> bool:
+    """Whether a document's value may be another than the connector's, or none."""
+    return of.document is not None or of.lost is not None
+
+
+def _words(table: Table) -> list[bytes] | None:
+    """A row with none of these is its own document; None when every row has to be looked at."""
+    touched = [kind(column.type) for column in table.columns if _touched(kind(column.type))]
+    if table.reshaped or any(not one.words for one in touched):
+        return None
+    return sorted({word.encode() for one in touched for word in one.words})
+
+
+def _template(columns: Iterable[Column]) -> bytes:
+    """A document with %b in the place of every value."""
+    names = [encode(column.name).replace(b"%", b"%%") for column in columns]
+    return b"{" + b",".join([name + b":%b" for name in names]) + b"}"
+
+
+def _holder(of: Kind) -> Callable[[Any], Any] | None:
+    """From the wire to the column; None for what can't be held. None itself where every value is held as it is."""
+    if of.lost is None:
+        return of.to_column
+    lost, convert = of.lost, of.to_column
+
+    def hold(value: Any) -> Any:
+        if lost(value):
+            return None
+        return convert(value) if convert else value
+
+    return hold
+
+
+def _damaged(of: Kind, value: Any) -> bool:
+    try:
+        return (of.lost is not None and of.lost(value)) or (of.document is not None and of.document(value) is None)
+    except NOT_HELD:
+        return True
+
+
+def _holds(of: Kind, value: Any) -> bool:
+    if of.within and not _is(value, of.within):
+        return False
+    hold = _holder(of)
+    try:
+        return hold is None or hold(value) is not None
+    except NOT_HELD:
+        return False
+
+
+def _is(value: Any, type_: Any) -> bool:
+    try:
+        msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""The types of warehouse columns as Arrow's."""
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PATH = "struct<closed boolean, points array<double>>"
+
+
+@cache
+def arrow(column: str) -> "pa.DataType":
+    """The Arrow type of a column type as Spark writes it."""
+    import pyarrow as pa
+
+    if element := re.fullmatch(r"array<(.*)>", column):
+        return pa.list_(arrow(element[1]))
+    if digits := re.fullmatch(r"decimal\((\d+),(\d+)\)", column):
+        return pa.decimal128(int(digits[1]), int(digits[2]))
+    return {
+        "string": pa.string(),
+        "smallint": pa.int16(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "boolean": pa.bool_(),
+        "binary": pa.binary(),
+        "date": pa.date32(),
+        "timestamp_ntz": pa.timestamp("us"),
+        "timestamp": pa.timestamp("us", "UTC"),
+        PATH: pa.struct([("closed", pa.bool_()), ("points", pa.list_(pa.float64()))]),
+    }[column]
+
+
+@cache
+def portable(type_: "pa.DataType") -> "pa.DataType":
+    """What to cast to, so that Python has a value for all that Arrow can hold: days and microseconds as numbers.
+
+    A number of four bytes as its shortest text: as a double of Python it would have more digits.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_list(type_):
+        return pa.list_(portable(type_.value_type))
+    if pa.types.is_date32(type_):
+        return pa.int32()
+    if pa.types.is_timestamp(type_):
+        return pa.int64()
+    return pa.string() if pa.types.is_float32(type_) else type_

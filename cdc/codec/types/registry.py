@@ -1,0 +1,64 @@
+"""Which type is of which kind."""
+
+import re
+from dataclasses import replace
+from functools import cache
+
+from cdc.codec.types import geometric, numeric, temporal, text
+from cdc.codec.types.arrays import array
+from cdc.codec.types.kind import Kind
+from cdc.type_names import base
+
+KINDS = {
+    "smallint": numeric.SMALLINT,
+    "integer": numeric.INTEGER,
+    "bigint": numeric.BIGINT,
+    "oid": numeric.OID,
+    "real": numeric.REAL,
+    "double precision": numeric.DOUBLE,
+    "boolean": numeric.BOOLEAN,
+    "bytea": text.BINARY,
+    "json": text.JSON_VALUE,
+    "jsonb": text.JSON_VALUE,
+    "hstore": text.JSON_VALUE,
+    "date": temporal.DATE,
+    "time without time zone": temporal.TIME,
+    "time with time zone": temporal.TIMETZ,
+    "timestamp without time zone": temporal.TIMESTAMP,
+    "timestamp with time zone": temporal.TIMESTAMPTZ,
+    "interval": temporal.INTERVAL,
+    "numeric": numeric.NUMERIC,
+    "money": numeric.MONEY,
+    "vector": numeric.VECTOR,
+    "halfvec": numeric.VECTOR,
+    "point": geometric.POINT,
+    "line": geometric.LINE,
+    "circle": geometric.CIRCLE,
+    "lseg": geometric.SEGMENT,
+    "box": geometric.BOX,
+    "polygon": geometric.POLYGON,
+    "path": geometric.PATH,
+}
+# Types that the connector sends as unknown ones: the bytes of Postgres' own text.
+KINDS |= dict.fromkeys(
+    (
+        *("unknown", "tsquery", "pg_lsn", "xid", "xid8", "cid", "tid", "txid_snapshot", "pg_snapshot", "jsonpath"),
+        *("int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange", "datemultirange"),
+        *("regclass", "regtype", "regproc", "regprocedure", "regoper", "regoperator", "regrole", "regnamespace"),
+    ),
+    text.UNKNOWN,
+)
+
+
+@cache
+def kind(type_: str) -> Kind:
+    """The kind of a type as `format_type` prints it; a type without an entry travels as its text."""
+    if type_.endswith("[]"):
+        return array(kind(type_.removesuffix("[]")))
+    name = base(type_)
+    made = KINDS.get(name, text.TEXTUAL)
+    if made is numeric.NUMERIC and (scale := re.fullmatch(r"numeric\((\d+),(-?\d+)\)", type_)):
+        return numeric.scaled(int(scale[1]), int(scale[2]))
+    if made is temporal.TIMESTAMPTZ and type_.startswith("timestamp("):
+        return replace(made, document=temporal.filled)
+    return text.bits(type_) if name == "bit" else made

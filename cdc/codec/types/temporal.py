@@ -1,0 +1,196 @@
+"""Dates, times and time stamps; the connector's time.precision.mode is microseconds.
+
+Days and microseconds count from 1970. Infinity lies beyond Postgres' own range on every way, so it can't be mistaken.
+"""
+
+import re
+from datetime import date, datetime, timedelta
+
+from cdc.codec.types.kind import Kind
+from cdc.codec.types.numeric import BIGINT
+
+FIRST_DAY, LAST_DAY = -2440588, 2145042905
+"""4714-11-24 BC and 5874897-12-31: Postgres' range of dates."""
+SNAPSHOT_DAYS = (-622191234, -625821272)
+"""Infinity and -infinity as JDBC's dates overflow, in snapshots and in arrays."""
+FOREVER, NEVER = 2**63 - 1, -(2**63)
+FOREVER_DAY, NEVER_DAY = 2**31 - 1, -(2**31)
+"""Infinity as the last and the first day of a warehouse, both beyond Postgres' own."""
+FIRST_MOMENT = -210866803200000000
+ARRAY_NEVER = "+292269055-12-02T23:00:00.000000Z"
+"""-infinity in an array of time stamps with a zone."""
+SECOND, MIDNIGHT = 1_000_000, 86_400_000_000
+
+# The day after the last one that two calendars give different names, twice: the connector reads arrays with a calendar
+# that has no BC and calls 1582-10-05 to 14 by the names of the days ten later.
+SURE_DAY = -141417
+SURE_MOMENT = SURE_DAY * MIDNIGHT
+SURE_STAMP = "1582-10-25"
+
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  # a time stamp without a zone
+EPOCH_DAY = date(1970, 1, 1).toordinal()
+CYCLE = 146097
+"""Days after which the calendar repeats itself: 400 years."""
+PLAIN_DAYS = range(1 - EPOCH_DAY, date.max.toordinal() - EPOCH_DAY + 1)
+PLAIN_MOMENTS = range(PLAIN_DAYS.start * MIDNIGHT, PLAIN_DAYS.stop * MIDNIGHT)
+STAMP = re.compile(r"([+-]?\d{4,9})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z", re.ASCII)
+
+INTERVAL_SOURCE = (
+    "CASE WHEN NOT isfinite({0}) THEN {0}::text WHEN {0} IS NOT NULL THEN 'P' || extract(year FROM {0}) || 'Y' || "
+    "extract(month FROM {0}) || 'M' || extract(day FROM {0}) || 'DT' || extract(hour FROM {0}) || 'H' || "
+    "extract(minute FROM {0}) || 'M' || trim_scale(extract(second FROM {0})) || 'S' END"
+)
+TIMETZ_SOURCE = (
+    "CASE WHEN {0} = '24:00:00+00' THEN '24:00:00.000000' "
+    "ELSE to_char(({0} AT TIME ZONE 'UTC')::time::interval, 'HH24:MI:SS.US') END || 'Z'"
+)
+# ISO 8601 counts the year before 1 as 0 and gives a year beyond 9999 a sign; to_char does neither.
+YEAR = (
+    "CASE WHEN extract(year FROM {0}) < -1 THEN to_char(extract(year FROM {0}) + 1, 'FMSG0000') "
+    "WHEN extract(year FROM {0}) < 0 THEN '0000' "
+    "WHEN extract(year FROM {0}) > 9999 THEN to_char(extract(year FROM {0}), 'FMSG9999999') "
+    "ELSE to_char(extract(year FROM {0}), 'FM0000') END"
+)
+# to_char makes a time stamp of a date, and that has a smaller range.
+MONTH_DAY = "'-' || to_char(extract(month FROM {0}), 'FM00') || '-' || to_char(extract(day FROM {0}), 'FM00')"
+CLOCK = "to_char({0}, '-MM-DD\"T\"HH24:MI:SS.US')"
+
+
+def _iso(rest: str, value: str = "{0}") -> str:
+    """Postgres' SQL for a date or a time stamp as ISO 8601, infinity as text."""
+    finite = f"{YEAR} || {rest}".replace("{0}", value)
+    return f"CASE WHEN NOT isfinite({{0}}) THEN {{0}}::text ELSE {finite} END"
+
+
+def _day(days: int) -> str:
+    """Any day as ISO 8601 has it, years before 1 and after 9999 with a sign: -0043, +12000."""
+    if days in PLAIN_DAYS:
+        return date.fromordinal(days + EPOCH_DAY).isoformat()
+    cycles, rest = divmod(days + EPOCH_DAY - 1, CYCLE)
+    day = date.fromordinal(rest + 1)
+    year = day.year + 400 * cycles
+    sign = "+" if year > 9999 else "-" if year < 0 else ""
+    return f"{sign}{abs(year):04d}-{day.month:02d}-{day.day:02d}"
+
+
+def _clock(micros: int) -> str:
+    seconds, fraction = divmod(micros, SECOND)
+    minutes, second = divmod(seconds, 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{second:02d}.{fraction:06d}"
+
+
+def _after_all(days: int) -> bool:
+    return days > LAST_DAY or days == SNAPSHOT_DAYS[0]
+
+
+def date_text(days: int) -> str:
+    if _after_all(days):
+        return "infinity"
+    return "-infinity" if days < FIRST_DAY else _day(days)
+
+
+def to_date(days: int) -> int:
+    if _after_all(days):
+        return FOREVER_DAY
+    return NEVER_DAY if days < FIRST_DAY else days
+
+
+def unsure_date(days: int) -> bool:
+    return days < SURE_DAY and days not in SNAPSHOT_DAYS
+
+
+def local(micros: int) -> str:
+    """A time stamp without a zone."""
+    if micros in PLAIN_MOMENTS:
+        return (EPOCH + timedelta(0, 0, micros)).isoformat(timespec="microseconds")
+    if micros == FOREVER:
+        return "infinity"
+    if micros == NEVER:
+        return "-infinity"
+    days, rest = divmod(micros, MIDNIGHT)
+    return f"{_day(days)}T{_clock(rest)}"
+
+
+def overflown(micros: int) -> bool:
+    """The last 29 years of Postgres' range, from 294247 on, don't fit into 64 bits: they come out below its first."""
+    return NEVER != micros < FIRST_MOMENT
+
+
+def unsure_moment(micros: int) -> bool:
+    return NEVER != micros < SURE_MOMENT
+
+
+def unsure_stamp(text: str) -> bool:
+    return text < SURE_STAMP and not text.startswith("+")
+
+
+def to_stamp(text: str) -> datetime | int | None:
+    """A time stamp with a zone: what Python has no year for as microseconds; None for what has no 64 bits."""
+    if len(text) == 27 and text[:4] > "0000" and text.endswith("Z"):
+        return datetime.fromisoformat(text)
+    if text == "infinity":
+        return FOREVER
+    return NEVER if text == "-infinity" else _micros(text)
+
+
+def _micros(text: str) -> int | None:
+    parts = STAMP.fullmatch(text)
+    if parts is None:
+        return None
+    year, month, day, hour, minute, second = map(int, parts.groups()[:6])
+    cycles, rest = divmod(year - 1, 400)
+    days = datetime(rest + 1, month, day, hour, minute, second).toordinal() + cycles * CYCLE - EPOCH_DAY  # noqa: DTZ001
+    clock = ((hour * 60 + minute) * 60 + second) * SECOND + int((parts[7] or "").ljust(6, "0"))
+    micros = days * MIDNIGHT + clock
+    return micros if NEVER < micros < FOREVER else None
+
+
+def from_stamp(micros: int) -> str:
+    text = local(micros)
+    return text if text.endswith("infinity") else f"{text}Z"
+
+
+def of_array(text: str) -> str:
+    return "-infinity" if text == ARRAY_NEVER else text
+
+
+def filled(text: str) -> str:
+    """A time or a time stamp in UTC with its fraction written out to microseconds."""
+    if not text.endswith("Z"):
+        return text
+    bare, _, fraction = text[:-1].partition(".")
+    return f"{bare}.{fraction[:6]:0<6}Z"
+
+
+def time(micros: int) -> str:
+    return "24:00:00.000000" if micros == MIDNIGHT else _clock(micros % MIDNIGHT)
+
+
+DATE = Kind(
+    "date",
+    wire=BIGINT.wire,
+    document=date_text,
+    column="date",
+    to_column=to_date,
+    from_column=date_text,
+    source=_iso(MONTH_DAY),
+)
+TIME = Kind("time", wire=BIGINT.wire, document=time, to_column=time, source="to_char({}::interval, 'HH24:MI:SS.US')")
+TIMETZ = Kind("timetz", document=filled, to_column=filled, source=TIMETZ_SOURCE)
+TIMESTAMP = Kind(
+    "timestamp",
+    wire=BIGINT.wire,
+    document=local,
+    lost=overflown,
+    column="timestamp_ntz",
+    from_column=local,
+    source=_iso(CLOCK),
+)
+TIMESTAMPTZ = Kind(
+    "timestamptz",
+    column="timestamp",
+    to_column=to_stamp,
+    from_column=from_stamp,
+    source=_iso(f"{CLOCK} || 'Z'", "({0} AT TIME ZONE 'UTC')"),
+)
+INTERVAL = Kind("interval", source=INTERVAL_SOURCE)

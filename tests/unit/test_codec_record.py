@@ -1,0 +1,218 @@
+"""Records to changes in plain Python: against the twin, and one by one what isn't a change."""
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.change import Column, Table
+from cdc.codec.record import Change, RecordDecoder, Unholdable, Unreadable
+from cdc.codec.table import codec
+from tests.support import twin
+from tests.support.budget import budget
+from tests.support.envelopes import PLACEHOLDER, Row, envelope, table
+from tests.support.scribe import SHAPES, Scribe, packed
+from tests.support.twin import Raw, Twin
+
+ITEMS = table("t.public.items")
+KEY = b'{"a":"k","b":1}'
+ROW: Row = {"a": "k", "b": 1, "v": "x", "n": 1}
+EVENT = envelope("c", None, ROW, lsn=7)
+TYPES = ("text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb")
+TOASTED = ("text", "bytea", "text[]", "bytea[]", "integer[]", "bigint[]", "uuid[]", "jsonb", "hstore", "integer")
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
+STRANGE = ["after", "op", "a.b", "`", "'", '"', "\\", "é", "😀", "a b", "row", "$.x", "[0]", "NULL", "\n", "{}", "%b"]
+
+
+def decoder(*tables: Table) -> RecordDecoder:
+    return RecordDecoder(tables or (ITEMS,), PLACEHOLDER)
+
+
+def problem(key: bytes | None, value: bytes | None, topic: str = ITEMS.topic) -> str:
+    with pytest.raises(Unreadable) as caught:
+        decoder().decode(topic, key, value)
+    return caught.value.problem
+
+
+def test_a_change() -> None:
+    assert decoder().decode(ITEMS.topic, KEY, packed(EVENT)) == Change(
+        '["k",1]', "c", packed(ROW), (), 7, 1_700_000_000_000_000
+    )
+
+
+def test_both_kinds_of_delete() -> None:
+    event = envelope("d", ROW, None, lsn=7)
+    assert decoder().decode(ITEMS.topic, KEY, packed(event)) == Change(
+        '["k",1]', "d", None, (), 7, EVENT["source"]["ts_us"]
+    )
+    assert decoder().decode(ITEMS.topic, KEY, None) == Change('["k",1]', None, None, (), None, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "lsn"),
+    [
+        ({"lsn": 5}, 5),
+        ({"lsn": None, "sequence": '[null,"9"]'}, 9),
+        ({"sequence": '["8","9"]', "lsn": 5}, 5),
+        ({"sequence": "[null,null]"}, None),
+        ({"sequence": "[]"}, None),
+        ({"sequence": "9"}, None),
+        ({"sequence": '[null,"x"]'}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_where_in_the_log(source: Row | None, lsn: int | None) -> None:
+    assert decoder().decode(ITEMS.topic, KEY, packed({**EVENT, "source": source})).lsn == lsn
+
+
+WRONG: list[tuple[bytes | None, bytes | None, str]] = [
+    (None, None, "it has no key"),
+    (None, b"\xff", "it has no key"),
+    (b'{"a":"\xff","b":1}', packed(EVENT), "its bytes are no text"),
+    (b'{"a":"\xff","b":1}', None, "its bytes are no text"),
+    (b"\xff", b"no json", "its bytes are no text"),
+    (KEY, b"\xff\xfe", "its bytes are no text"),
+    (KEY, packed(EVENT).replace(b'"x"', b'"\xff"'), "its bytes are no text"),
+    (KEY, packed(EVENT).replace(b'"x"', b'"\xed\xa0\x80"'), "its bytes are no text"),
+    (KEY, packed({**EVENT, "before": {"a": "é"}}).replace("é".encode(), b"\xc3"), "its bytes are no text"),
+    (b"nope", None, "its key is not one of the table"),
+    (b'{"a":"k"}', packed(EVENT), "its key is not one of the table"),
+    (b'{"a":"k","b":null}', b"no json", "its key is not one of the table"),
+    (b'{"a":"k","b":1.5}', packed(EVENT), "its key is not one of the table"),
+    (b'{"a":"k","b":9223372036854775808}', packed(EVENT), "its key is not one of the table"),
+    (KEY, b"", "its value is no change event"),
+    (KEY, b"nope", "its value is no change event"),
+    (KEY, b"null", "its value is no change event"),
+    (KEY, b"[]", "its value is no change event"),
+    (KEY, b"7", "its value is no change event"),
+    (KEY, b"{}", "its value is no change event"),
+    (KEY, packed([EVENT]), "its value is no change event"),
+    (KEY, packed(EVENT)[:-1], "its value is no change event"),
+    (KEY, packed(EVENT) + b"x", "its value is no change event"),
+    (KEY, packed({**EVENT, "op": None}), "its value is no change event"),
+    (KEY, packed({**EVENT, "op": 7}), "its value is no change event"),
+    (KEY, packed(EVENT).replace(b'"n":1', b'"n":NaN'), "its value is no change event"),
+    (KEY, packed(EVENT).replace(b'"x"', b'"\\ud800"'), "its value is no change event"),
+    (KEY, packed(EVENT).replace(b'"x"', b"[" * 3000 + b"]" * 3000), "its value is no change event"),
+    (KEY, packed({**EVENT, "op": "t"}), "its operation is unknown"),
+    (KEY, packed({**EVENT, "op": "", "after": None}), "its operation is unknown"),
+    (KEY, packed({"op": "c"}), "it lacks the row"),
+    (KEY, packed({**EVENT, "after": None}), "it lacks the row"),
+    (KEY, packed({**EVENT, "after": [ROW]}), "it lacks the row"),
+    (KEY, packed({**EVENT, "after": json.dumps(ROW)}), "it lacks the row"),
+    (KEY, packed({**EVENT, "after": 7, "source": {"schema": "s", "table": "t"}}), "it lacks the row"),
+    (KEY, packed({**EVENT, "source": {"schema": "public", "table": "others"}}), "it is of another table"),
+    (KEY, packed({**EVENT, "source": {"schema": "private", "table": "items"}}), "it is of another table"),
+    (KEY, packed({**envelope("d", None, None), "source": {"schema": "s", "table": "t"}}), "it is of another table"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), WRONG)
+def test_a_record_of_another_writer_is_told(key: bytes | None, value: bytes | None, expected: str) -> None:
+    assert problem(key, value) == expected
+
+
+def test_a_topic_of_no_table_has_no_keys() -> None:
+    assert problem(KEY, None, "t.public.others") == "its key is not one of the table"
+
+
+def test_a_bad_record_is_named_by_its_key_if_it_has_one() -> None:
+    assert decoder().row_id(ITEMS.topic, KEY) == '["k",1]'
+    for key in (None, b"", b"\xff", b'{"a":"\xff","b":1}', b'{"a":"k"}', b"7"):
+        assert decoder().row_id(ITEMS.topic, key) is None
+    assert decoder().row_id("t.public.others", KEY) is None
+
+
+def test_a_text_may_hold_what_stands_for_bytes_that_are_none() -> None:
+    row = {"a": "\ufffd", "b": 1, "v": "\ufffd", "n": 1}
+    change = decoder().decode(ITEMS.topic, packed({"a": "\ufffd", "b": 1}), packed(envelope("c", None, row)))
+    assert (change.id, json.loads(change.row or b"")) == ('["\ufffd",1]', row)
+
+
+def test_a_row_keeps_every_digit_and_escape() -> None:
+    row = b'{"a":"k\\u000B\\/","b":12345678901234567890123, "v":1.10e400,"n":-0.0}'
+    value = packed(EVENT).replace(packed(ROW), row)
+    assert decoder().decode(ITEMS.topic, KEY, value).row == row
+
+
+def test_a_decoder_can_be_sent_to_a_worker() -> None:
+    sent = pickle.loads(pickle.dumps(decoder()))
+    assert sent.decode(ITEMS.topic, KEY, packed(EVENT)).row == packed(ROW)
+    error = pickle.loads(pickle.dumps(Unholdable("why", "a.b.c (d)")))
+    assert (error.problem, error.column, str(error)) == ("why", "a.b.c (d)", "why")
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
+    """Alone, beside others, and never what merely looks like one."""
+    made = Table(
+        "public", "w", (Column("a", kind.split(" ", maxsplit=1)[0]), Column("é", "text[]")), ("a",), "t.public.w"
+    )
+    shape = SHAPES[kind]
+    near = {
+        "x": PLACEHOLDER[:-1],
+        "y": [PLACEHOLDER[:-1]],
+        "z": list(PLACEHOLDER.encode())[:-1],
+        "w": PLACEHOLDER + "x",
+    }
+    row = {"a": shape, **near, "b": "b", "é": shape, "c": None}
+    wide = Table("public", "w", (*made.columns, Column("k", "text")), ("k",), made.topic)
+    change = decoder(wide).decode(
+        wide.topic, b'{"k":"1"}', packed({"op": "u", "after": {**row, "k": "1"}}, ascii_only=ascii_only)
+    )
+    assert change.missing == ("a", "é")
+    assert twin.loads((change.row or b"").decode()) == {**row, "k": "1", "a": None, "é": None}
+
+
+def named(names: list[str], types: tuple[str, ...], key: int) -> Table:
+    columns = tuple(Column(*one) for one in zip(names, types, strict=True))
+    return Table("public", "one", columns, tuple(names[:key]), "t.public.one")
+
+
+def assert_as_the_twin(made: Table, record: Raw, form: Any) -> None:
+    """The same change, and the same row in the form of a view; or both refuse it."""
+    expected = Twin([made], form, PLACEHOLDER).decode(record)
+    reader, own = decoder(made), codec(made)
+    assert reader.row_id(made.topic, record.key) == expected.id, record
+    try:
+        change = reader.decode(made.topic, record.key, record.value)
+        fault = change.row and own.problem(change.row, warehouse=form == "events")
+    except Unreadable as error:
+        fault = error.problem
+    assert bool(fault) == expected.wrong, (fault, record)
+    if fault:
+        return
+    assert (change.id, change.op, change.lsn) == (expected.id, expected.op, expected.lsn), record
+    assert frozenset(change.missing) == (expected.kept or frozenset())
+    text = change.row and (own.document(change.row) if form == "documents" else change.row)
+    assert (text and twin.loads(text.decode())) == expected.after
+    if change.row and form == "events":
+        assert len(own.values(change.row)) == len(made.columns)
+
+
+@given(
+    names=st.lists(st.one_of(st.sampled_from(STRANGE), TEXT), min_size=9, max_size=9, unique=True),
+    texts=st.lists(TEXT, min_size=3, max_size=6, unique=True),
+    seed=st.integers(0, 2**32),
+    form=st.sampled_from(["events", "documents"]),
+)
+@budget(40)
+def test_decoding_equals_the_twin(names: list[str], texts: list[str], seed: int, form: Any) -> None:
+    made = named(names, TYPES, 2)
+    keys = [{names[0]: text, names[1]: number} for text in texts for number in (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))]
+    for record in Scribe(made, seed, texts, keys).log(100, garbage=0.4):
+        assert_as_the_twin(made, record, form)
+
+
+@given(seed=st.integers(0, 2**32), form=st.sampled_from(["events", "documents"]))
+@budget(40)
+def test_placeholders_equal_the_twin(seed: int, form: Any) -> None:
+    texts = ["", "a", 'q"\\', "😀", "null", PLACEHOLDER[:-1], PLACEHOLDER[1:]]
+    made = named(["id", *(f"c{at} {one}" for at, one in enumerate(TOASTED))], ("bigint", *TOASTED), 1)
+    for record in Scribe(made, seed, texts, [{"id": at} for at in range(5)]).log(100, garbage=0.06, lacking=0.5):
+        assert_as_the_twin(made, record, form)

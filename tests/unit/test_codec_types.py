@@ -1,0 +1,324 @@
+"""Every form of a value in plain Python: as the connector writes it, in a document, in a warehouse column and back."""
+
+import json
+import re
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.change import Column, Table, row_id
+from cdc.codec.problem import Unholdable, Unreadable
+from cdc.codec.table import codec
+from cdc.codec.types import kind
+from tests.support.budget import budget
+from tests.support.forms import FOREVER, KEYS, LOCAL, LOST, NEVER, STAMP, TYPES, compact, wide
+
+DATE, MIDNIGHT = "date", 86_400_000_000
+
+
+def row(**values: Any) -> bytes:
+    return compact({"id": 1, **values}).encode()
+
+
+def held(made: Table, text: bytes) -> pa.RecordBatch:
+    """The row as the warehouse has it."""
+    schema = codec(made).schema
+    values = codec(made).values(text)
+    return pa.record_batch([pa.array([one], type_) for one, type_ in zip(values, schema.types, strict=True)], schema)
+
+
+def back(made: Table, batch: pa.RecordBatch) -> Any:
+    (text,) = codec(made).documents(batch).to_pylist()
+    return json.loads(text)
+
+
+def shown(scalar: Any) -> str | None:
+    """A value of a column as Spark prints it, where Python can."""
+    return None if scalar is None else str(scalar)
+
+
+@pytest.mark.parametrize(("type_", "wire", "document"), [one[:3] for one in TYPES])
+def test_forms_of_a_value(type_: str, wire: Any, document: Any) -> None:
+    made = wide([type_])
+    assert json.loads(codec(made).document(row(v0=wire))) == {"id": 1, "v0": document}
+    batch = held(made, row(v0=wire))
+    assert back(made, batch) == {"id": 1, "v0": document}
+    assert codec(made).problem(row(v0=wire), warehouse=True) is None
+
+
+@pytest.mark.parametrize("type_", sorted({type_ for type_, *_ in TYPES}))
+def test_null_is_null_in_every_form(type_: str) -> None:
+    made = wide([type_])
+    for text in (row(v0=None), row()):
+        assert codec(made).values(text) == (1, None)
+        assert codec(made).problem(text, warehouse=True) is None
+        assert back(made, held(made, text)) == {"id": 1, "v0": None}
+    assert json.loads(codec(made).document(row(v0=None))) == {"id": 1, "v0": None}
+
+
+COLUMNS: list[tuple[str, Any, Any]] = [
+    ("smallint", 7, 7),
+    ("numeric(10,2)", "1.50", Decimal("1.50")),
+    ("numeric(5,-2)", "12300." + "0" * 500, Decimal(12300)),
+    ("numeric(2,4)", "0.0012", Decimal("0.0012")),
+    ("numeric(38,0)", "9" * 38, Decimal("9" * 38)),
+    ("numeric(50,2)", "1.50", "1.50"),
+    # From before the column had its scale: rounded as Postgres rounded it.
+    ("numeric(10,2)", "1.555", Decimal("1.56")),
+    ("numeric(10,2)", "-1.555", Decimal("-1.56")),
+    ("bytea", "YWJj", b"abc"),
+    ("double precision", "-Infinity", float("-inf")),
+    (DATE, 15707, date(2013, 1, 2)),
+    (LOCAL, 1357034400100000, datetime.fromisoformat("2013-01-01T10:00:00.1")),
+    ("jsonb", '{"a": [1, null]}', '{"a": [1, null]}'),
+    ("bit(10)", "AQI=", "1000000001"),
+    ("real[]", [0.5, None, "NaN"], [0.5, None, pytest.approx(float("nan"), nan_ok=True)]),
+]
+
+
+@pytest.mark.parametrize(("type_", "wire", "value"), COLUMNS)
+def test_columns_have_values_of_their_type(type_: str, wire: Any, value: Any) -> None:
+    assert held(wide([type_]), row(v0=wire)).column("v0").to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("type_", "wire", "number"),
+    [
+        (DATE, 2147483647, 2**31 - 1),
+        (DATE, -622191234, 2**31 - 1),
+        (DATE, -2147472691, -(2**31)),
+        (DATE, -735160, -735160),
+        (LOCAL, FOREVER, FOREVER),
+        (LOCAL, -63517780799500000, -63517780799500000),
+        (STAMP, "infinity", FOREVER),
+        (STAMP, "-infinity", NEVER),
+        (STAMP, "-0043-03-15T12:00:00.500000Z", -63517780799500000),
+        (STAMP, "0000-01-01T00:00:00.000000Z", -62167219200000000),
+        (STAMP, "+12000-01-01T00:00:00.000001Z", 316516204800000001),
+        (STAMP, "2013-01-01T10:00:00.1Z", 1357034400100000),
+    ],
+)
+def test_times_beyond_pythons_are_numbers_of_the_column(type_: str, wire: Any, number: int) -> None:
+    column = held(wide([type_]), row(v0=wire)).column("v0")
+    assert column.cast(pa.int32() if type_ == DATE else pa.int64()).to_pylist() == [number]
+
+
+@given(days=st.integers(-2440588, 2145042905), rest=st.integers(0, MIDNIGHT - 1))
+@budget(300)
+def test_a_day_has_one_name(days: int, rest: int) -> None:
+    """Of all that Postgres has: as text, as a number, and in the order of time."""
+    made = wide([DATE, LOCAL, STAMP])
+    micros = min(max(days * MIDNIGHT + rest, -210866803200000000), FOREVER - 1)
+    text = json.loads(codec(made).document(row(v0=days, v1=micros)))
+    assert codec(made).values(row(v0=days, v1=micros, v2=f"{text['v1']}Z"))[1:3] == (days, micros)
+    batch = held(made, row(v0=days, v1=micros, v2=f"{text['v1']}Z"))
+    assert batch.column("v2").cast(pa.int64()).to_pylist() == [micros]
+    assert back(made, batch) == {**text, "v2": f"{text['v1']}Z"}
+    if 1 <= (year := int(re.match(r"[+-]?\d+", text["v0"])[0])) <= 9999:  # type: ignore[index]
+        assert text["v0"] == (date(1970, 1, 1) + timedelta(days)).isoformat()
+    assert len(str(abs(year))) == 4 or text["v0"][0] == "+" or abs(year) < 1000
+
+
+@pytest.mark.parametrize(("type_", "wire"), LOST)
+def test_a_value_that_the_connector_damaged_enters_no_view(type_: str, wire: Any) -> None:
+    made = wide([type_])
+    for form in (codec(made).document, codec(made).values):
+        with pytest.raises(Unholdable) as caught:
+            form(row(v0=wire))
+        assert caught.value.column == f"public.x.v0 ({type_})"
+        assert caught.value.problem == "the connector has damaged its v0"
+    assert codec(made).problem(row(v0=wire), warehouse=False) == "the connector has damaged its v0"
+
+
+UNHELD: list[tuple[str, Any]] = [
+    ("numeric(10,3)", "NAN"),
+    ("numeric(3,1)", "1e9"),
+    ("numeric(3,1)", "99.96"),
+    ("numeric(3,1)", "x"),
+    ("numeric(3,1)", "1e999999999"),
+    (STAMP, "+294276-12-31T23:59:59.999999Z"),
+    (STAMP, "2013-13-01T10:00:00.000000Z"),
+    (STAMP, "yesterday"),
+    ("numeric(3,1)[]", ["1e9"]),
+    ("smallint", 2**15),
+    ("integer", -(2**31) - 1),
+    ("smallint[]", [1, 2**15]),
+    ("bytea", "YW"),
+    ("bytea", "é"),
+    ("real", 1e300),
+]
+
+
+@pytest.mark.parametrize(("type_", "wire"), UNHELD)
+def test_a_value_that_no_column_holds_is_refused_by_name_alone(type_: str, wire: Any) -> None:
+    made = wide([type_])
+    with pytest.raises(Unholdable) as caught:
+        codec(made).values(row(v0=wire))
+    assert caught.value.column == f"public.x.v0 ({type_})"
+    assert caught.value.problem == "the warehouse can not hold its v0"
+    assert codec(made).problem(row(v0=wire), warehouse=True) == caught.value.problem
+    assert codec(made).problem(row(v0=wire), warehouse=False) is None
+    assert codec(made).document(row(v0=wire))
+
+
+@pytest.mark.parametrize(
+    ("type_", "wire"),
+    [
+        ("tsquery", "no base64"),
+        ("tsquery", "/w=="),
+        ("bit(10)", "!"),
+        ("lseg", {"wkb": "!"}),
+        ("lseg", {"wkb": ""}),
+        ("text[]", [None]),
+    ],
+)
+def test_what_has_no_form_at_all_was_damaged(type_: str, wire: Any) -> None:
+    made = wide([type_])
+    for form in (codec(made).document, codec(made).values):
+        with pytest.raises(Unholdable, match="damaged"):
+            form(row(v0=wire))
+
+
+MISFITS: list[tuple[str, Any]] = [
+    ("integer", "a"),
+    ("integer", 1.5),
+    ("integer", True),
+    ("integer", 2**63),
+    ("bigint", -(2**63) - 1),
+    ("bigint", [1]),
+    ("boolean", 1),
+    ("boolean", "true"),
+    ("text", 1),
+    ("text", {"a": 1}),
+    ("numeric(10,2)", 1.5),
+    ("jsonb", {"a": 1}),
+    ("double precision", "nan"),
+    ("double precision", True),
+    ("text[]", "a"),
+    ("text[]", {"a": 1}),
+    ("integer[]", ["a"]),
+    ("integer[]", [1, [2]]),
+    ("point", [1, 2]),
+    ("point", {"x": 1}),
+    (STAMP, 1),
+]
+
+
+@pytest.mark.parametrize(("type_", "wire"), MISFITS)
+def test_a_value_of_another_type_is_refused(type_: str, wire: Any) -> None:
+    made = wide([type_])
+    with pytest.raises(Unreadable) as caught:
+        codec(made).values(row(v0=wire))
+    assert caught.value.problem == "it does not fit the columns of its table"
+    assert codec(made).problem(row(v0=wire), warehouse=False) == caught.value.problem
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b"[]", b"null", b"", b'{"id":1}x', b'{"id":NaN}', b'{"id":1,"v0":1e}', b'{"id":1,}', b"[" * 3000]
+)
+def test_what_is_no_row_is_refused(text: bytes) -> None:
+    made = wide(["text", "date"])
+    for form in (codec(made).document, codec(made).values):
+        with pytest.raises(Unreadable, match="does not fit"):
+            form(text)
+    assert codec(made).problem(text, warehouse=False)
+
+
+UNTOUCHED = ("text", "numeric", "double precision", "text[]", STAMP, "uuid", "bigint")
+
+
+def test_what_needs_no_other_form_passes_untouched() -> None:
+    """A document whose table has texts, numbers, arrays and zoned times is the connector's own text."""
+    made = Table("public", "x", tuple(Column(f"c{n}", type_) for n, type_ in enumerate(UNTOUCHED)), ("c0",), "t")
+    text = (
+        b'{"c0":"a\\u000B\\/", "c1":"1.50","c2":1.50e400,"c3":["x",null],"c4":"2013-01-01T10:00:00.000000Z","c5":null,'
+        b'"c6":123456789012345678901234567890, "c0": "twice"}'
+    )
+    assert codec(made).document(text) == text
+    assert codec(made).document(b'{"c0":\n"a"\r\n}') == b'{"c0": "a"  }'
+
+
+def test_what_needs_no_other_form_keeps_its_text_beside_what_does() -> None:
+    """Every digit, every escape; json last, no column that the table hasn't, null for those that the row lacks."""
+    made = Table(
+        "public",
+        "x",
+        tuple(Column(n, t) for n, t in [("j", "json"), ("%b", "text"), ("d", "date"), ("n", "numeric"), ("z", "text")]),
+        ("d",),
+        "t",
+    )
+    text = b'{"gone":[1],"j":"{\\"a\\":\\n 1.50}","%b":"\\u000B\\/","d":15706,"n":"NAN"}'
+    assert codec(made).document(text) == (b'{"%b":"\\u000B\\/","d":"2013-01-01","n":"NaN","z":null,"j":{"a":  1.50}}')
+
+
+def test_a_reshaped_table_shows_its_own_columns() -> None:
+    made = Table("public", "x", (Column("a", "text"), Column("b", "numeric")), ("a",), "t", reshaped=True)
+    assert codec(made).document(b'{"gone":1,"b":"1.50","a":"x"}') == b'{"a":"x","b":"1.50"}'
+
+
+STRANGE = ['"', "\\", "\n", "é", "😀", "a b", "%", "%b", "{}", "", "\x7f", "\u2028", "'", "f0", "é\\"]
+
+
+def test_names_may_be_anything() -> None:
+    made = Table("public", "x", tuple(Column(name, "date") for name in STRANGE), (STRANGE[0],), "t")
+    days = {name: at for at, name in enumerate(STRANGE)}
+    expected = {name: (date(1970, 1, 1) + timedelta(at)).isoformat() for name, at in days.items()}
+    for ascii_only in (True, False):
+        text = json.dumps(days, ensure_ascii=ascii_only).encode()
+        assert json.loads(codec(made).document(text)) == expected
+        assert codec(made).values(text) == tuple(range(len(STRANGE)))
+        assert back(made, held(made, text)) == expected
+        assert codec(made).problem(text, warehouse=True) is None
+
+
+def test_a_table_without_columns_is_an_empty_object() -> None:
+    made = Table("public", "x", (), (), "t", reshaped=True)
+    assert codec(made).document(b'{"gone":1}') == b"{}"
+
+
+@pytest.mark.parametrize(("types", "wire", "values"), KEYS)
+def test_ids_are_made_of_what_the_views_show(types: tuple[str, ...], wire: list[Any], values: list[Any]) -> None:
+    names = tuple(f"k{at}" for at in range(len(types)))
+    made = Table("public", "x", tuple(Column(*one, False) for one in zip(names, types, strict=True)), names, "t")
+    key = compact(dict(zip(names, wire, strict=True))).encode()
+    assert codec(made).row_id(key) == row_id(values)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(texts=st.lists(TEXT, min_size=1, max_size=3), number=st.integers(-(2**63), 2**63 - 1), ascii_only=st.booleans())
+@budget(300)
+def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) -> None:
+    """And tells its key apart from every other one, since the twin is JSON."""
+    values = [*texts[1:], number, texts[0]][-len(texts) :]
+    types = ["bigint" if isinstance(one, int) else "text" for one in values]
+    names = tuple(f"k{at}" for at in range(len(values)))
+    made = Table("public", "x", tuple(Column(*one) for one in zip(names, types, strict=True)), names, "t")
+    key = json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=ascii_only).encode()
+    assert codec(made).row_id(key) == row_id(values)
+
+
+@pytest.mark.parametrize(
+    ("type_", "key"),
+    [
+        *(("bigint", one) for one in ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}']),
+        *(("bigint", one) for one in ['{"k":+1}', '{"j":1}', '{"k":1.0}', '{"k":9223372036854775808}', '{"k":null}']),
+        *(("text", one) for one in ['{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}']),
+        *(("text", one) for one in ['{"j":"a"}', '{"k":1}', "[]", "7", "", "null", '{"k":"\\ud800"}', "[" * 3000]),
+        ("tsquery", '{"k":"no base64"}'),
+    ],
+)
+def test_what_is_no_key_has_no_id(type_: str, key: str) -> None:
+    made = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
+    with pytest.raises(Unreadable, match="its key is not one of the table"):
+        codec(made).row_id(key.encode())
+
+
+def test_a_kind_is_made_once() -> None:
+    assert kind("timestamp(3) with time zone") is kind("timestamp(3) with time zone")
