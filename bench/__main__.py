@@ -4,8 +4,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -22,14 +24,15 @@ class Size(StrEnum):
     L = "L"
 
 
-SHARES, RATES = (0.1, 0.5, 0.8), (300, 1000, 2000)
+SHARES, RATES = (0.5, 0.8), (300, 1000, 2000)
 
 
 @dataclass(frozen=True)
 class Scale:
     """How much of everything.
 
-    rows     of the table that most parts share; `sizes` are those of the tables that are compared
+    rows     of the table that most parts share; `sizes` are those of the tables that are compared; `distinct` those of
+             one whose snapshot is applied
     changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count;
              `bulk` what the connector drains and a rebuild reads: several batches of a stream
     records  that a sink is behind, where it alone is measured
@@ -38,6 +41,7 @@ class Scale:
     """
 
     rows: int
+    distinct: int
     changes: int
     backlog: int
     bulk: int
@@ -50,41 +54,85 @@ class Scale:
 
 
 SCALES = {
-    Size.S: Scale(5_000, 3_000, 3_000, 3_000, 10_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
-    Size.M: Scale(40_000, 30_000, 60_000, 150_000, 500_000, 3, 15.0, SHARES, (100_000, 1_000_000), RATES),
+    Size.S: Scale(5_000, 10_000, 3_000, 3_000, 3_000, 10_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
+    Size.M: Scale(
+        rows=40_000,
+        distinct=300_000,
+        changes=30_000,
+        backlog=60_000,
+        bulk=150_000,
+        records=500_000,
+        times=3,
+        seconds=15.0,
+        shares=SHARES,
+        sizes=(100_000, 1_000_000),
+        rates=RATES,
+    ),
     Size.L: Scale(
-        1_000_000,
-        1_000_000,
-        1_000_000,
-        1_000_000,
-        10_000_000,
-        3,
-        120.0,
-        SHARES,
-        (100_000, 1_000_000, 10_000_000),
-        RATES,
+        rows=1_000_000,
+        distinct=3_000_000,
+        changes=1_000_000,
+        backlog=1_000_000,
+        bulk=1_000_000,
+        records=10_000_000,
+        times=3,
+        seconds=120.0,
+        shares=SHARES,
+        sizes=(100_000, 1_000_000, 10_000_000),
+        rates=RATES,
     ),
 }
 
 
-def parts(scale: Scale) -> dict[str, Callable[[Stage], Iterator[Figure]]]:
-    """What can be measured, in the order in which it is. Those with tables of their own come last."""
-    rows, changes, records, times = scale.rows, scale.changes, scale.records, scale.times
+@dataclass(frozen=True)
+class Part:
+    """What can be measured alone; at a place, a pipeline that its neighbours share."""
+
+    name: str
+    measure: Callable[[Stage], Iterator[Figure]]
+    place: str = "bench"
+
+
+def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContextManager[Stage]]]:
+    """The pipelines that parts are measured at; `stage` is the first of them, and stands still for the others."""
+    grown = [f"public.grown_{rows}" for rows in scale.sizes]
     return {
-        "rebuild": lambda stage: live.rebuilding(stage, scale.bulk),
-        "capture": lambda stage: cases.capture(stage, rows, scale.bulk, times),
-        "decode": lambda stage: cases.reading(stage, 1),
-        "redis": lambda stage: cases.apply_redis(stage, records, times),
-        "elasticsearch": lambda stage: cases.apply_elasticsearch(stage, records, times),
-        "changes": lambda stage: cases.apply_changes(stage, records, times),
-        "mixed": lambda stage: paths.drain(stage, scale.backlog, times, paths.MIXED),
-        "single": lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK),
-        "latency": lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds),
-        "idle": lambda stage: live.idle(stage, changes, scale.seconds),
-        "oltp": lambda stage: paths.oltp(stage, rows, changes),
-        "replay": lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 2),
-        "growth": lambda stage: growth.growth(stage, scale.sizes, min(50_000, scale.sizes[0] // 2), times),
+        "bench": lambda: nullcontext(stage),
+        cases.DISTINCT: lambda: stage.beside(
+            cases.DISTINCT, ["public.distinct_rows"], lambda data: data.fill(scale.distinct)
+        ),
+        "oltp": lambda: stage.beside(
+            "oltp", [*paths.OLTP, *paths.WIDE], lambda data: paths.make_oltp(data, scale.rows)
+        ),
+        "growth": lambda: stage.beside("growth", grown, lambda data: growth.make(data, scale.sizes)),
     }
+
+
+def parts(scale: Scale) -> list[Part]:
+    """What can be measured, in the order in which it is. Those with tables of their own come last."""
+    changes, records, times, sizes = scale.changes, scale.records, scale.times, scale.sizes
+    merged, grown = min(100_000, sizes[-1] // 10), min(50_000, sizes[0] // 2)
+    return [
+        Part("rebuild", lambda stage: live.rebuilding(stage, scale.bulk)),
+        Part("capture", lambda stage: cases.capture(stage, scale.rows, scale.bulk, times)),
+        Part("decode", lambda stage: cases.reading(stage, 1)),
+        # It empties Redis: before what runs for longer.
+        Part("distinct", lambda stage: cases.distinct(stage, scale.distinct, times), cases.DISTINCT),
+        # With folding, which the rival has less of; once, nothing is asked of them any more.
+        Part("redis", lambda stage: cases.apply_redis(stage, records, 1)),
+        Part("elasticsearch", lambda stage: cases.apply_elasticsearch(stage, records, 1)),
+        Part("changes", lambda stage: cases.apply_changes(stage, records, 1)),
+        Part("mixed", lambda stage: paths.contest(stage, scale.backlog, times, paths.MIXED)),
+        Part("single", lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK)),
+        Part("latency", lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds)),
+        Part("process", lambda stage: live.process(stage, changes, scale.seconds)),
+        Part("oltp", lambda stage: paths.oltp(stage, changes), "oltp"),
+        Part("replay", lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 2)),
+        Part("snapshot", lambda stage: growth.snapshot(stage, sum(sizes)), "growth"),
+        Part("growth", lambda stage: growth.growth(stage, sizes, grown, times), "growth"),
+        Part("merge", lambda stage: cases.merge(stage, merged, times), "growth"),
+        Part("memory", lambda stage: live.growing(stage, sizes), "growth"),
+    ]
 
 
 def main(
@@ -93,9 +141,11 @@ def main(
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
 ) -> None:
     """Measure limits, rival and this pipeline in one run on the same data."""
-    chosen = parts(SCALES[size])
-    if unknown := set(only or ()) - chosen.keys():
-        raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")
+    scale = SCALES[size]
+    names = [part.name for part in parts(scale)]
+    if unknown := set(only or ()) - set(names):
+        raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    chosen = [part for part in parts(scale) if not only or part.name in only]
     folder = Path(tempfile.mkdtemp(prefix="cdc-bench-"))
     folder.chmod(0o755)
     figures: list[Figure] = []
@@ -103,15 +153,16 @@ def main(
     try:
         servers = Servers(folder)
         try:
-            stage = Stage(servers, "bench", ["public.bench"], lambda data: data.fill(SCALES[size].rows))
-            for name, part in chosen.items():
-                if only and name not in only:
-                    continue
-                began = time.monotonic()
-                for figure in part(stage):
-                    figures.append(figure)
-                    typer.echo(report.told(figure))
-                took_s[name] = round(time.monotonic() - began, 1)
+            stage = Stage(servers, "bench", ["public.bench"], lambda data: data.fill(scale.rows))
+            for place, neighbours in groupby(chosen, key=lambda part: part.place):
+                with places(scale, stage)[place]() as there:
+                    for part in neighbours:
+                        began = time.monotonic()
+                        for figure in part.measure(there):
+                            figure.part = part.name
+                            figures.append(figure)
+                            typer.echo(report.told(figure))
+                        took_s[part.name] = round(time.monotonic() - began, 1)
         finally:
             servers.close()
     finally:
@@ -119,7 +170,7 @@ def main(
         # What was measured before a part failed isn't lost.
         if figures:
             out.mkdir(parents=True, exist_ok=True)
-            report.write(out / f"{size}.json", {"size": size, **asdict(SCALES[size]), "took_s": took_s}, figures)
+            report.write(out / f"{size}.json", {"size": size, **asdict(scale), "took_s": took_s}, figures)
             plots.draw(out, size, figures)
             typer.echo(report.tables(figures))
 

@@ -10,29 +10,34 @@ import sys
 import time
 from collections.abc import Iterator
 
+import deltalake
 import httpx
+import orjson
 import psycopg
 import redis
 
+from bench import rival
 from bench.figure import Figure
+from bench.plain import rival_name
 from bench.stage import Stage
 from bench.workload import Data
 from cdc import decode
-from cdc.change import Position
 from cdc.errors import DivergenceError
 from cdc.sink import Sink
 from compose import artifacts
 from connectors.client import Connect
-from sinks.delta.sink import KINDS, Delta
+from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.redis import Redis
 
-BATCH = "10000"
+LIMIT = "limit"
+DISTINCT = "distinct"
+"""Name of the pipeline whose log is a snapshot and nothing else."""
 
 
 def capture(stage: Stage, rows: int, changes: int, times: int) -> Iterator[Figure]:
     """The connector drains what was written while it was stopped; pg_recvlogical reads the same from a copied slot."""
-    figure = Figure("capture: Postgres to Kafka", "rows/s", 0.5, "limit", changes=changes)
+    figure = Figure("capture: Postgres to Kafka", "rows/s", 0.45, "limit", changes=changes)
     with (
         stage.beside("captured", ["public.captured"], lambda data: data.fill(rows)) as other,
         Connect(other.endpoints.connect) as connect,
@@ -93,8 +98,8 @@ def _behind(stage: Stage, records: int) -> int:
     return held
 
 
-def apply_redis(stage: Stage, records: int, times: int) -> Iterator[Figure]:
-    figure = Figure("apply to Redis", "records/s", 1.5, "rival", changes=_behind(stage, records))
+def apply_redis(stage: Stage, records: int, times: int, goal: float = 0.0) -> Iterator[Figure]:
+    figure = Figure(_applied(stage, "Redis"), "records/s", goal, "rival", changes=_behind(stage, records))
     url = stage.endpoints.redis
     sink = Redis("cache", url, stage.name)
 
@@ -105,72 +110,76 @@ def apply_redis(stage: Stage, records: int, times: int) -> Iterator[Figure]:
     stage.apply(sink)
     for _ in range(times):
         empty()
-        figure.limit.append(_limit(stage, "redis", url, "limit"))
+        figure.limit.append(_limit(stage, "redis", url))
         empty()
-        figure.rival.append(figure.changes / _rival(stage, "redis", BATCH, url, "rival"))
+        figure.rival.append(figure.changes / rival.alone(stage, "redis", url))
         empty()
         _ours(stage, sink, figure)
     yield figure
 
 
-def apply_elasticsearch(stage: Stage, records: int, times: int) -> Iterator[Figure]:
-    figure = Figure("apply to Elasticsearch", "records/s", 1.0, "rival", changes=_behind(stage, records))
+def apply_elasticsearch(stage: Stage, records: int, times: int, goal: float = 0.0) -> Iterator[Figure]:
+    figure = Figure(_applied(stage, "Elasticsearch"), "records/s", goal, "rival", changes=_behind(stage, records))
     url = stage.endpoints.elasticsearch
     sink = Elasticsearch("search", url, stage.name)
-    sink.prepare(stage.table)
-    mappings = httpx.get(f"{url}/{sink.alias(stage.table)}/_mapping").raise_for_status().json()
-    same = {"settings": {"number_of_shards": 1, "number_of_replicas": 0}, **next(iter(mappings.values()))}
-
-    def empty(index: str) -> None:
-        httpx.delete(f"{url}/{index}", timeout=60)
-        httpx.put(f"{url}/{index}", json=same, timeout=60).raise_for_status()
-
+    other = rival_name(stage.table.topic)
     stage.apply(sink)
     for _ in range(times):
-        empty("limit")
-        figure.limit.append(_limit(stage, "elasticsearch", url, "limit"))
-        httpx.delete(f"{url}/limit", timeout=60)
-        empty("rival")
-        figure.rival.append(figure.changes / _rival(stage, "elasticsearch", BATCH, url, "rival"))
-        httpx.delete(f"{url}/rival", timeout=60)
+        rival.empty_index(stage, stage.table, LIMIT)
+        figure.limit.append(_limit(stage, "elasticsearch", url))
+        httpx.delete(f"{url}/{LIMIT}", timeout=60)
+        rival.empty_index(stage, stage.table, other)
+        figure.rival.append(figure.changes / rival.alone(stage, "elasticsearch", url))
+        httpx.delete(f"{url}/{other}", timeout=60)
         sink.clear(stage.table)
         _ours(stage, sink, figure)
     sink.clear(stage.table)
     yield figure
 
 
-def apply_changes(stage: Stage, records: int, times: int) -> Iterator[Figure]:
-    """The warehouse's log of changes alone: both append."""
-    figure = Figure("append to Delta changes", "records/s", 0.4, "rival", changes=_behind(stage, records))
-    stage.apply(_log_alone(f"{stage.folder}/changes"))
-    for number in range(times):
-        folder = f"{stage.folder}/changes{number}"
-        figure.rival.append(figure.changes / _rival(stage, "changes", "100000", f"{folder}-rival"))
-        _ours(stage, _log_alone(folder), figure, check=False)
-        held = stage.spark.read.format("delta").load(f"{folder}/{stage.table.qualified}/changes").count()
-        if held < stage.spark.read.format("delta").load(f"{folder}-rival").count():
-            raise DivergenceError(f"the log of changes holds {held} rows", hint="a bug in the pipeline")
+def apply_changes(stage: Stage, records: int, times: int, goal: float = 0.0) -> Iterator[Figure]:
+    """The warehouse's log of changes alone: both append. Ours by a mirror that has all of it already."""
+    figure = Figure(_applied(stage, "Delta `changes`"), "records/s", goal, "rival", changes=_behind(stage, records))
+    folder = f"{stage.folder}/changes"
+    log, other = f"{folder}/{stage.table.qualified}/changes", f"{folder}/{rival_name(stage.table.topic)}/changes"
+    stage.apply(Delta("warehouse", folder, "bench"))
+    for _ in range(times):
+        figure.rival.append(figure.changes / rival.alone(stage, "changes", folder))
+        shutil.rmtree(log)
+        _ours(stage, Delta("warehouse", folder, "bench"), figure, check=False)
+        held, asked = (deltalake.DeltaTable(path).count() for path in (log, other))
+        if held < asked:
+            raise DivergenceError(f"the log of changes has {held} of {asked} rows.", hint="a bug in the pipeline")
+        shutil.rmtree(other)
+    shutil.rmtree(folder)
     yield figure
 
 
-def _log_alone(folder: str) -> Delta:
-    sink = Delta("warehouse", folder, "bench")
-    sink._kinds = KINDS[:1]
-    return sink
+def _applied(stage: Stage, where: str) -> str:
+    return f"apply {'distinct rows' if stage.name == DISTINCT else 'W1'} to {where}"
+
+
+def distinct(stage: Stage, records: int, times: int) -> Iterator[Figure]:
+    """A snapshot, whose records are all of other rows: nothing is gained by folding."""
+    yield from apply_redis(stage, records, times, 1.2)
+    yield from apply_elasticsearch(stage, records, times, 1.0)
+    yield from apply_changes(stage, records, times, 1.0)
 
 
 def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
-    """Random updates merged into the mirror of the stage's table in one batch; the log of changes follows later."""
-    figure = Figure(f"merge {changes:,} into Delta mirror", "changes/s", 0.4, "rival", changes=changes)
+    """Random updates of the last table, each of another row: both write the log and merge into the mirror."""
+    figure = Figure(f"merge {changes:,} into Delta, log and mirror", "changes/s", 1.0, "rival", changes=changes)
+    stage.table = next(table for table in stage.tables if table.qualified == stage.data.tables[-1])
     folder = f"{stage.folder}/rival"
     (sink,) = stage.context.sinks(["warehouse"])
-    sink._kinds = KINDS[1:]  # type: ignore[attr-defined]
+    stage.apply(sink)
     start = stage.end()
-    _rival(stage, "mirror", "1000000", folder)
+    rival.alone(stage, "warehouse", folder)
     for number in range(times):
         Data(stage.dsn, [stage.table.qualified]).scattered(changes, number)
         stage.drained()
-        figure.rival.append(changes / _rival(stage, "mirror", "1000000", folder, since=start))
+        since = {stage.table.topic: list(start.offsets)}
+        figure.rival.append(changes / rival.alone(stage, "warehouse", folder, since))
         _ours(stage, sink, figure, check=False)
         start = stage.end()
     shutil.rmtree(folder)
@@ -187,26 +196,10 @@ def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> No
     figure.costs.append(meter.cost)
 
 
-def _span(stage: Stage, since: Position | None) -> list[str]:
-    ends = stage.end().offsets
-    starts = since.offsets if since else (0,) * len(ends)
-    return [",".join(map(str, starts)), ",".join(map(str, ends))]
-
-
-def _rival(stage: Stage, target: str, batch: str, *rest: str, since: Position | None = None) -> float:
-    """The seconds that it takes."""
-    (seconds,) = _alone("bench.plain", stage, target, since, batch, *rest)
-    return seconds
-
-
-def _limit(stage: Stage, target: str, *rest: str) -> float:
-    """Records per second."""
-    records, seconds = _alone("bench.limits", stage, target, None, *rest)
-    return records / seconds
-
-
-def _alone(module: str, stage: Stage, target: str, since: Position | None, *rest: str) -> list[float]:
-    """Run a module as a process of its own; the numbers that it prints."""
-    words = [target, stage.endpoints.kafka, stage.table.topic, *_span(stage, since), *rest]
-    done = subprocess.run([sys.executable, "-m", module, *words], check=True, capture_output=True, text=True)
-    return [float(number) for number in done.stdout.split()]
+def _limit(stage: Stage, target: str, where: str) -> float:
+    """Records per second of a process that only sends what is prepared."""
+    ends = {stage.table.topic: list(stage.end().offsets)}
+    spans = (orjson.dumps(span).decode() for span in (rival.zero(ends), ends))
+    words = [sys.executable, "-m", "bench.limits", target, stage.endpoints.kafka, where, LIMIT, *spans]
+    records, seconds = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    return float(records) / float(seconds)

@@ -8,14 +8,15 @@ from bench.cost import Cost
 
 @dataclass
 class Figure:
-    """`ours`, `limit` and `rival` hold one value per repetition; `goal` is what the ratio of ours to `against` may be
-    at least, or at most. Without anything to compare with (`against` is empty) it is for ours itself.
+    """`ours`, `limit` and `rival` hold one value per repetition. `goal` is what the ratio of ours to `against` has to
+    be at least, or at most, and `rate` the same for ours itself; 0 where nothing is asked.
     """
 
     name: str
     unit: str
     goal: float = 0.0
     against: str = "limit"
+    rate: float = 0.0
     at_most: bool = False
     ours: list[float] = field(default_factory=list)
     limit: list[float] = field(default_factory=list)
@@ -29,5 +30,7 @@ class Figure:
     """The most that p50 and p99 of the last hop may be."""
     over_time: dict[str, list[Span]] = field(default_factory=dict)
     """Of each sink and of Kafka, counted from the first record in Kafka."""
+    part: str = ""
+    """What `--only` takes to measure it alone."""
     changes: int = 0
     """How many one repetition handles: what `costs` are of."""

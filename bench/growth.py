@@ -1,4 +1,4 @@
-"""W4, W7: a large table: its snapshot, what a change costs on it beside a small one, verification, memory."""
+"""W4, W7: a large table: its snapshot, verified; what a change costs on it beside a small one."""
 
 import time
 from collections import defaultdict
@@ -6,35 +6,25 @@ from collections.abc import Iterator, Sequence
 
 from pyspark.sql import functions as F
 
-from bench.cases import merge
 from bench.cost import Cost
 from bench.figure import Figure
-from bench.live import copy, growing, verifying
+from bench.live import copy, verifying
 from bench.paths import book
+from bench.rival import Rivals
 from bench.stage import Stage
 from bench.workload import Data
 
 GOALS = {"cache": 1.1, "search": 1.1, "warehouse": 1.3}
 
 
-def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
-    """Tables of so many rows in one pipeline: their snapshot, then the same number of updates on each in turn."""
-    tables = {f"public.grown_{rows}": rows for rows in sizes}
-
-    def make(data: Data) -> None:
-        for table, rows in tables.items():
-            Data(data.dsn, [table]).fill(rows)
-
-    with stage.beside("growth", list(tables), make) as other:
-        rows = sum(sizes)
-        yield from [*_snapshot(other, rows), *_compared(other, sizes, changes, times)]
-        other.table = next(table for table in other.tables if table.qualified == list(tables)[-1])
-        yield from merge(other, min(100_000, sizes[-1] // 10), times)
-        yield from [*verifying(other, rows), *growing(other, sizes)]
+def make(data: Data, sizes: Sequence[int]) -> None:
+    """A table for each number of rows."""
+    for table, rows in zip(data.tables, sizes, strict=True):
+        Data(data.dsn, [table]).fill(rows)
 
 
-def _snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
-    """Into Kafka, against COPY; then from there into three views at once."""
+def snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
+    """Into Kafka, against COPY; then from there into three views at once, against the rival's."""
     figure = Figure(f"W4 snapshot of {rows:,} rows to Kafka", "rows/s", changes=rows)
     began = time.monotonic()
     copy(stage)
@@ -44,14 +34,19 @@ def _snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
     figure.ours.append(rows / (last - first))
     figure.costs.append(stage.snapshot)
     yield figure
-    views = Figure("W4 snapshot to three views", "rows/s", changes=rows)
+    views = Figure("W4 snapshot to three views", "rows/s", 1.0, "rival", rate=20_000, changes=rows)
     with stage.meter() as meter, stage.running() as streams:
         batches = [batch for stream in streams for batch in stream.batches(stage.ends())]
     book(views, max(one.durable for one in batches) - min(one.began for one in batches), meter.cost)
+    with Rivals(stage) as rivals:
+        views.rival.append(rows / rivals.catch_up())
+        rivals.check()
+    verified = list(verifying(stage, rows))
     yield views
+    yield from verified
 
 
-def _compared(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
+def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
     """Each sink alone, from Kafka; `limit` is the smallest table's cost. All rows are equally likely to be changed."""
     cost: dict[tuple[str, int], list[float]] = defaultdict(list)
     meters: dict[tuple[str, int], list[Cost]] = defaultdict(list)

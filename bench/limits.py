@@ -17,11 +17,11 @@ from bench import plain
 Change = tuple[Any, int, dict[str, Any] | None]
 
 
-def changes(bootstrap: str, topic: str, span: plain.Span) -> list[Change]:
+def changes(kafka: str, starts: plain.Offsets, ends: plain.Offsets) -> list[Change]:
     """The newest change of each id in batches of the rival's size."""
     return [
         (key, offset, row)
-        for _, _, records in plain.batches(bootstrap, topic, span, plain.BATCH)
+        for _, _, records in plain.batches(kafka, starts, plain.BATCH, lambda: ends)
         for key, (offset, row) in plain.newest(records).items()
     ]
 
@@ -32,7 +32,7 @@ def to_redis(found: list[Change], url: str, prefix: str) -> float:
     for at in range(0, len(found), plain.CHUNK):
         chunk = found[at : at + plain.CHUNK]
         keys = [f"{prefix}:position", *(f"{prefix}:{key}" for key, _, _ in chunk)]
-        args: list[bytes | int] = [0, at, *(orjson.dumps(row) if row else b"" for _, _, row in chunk)]
+        args = [str(at).encode(), *(orjson.dumps(row) if row else b"" for _, _, row in chunk)]
         calls.append((keys, args))
     began = time.monotonic()
     for keys, args in calls:
@@ -41,16 +41,7 @@ def to_redis(found: list[Change], url: str, prefix: str) -> float:
 
 
 def to_elasticsearch(found: list[Change], url: str, index: str) -> float:
-    bodies: list[bytes] = []
-    lines: list[bytes] = []
-    size = 0
-    for key, offset, row in found:
-        lines += plain.item(key, offset, row)
-        size += len(lines[-1]) + 80
-        if size > plain.BULK_BYTES:
-            bodies.append(b"\n".join(lines) + b"\n")
-            lines, size = [], 0
-    bodies.append(b"\n".join(lines) + b"\n")
+    bodies = plain.bulks(found)
     client = httpx.Client(base_url=url, timeout=120, headers={"Content-Type": "application/x-ndjson"})
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
@@ -63,11 +54,10 @@ TARGETS = {"redis": to_redis, "elasticsearch": to_elasticsearch}
 
 
 def main() -> None:
-    """Words: target, broker, topic, first and end offsets with commas, then what the target takes."""
-    target, bootstrap, topic, starts, ends, *rest = sys.argv[1:]
-    span = [int(one) for one in starts.split(",")], [int(one) for one in ends.split(",")]
-    found = changes(bootstrap, topic, span)
-    sys.stdout.write(f"{len(found)} {TARGETS[target](found, *rest)}")
+    """Words: target, broker, where the target is, name of what it writes, first and end offsets."""
+    target, kafka, where, name, starts, ends = sys.argv[1:]
+    found = changes(kafka, orjson.loads(starts), orjson.loads(ends))
+    sys.stdout.write(f"{len(found)} {TARGETS[target](found, where, name)}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import product
@@ -14,34 +14,47 @@ from pyspark.sql import functions as F
 
 from bench.cost import Meter
 from bench.figure import Figure
+from bench.latency import ASKED, RATE, visible
 from bench.stage import Stage
 from cdc.cli_rebuild import build
 from cdc.errors import DivergenceError
 from cdc.fence import settle
 from cdc.generations import Building
 from cdc.verify import verify
+from sample.probe import Watch
 
 START_S = 600.0
 """How long applying may take."""
-WARM_S = 60.0
+STARTED_S = 60.0
+STARTED_TIMES = 1.3
+"""How much later than minutes afterwards a view may be so soon after the start, p50 and p99."""
+WARM_S = 45.0
 """For what is still done after the last batch, and for the JVM to have compiled what it was at."""
 GB = 2**30
 
 
-def idle(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
-    """`cdc run` as a process of its own: its memory while it applies so many changes, its CPU while there are none."""
+def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
+    """`cdc run` as a process of its own, as people restart it.
+
+    How late the views are a minute after its start and minutes later; its memory while it applies so many changes;
+    its CPU while there are none.
+    """
     sinks = stage.context.sinks(None)
-    used = Figure("memory of `cdc run`, three sinks", "GB", 3.0, "", at_most=True, changes=changes)
-    resting = Figure("idle: share of one core in Spark", "%", 3.0, "", at_most=True, changes=1)
+    used = Figure("memory of `cdc run`, three sinks", "GB", rate=3.0, at_most=True, changes=changes)
+    resting = Figure("idle: share of one core in Spark", "%", rate=2.0, at_most=True, changes=1)
 
     def load() -> None:
-        settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
         stage.data.mixed(changes)
         settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
 
     quiet = subprocess.DEVNULL
     with subprocess.Popen(stage.command("run"), stdout=quiet, stderr=quiet) as run, ThreadPoolExecutor(1) as pool:
         try:
+            began = time.monotonic()
+            settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
+            if (rest_s := began + STARTED_S - time.monotonic()) > 0:
+                stage.data.single(int(RATE * rest_s), rate=RATE)
+            started = visible(stage, RATE, seconds)
             loaded = pool.submit(load)
             used.ours.append(_peak(run, loaded.done))
             loaded.result()
@@ -49,10 +62,22 @@ def idle(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
             with Meter({"run": run.pid}) as meter:
                 time.sleep(seconds)
             resting.ours.append(100 * meter.cost.cpu_s["run"] / seconds)
+            warm = visible(stage, RATE, seconds)
         finally:
             run.terminate()
+    yield from _restarted(started, warm)
     yield used
     yield resting
+
+
+def _restarted(started: Mapping[str, Watch], warm: Mapping[str, Watch]) -> Iterator[Figure]:
+    for name, watch in warm.items():
+        later = Figure(f"{name} at {RATE:,.0f}/s, a process for minutes", "s", asked=ASKED[name])
+        sooner = Figure(f"{name} at {RATE:,.0f}/s, for one minute", "s")
+        sooner.asked = tuple(STARTED_TIMES * watch.percentile(share) for share in (0.5, 0.99))
+        for figure, watched in ((later, watch), (sooner, started[name])):
+            figure.hops, figure.unseen = {"visible": watched.latencies}, watched.unseen + len(watched.pending)
+            yield figure
 
 
 def growing(stage: Stage, sizes: Sequence[int]) -> Iterator[Figure]:

@@ -1,8 +1,9 @@
-"""The whole way, Postgres to three views at once: how fast a backlog drains, beside what the CPU allows.
+"""The whole way, Postgres to three views at once: how fast a backlog drains, beside what the CPU allows, and the rival.
 
 The connector stands still while the backlog is written; what is measured goes from the first record in Kafka to the
 last batch that is durable. Before that a part of the same has been applied, see `bench.cases`. What the CPU allows is
 the machine's cores over the CPU seconds of all processes per change, so the ratio tells how much of it lies idle.
+The rival is three plain consumers at once, behind the same connector, for which as much is written in the same way.
 """
 
 import os
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 from bench.batches import Span, Watched, spans
 from bench.cost import Cost
 from bench.figure import Figure
+from bench.rival import Rivals
 from bench.stage import Stage
 from bench.workload import Data
 from cdc.errors import DivergenceError
@@ -31,14 +33,17 @@ Write = Callable[[Data, int], None]
 class Workload:
     name: str
     write: Write
-    goal: float = 0.0
+    rate: float = 0.0
+    """Changes per second to reach."""
 
 
-MIXED = Workload("W1 mixed", Data.mixed, 0.8)
+MIXED = Workload("W1 mixed", Data.mixed, 14_000)
 BULK = Workload("W3 one update", lambda data, changes: data.scattered(changes, changes))
 HOT = Workload("W6 hot keys", lambda data, changes: data.single(changes, keys="hot"))
 OLTP, WIDE = [f"public.oltp_{number}" for number in range(10)], ["public.wide"]
-UNIFORM = Workload("W2 OLTP, uniform", lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2))
+UNIFORM = Workload(
+    "W2 OLTP, uniform", lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2), rate=6_000
+)
 ZIPF = Workload("W2 OLTP, Zipf", lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2, keys="zipf"))
 UNCHANGED = Workload("W5 wide rows", lambda data, changes: Data(data.dsn, WIDE).single(changes))
 
@@ -49,7 +54,7 @@ def drain(stage: Stage, changes: int, times: int, *workloads: Workload) -> Itera
     with stage.running() as streams:
         _drained(stage, streams, workloads[0].write, max(100, changes // 4))
         for workload in workloads:
-            figure = Figure(f"{workload.name}, whole path", "changes/s", workload.goal, changes=changes)
+            figure = _figure(workload, changes)
             for _ in range(times):
                 began, ended, cost = _drained(stage, streams, workload.write, changes)
                 book(figure, ended - began, cost)
@@ -59,8 +64,46 @@ def drain(stage: Stage, changes: int, times: int, *workloads: Workload) -> Itera
     yield from found
 
 
+def contest(stage: Stage, changes: int, times: int, workload: Workload) -> Iterator[Figure]:
+    """Ours and the rival's consumers in turn, none of them running while the other is measured."""
+    figure = _figure(workload, changes)
+    figure.goal, figure.against = 1.0, "rival"
+    with stage.running() as streams:
+        _drained(stage, streams, workload.write, max(100, changes // 4))
+
+    def release(_: float) -> float:
+        began = _released(stage, workload.write, changes)
+        stage.drained()
+        return began
+
+    with Rivals(stage) as rivals:
+        for _ in range(times):
+            with stage.running() as streams:
+                began, ended, cost = _drained(stage, streams, workload.write, changes)
+                book(figure, ended - began, cost)
+                figure.over_time = _over_time(stage, streams, began)
+            rivals.catch_up()
+            figure.rival.append(changes / rivals.drain(release))
+        rivals.check()
+    with stage.running():
+        equal(stage, workload.name)
+    yield figure
+
+
+def _figure(workload: Workload, changes: int) -> Figure:
+    return Figure(f"{workload.name}, whole path", "changes/s", rate=workload.rate, changes=changes)
+
+
 def _drained(stage: Stage, streams: list[Watched], write: Write, changes: int) -> tuple[float, float, Cost]:
     """When the first record was in Kafka and when the last batch was durable, Unix seconds; what it cost."""
+    began = _released(stage, write, changes)
+    with stage.meter() as meter:
+        ended = stage.durable(streams)
+    return began, ended, meter.cost
+
+
+def _released(stage: Stage, write: Write, changes: int) -> float:
+    """Write while the connector stands still, then let it go; when the first record was in Kafka, Unix seconds."""
     with Connect(stage.endpoints.connect) as connect:
         connect.stop(stage.name)
         write(stage.data, changes)
@@ -68,10 +111,7 @@ def _drained(stage: Stage, streams: list[Watched], write: Write, changes: int) -
         connect.resume(stage.name)
         while stage.ends(decided=False) == before:
             time.sleep(0.1)
-        began = time.time()
-        with stage.meter() as meter:
-            ended = stage.durable(streams)
-    return began, ended, meter.cost
+    return time.time()
 
 
 def equal(stage: Stage, what: str) -> None:
@@ -95,12 +135,12 @@ def _over_time(stage: Stage, streams: list[Watched], since: float) -> dict[str, 
     return {"Kafka": arrivals, **{stream.sink.name: spans(stream.batches(), since, EARLY_S) for stream in streams}}
 
 
-def oltp(stage: Stage, rows: int, changes: int) -> Iterator[Figure]:
+def make_oltp(data: Data, rows: int) -> None:
     """So many rows in ten tables, a tenth as many wide ones."""
+    Data(data.dsn, OLTP).fill(rows // len(OLTP))
+    Data(data.dsn, WIDE).fill(rows // 10, wide=True)
 
-    def make(data: Data) -> None:
-        Data(data.dsn, OLTP).fill(rows // len(OLTP))
-        Data(data.dsn, WIDE).fill(rows // 10, wide=True)
 
-    with stage.beside("oltp", [*OLTP, *WIDE], make) as other:
-        yield from drain(other, changes, 1, UNIFORM, ZIPF, UNCHANGED)
+def oltp(stage: Stage, changes: int) -> Iterator[Figure]:
+    yield from contest(stage, changes, 1, UNIFORM)
+    yield from drain(stage, changes, 1, ZIPF, UNCHANGED)

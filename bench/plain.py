@@ -1,14 +1,14 @@
 """The rival: the consumer that a good engineer would write in an afternoon, without Spark.
 
 One process: confluent-kafka reads, orjson parses, a dict keeps the newest record of each key of a batch; then one Lua
-call per thousand rows, `_bulk` with external versions and two requests in flight, or `deltalake`. The position goes
-into the view together with the rows (Redis, Delta) or after them (Elasticsearch, whose versions make a repetition
-harmless). It knows one table and trusts its input: no types beyond JSON's, no TOAST, no TRUNCATE, no quarantine.
+call per thousand rows, `_bulk` with external versions and two batches in flight, or `deltalake`. The position goes into
+the view together with the rows (Redis, Delta) or after them (Elasticsearch, whose versions make a repetition harmless).
+It trusts its input and knows one shape of tables: no types beyond JSON's, no TOAST, no TRUNCATE, no quarantine.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -23,16 +23,22 @@ import redis
 BATCH = 10_000
 LUA = """
 for i = 2, #KEYS do
-  if ARGV[i + 1] == '' then redis.call('DEL', KEYS[i]) else redis.call('SET', KEYS[i], ARGV[i + 1]) end
+  if ARGV[i] == '' then redis.call('DEL', KEYS[i]) else redis.call('SET', KEYS[i], ARGV[i]) end
 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if ARGV[1] ~= '' then redis.call('SET', KEYS[1], ARGV[1]) end
 """
 CHUNK = 1000
 BULK_BYTES = 8_000_000
+Record = tuple[int, Any, str, dict[str, Any] | None]
+"""Offset, id, operation, and the row, None when it is gone."""
 Rows = dict[Any, tuple[int, dict[str, Any] | None]]
-"""The newest record of each id: its offset and its row, None when it is gone."""
-Apply = Callable[[int, int, list[Any]], None]
-"""Takes a partition, its end offset and records of it."""
+"""The newest record of each id: its offset and its row."""
+Offsets = dict[str, list[int]]
+"""By topic and partition."""
+Batch = tuple[str, str, list[Record]]
+"""Records of one topic, and its position after them: JSON, an offset for each partition."""
+Apply = Callable[[str, list[Record]], Future[float] | None]
+"""Takes a topic's position and records. What is still under way gives the Unix time of its end."""
 COLUMNS = pa.schema(
     [
         ("id", pa.int64()),
@@ -45,90 +51,115 @@ COLUMNS = pa.schema(
     ]
 )
 
-
-Span = tuple[list[int], list[int]]
-"""First and end offsets by partition."""
-
-
-def batches(bootstrap: str, topic: str, span: Span, size: int) -> Iterator[tuple[int, int, list[Any]]]:
-    """Partition, end offset and records, one partition after the other."""
-    for partition, (start, end) in enumerate(zip(*span, strict=True)):
-        consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "plain",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "queued.max.messages.kbytes": 262144,
-                # Or the end of a partition is told half a second late.
-                "fetch.wait.max.ms": 10,
-            }
-        )
-        consumer.assign([confluent_kafka.TopicPartition(topic, partition, start)])
-        ended = start == end
-        records: list[Any] = []
-        while not ended:
-            for message in consumer.consume(size, 0.05):
-                if error := message.error():
-                    ended = error.code() == confluent_kafka.KafkaError._PARTITION_EOF
-                elif message.value() is not None:
-                    records.append((message.offset(), message.key(), message.value()))
-            if len(records) >= size or (ended and records):
-                yield partition, records[-1][0] + 1, records
-                records = []
-        consumer.close()
+GATHER_S = {"warehouse": 1.0}
+"""How long a consumer that follows the log gathers a batch; the others 50 ms."""
+POLL_S = 0.05
+READING: dict[str, Any] = {
+    "group.id": "plain",
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "queued.max.messages.kbytes": 262144,
+    # Or the end of a partition is told half a second late.
+    "fetch.wait.max.ms": 10,
+}
 
 
-def newest(records: list[Any]) -> Rows:
-    rows: Rows = {}
-    for offset, key, value in records:
-        rows[orjson.loads(key)["id"]] = offset, orjson.loads(value)["after"]
-    return rows
+def batches(
+    kafka: str, starts: Offsets, size: int, ends: Callable[[], Offsets | None], gather_s: float = POLL_S
+) -> Iterator[Batch]:
+    """What all topics hold, as it comes, until `ends`, which may be told at any time: then batches are full ones."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka, **READING})
+    reached = {topic: list(offsets) for topic, offsets in starts.items()}
+    places = [(topic, at, offset) for topic, offsets in starts.items() for at, offset in enumerate(offsets)]
+    consumer.assign([confluent_kafka.TopicPartition(*place) for place in places])
+    gathered: dict[str, list[Any]] = {}
+    began, done = time.monotonic(), False
+    while not done:
+        for message in consumer.consume(size, POLL_S):
+            topic, at, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
+            if error := message.error():
+                if error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
+                    raise SystemExit(str(error))
+                # Past the marks of transactions, which are no records.
+                reached[topic][at] = offset
+            else:
+                reached[topic][at] = offset + 1
+                if message.value() is not None:
+                    gathered.setdefault(topic, []).append(message)
+        told = ends()
+        done = told is not None and _past(reached, told)
+        full = sum(map(len, gathered.values())) >= size
+        if done or full or (told is None and time.monotonic() - began >= gather_s):
+            for topic, messages in gathered.items():
+                yield topic, orjson.dumps(reached[topic]).decode(), [_parsed(one) for one in messages]
+            gathered, began = {}, time.monotonic()
+    consumer.close()
+
+
+def _past(reached: Offsets, ends: Offsets) -> bool:
+    pairs = (pair for topic, last in ends.items() for pair in zip(reached[topic], last, strict=True))
+    return all(offset >= end for offset, end in pairs)
+
+
+def _parsed(message: Any) -> Record:
+    event = orjson.loads(message.value())
+    return message.offset(), orjson.loads(message.key())["id"], event["op"], event["after"]
+
+
+def newest(records: list[Record]) -> Rows:
+    return {key: (offset, row) for offset, key, _, row in records}
 
 
 def to_redis(url: str, prefix: str) -> Apply:
     script = redis.Redis.from_url(url).register_script(LUA)
 
-    def apply(partition: int, end: int, records: list[Any]) -> None:
+    def apply(position: str, records: list[Record]) -> None:
         found = list(newest(records).items())
         for at in range(0, len(found), CHUNK):
             chunk = found[at : at + CHUNK]
             keys = [f"{prefix}:{key}" for key, _ in chunk]
             values = [orjson.dumps(row) if row else b"" for _, (_, row) in chunk]
-            script(keys=[f"{prefix}:position", *keys], args=[partition, end, *values])
+            last = at + CHUNK >= len(found)
+            script(keys=[f"{prefix}:position", *keys], args=[position if last else "", *values])
 
     return apply
 
 
 def to_elasticsearch(url: str, index: str) -> Apply:
     client, pool = httpx.Client(base_url=url, timeout=120), ThreadPoolExecutor(2)
-    flying: list[Future[None]] = []
+    flying: list[Future[float]] = []
 
-    def post(lines: list[bytes]) -> None:
+    def send(bodies: list[bytes], position: str, before: Future[float] | None) -> float:
+        for body in bodies:
+            _bulk(client, index, body)
+        if before:
+            before.result()
+        client.put(f"/{index}-position/_doc/1", json={"position": position}).raise_for_status()
+        return time.time()
+
+    def apply(position: str, records: list[Record]) -> Future[float]:
         if len(flying) == 2:
             flying.pop(0).result()
-        flying.append(pool.submit(_bulk, client, index, b"\n".join(lines) + b"\n"))
-
-    def apply(partition: int, end: int, records: list[Any]) -> None:
-        lines: list[bytes] = []
-        size = 0
-        for key, (offset, row) in newest(records).items():
-            lines += item(key, offset, row)
-            size += len(lines[-1]) + 80
-            if size > BULK_BYTES:
-                post(lines)
-                lines, size = [], 0
-        if lines:
-            post(lines)
-        if len(records) < BATCH:
-            for one in flying:
-                one.result()
-            flying.clear()
-            position = {"partition": partition, "end": end}
-            client.put(f"/{index}-position/_doc/{partition}", json=position).raise_for_status()
+        rows = ((key, offset, row) for key, (offset, row) in newest(records).items())
+        flying.append(pool.submit(send, bulks(rows), position, flying[-1] if flying else None))
+        return flying[-1]
 
     return apply
+
+
+def bulks(rows: Iterable[tuple[Any, int, dict[str, Any] | None]]) -> list[bytes]:
+    """Bodies of bulks that bring ids to their rows, of these versions; none much larger than BULK_BYTES."""
+    bodies: list[bytes] = []
+    lines: list[bytes] = []
+    size = 0
+    for key, offset, row in rows:
+        lines += item(key, offset, row)
+        size += len(lines[-1]) + 80
+        if size > BULK_BYTES:
+            bodies.append(b"\n".join(lines) + b"\n")
+            lines, size = [], 0
+    return [*bodies, b"\n".join(lines) + b"\n"] if lines else bodies
 
 
 def item(key: Any, offset: int, row: dict[str, Any] | None) -> list[bytes]:
@@ -148,40 +179,31 @@ def _bulk(client: httpx.Client, index: str, body: bytes) -> None:
 
 
 def to_changes(path: str) -> Apply:
-    names = [*COLUMNS.names, "op"]
+    schema = COLUMNS.append(pa.field("op", pa.string()))
 
-    def apply(partition: int, end: int, records: list[Any]) -> None:
-        columns: dict[str, list[Any]] = {name: [] for name in names}
-        for _, key, value in records:
-            event = orjson.loads(value)
-            row = event["after"] or orjson.loads(key)
-            for name in COLUMNS.names:
-                columns[name].append(row.get(name))
-            columns["op"].append(event["op"])
-        table = pa.table(columns, schema=COLUMNS.append(pa.field("op", pa.string())))
-        deltalake.write_deltalake(path, table, mode="append", commit_properties=_position(partition, end))
+    def apply(position: str, records: list[Record]) -> None:
+        rows = [row or {"id": key} for _, key, _, row in records]
+        columns = {name: [row.get(name) for row in rows] for name in COLUMNS.names}
+        table = pa.table({**columns, "op": [op for _, _, op, _ in records]}, schema=schema)
+        deltalake.write_deltalake(path, table, mode="append", commit_properties=_committed(position))
 
     return apply
 
 
 def to_mirror(path: str) -> Apply:
-    def apply(partition: int, end: int, records: list[Any]) -> None:
-        rows = newest(records)
-        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS.names}
-        for key, (_, row) in rows.items():
-            for name in COLUMNS.names:
-                columns[name].append(row.get(name) if row else key if name == "id" else None)
-        gone = [row is None for _, row in rows.values()]
-        table = pa.table(columns, schema=COLUMNS).append_column("gone", pa.array(gone))
+    def apply(position: str, records: list[Record]) -> None:
+        found = newest(records)
+        rows = [row or {"id": key} for key, (_, row) in found.items()]
+        gone = [row is None for _, row in found.values()]
+        table = pa.table({name: [row.get(name) for row in rows] for name in COLUMNS.names}, schema=COLUMNS)
+        table = table.append_column("gone", pa.array(gone))
         if not deltalake.DeltaTable.is_deltatable(path):
             table = table.filter(pc.invert(table["gone"])).drop_columns("gone")
-            deltalake.write_deltalake(path, table, commit_properties=_position(partition, end))
+            deltalake.write_deltalake(path, table, commit_properties=_committed(position))
             return
         (
             deltalake.DeltaTable(path)
-            .merge(
-                table, "t.id = s.id", source_alias="s", target_alias="t", commit_properties=_position(partition, end)
-            )
+            .merge(table, "t.id = s.id", source_alias="s", target_alias="t", commit_properties=_committed(position))
             .when_matched_delete("s.gone")
             .when_matched_update({name: f"s.{name}" for name in COLUMNS.names})
             .when_not_matched_insert({name: f"s.{name}" for name in COLUMNS.names}, predicate="NOT s.gone")
@@ -191,30 +213,58 @@ def to_mirror(path: str) -> Apply:
     return apply
 
 
-def _position(partition: int, end: int) -> deltalake.CommitProperties:
-    return deltalake.CommitProperties(custom_metadata={f"position.{partition}": str(end)})
+def to_warehouse(folder: str) -> Apply:
+    changes, mirror = to_changes(f"{folder}/changes"), to_mirror(f"{folder}/mirror")
+
+    def apply(position: str, records: list[Record]) -> None:
+        changes(position, records)
+        mirror(position, records)
+
+    return apply
 
 
-TARGETS: dict[str, Callable[..., Apply]] = {
+def _committed(position: str) -> deltalake.CommitProperties:
+    return deltalake.CommitProperties(custom_metadata={"position": position})
+
+
+TARGETS: dict[str, Callable[[str, str], Apply]] = {
     "redis": to_redis,
     "elasticsearch": to_elasticsearch,
-    "changes": to_changes,
-    "mirror": to_mirror,
+    "changes": lambda folder, name: to_changes(f"{folder}/{name}/changes"),
+    "warehouse": lambda folder, name: to_warehouse(f"{folder}/{name}"),
 }
 
 
-def main() -> None:
-    """Words: target, broker, topic, first and end offsets with commas, batch, then what the target takes.
+def rival_name(topic: str) -> str:
+    """Of what holds a topic's rows: prefix of keys, index or folder."""
+    return f"rival-{topic}"
 
-    Prints the seconds that it took: a consumer runs for weeks, so without its start.
+
+def main() -> None:
+    """Words: target, broker, where the target is, records of a batch, first offsets. The end offsets are read later.
+
+    Prints when it began to read and when the last record was durable, Unix seconds: a consumer runs for weeks, so
+    its start isn't counted.
     """
-    target, bootstrap, topic, starts, ends, size, *rest = sys.argv[1:]
-    began = time.monotonic()
-    apply = TARGETS[target](*rest)
-    span = [int(one) for one in starts.split(",")], [int(one) for one in ends.split(",")]
-    for partition, end, records in batches(bootstrap, topic, span, int(size)):
-        apply(partition, end, records)
-    sys.stdout.write(f"{time.monotonic() - began}")
+    target, kafka, where, size, starts = sys.argv[1:]
+    first: Offsets = orjson.loads(starts)
+    views = {topic: TARGETS[target](where, rival_name(topic)) for topic in first}
+    sys.stdout.write(f"{time.time()}\n")
+    sys.stdout.flush()
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(sys.stdin.readline)
+        ended: dict[str, float | Future[float]] = {}
+        follow = batches(
+            kafka,
+            first,
+            int(size),
+            lambda: orjson.loads(told.result()) if told.done() else None,
+            GATHER_S.get(target, POLL_S),
+        )
+        for topic, position, records in follow:
+            ended[topic] = views[topic](position, records) or time.time()
+    found = [one.result() if isinstance(one, Future) else one for one in ended.values()]
+    sys.stdout.write(f"{max(found, default=time.time())}\n")
 
 
 if __name__ == "__main__":

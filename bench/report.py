@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from cdc.session import SETTINGS
 from compose import versions
 
 SERIES = ("limit", "rival", "ours")
+ASKED = ("p50", "p99")
+"""Of what `Figure.asked` is the most."""
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
@@ -76,18 +79,37 @@ def machine() -> dict[str, Any]:
 
 def write(path: Path, scale: Mapping[str, Any], figures: Sequence[Figure]) -> None:
     """`scale` is how much of everything was measured."""
-    found = [{**asdict(figure), **summary(figure)} for figure in figures]
+    found = [{**asdict(figure), **summary(figure), "met": met(figure)} for figure in figures]
     path.write_text(json.dumps({"scale": scale, **machine(), "figures": found}, indent=1))
 
 
 def tables(figures: Sequence[Figure]) -> str:
-    """Markdown, as the README has it: rates and costs, then latencies, as far as there are any."""
+    """Markdown, as the README has it: rates and costs, then latencies, as far as there are any.
+
+    `alone` is what to give to `python -m bench --only` to measure a line again.
+    """
     lines = [_cells(figure) for figure in figures if not figure.hops]
-    late = [_late(figure) for figure in figures if figure.hops]
-    hops = next((list(figure.hops)[:-1] for figure in figures if figure.hops), [])
-    found = [_aligned([["what", "limit", "rival", "ours", "ratio", "asked"], *lines])] if lines else []
-    heads = ["commit to visible, s", *PERCENTILES, "asked", *(f"p50 {hop}" for hop in hops)]
-    return "\n\n".join([*found, _aligned([heads, *late])] if late else found)
+    late = [figure for figure in figures if figure.hops]
+    hops = list(dict.fromkeys(hop for figure in late for hop in figure.hops if hop != "visible"))
+    rates = [["what", *SERIES, "ratio", "asked", "met", "alone"], *lines]
+    heads = ["commit to visible, s", *PERCENTILES, "asked", "met", *(f"p50 {hop}" for hop in hops), "alone"]
+    found = [rates] if lines else []
+    return "\n\n".join(map(_aligned, [*found, [heads, *(_late(one, hops) for one in late)]] if late else found))
+
+
+def met(figure: Figure) -> str:
+    """Whether all that is asked of a figure is reached: yes or no, or nothing where nothing is asked."""
+    found = summary(figure)
+    if figure.hops:
+        pairs = [(found["hops"]["visible"][name], most) for name, most in zip(ASKED, figure.asked, strict=False)]
+        reached = [value <= most for value, most in pairs]
+    else:
+        reached = [
+            value <= aim if figure.at_most else value >= aim
+            for value, aim in ((found.get("ratio", nan), figure.goal), (found["ours"]["median"], figure.rate))
+            if aim
+        ]
+    return ("yes" if all(reached) else "no") if reached else ""
 
 
 def told(figure: Figure) -> str:
@@ -115,17 +137,23 @@ def _aligned(rows: list[list[str]]) -> str:
 def _cells(figure: Figure) -> list[str]:
     found = summary(figure)
     cells = [_shown(found[name]["median"]) if name in found else "" for name in SERIES]
-    ratio = f"{found['ratio']:.2f} of {figure.against}" if "ratio" in found else ""
-    goal = f"{'<=' if figure.at_most else '>='} {figure.goal:.2g}" if figure.goal else ""
-    return [f"{figure.name}, {figure.unit}", *cells, ratio, goal]
+    ratios = (
+        f"{found['ours']['median'] / found[name]['median']:.2f} of {name}" for name in SERIES[:-1] if name in found
+    )
+    sign = "<=" if figure.at_most else ">="
+    goals = [f"{sign} {figure.goal:.2g} of {figure.against}"] if figure.goal else []
+    rates = [f"{sign} {_shown(figure.rate)}"] if figure.rate else []
+    asked = ", ".join([*goals, *rates])
+    return [f"{figure.name}, {figure.unit}", *cells, ", ".join(ratios), asked, met(figure), figure.part]
 
 
-def _late(figure: Figure) -> list[str]:
-    hops = summary(figure)["hops"]
-    visible = [_shown(hops["visible"][name]) for name in PERCENTILES]
+def _late(figure: Figure, hops: Sequence[str]) -> list[str]:
+    found = summary(figure)["hops"]
+    visible = [_shown(found["visible"][name]) for name in PERCENTILES]
     lost = f" ({figure.unseen} unseen)" if figure.unseen else ""
-    asked = ", ".join(f"{most:g}" for most in figure.asked)
-    return [figure.name + lost, *visible, asked, *(_shown(hops[hop]["p50"]) for hop in list(hops)[:-1])]
+    asked = ", ".join(_shown(most) for most in figure.asked)
+    medians = (_shown(found[hop]["p50"]) if hop in found else "" for hop in hops)
+    return [figure.name + lost, *visible, asked, met(figure), *medians, figure.part]
 
 
 def _shown(value: float) -> str:
