@@ -57,7 +57,7 @@ SCALES = {
     Size.S: Scale(5_000, 10_000, 3_000, 3_000, 3_000, 10_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
     Size.M: Scale(
         rows=40_000,
-        distinct=300_000,
+        distinct=200_000,
         changes=30_000,
         backlog=60_000,
         bulk=150_000,
@@ -111,6 +111,8 @@ def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContext
 def parts(scale: Scale) -> list[Part]:
     """What can be measured, in the order in which it is. Those with tables of their own come last."""
     changes, records, times, sizes = scale.changes, scale.records, scale.times, scale.sizes
+    # A round takes a minute, and its ratio is to be no more than one.
+    rounds = min(2, times)
     merged, grown = min(100_000, sizes[-1] // 10), min(50_000, sizes[0] // 2)
     return [
         Part("rebuild", lambda stage: live.rebuilding(stage, scale.bulk)),
@@ -129,7 +131,7 @@ def parts(scale: Scale) -> list[Part]:
         Part("oltp", lambda stage: paths.oltp(stage, changes), "oltp"),
         Part("replay", lambda stage: replayed.replayed(stage, scale.rates, scale.seconds / 2)),
         Part("snapshot", lambda stage: growth.snapshot(stage, sum(sizes)), "growth"),
-        Part("growth", lambda stage: growth.growth(stage, sizes, grown, times), "growth"),
+        Part("growth", lambda stage: growth.growth(stage, sizes, grown, rounds), "growth"),
         Part("merge", lambda stage: cases.merge(stage, merged, times), "growth"),
         Part("memory", lambda stage: live.growing(stage, sizes), "growth"),
     ]
