@@ -117,7 +117,7 @@ def parts(scale: Scale) -> list[Part]:
     return [
         Part("rebuild", lambda stage: live.rebuilding(stage, scale.bulk)),
         Part("capture", lambda stage: cases.capture(stage, scale.rows, scale.bulk, times)),
-        Part("decode", lambda stage: cases.reading(stage, 1)),
+        Part("decode", lambda stage: cases.decoding(stage, scale.distinct // 10, times)),
         # It empties Redis: before what runs for longer.
         Part("distinct", lambda stage: cases.distinct(stage, scale.distinct, times), cases.DISTINCT),
         # With folding, which the rival has less of; once, nothing is asked of them any more.

@@ -16,12 +16,13 @@ import orjson
 import psycopg
 import redis
 
-from bench import rival
+from bench import plain, rival
 from bench.figure import Figure
 from bench.plain import rival_name
 from bench.stage import Stage
 from bench.workload import Data
-from cdc import decode
+from cdc.codec.record import RecordDecoder
+from cdc.codec.table import codec
 from cdc.errors import DivergenceError
 from cdc.sink import Sink
 from compose import artifacts
@@ -73,21 +74,32 @@ def _received(stage: Stage, slot: str, end: str) -> float:
     return time.monotonic() - began
 
 
-def reading(stage: Stage, times: int) -> Iterator[Figure]:
-    """Spark's own limits on this topic: read it, and read and decode it, into nothing."""
-    records = stage.records()
-    for form in ("documents", "events"):
-        figure = Figure(f"decode as {form}", "records/s", 0.0, "limit", changes=records)
-        for _ in range(times):
-            for into, frame in (
-                (figure.limit, stage.log()),
-                (figure.ours, decode.decoded(stage.log(), [stage.table], form, decode.Reading())),
-            ):
-                with stage.meter() as meter:
-                    frame.write.format("noop").mode("overwrite").save()
-                into.append(records / meter.cost.seconds)
-            figure.costs.append(meter.cost)
-        yield figure
+def decoding(stage: Stage, records: int, times: int) -> Iterator[Figure]:
+    """Bytes of the log to documents, on one core, without Spark; the rival parses and writes JSON again."""
+    figure = Figure("decode a record, make its document", "records/s", 0.0, "rival", changes=records)
+    held = [(bytes(key), bytes(value)) for key, value in stage.log().select("key", "value").limit(records).collect()]
+    decoder, rows, topic = (
+        RecordDecoder([stage.table], stage.context.placeholder),
+        codec(stage.table),
+        stage.table.topic,
+    )
+
+    def ours() -> None:
+        for key, value in held:
+            if (row := decoder.decode(topic, key, value).row) is not None:
+                rows.document(row)
+
+    def others() -> None:
+        for key, value in held:
+            _, _, row = plain.parsed(key, value)
+            orjson.dumps(row)
+
+    for _ in range(times):
+        for into, work in ((figure.rival, others), (figure.ours, ours)):
+            began = time.monotonic()
+            work()
+            into.append(len(held) / (time.monotonic() - began))
+    yield figure
 
 
 def _behind(stage: Stage, records: int) -> int:

@@ -92,7 +92,11 @@ def batches(
         full = sum(map(len, gathered.values())) >= size
         if done or full or (told is None and time.monotonic() - began >= gather_s):
             for topic, messages in gathered.items():
-                yield topic, orjson.dumps(reached[topic]).decode(), [_parsed(one) for one in messages]
+                yield (
+                    topic,
+                    orjson.dumps(reached[topic]).decode(),
+                    [(one.offset(), *parsed(one.key(), one.value())) for one in messages],
+                )
             gathered, began = {}, time.monotonic()
     consumer.close()
 
@@ -102,9 +106,10 @@ def _past(reached: Offsets, ends: Offsets) -> bool:
     return all(offset >= end for offset, end in pairs)
 
 
-def _parsed(message: Any) -> Record:
-    event = orjson.loads(message.value())
-    return message.offset(), orjson.loads(message.key())["id"], event["op"], event["after"]
+def parsed(key: bytes, value: bytes) -> tuple[Any, str, dict[str, Any] | None]:
+    """Id, operation and row."""
+    event = orjson.loads(value)
+    return orjson.loads(key)["id"], event["op"], event["after"]
 
 
 def newest(records: list[Record]) -> Rows:
