@@ -7,11 +7,12 @@ Ours is a secret of 128 bits per deployment, so wherever it stands it is one: da
 import json
 import uuid
 from base64 import b64encode
-from functools import cache
 from hashlib import md5
 from typing import NamedTuple
 
+from cdc.change import Table
 from cdc.codec.members import NULL, joined, members
+from cdc.codec.types import kind
 
 
 class Carried(NamedTuple):
@@ -21,10 +22,17 @@ class Carried(NamedTuple):
     missing: tuple[str, ...]
 
 
-class Placeholder:
-    """One deployment's placeholder, as the connector writes it into rows."""
+TEXT_ONLY = (
+    *("smallint", "integer", "bigint", "real", "double", "boolean", "text", "numeric", "money", "json"),
+    *("date", "time", "timetz", "timestamp", "timestamptz", "interval"),
+)
+"""Kinds of which a value is never missing, or has the placeholder as a text."""
 
-    def __init__(self, text: str) -> None:
+
+class Placeholder:
+    """One deployment's placeholder, as the connector writes it into the rows of a table."""
+
+    def __init__(self, text: str, table: Table) -> None:
         raw = text.encode()
         encoded = b64encode(raw).decode()
         # java.util.UUID.nameUUIDFromBytes: version 3 without a namespace.
@@ -33,24 +41,21 @@ class Placeholder:
         texts = (text, encoded, named)
         shapes = (*texts, *([one] for one in texts), list(raw), pair, _compact(pair))
         self._shapes = frozenset(_compact(shape).encode() for shape in shapes)
-        # The end of a text, which Python looks for first: of our own the part that is random.
-        self._marks = tuple(mark[-32:].encode() for mark in (text, encoded, named, _compact(list(raw))[1:-1]))
+        self._text = text.encode()
+        # A reshaped table had columns of other types.
+        text_only = not table.reshaped and all(kind(column.type).name in TEXT_ONLY for column in table.columns)
+        others = () if text_only else (encoded, named, _compact(list(raw))[1:-1])
+        self._others = tuple(mark.encode() for mark in others)
 
     def carried(self, row: bytes) -> Carried | None:
         """What a row carries; None when it carries every value. Raises Unreadable for what is no row."""
-        text, encoded, named, numbers = self._marks
-        if text not in row and encoded not in row and named not in row and numbers not in row:
+        if self._text not in row and not any(mark in row for mark in self._others):
             return None
         values = members(row)
         missing = tuple(name for name, value in values.items() if bytes(value) in self._shapes)
         if not missing:
             return None
         return Carried(joined({**values, **dict.fromkeys(missing, NULL)}), missing)
-
-
-@cache
-def placeholder(text: str) -> Placeholder:
-    return Placeholder(text)
 
 
 def _compact(value: object) -> str:

@@ -6,18 +6,41 @@ from typing import Any
 
 import msgspec
 
-from cdc.codec.members import NULL, members
+from cdc.codec.members import NULL, encode, joined, members
 
 UNNAMEABLE = re.compile(r'["\\\x00-\x1f]')
 """What a name of a msgspec field can't have."""
+NULL_TEXT = bytes(NULL)
 
 
 def reader(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
     """A function from the text of an object to the values of these members, in their order.
 
-    Types are msgspec's; Raw gives a value's own text. A member that the object lacks is null. The function raises
-    msgspec.DecodeError, ValueError or RecursionError for what is no such object.
+    Types are msgspec's; Raw gives a value's own text. A member that the object lacks is null; one that is no string
+    where a text is asked for is its JSON text: the log holds numbers from before a column became a text or a numeric.
+    The function raises msgspec.DecodeError, ValueError or RecursionError for what is no such object.
     """
+    strict, texts = _strict(fields), [name for name, type_ in fields.items() if type_ is str]
+
+    def read(text: bytes) -> Sequence[Any]:
+        try:
+            return strict(text)
+        except msgspec.ValidationError:
+            return strict(_with_texts(text, texts))
+
+    return read if texts else strict
+
+
+def _with_texts(text: bytes, names: Sequence[str]) -> bytes:
+    values: dict[str, msgspec.Raw | bytes] = {**members(text)}
+    for name in names:
+        value = bytes(values.get(name, NULL))
+        if value != NULL_TEXT and not value.startswith(b'"'):
+            values[name] = encode(value.decode())
+    return joined(values)
+
+
+def _strict(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
     types = [type_ if type_ is msgspec.Raw else type_ | None for type_ in fields.values()]
     if any(map(UNNAMEABLE.search, fields)):
         return _by_place(list(fields), types)

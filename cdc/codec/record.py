@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cdc.change import Table
-from cdc.codec.placeholder import placeholder as placeholder_of
+from cdc.codec.placeholder import Placeholder
 from cdc.codec.problem import Unholdable, Unreadable
 from cdc.codec.table import NO_KEY, codec
 
@@ -52,10 +52,11 @@ _NOWHERE = _Source()
 class _Topic:
     """What to know of a table, at hand for each of its records."""
 
-    __slots__ = ("name", "row_id", "schema", "table")
+    __slots__ = ("carried", "name", "row_id", "schema", "table")
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, placeholder: str) -> None:
         self.row_id = codec(table).row_id
+        self.carried = Placeholder(placeholder, table).carried
         self.name = table.topic
         # The connector's own words for a topic; a table whose topic ends otherwise is compared by its topic's end.
         own = table.topic.endswith(f".{table.qualified}")
@@ -76,8 +77,7 @@ class RecordDecoder:
 
     def __init__(self, tables: Sequence[Table], placeholder: str) -> None:
         self._arguments = (tuple(tables), placeholder)
-        self._topics = {table.topic: _Topic(table) for table in tables}
-        self._placeholder = placeholder_of(placeholder)
+        self._topics = {table.topic: _Topic(table, placeholder) for table in tables}
 
     def __reduce__(self) -> tuple[type["RecordDecoder"], tuple[tuple[Table, ...], str]]:
         return RecordDecoder, self._arguments
@@ -109,7 +109,7 @@ class RecordDecoder:
             row = bytes(event.after)
             if row[:1] != b"{":
                 raise Unreadable("it lacks the row")
-            if carried := self._placeholder.carried(row):
+            if carried := table.carried(row):
                 row, missing = carried
         elif op != DELETE:
             raise Unreadable("its value is no change event" if op is None else "its operation is unknown")

@@ -61,13 +61,16 @@ class TableCodec:
             values = self._key_values(key)
             if None in values:
                 raise Unreadable(NO_KEY)
-            made = [convert(one) if convert else one for convert, one in zip(self._key_forms, values, strict=True)]
+            if self._key_converted:
+                values = [
+                    convert(one) if convert else one for convert, one in zip(self._key_forms, values, strict=True)
+                ]
         except (*NOT_READ, *NOT_HELD):
             raise Unreadable(NO_KEY) from None
-        if len(made) == 1:
-            (only,) = made
-            return only if type(only) is str else encode(only).decode()
-        return encode(made).decode()
+        if len(values) > 1:
+            return encode(values).decode()
+        only = values[0]
+        return only if type(only) is str else encode(only).decode()
 
     def document(self, row: bytes) -> bytes:
         """The row as the JSON document of a search index or a cache.
@@ -199,6 +202,10 @@ class TableCodec:
     @cached_property
     def _key_forms(self) -> list[Any]:
         return [kind(self.table.column(name).type).document for name in self.table.key]
+
+    @cached_property
+    def _key_converted(self) -> bool:
+        return any(self._key_forms)
 
     @cached_property
     def _members(self) -> Read:

@@ -150,18 +150,15 @@ def test_a_decoder_can_be_sent_to_a_worker() -> None:
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
     """Alone, beside others, and never what merely looks like one."""
-    made = Table(
-        "public", "w", (Column("a", kind.split(" ", maxsplit=1)[0]), Column("é", "text[]")), ("a",), "t.public.w"
-    )
-    shape = SHAPES[kind]
+    shape, type_ = SHAPES[kind], "uuid[]" if kind == "uuid" else kind.split(" ", maxsplit=1)[0]
+    wide = Table("public", "w", (Column("k", "text"), Column("a", type_), Column("é", type_)), ("k",), "t.public.w")
     near = {
         "x": PLACEHOLDER[:-1],
         "y": [PLACEHOLDER[:-1]],
         "z": list(PLACEHOLDER.encode())[:-1],
-        "w": PLACEHOLDER + "x",
+        "w": f"{PLACEHOLDER}x",
     }
     row = {"a": shape, **near, "b": "b", "é": shape, "c": None}
-    wide = Table("public", "w", (*made.columns, Column("k", "text")), ("k",), made.topic)
     change = decoder(wide).decode(
         wide.topic, b'{"k":"1"}', packed({"op": "u", "after": {**row, "k": "1"}}, ascii_only=ascii_only)
     )

@@ -151,6 +151,8 @@ UNHELD: list[tuple[str, Any]] = [
     ("bytea", "YW"),
     ("bytea", "é"),
     ("real", 1e300),
+    (STAMP, 1),
+    ("numeric(10,2)", True),
 ]
 
 
@@ -184,6 +186,26 @@ def test_what_has_no_form_at_all_was_damaged(type_: str, wire: Any) -> None:
             form(row(v0=wire))
 
 
+@pytest.mark.parametrize(
+    ("type_", "wire", "document", "value"),
+    [
+        ("text", 1, "1", "1"),
+        ("text", True, "true", "true"),
+        ("text", [1.50, {}], "[1.5,{}]", "[1.5,{}]"),
+        ("numeric", 12345678901234567890123, "12345678901234567890123", "12345678901234567890123"),
+        ("numeric(10,2)", 5, "5", Decimal("5.00")),
+        ("timestamp(0) with time zone", None, None, None),
+        ("jsonb", {"a": 1}, {"a": 1}, '{"a":1}'),
+    ],
+)
+def test_what_is_no_string_is_its_text_in_a_column_of_text(type_: str, wire: Any, document: Any, value: Any) -> None:
+    """As from before the column's type was changed. With another column that makes every row be looked at."""
+    made = wide([type_, DATE])
+    assert json.loads(codec(made).document(row(v0=wire, v1=0)))["v0"] in (document, wire)
+    assert held(made, row(v0=wire, v1=0)).column("v0").to_pylist() == [value]
+    assert codec(made).problem(row(v0=wire), warehouse=True) is None
+
+
 MISFITS: list[tuple[str, Any]] = [
     ("integer", "a"),
     ("integer", 1.5),
@@ -193,10 +215,6 @@ MISFITS: list[tuple[str, Any]] = [
     ("bigint", [1]),
     ("boolean", 1),
     ("boolean", "true"),
-    ("text", 1),
-    ("text", {"a": 1}),
-    ("numeric(10,2)", 1.5),
-    ("jsonb", {"a": 1}),
     ("double precision", "nan"),
     ("double precision", True),
     ("text[]", "a"),
@@ -205,7 +223,6 @@ MISFITS: list[tuple[str, Any]] = [
     ("integer[]", [1, [2]]),
     ("point", [1, 2]),
     ("point", {"x": 1}),
-    (STAMP, 1),
 ]
 
 
@@ -310,7 +327,7 @@ def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) 
         *(("bigint", one) for one in ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}']),
         *(("bigint", one) for one in ['{"k":+1}', '{"j":1}', '{"k":1.0}', '{"k":9223372036854775808}', '{"k":null}']),
         *(("text", one) for one in ['{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}']),
-        *(("text", one) for one in ['{"j":"a"}', '{"k":1}', "[]", "7", "", "null", '{"k":"\\ud800"}', "[" * 3000]),
+        *(("text", one) for one in ['{"j":"a"}', "[]", "7", "", "null", '{"k":"\\ud800"}', "[" * 3000]),
         ("tsquery", '{"k":"no base64"}'),
     ],
 )

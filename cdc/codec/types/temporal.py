@@ -32,7 +32,7 @@ EPOCH_DAY = date(1970, 1, 1).toordinal()
 CYCLE = 146097
 """Days after which the calendar repeats itself: 400 years."""
 PLAIN_DAYS = range(1 - EPOCH_DAY, date.max.toordinal() - EPOCH_DAY + 1)
-PLAIN_MOMENTS = range(PLAIN_DAYS.start * MIDNIGHT, PLAIN_DAYS.stop * MIDNIGHT)
+PLAIN_START, PLAIN_END = PLAIN_DAYS.start * MIDNIGHT, PLAIN_DAYS.stop * MIDNIGHT
 STAMP = re.compile(r"([+-]?\d{4,9})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z", re.ASCII)
 
 INTERVAL_SOURCE = (
@@ -101,8 +101,9 @@ def unsure_date(days: int) -> bool:
 
 def local(micros: int) -> str:
     """A time stamp without a zone."""
-    if micros in PLAIN_MOMENTS:
-        return (EPOCH + timedelta(0, 0, micros)).isoformat(timespec="microseconds")
+    if PLAIN_START <= micros < PLAIN_END:
+        text = (EPOCH + timedelta(0, 0, micros)).isoformat()
+        return text if len(text) == 26 else f"{text}.000000"
     if micros == FOREVER:
         return "infinity"
     if micros == NEVER:
@@ -126,7 +127,7 @@ def unsure_stamp(text: str) -> bool:
 
 def to_stamp(text: str) -> datetime | int | None:
     """A time stamp with a zone: what Python has no year for as microseconds; None for what has no 64 bits."""
-    if len(text) == 27 and text[:4] > "0000" and text.endswith("Z"):
+    if text[4:5] == "-" and text[:4] > "0000" and text.endswith("Z"):
         return datetime.fromisoformat(text)
     if text == "infinity":
         return FOREVER
