@@ -5,8 +5,10 @@ Ours is a secret of 128 bits per deployment, so wherever it stands it is one: da
 """
 
 import json
+import re
 import uuid
 from base64 import b64encode
+from collections.abc import Callable
 from hashlib import md5
 from typing import NamedTuple
 
@@ -41,21 +43,30 @@ class Placeholder:
         texts = (text, encoded, named)
         shapes = (*texts, *([one] for one in texts), list(raw), pair, _compact(pair))
         self._shapes = frozenset(_compact(shape).encode() for shape in shapes)
-        self._text = text.encode()
+        self._text = _finder(text)
         # A reshaped table had columns of other types.
         text_only = not table.reshaped and all(kind(column.type).name in TEXT_ONLY for column in table.columns)
         others = () if text_only else (encoded, named, _compact(list(raw))[1:-1])
-        self._others = tuple(mark.encode() for mark in others)
+        self._others = tuple(map(_finder, others))
 
     def carried(self, row: bytes) -> Carried | None:
         """What a row carries; None when it carries every value. Raises Unreadable for what is no row."""
-        if self._text not in row and not any(mark in row for mark in self._others):
-            return None
+        if not self._text(row):
+            for finder in self._others:
+                if finder(row):
+                    break
+            else:
+                return None
         values = members(row)
         missing = tuple(name for name, value in values.items() if bytes(value) in self._shapes)
         if not missing:
             return None
         return Carried(joined({**values, **dict.fromkeys(missing, NULL)}), missing)
+
+
+def _finder(mark: str) -> Callable[[bytes], object]:
+    """A search in rows: of an expression, which takes less than half of what `in` takes for so long a text."""
+    return re.compile(re.escape(mark.encode())).search
 
 
 def _compact(value: object) -> str:

@@ -87,9 +87,7 @@ class TableCodec:
         for word in self._words:
             if word in row:
                 return self._template % tuple(self._document_values(row))
-        if b"\n" in row or b"\r" in row:
-            return row.replace(b"\n", b" ").replace(b"\r", b" ")
-        return row
+        return row.replace(b"\n", b" ") if b"\n" in row else row
 
     def _document_values(self, row: bytes) -> list[Any]:
         try:

@@ -11,7 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from cdc import exact, rows
+from cdc import types as spark_types
 from cdc.change import Column, Table, row_id
+from cdc.codec import types as codec_types
 from cdc.explain import explain
 from tests.support.forms import KEYS, LOST, STAMP, TYPES, compact, wide
 
@@ -98,6 +100,14 @@ def test_what_needs_no_other_form_passes_untouched(spark: "SparkSession") -> Non
     after = '{"c0":"a", "c1":"1.50","c2":1.50,"c3":["x",null],"c4":"2013-01-01T10:00:00.000000Z","c5":null}'
     held = spark.createDataFrame([(after,)], "after string")
     assert held.select(rows.document(made, F.col("after"))).collect()[0][0] == after
+
+
+@pytest.mark.parametrize("type_", sorted({type_ for type_, *_ in TYPES} | {"numeric(50,2)", "json[]", "point[]"}))
+def test_both_tables_of_types_agree(type_: str) -> None:
+    """As long as there are two."""
+    ours, plain = spark_types.kind(type_), codec_types.kind(type_)
+    for name in ("name", "words", "raw", "column", "source", "compare"):
+        assert getattr(ours, name) == getattr(plain, name)
 
 
 def test_ids_are_made_of_what_the_views_show(spark: "SparkSession") -> None:
