@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from cdc.change import Table
 from cdc.codec.members import NULL, joined, members
+from cdc.codec.table import document_words
 from cdc.codec.types import kind
 
 
@@ -44,10 +45,13 @@ class Placeholder:
         shapes = (*texts, *([one] for one in texts), list(raw), pair, _compact(pair))
         self._shapes = frozenset(_compact(shape).encode() for shape in shapes)
         self._text = _finder(text)
-        # A reshaped table had columns of other types.
-        text_only = not table.reshaped and all(kind(column.type).name in TEXT_ONLY for column in table.columns)
+        # A table that was reshaped had other columns; one whose rows pass through may have some that nobody knows yet.
+        text_only = document_words(table) is None and all(kind(one.type).name in TEXT_ONLY for one in table.columns)
+        text_only &= not table.reshaped
         others = () if text_only else (encoded, named, _compact(list(raw))[1:-1])
         self._others = tuple(map(_finder, others))
+        self._reshaped = table.reshaped
+        self._names = frozenset(column.name for column in table.columns)
 
     def carried(self, row: bytes) -> Carried | None:
         """What a row carries; None when it carries every value. Raises Unreadable for what is no row."""
@@ -58,10 +62,12 @@ class Placeholder:
             else:
                 return None
         values = members(row)
-        missing = tuple(name for name, value in values.items() if bytes(value) in self._shapes)
-        if not missing:
+        masked = [name for name, value in values.items() if bytes(value) in self._shapes]
+        if not masked:
             return None
-        return Carried(joined({**values, **dict.fromkeys(missing, NULL)}), missing)
+        # What a reshaped table has no more its views leave out: nothing could complete it, and nobody asks for it.
+        missing = tuple(name for name in masked if name in self._names or not self._reshaped)
+        return Carried(joined({**values, **dict.fromkeys(masked, NULL)}), missing)
 
 
 def _finder(mark: str) -> Callable[[bytes], object]:

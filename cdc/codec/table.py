@@ -37,7 +37,7 @@ class TableCodec:
         # Values of json last, as Postgres writes them for `verify`: rows that are written alike needn't be parsed.
         self._columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
         self._template = _template(self._columns)
-        self._words = _words(table)
+        self._words = document_words(table)
         self._conversions = [
             (at, column, kind(column.type).document, kind(column.type).lost)
             for at, column in enumerate(self._columns)
@@ -226,7 +226,7 @@ def _touched(of: Kind) -> bool:
     return of.document is not None or of.lost is not None
 
 
-def _words(table: Table) -> list[bytes] | None:
+def document_words(table: Table) -> list[bytes] | None:
     """A row with none of these is its own document; None when every row has to be looked at."""
     touched = [kind(column.type) for column in table.columns if _touched(kind(column.type))]
     if table.reshaped or any(not one.words for one in touched):
