@@ -1,11 +1,17 @@
-"""One request to the index, of driver and executors alike: what isn't the server's own answer is an error."""
+"""One request to the index, of driver and executors alike: what isn't the server's own answer is an error.
 
-import json
+Elastic's own transport carries it, for bytes both ways; trying again is ours, since each item of a bulk is read.
+"""
+
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-from urllib.parse import quote
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote, urlencode
 
-import httpx
+import msgspec
+from elastic_transport import HttpHeaders, NodeConfig, Serializer, Transport, TransportError
+from elastic_transport.client_utils import url_to_node_config
+from urllib3 import Timeout
 
 from cdc.address import address
 from cdc.causes import Cause, cause
@@ -22,14 +28,18 @@ UNTRUSTED = {
     "client": "clients' certificates aren't supported: give it a user and password in the sink's url",
     "plain": "write http:// in the sink's url, or the port at which it has TLS",
 }
-BUSY = 429
+OK, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE, BUSY, FAILED = 200, 401, 403, 404, 413, 429, 500
 BLOCKED = "cluster_block_exception"
 PRODUCT = "x-elastic-product"
 """The header by which the server's answers are told from those of a proxy."""
 LINE_BYTES = 3000
 """Of names in a request's first line; the server takes 4096 bytes of it by default."""
+TIMEOUT = Timeout(connect=5.0, read=60.0)
+JSON, LINES = "application/json", "application/x-ndjson"
 
-_clients: dict[str, httpx.Client] = {}
+_transports: dict[str, Transport] = {}
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 class Refusal(SinkRejected):
@@ -40,16 +50,54 @@ class Refusal(SinkRejected):
         self.status, self.kind, self.reason = status, kind, reason
 
 
-def client(url: str) -> httpx.Client:
-    """The connections of this process; executors keep them across batches."""
-    if url not in _clients:
-        _clients[url] = httpx.Client(base_url=url, timeout=httpx.Timeout(60.0, connect=5.0))
-    return _clients[url]
+class Answer(NamedTuple):
+    """What the server has sent back, its body as it came."""
+
+    status: int
+    headers: HttpHeaders
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
+
+
+class _Bytes(Serializer):
+    """Hands bodies on as they are: ours are bytes already, and readers take from answers only what they need."""
+
+    def dumps(self, data: Any) -> bytes:
+        return data.encode() if isinstance(data, str) else cast(bytes, data)
+
+    def loads(self, data: bytes) -> Any:
+        return data
+
+
+_UNTOUCHED = {kind: _Bytes() for kind in (JSON, LINES, "application/*", "text/*")}
+
+
+def transport(url: str) -> Transport:
+    """The connections of this process to a server; executors keep them across batches. Any thread may use them."""
+    if url not in _transports:
+        _transports[url] = Transport(
+            [_node(url)], serializers=_UNTOUCHED, max_retries=0, retry_on_status=(), meta_header=False
+        )
+    return _transports[url]
+
+
+def _node(url: str) -> NodeConfig:
+    """TLS as OpenSSL has it by default, so that SSL_CERT_FILE counts; logins of the url go into a header."""
+    try:
+        config = url_to_node_config(url, use_default_ports_for_scheme=True)
+    except ValueError:
+        raise SinkRejected(
+            f"The index' url {address(url)} can't be read.", hint="write http://host:port or https://host:port"
+        ) from None
+    return config.replace(ssl_context=ssl.create_default_context()) if config.scheme == "https" else config
 
 
 def forget(url: str) -> None:
-    if connection := _clients.pop(url, None):
-        connection.close()
+    if connections := _transports.pop(url, None):
+        connections.close()
 
 
 def answered(
@@ -60,7 +108,7 @@ def answered(
     query: Mapping[str, str] | None = None,
     *,
     absent: bool = False,
-) -> httpx.Response:
+) -> Answer:
     """The server's good answer; one that says 404, too, if `absent`. A text as body is sent as lines of JSON.
 
     Raises:
@@ -68,17 +116,23 @@ def answered(
         Refusal: it won't.
     """
     lines = isinstance(body, str | bytes)
-    content = body if lines or body is None else json.dumps(body)
-    headers = {"content-type": "application/x-ndjson" if lines else "application/json"}
+    content = body if lines or body is None else _encode(body)
+    headers = {"accept": JSON, "content-type": LINES if lines else JSON}
+    target = f"{path}?{urlencode(query)}" if query else path
     try:
-        response = client(url).request(method, path, params=query, content=content, headers=headers)  # type: ignore[arg-type]
-    except httpx.HTTPError as failure:
-        raise _unreached(url, cause(f"{type(failure).__name__} {failure}")) from None
-    error = _refused(response, f"The index at {address(url)}", path)
-    not_there = isinstance(error, Refusal) and error.status == httpx.codes.NOT_FOUND
+        # A request may have a timeout of its own for connecting: what the type says of it leaves that out.
+        meta, found = transport(url).perform_request(
+            method, target, body=content, headers=headers, request_timeout=cast(Any, TIMEOUT)
+        )
+    except TransportError as failure:
+        # The transport's own words are "TLS error"; those of OpenSSL or the system are its cause's.
+        raise _unreached(url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")) from None
+    answer = Answer(meta.status, meta.headers, found or b"")
+    error = _refused(answer, f"The index at {address(url)}", path)
+    not_there = isinstance(error, Refusal) and error.status == NOT_FOUND
     if error and not (absent and not_there):
         raise error
-    return response
+    return answer
 
 
 def _unreached(url: str, why: Cause) -> CdcError:
@@ -90,18 +144,18 @@ def unavailable(message: str) -> SinkUnavailable:
     return SinkUnavailable(message, hint=HINTS["unavailable"])
 
 
-def _refused(response: httpx.Response, where: str, path: str) -> CdcError | None:
-    status = response.status_code
-    if status == BUSY or response.is_server_error:
+def _refused(answer: Answer, where: str, path: str) -> CdcError | None:
+    status = answer.status
+    if status == BUSY or status >= FAILED:
         return unavailable(f"{where} is busy (status {status}).")
-    kind, reason = _kind(response)
+    kind, reason = _kind(answer)
     if kind == BLOCKED:
         return unavailable(f"{where} takes no writes: {kind}.")
-    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+    if status in (UNAUTHORIZED, FORBIDDEN):
         return Refusal(f"{where} refuses the user (status {status}).", hint="see the sink's url", status=status)
-    if PRODUCT not in response.headers and status != httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+    if PRODUCT not in answer.headers and status != TOO_LARGE:
         return unavailable(f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status}).")
-    if response.is_success:
+    if _good(answer):
         return None
     shown = path.partition("?")[0][:200]
     return Refusal(
@@ -113,22 +167,26 @@ def _refused(response: httpx.Response, where: str, path: str) -> CdcError | None
     )
 
 
-def _kind(response: httpx.Response) -> tuple[str, str]:
+def _good(answer: Answer) -> bool:
+    return OK <= answer.status < 300
+
+
+def _kind(answer: Answer) -> tuple[str, str]:
     """The type of a refusal's error, and its reason."""
-    if response.is_success:
+    if _good(answer):
         return "", ""
     try:
-        error = response.json().get("error", {})
-    except (ValueError, AttributeError):
+        error = _decode(answer.body)["error"]
+    except (msgspec.DecodeError, KeyError, TypeError):
         return "", ""
     return (str(error.get("type", "")), str(error.get("reason", ""))) if isinstance(error, dict) else (str(error), "")
 
 
-def decoded(response: httpx.Response, url: str) -> Any:
+def decoded(answer: Answer, url: str) -> Any:
     """The JSON of an answer."""
     try:
-        return response.json()
-    except ValueError:
+        return _decode(answer.body)
+    except msgspec.DecodeError:
         raise unavailable(f"The index at {address(url)} has sent half an answer.") from None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from cdc.address import address
 from cdc.errors import SinkError, SinkRejected
-from sinks.elasticsearch.client import Refusal, answered, decoded, grouped, unavailable
+from sinks.elasticsearch.client import NOT_FOUND, Refusal, answered, decoded, grouped, unavailable
 
 SHARDS = "cluster.max_shards_per_node"
 
@@ -32,8 +32,8 @@ class Server:
     ) -> Any:
         """One request. A 404 of the server's own answers `absent`, when that is given."""
         try:
-            response = answered(self._url, method, path, body, query, absent=absent is not None)
-            return absent if response.is_client_error else decoded(response, self._url)
+            answer = answered(self._url, method, path, body, query, absent=absent is not None)
+            return absent if answer.status == NOT_FOUND else decoded(answer, self._url)
         except SinkError as error:
             error.where.setdefault("sink", self._sink)
             raise
