@@ -10,8 +10,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from cdc.apply.machine import Decision
+from cdc.apply.stream import Stream
 from cdc.change import Position
-from cdc.stream import Stream
 
 REMEMBERED = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
 """For the session: a hundred otherwise, 20 s of a quick sink's batches."""
@@ -47,10 +48,10 @@ class Watched(Stream):
         self.began = self.began or time.time()
         return self.query
 
-    def _apply(self, decoded: DataFrame, folder: str, number: int) -> None:
+    def _apply(self, decoded: DataFrame, folder: str, number: int) -> Decision:
         before = self._applier.total.read
         try:
-            super()._apply(decoded, folder, number)
+            return super()._apply(decoded, folder, number)
         finally:
             # Spark's own count misses what a batch reads without its query.
             self._read[number] = self._applier.total.read - before

@@ -16,6 +16,7 @@ from bench.batches import REMEMBERED, Watched
 from bench.cost import Meter
 from bench.workload import Data
 from cdc import settings, source
+from cdc.apply.supervisor import supervise
 from cdc.change import Position
 from cdc.context import Context
 from cdc.errors import SinkError
@@ -24,7 +25,6 @@ from cdc.heartbeat import last_beat
 from cdc.log import records
 from cdc.session import session
 from cdc.sink import Sink
-from cdc.supervise import supervise
 from cdc.topics import Topics
 from cdc.verify import compare
 from compose import artifacts, stack

@@ -225,36 +225,6 @@ class Applied:
             setattr(self, number.name, getattr(self, number.name) + getattr(other, number.name))
 
 
-@dataclass
-class Progress:
-    """What a sink has done since `cdc run` started; published after each batch."""
-
-    sink: str
-    state: str = "starting"
-    applied: Applied = field(default_factory=Applied)
-    rows_per_s: float = 0.0
-    lag_records: int | None = None
-    """What is left to do, at least; None: unknown, as long as nobody has looked or has lately been able to."""
-    lag_seconds: float | None = None
-    """For how long there has been something to do, at least; None as above."""
-    looked_s: float = 0.0
-    """Seconds since lag was measured last: long when the sink doesn't answer."""
-    compared_s: float | None = None
-    """Seconds since table definitions were compared last by its run; None when nobody told."""
-    batches: int = 0
-    careful: bool = False
-    """Whether it looks at each record twice, because some of this sink are in quarantine."""
-    aside: dict[str, list[str]] = field(default_factory=dict)
-    """Tables that wait for a person, by name: what is the matter, and what to do."""
-    error: str | None = None
-    hint: str | None = None
-    state_since: float | None = None
-    """When it came into its state, in Unix seconds."""
-    aside_since: dict[str, float] = field(default_factory=dict)
-    """When this run first saw that a table waits, by name, in Unix seconds."""
-    since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-
-
 def new_generation() -> str:
     """A name for a build of a view, made now: in order of time, and good for a file, an index and a key."""
     return datetime.now(UTC).strftime(GENERATION)

@@ -22,7 +22,7 @@ from cdc.trace import kind, trace
 if TYPE_CHECKING:
     from threading import Event
 
-    from cdc.change import Progress
+    from cdc.apply.progress import Progress
     from compose.endpoints import Endpoints
 
 app = typer.Typer(
@@ -133,7 +133,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
-    from cdc.supervise import told_to_stop
+    from cdc.apply.supervisor import told_to_stop
 
     with told_to_stop() as stopping:
         try:
@@ -163,9 +163,10 @@ def _apply(
 ) -> "tuple[list[Progress], list[CdcError]]":
     """What the sinks' streams have done in the end, and the errors that ended some of them."""
     from cdc import registered, render
+    from cdc.apply.progress import publish
+    from cdc.apply.supervisor import supervise
     from cdc.compaction import restore
     from cdc.definitions import comparing
-    from cdc.supervise import publish, supervise
     from cdc.topics import Topics
 
     pipeline, sinks = context.pipeline, context.sinks(chosen)
@@ -197,10 +198,10 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
     Exit 0 when all is well, or with the code of the worst problem's class.
     """
+    from cdc.apply.progress import published
     from cdc.sink import positions
     from cdc.slow import document, exit_code, judged, sentence, slow_hop, verdict
     from cdc.status import collect
-    from cdc.supervise import published
 
     began, pipeline = time.monotonic(), context.obj.shown
     asked = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}

@@ -66,7 +66,7 @@ def verify(
     look_ahead(pipeline, [one.name for one in sinks], context.obj.runs, timeout)
     with spark_on(master) as spark:
         if every:
-            _again(lambda: once(spark), seconds(every), metrics, as_json)
+            _again(lambda: once(spark), seconds(every), metrics, context.obj.runs, as_json)
         report(once(spark), as_json)
 
 
@@ -76,7 +76,7 @@ def look_ahead(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout
     Raises:
         ConnectorError: no change comes through the connector.
     """
-    from cdc.supervise import WORKING, published
+    from cdc.apply.progress import WORKING, published
     from connectors.client import Connect
 
     with Connect(pipeline.connect) as connect:
@@ -94,8 +94,11 @@ def look_ahead(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout
     say("starting Spark")
 
 
-def _again(once: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, as_json: bool) -> NoReturn:
+def _again(
+    once: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, runs: Path, as_json: bool
+) -> NoReturn:
     """Until somebody ends it: what goes wrong once is told and counted."""
+    from cdc.apply.progress import published
     from cdc.metrics import Metrics
 
     metrics = Metrics(port) if port is not None else None
@@ -104,6 +107,7 @@ def _again(once: "Callable[[], list[Comparison]]", pause_s: float, port: int | N
             found = once()
             if metrics:
                 metrics.tell(found)
+                metrics.tell_restarts(published(runs).values())
             report(found, as_json)
         except CdcError as error:
             if metrics and not isinstance(error, DivergenceError | UndecidedError):

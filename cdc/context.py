@@ -23,9 +23,9 @@ from compose import book, stack
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cdc.apply.stream import Stream
     from cdc.follow import Follower
     from cdc.sink import Sink
-    from cdc.stream import Stream
 
 
 SHOWN_S = 2.5
@@ -177,7 +177,7 @@ class Context:
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """One that applies all tables to each sink, and follows the file and the tables while it does."""
-        from cdc.stream import Stream
+        from cdc.apply.stream import Stream
 
         return [Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks]
 

@@ -62,7 +62,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     DecodeError: Remedy.QUARANTINE,
     Unholdable: Remedy.QUARANTINE,
     Refused: Remedy.QUARANTINE,
-    # A view for other columns: its table is set aside (`Stand.take`); where that isn't possible, nothing else helps.
+    # A view for other columns: its table is set aside (`Views.load`); where that isn't possible, nothing else helps.
     Misfit: Remedy.STOP,
     SettingsError: Remedy.STOP,
     Unexpected: Remedy.STOP,

@@ -1,10 +1,11 @@
-"""What `cdc verify --every` has found, for Prometheus to fetch: http://HOST:PORT/metrics."""
+"""What `cdc verify --every` has found, and `cdc run` beside it, for Prometheus to fetch: http://HOST:PORT/metrics."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from cdc.apply.progress import Progress
 from cdc.comparison import Comparison
 from cdc.errors import SettingsError
 
@@ -22,6 +23,8 @@ class Metrics:
         self._rows = Gauge("cdc_verify_source_rows", "Rows of the source that were compared.", VIEW, registry=own)
         self._at = Gauge("cdc_verify_timestamp_seconds", "When the last comparison ended, Unix time.", registry=own)
         self._failures = Counter("cdc_verify_failures", "Comparisons that could not be made.", registry=own)
+        restarts = "How often a sink's query was started again since its run began."
+        self._restarts = Gauge("cdc_query_restarts", restarts, ("sink", "reason"), registry=own)
         try:
             self._server, self._thread = start_http_server(port, address, own)
         except OSError as error:
@@ -38,6 +41,12 @@ class Metrics:
             self._undecided.labels(one.sink, one.table).set(one.undecided)
             self._rows.labels(one.sink, one.table).set(one.source_rows)
         self._at.set(time.time())
+
+    def tell_restarts(self, progress: Iterable[Progress]) -> None:
+        """Of the runs on this machine, as they published it last."""
+        for snapshot in progress:
+            for reason, count in snapshot.restarts.items():
+                self._restarts.labels(snapshot.sink, reason).set(count)
 
     def failed(self) -> None:
         self._failures.inc()

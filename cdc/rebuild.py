@@ -19,7 +19,10 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 from tenacity.wait import wait_exponential
 
 from cdc import decode
-from cdc.apply import Applier
+from cdc.apply.applier import Applier
+from cdc.apply.machine import Restart
+from cdc.apply.stream import Stream
+from cdc.apply.views import Describe, Views
 from cdc.change import Position, Table, distance, new_generation
 from cdc.claim import claim
 from cdc.continuity import Continuity, Discontinued, refuse_foreign
@@ -31,8 +34,6 @@ from cdc.registered import Registration
 from cdc.rollback import before, retain
 from cdc.settings import Pipeline
 from cdc.sink import Misfit, Replaced, Sink, positions
-from cdc.stand import Again, Describe, Stand
-from cdc.stream import Stream
 from cdc.topics import Topics
 
 POLL_S = 0.1
@@ -136,21 +137,20 @@ class Rebuild:
         """One pass from offset zero to where the topics end now: the newest of each key, written once."""
         for table in self._tables:
             beside.clear(table)
-        stand = Stand(beside, self._pipeline, self._kafka, self._narrowed, self._placeholder)
-        stand.take()
-        ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in stand.shapes.items()}
-        self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in stand.shapes.values()))
-        applier = Applier(self._spark, beside, self._pipeline, self._kafka, stand, uuid4().hex, _patiently, shadow=True)
-        while True:
-            try:
-                applier.apply(self._log(stand), ends)
-                return
-            except Again:
-                log.info("query_restarted", sink=self._sink.name, reason="looks at every record")
+        views = Views(beside, self._pipeline, self._kafka, self._narrowed, self._placeholder)
+        shapes = views.load().shapes
+        ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in shapes.items()}
+        self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in shapes.values()))
+        applier = Applier(
+            self._spark, views.sink, self._pipeline, self._kafka, views, uuid4().hex, _patiently, shadow=True
+        )
+        # Again where it has to look at every record.
+        while isinstance(restart := applier.apply(self._log(views), ends), Restart):
+            log.info("query_restarted", sink=self._sink.name, reason=str(restart.reason))
 
-    def _log(self, stand: Stand) -> DataFrame:
-        read = records(self._spark, self._pipeline.kafka, stand.shapes)
-        return decode.decoded(read, stand.tables, self._sink.form, stand.reading)
+    def _log(self, views: Views) -> DataFrame:
+        read = records(self._spark, self._pipeline.kafka, views.plan.shapes)
+        return decode.decoded(read, views.plan.tables, self._sink.form, views.reading)
 
     def _catch_up(self, beside: Sink, stream: Stream) -> None:
         """Wait until what the topics hold at a moment is in the view within a second, or no sooner than before."""

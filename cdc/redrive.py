@@ -10,30 +10,29 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc import decode
+from cdc.apply.batch import make_batch
+from cdc.apply.views import Views
 from cdc.change import Advance, Form, Position, Table
 from cdc.held import Entry
 from cdc.log import consumer
 from cdc.quarantine import Quarantine, marked
 from cdc.sink import Batch, Key, Refused
-from cdc.stand import Stand
-from cdc.step import make_batch
 
 COLUMNS = ("key", "value", "topic", "partition", "offset")
 Apply = Callable[[Batch], object]
 
 
-def redrive(
-    spark: SparkSession, kafka: str, quarantine: Quarantine, stand: Stand, form: Form, writer: str, apply: Apply
-) -> None:
+def redrive(spark: SparkSession, kafka: str, quarantine: Quarantine, views: Views, form: Form, writer: str) -> None:
     """Answer one sink's requests: settle what can be written now, leave the rest with its newest reason.
 
-    `apply` makes a batch durable and raises what the sink raises; nobody else may move the positions meanwhile. What is
-    kept beside the live views is given the same rows, as of where it stands.
+    Raises what the sink raises; nobody else may move the positions meanwhile. What is kept beside the live views is
+    given the same rows, as of where it stands.
     """
     asked = {entry.row or entry.place for entry in quarantine.requests}
     wanted = [entry for entry in quarantine.open if (entry.row or entry.place) in asked]
-    for table in stand.tables:
-        for at, give in ((stand.kept.at, stand.kept.write), (stand.at, apply)):
+    sink = views.sink
+    for table in views.plan.tables:
+        for at, give in ((sink.standby_at, sink.write), (sink.live_at, sink.live.apply)):
             position = at.get(table.topic)
             mine = [entry for entry in wanted if entry.topic == table.topic and _passed(entry, position)]
             # What lies ahead of a view it meets by itself.
@@ -42,13 +41,13 @@ def redrive(
             log = _log(spark, kafka, table, position, mine)
             both = quarantine.records(mine).select(*COLUMNS).unionByName(log.select(*COLUMNS))
             once = both.dropDuplicates(["topic", "partition", "offset"])
-            decoded = decode.decoded(once, [table], form, stand.reading.carefully())
+            decoded = decode.decoded(once, [table], form, views.reading.carefully())
             ids = [entry.id for entry in mine if entry.id is not None]
             records = decoded.where(F.col("id").isin(ids) | _at(mine)).persist()
             try:
-                step = Advance(table, position, position, stand.floor(table))
+                step = Advance(table, position, position, views.plan.floor(table))
                 refused = _apply(records, step, form, writer, mine, give)
-                if at is stand.at:
+                if at is sink.live_at:
                     _settle(quarantine, marked(records, refused), mine)
             finally:
                 records.unpersist()

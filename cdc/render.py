@@ -15,14 +15,14 @@ from rich.live import Live
 from rich.status import Status as Spinner
 from rich.text import Text
 
+from cdc.apply.progress import WORKING
 from cdc.console import call
-from cdc.supervise import WORKING
 from cdc.words import UNKNOWN, advice, clock, length, since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from cdc.change import Progress
+    from cdc.apply.progress import Progress
     from cdc.comparison import Comparison
     from cdc.finding import Audit
     from cdc.generations import Building
@@ -307,6 +307,7 @@ def _done(sink: Sink) -> str:
     parts = [since(sink.since)]
     if sink.state in WORKING and sink.rows_per_s is not None:
         parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
+        parts += [f"last started again for: {sink.restarted}"] if sink.restarted else []
     return ", ".join(filter(None, parts))
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from cdc.apply.progress import WORKING
 from cdc.errors import ConnectorError, DecodeError, SinkError, SourceError
 from cdc.status import Problem, Sink, Status
-from cdc.supervise import WORKING
 from cdc.words import advice
 
 SLOW_S = 5.0

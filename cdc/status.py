@@ -16,7 +16,8 @@ from typing import Any, Literal
 import structlog
 
 from cdc import catalog, registered, source
-from cdc.change import Applied, Position, Progress, Stored, Table, distance
+from cdc.apply.progress import WORKING, Progress
+from cdc.change import Applied, Position, Stored, Table, distance
 from cdc.continuity import Continuity, Discontinued, waiting
 from cdc.definitions import Watch, watch
 from cdc.errors import CdcError, ConnectorError, KafkaUnavailable, SinkError, SourceUnavailable, Unexpected
@@ -25,7 +26,6 @@ from cdc.heartbeat import last_beat
 from cdc.held import QuarantineLog
 from cdc.ledger import Ledger
 from cdc.settings import Pipeline
-from cdc.supervise import WORKING
 from cdc.topics import Topics
 from cdc.trace import trace
 
@@ -129,6 +129,10 @@ class Sink:
     """See `Progress.looked_s`."""
     compared_s: float | None = None
     """See `Progress.compared_s`."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """See `Progress.restarts`."""
+    restarted: str | None = None
+    """See `Progress.restarted`."""
 
     @property
     def lag_seconds(self) -> float | None:
@@ -385,6 +389,8 @@ def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink
         progress.aside_since,
         progress.looked_s,
         progress.compared_s,
+        progress.restarts,
+        progress.restarted,
     )
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc import decode
+from cdc.apply.batch import make_batch
 from cdc.change import Advance, Applied, Position, Reach, Table, distance, new_generation, row_id
 from cdc.decode import Reading
 from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, SinkUnavailable
 from cdc.explain import explain
 from cdc.floors import Floors
 from cdc.sink import Batch, Refused, Rewound, Sink
-from cdc.step import make_batch
 from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from cdc import backlog, decode
+from cdc.apply.batch import make_batch
+from cdc.apply.views import prepare
 from cdc.change import Advance, Applied, Position
 from cdc.decode import Reading
 from cdc.errors import CdcError
 from cdc.explain import explain
 from cdc.sink import Batch, Sink
-from cdc.stand import prepare
-from cdc.step import make_batch
 from sinks.delta.sink import Delta
 from sinks.memory import Memory
 from tests.contract import crashes
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Consumer:
-    """The way of one sink through a log, as `cdc.stand` and `cdc.apply` go it."""
+    """The way of one sink through a log, as `cdc.apply` goes it."""
 
     spark: "SparkSession"
     make: Callable[[], Sink]
@@ -64,7 +64,7 @@ class Consumer:
 
     def stand(self) -> None:
         table, floor = self.world.table, self.world.floor
-        stored = prepare(self.sink, table, floor, lambda _: None)
+        stored = prepare(self.sink, table, self.sink.position(table), floor, lambda _: None)
         self.at, self.floor = stored.position if stored else None, floor
         if stored is None and not self.view():
             self.reader.restart()

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from cdc.change import Stored
+from cdc.apply.standby import StandbySink
+from cdc.change import Position, Stored
 from cdc.continuity import Discontinued
 from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
-from cdc.kept import Kept
 from cdc.sink import Batch, Refused
-from cdc.step import Steps
 from sinks.memory import Memory
-from tests.contract.laws import Harness, fill, row
+from tests.contract.laws import TOPIC_ID, Harness, fill, row
 from tests.support.envelopes import table
 
 if TYPE_CHECKING:
@@ -31,24 +30,19 @@ class Pair:
         self.names = {self.table.qualified: NAME}
         self.beside = self.live.beside(self.names)
         self.beside.prepare(self.table)
-        self.kept = Kept(self.live)
+        self.pair = StandbySink(self.live)
         fill(self.harness)
 
     def find(self, names: Mapping[str, str] | None = None) -> None:
-        self.kept.begin(self.names if names is None else names)
-        self.kept.find(self.table, self.live.position(self.table), 0, lambda _: None)
+        views = {self.table: self.live.position(self.table)}
+        self.pair.follow(self.names if names is None else names, views, lambda _: 0, lambda *_: None)
 
     def apply(self) -> None:
-        at = self.harness.position()
-        batch = self.harness.batch(at, self.harness.topic.ends, "one")
-        # Both begin and end at the same place here; what begins before a view's position is a law of its own.
-        steps = Steps(list(batch.advances), list(batch.advances) if self.kept.at else [])
-        self.kept.apply(batch, steps)
-        self.kept.advance(steps.kept)
+        self.pair.apply(self.harness.batch(self.harness.position(self.pair), self.harness.topic.ends, "one"))
 
     def assert_both(self) -> None:
         assert self.harness.view() == self.harness.view(self.beside) == self.harness.topic.model()
-        assert self.kept.level({self.table.topic: self.harness.position()})
+        assert self.pair.level
 
 
 @pytest.fixture
@@ -60,6 +54,21 @@ def test_every_batch_is_in_both(pair: Pair) -> None:
     pair.find()
     pair.apply()
     pair.harness.topic.add("u", row("k0", 0, "later"))
+    pair.apply()
+    pair.assert_both()
+
+
+def test_each_goes_from_its_own_position(pair: Pair) -> None:
+    """The live view is ahead: the batch begins where the standby stands, and takes nothing of either back."""
+    pair.harness.apply(until=(1, 1))
+    ahead, standby = pair.harness.position(), Stored(Position(TOPIC_ID, (0, 0)))
+    pair.beside.stored[pair.table.qualified] = standby
+    pair.find()
+    assert pair.harness.position(pair.pair) == standby.position
+    live = pair.pair.live_position(pair.table)
+    assert live
+    assert live.position == ahead
+    assert not pair.pair.level
     pair.apply()
     pair.assert_both()
 
@@ -86,12 +95,12 @@ def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch
 
     pair.find()
     with monkeypatch.context() as patch:
-        patch.setattr("cdc.kept.AGAIN_S", 0.0)
+        patch.setattr("cdc.apply.standby.AGAIN_S", 0.0)
         patch.setattr(pair.beside, "apply", broken)
         pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()
-    assert not pair.kept.level({pair.table.topic: pair.harness.position()})
-    assert pair.kept.outdated(pair.names) == isinstance(error, SinkUnavailable)
+    assert not pair.pair.level
+    assert pair.pair.returns == isinstance(error, SinkUnavailable)
 
 
 def test_what_only_it_refuses(pair: Pair) -> None:
@@ -102,7 +111,7 @@ def test_what_only_it_refuses(pair: Pair) -> None:
     pair.harness.topic.add("u", row("k0", 0, None), lacking=["v"])
     pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()
-    assert pair.kept.at == {}
+    assert pair.pair.standby_at == {}
 
 
 def test_what_both_refuse(pair: Pair) -> None:
@@ -112,13 +121,13 @@ def test_what_both_refuse(pair: Pair) -> None:
     pair.harness.topic.add("u", row("never seen", 1, None), lacking=["v"])
     with pytest.raises(Refused):
         pair.apply()
-    assert pair.kept.at
+    assert pair.pair.standby_at
 
 
 def test_nothing_is_to_be_kept(pair: Pair) -> None:
     pair.find({})
-    assert pair.kept.at == {}
-    assert not pair.kept.outdated({})
+    assert pair.pair.standby_at == {}
+    assert not pair.pair.returns
 
 
 def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
@@ -126,7 +135,7 @@ def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
     pair.live.generation = NAME
     pair.apply()
     pair.find()
-    assert pair.kept.at == {}
+    assert pair.pair.standby_at == {}
 
 
 @pytest.mark.parametrize(
@@ -135,14 +144,13 @@ def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
 def test_what_cannot_go_on_is_left_alone(pair: Pair, error: ConnectorError) -> None:
     """What the log can't continue is lost for good; what can't be asked for isn't."""
 
-    def gap(_: Stored | None) -> NoReturn:
+    def refuse(*_: object) -> NoReturn:
         raise error
 
-    pair.kept.begin(pair.names)
-    pair.kept.find(pair.table, None, 0, gap)
-    assert pair.kept.at == {}
-    assert pair.kept.lost == (error if isinstance(error, Discontinued) else None)
+    pair.pair.follow(pair.names, {pair.table: None}, lambda _: 0, refuse)
+    assert pair.pair.standby_at == {}
+    assert pair.pair.lost == (error if isinstance(error, Discontinued) else None)
     pair.apply()
     # It has no position, the live view has: what it held is gone.
     pair.find()
-    assert pair.kept.at == {}
+    assert pair.pair.standby_at == {}

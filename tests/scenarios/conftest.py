@@ -19,6 +19,8 @@ import redis
 
 import sinks
 from cdc import fence, settings, source
+from cdc.apply.progress import publish
+from cdc.apply.supervisor import supervise
 from cdc.change import Table
 from cdc.cli_rebuild import build
 from cdc.comparison import Comparison
@@ -28,7 +30,6 @@ from cdc.errors import CdcError, SinkUnavailable
 from cdc.generations import Building, Registry, Retained
 from cdc.rollback import rollback
 from cdc.sink import Sink
-from cdc.supervise import publish, supervise
 from cdc.topics import Topics
 from cdc.verify import compare
 from connectors.client import Connect

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc import backlog, pace, step
+from cdc import backlog, pace
+from cdc.apply import batch
 from cdc.context import Context
 from cdc.verify import compare
 from sample.replay import replay
@@ -48,7 +49,7 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     (cache,) = context.sinks(["cache"])
     (stream,) = context.streams(world.spark, [cache])
     stream.run(until_caught_up=True)
-    assert stream.measure().batches in batches
+    assert stream.progress.batches in batches
     assert [one.equal for one in compare(world.spark, world.described[0], world.dsn, [cache])] == [True]
 
 
@@ -62,7 +63,7 @@ def test_large_batches_are_folded_before_they_are_decoded(world: "World", monkey
 
     folded = backlog.newest
     monkeypatch.setattr(backlog, "newest", newest)
-    monkeypatch.setattr(step, "COMPILED", 20)
+    monkeypatch.setattr(batch, "COMPILED", 20)
     airport(world, "public.flights", "public.weather")
     with world.running():
         world.settle()

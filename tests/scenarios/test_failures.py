@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from cdc.apply.progress import publish, published
+from cdc.apply.supervisor import supervise
 from cdc.console import configure_logging
 from cdc.context import Context
-from cdc.supervise import publish, published, supervise
 from tests.support.pipelines import NOWHERE
 from tests.support.wait import wait_until
 

@@ -10,8 +10,8 @@ import pytest
 from psycopg import sql
 
 from cdc import source
+from cdc.apply.progress import published
 from cdc.change import Reach, distance
-from cdc.supervise import published
 from cdc.topics import Topics
 from tests.support.wait import wait_until
 

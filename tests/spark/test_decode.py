@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc import backlog, decode, order
+from cdc.apply.batch import make_batch
 from cdc.change import Advance, Column, Form, Position, Table, row_id
 from cdc.decode import Reading
 from cdc.errors import DecodeError
 from cdc.explain import explain
 from cdc.rows import row_id as row_id_column
-from cdc.step import make_batch
 from sinks.elasticsearch.executor import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget

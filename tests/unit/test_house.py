@@ -72,8 +72,8 @@ def test_imports_go_one_way(path: Path) -> None:
     [
         ("cdc.change", "import pyspark"),
         ("sinks.redis", "from sinks import memory"),
-        ("sinks.delta.sink", "def f():\n    from cdc.stream import Stream"),
-        ("cdc.stream", "from sinks.redis import Redis"),
+        ("sinks.delta.sink", "def f():\n    from cdc.apply.stream import Stream"),
+        ("cdc.apply.stream", "from sinks.redis import Redis"),
         ("compose.stack", "from pyspark.sql import SparkSession"),
     ],
 )

@@ -6,6 +6,7 @@ from contextlib import closing
 import httpx
 import pytest
 
+from cdc.apply.progress import Progress
 from cdc.comparison import Comparison
 from cdc.errors import SettingsError
 from cdc.metrics import Metrics
@@ -39,3 +40,8 @@ def test_the_last_comparison_is_told(metrics: Metrics) -> None:
 def test_a_port_that_is_taken_is_named(metrics: Metrics) -> None:
     with pytest.raises(SettingsError, match=str(metrics.port)):
         Metrics(metrics.port)
+
+
+def test_restarts_are_counted_by_reason(metrics: Metrics) -> None:
+    metrics.tell_restarts([Progress("cache", restarts={"truncate": 2})])
+    assert fetched(metrics)['cdc_query_restarts{reason="truncate",sink="cache"}'] == 2

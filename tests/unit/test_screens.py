@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cdc import render
-from cdc.change import Applied, Progress
+from cdc.apply.progress import Progress, RunState
+from cdc.change import Applied
 from cdc.cli import hoisted
 from cdc.console import WIDE, Call
 from cdc.held import Entry, Held
@@ -20,7 +21,7 @@ from cdc.words import advice, ended, length
 
 ROOT = Path(__file__).parents[2]
 STARTING = Progress("search")
-RUNNING = Progress("search", "running", Applied(read=5, written=5), lag_records=0, lag_seconds=0.0)
+RUNNING = Progress("search", RunState.APPLYING, Applied(read=5, written=5), lag_records=0, lag_seconds=0.0)
 
 
 def shown(what: RenderableType, width: int = WIDE) -> str:
@@ -68,7 +69,7 @@ def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
 def test_what_waits_says_for_what_and_since_when() -> None:
     one = replace(
         RUNNING,
-        state="waiting",
+        state=RunState.RETRYING,
         error="The index is away.",
         hint="cdc -p FILE up",
         state_since=1000.0,
@@ -93,7 +94,7 @@ def test_a_log_gets_news_only() -> None:
     assert len(lines(busy, 7200.0)) == 1
     busier = replace(RUNNING, applied=Applied(read=10, written=10))
     assert (len(lines(busier, 7205.0)), len(lines(busier, 7210.0))) == (0, 1)
-    assert len(lines(replace(busier, state="waiting", error="Away.", hint="h"), 7211.0)) == 2
+    assert len(lines(replace(busier, state=RunState.RETRYING, error="Away.", hint="h"), 7211.0)) == 2
 
 
 PLACE = f"warehouse/{'newshop' * 9}.public.products_of_the_year/12/1234567"

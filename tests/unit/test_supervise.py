@@ -4,17 +4,18 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import cdc.supervise as supervise_module
-from cdc.change import Progress
+from cdc.apply import supervisor
+from cdc.apply.progress import Progress, RunState, publish, published
+from cdc.apply.supervisor import supervise
 from cdc.console import configure_logging
 from cdc.errors import CdcError, SinkRejected
-from cdc.supervise import publish, published, supervise
 from tests.support.wait import wait_until
 
 SECRET_ROW = "a row's value"
@@ -23,20 +24,24 @@ SECRET_ROW = "a row's value"
 class Feed:
     """A stream of a test: works until it is stopped."""
 
+    busy = False
+
     def __init__(self, name: str, failure: Exception | None = None) -> None:
         self.sink, self.progress = SimpleNamespace(name=name), Progress(name)
         self._failure, self.stopped = failure, threading.Event()
 
     def run(self, *, until_caught_up: bool = False) -> None:
-        self.progress.state = "running"
+        self.publish()
         if self._failure:
             raise self._failure
-        if not until_caught_up:
-            self.stopped.wait()
+        while not until_caught_up and not self.stopped.wait(0.1):
+            self.publish()
 
-    def measure(self) -> Progress:
-        self.progress.lag_records = (self.progress.lag_records or 0) + 1
-        return self.progress
+    def publish(self) -> None:
+        lag = (self.progress.lag_records or 0) + 1
+        self.progress = replace(
+            self.progress, state=RunState.APPLYING, lag_records=lag, published_at=time.time(), busy=self.busy
+        )
 
     def stop(self) -> None:
         self.stopped.set()
@@ -45,9 +50,11 @@ class Feed:
 class Hung(Feed):
     """Its sink never answers when it is asked where it stands."""
 
-    def measure(self) -> Progress:
-        self.stopped.wait()
-        return self.progress
+    def run(self, *, until_caught_up: bool = False) -> None:
+        self.publish()
+        self.release.wait()
+
+    release = threading.Event()
 
 
 class Run:
@@ -114,10 +121,7 @@ def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any)
 def test_planted_a_supervisor_that_keeps_a_failure_to_itself_until_all_have_ended(
     runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def keep(watch: Any, error: Exception) -> None:
-        watch.failure = error
-
-    monkeypatch.setattr(supervise_module._Watch, "_fail", keep)
+    monkeypatch.setattr(supervisor._Watch, "report", lambda watch: watch._feed.progress)
     with pytest.raises(AssertionError, match="the failed sink to be told"):
         assert_told_at_once(runs(Feed("cache", ValueError(SECRET_ROW)), Feed("search")))
 
@@ -144,36 +148,47 @@ def test_the_trace_is_logged_once_without_what_the_error_quotes(capfd: pytest.Ca
     assert SECRET_ROW not in logged.err
 
 
-def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(runs: Any) -> None:
-    run = runs(Hung("search"), Feed("cache"))
+@pytest.fixture
+def hung() -> Iterator[Hung]:
+    feed = Hung("search")
+    feed.release = threading.Event()
+    yield feed
+    feed.release.set()
+
+
+def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(runs: Any, hung: Hung) -> None:
+    run = runs(hung, Feed("cache"))
     wait_until(lambda: run.state("cache") and run.state("cache").lag_records, 10, "the cache to be reported")
     before = run.state("cache").lag_records or 0
-    wait_until(lambda: run.state("cache").lag_records > before, 10, "the cache to be reported again")
-    hung = run.state("search")
-    assert hung.state == "running"
-    assert hung.looked_s >= 1
+    wait_until(lambda: run.state("cache").lag_records > before + 10, 10, "the cache to be reported again")
+    assert run.state("cache").looked_s < 1
+    reported = run.state("search")
+    assert reported.state == "running"
+    assert reported.looked_s >= 1
+    hung.release.set()
 
 
-def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(runs: Any) -> None:
-    class Stuck(Feed):
-        def stop(self) -> None:
-            self.release.wait()
-            super().stop()
+def test_a_long_batch_is_no_sink_that_never_answers(runs: Any, hung: Hung) -> None:
+    """What was behind when it began is told as behind for longer all the time."""
+    hung.busy, hung.progress = True, replace(hung.progress, lag_seconds=5.0)
+    run = runs(hung)
+    wait_until(lambda: run.state("search") and run.state("search").lag_seconds > 6, 10, "a second to go by")
+    assert run.state("search").looked_s == 0
+    hung.release.set()
 
-        release = threading.Event()
 
-    stuck, good = Stuck("search"), Feed("cache")
-    run = runs(stuck, good)
+def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(runs: Any, hung: Hung) -> None:
+    good = Feed("cache")
+    run = runs(hung, good)
     wait_until(lambda: run.state("cache"), 10, "a first report")
     run.stopping.set()
-    try:
-        wait_until(good.stopped.is_set, 3, "the other stream to be stopped")
-    finally:
-        stuck.release.set()
+    wait_until(good.stopped.is_set, 3, "the other stream to be stopped")
+    assert run.thread.is_alive()
+    hung.release.set()
 
 
 def test_a_run_that_has_died_is_not_running(tmp_path: Path) -> None:
-    publish(tmp_path, [Progress("cache", "running"), Progress("search", "failed", error="Full.")], 7.5)
+    publish(tmp_path, [Progress("cache", RunState.APPLYING), Progress("search", RunState.FAILED, error="Full.")], 7.5)
     assert {one.compared_s for one in published(tmp_path).values()} == {7.5}
     for path in tmp_path.glob("*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "at": time.time() - 60}))

@@ -1,7 +1,6 @@
 """Apply one micro-batch to one sink; if a record of it can't be, look closer and put that one into quarantine."""
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -10,8 +9,12 @@ from pyspark.sql import functions as F
 from tenacity import Retrying
 
 from cdc import backlog
-from cdc.change import Applied
-from cdc.errors import CdcError, Fenced, SinkError
+from cdc.apply.batch import large, make_batch, prepare
+from cdc.apply.machine import Continue, Reason, Restart
+from cdc.apply.plan import Ends
+from cdc.apply.views import Views
+from cdc.change import Advance, Applied
+from cdc.errors import CdcError, SinkError
 from cdc.explain import explain
 from cdc.failures import Remedy, remedy
 from cdc.order import LACKING
@@ -19,8 +22,6 @@ from cdc.quarantine import Quarantine, marked
 from cdc.redrive import redrive
 from cdc.settings import Pipeline
 from cdc.sink import Batch, Key, Refused, Sink
-from cdc.stand import Again, Stand
-from cdc.step import Ends, Steps, large, make_batch, prepare
 from cdc.topics import Topics
 
 
@@ -33,14 +34,14 @@ class Applier:
         sink: Sink,
         pipeline: Pipeline,
         kafka: Topics,
-        stand: Stand,
+        views: Views,
         writer: str,
         insist: Callable[[], Retrying],
         *,
         shadow: bool = False,
     ) -> None:
         """A `shadow` is of views that readers don't see: what is asked of the sink's quarantine isn't for it."""
-        self._sink, self._pipeline, self._kafka, self._stand = sink, pipeline, kafka, stand
+        self._sink, self._pipeline, self._kafka, self._views = sink, pipeline, kafka, views
         self._writer, self._insist = writer, insist
         self.tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         self._quarantine = Quarantine(spark, sink.name, pipeline, kafka)
@@ -56,34 +57,25 @@ class Applier:
         """
         self._quarantine.refresh()
         if self._quarantine.requests and not self._shadow:
-            redrive(
-                self._spark,
-                self._pipeline.kafka,
-                self._quarantine,
-                self._stand,
-                self._sink.form,
-                self._writer,
-                self._sink.apply,
-            )
+            redrive(self._spark, self._pipeline.kafka, self._quarantine, self._views, self._sink.form, self._writer)
         if self._quarantine.open:
-            self._stand.look(careful=True)
+            self._views.look(careful=True)
 
     def asked(self) -> bool:
         """Whether somebody has done something to the quarantine of a sink that has entries there."""
         return not self._shadow and bool(self._quarantine.open) and self._quarantine.moved()
 
-    def apply(self, decoded: DataFrame, ends: Ends) -> None:
-        """Make a batch durable in the sink.
+    def apply(self, decoded: DataFrame, ends: Ends) -> Continue | Restart:
+        """Make a batch durable in the sink; Restart: it isn't, or the next one is to be read in the other way.
 
         Raises:
-            Again: the query has to be started again, with the other way of reading records, or from another place.
             CdcError: what the sink raises, and what a record causes when the pipeline says `on_error: stop`.
         """
-        stand = self._stand
-        steps = stand.steps(ends)
-        if not any(steps):
-            return
-        careful = stand.reading.careful
+        views = self._views
+        steps = views.steps(ends)
+        if not steps:
+            return Continue()
+        careful = views.reading.careful
         if careful and self._quarantine.moved():
             self._quarantine.refresh()
         try:
@@ -91,22 +83,19 @@ class Applier:
                 self._carefully(steps, decoded)
             else:
                 self._lightly(steps, decoded)
-        except Fenced as error:
-            if stand.switching():
-                raise Again("switching") from error
-            raise
         except (CdcError, PySparkException, Py4JJavaError) as error:
             failure = explain(error, self._sink.name)
             quarantined = remedy(failure) is Remedy.QUARANTINE and self._pipeline.on_error != "stop"
             if careful or not quarantined:
                 raise failure from error
-            stand.look(careful=True)
-            raise Again("careful") from error
+            views.look(careful=True)
+            return Restart(Reason.QUARANTINE)
         if careful and not self._quarantine.open:
-            stand.look(careful=False)
-            raise Again("careful no more")
+            views.look(careful=False)
+            return Restart(Reason.QUARANTINE)
+        return Continue()
 
-    def _lightly(self, steps: Steps, decoded: DataFrame) -> None:
+    def _lightly(self, steps: Sequence[Advance], decoded: DataFrame) -> None:
         """Fold the plain way, from the first change that lacks a value on in full: where one is, more will come."""
         if self._plain:
             try:
@@ -117,7 +106,7 @@ class Applier:
                 self._plain = False
         return self._send(steps, self._batch(steps, decoded))
 
-    def _carefully(self, steps: Steps, decoded: DataFrame) -> None:
+    def _carefully(self, steps: Sequence[Advance], decoded: DataFrame) -> None:
         """Apply what can be, once the rest is safe in quarantine."""
         careful = decoded.persist()
         try:
@@ -125,7 +114,7 @@ class Applier:
             while True:
                 records = marked(careful, refused)
                 self._quarantine.put(records)
-                tainted = self._quarantine.tainted(step.table for step in itertools.chain(*steps))
+                tainted = self._quarantine.tainted(step.table for step in steps)
                 whole = records.unionByName(tainted, allowMissingColumns=True) if tainted is not None else records
                 batch = self._batch(steps, whole)
                 try:
@@ -141,23 +130,22 @@ class Applier:
         finally:
             careful.unpersist()
 
-    def _batch(self, steps: Steps, decoded: DataFrame, *, plain: bool = False) -> Batch:
-        every, reading = steps.seen or steps.kept, self._stand.reading
-        prepare(decoded.sparkSession, every)
-        if plain and not reading.floored and large(every):
-            both = itertools.chain(*steps)
-            parts = backlog.read(decoded.sparkSession, self._pipeline.kafka, self._writer, both, self.tasks)
-            newest = backlog.newest(parts, self._stand.tables, reading)
-            return Batch(self._writer, tuple(every), decoded, newest, plain)
-        batch = make_batch(self._writer, self._sink.form, every, decoded, self.tasks, plain=plain)
+    def _batch(self, steps: Sequence[Advance], decoded: DataFrame, *, plain: bool = False) -> Batch:
+        reading = self._views.reading
+        prepare(decoded.sparkSession, steps)
+        if plain and not reading.floored and large(steps):
+            parts = backlog.read(decoded.sparkSession, self._pipeline.kafka, self._writer, steps, self.tasks)
+            newest = backlog.newest(parts, self._views.plan.tables, reading)
+            return Batch(self._writer, tuple(steps), decoded, newest, plain)
+        batch = make_batch(self._writer, self._sink.form, steps, decoded, self.tasks, plain=plain)
         if "problem" not in decoded.columns:
             return batch
         return Batch(batch.writer, batch.advances, decoded.where(F.col("problem").isNull()), batch.changes)
 
-    def _send(self, steps: Steps, batch: Batch) -> None:
+    def _send(self, steps: Sequence[Advance], batch: Batch) -> None:
         for attempt in self._insist():
             with attempt:
-                applied = self._stand.kept.apply(batch, steps) if steps.kept else self._sink.apply(batch)
+                applied = self._sink.apply(batch)
         for one in applied.values():
             if one.read != one.accounted:
                 raise SinkError(
@@ -166,4 +154,4 @@ class Applier:
                 )
             self.total.add(one)
         self.batches += 1
-        self._stand.advance(steps)
+        self._views.advance(steps)

@@ -1,0 +1,206 @@
+"""The states of a sink's stream: from what a run goes by and what is so by now, what is done next.
+
+Pure: whoever owns the stream observes and acts. The first line that fits holds.
+
+| state   | event                                               | next                      | guarantee            |
+|---------|-----------------------------------------------------|---------------------------|----------------------|
+| any     | told to stop                                        | stopped, after the batch  | positions tell       |
+| any     | a failure that may pass, not the same for ever      | waiting, then starting    | the view goes on     |
+| running | another writer while readers are shown other views  | starting: switched        | one writer a view    |
+| any     | another writer; what trying again won't change      | failed, says why          | one writer; loud     |
+| running | all that was there is applied, and no more is asked | caught up                 | none blocked in it   |
+| running | the registration, a floor, a definition is new      | starting: registration... | floors, columns first|
+| running | readers are being shown views that must draw level  | waits, 5 s at most        | no reader goes back  |
+| running | readers see another generation                      | starting: switched        | what is seen goes on |
+| running | another standby is due, or one can be tried again   | starting: standby         | the way back is there|
+| running | the log may have lost what a view needs             | starting: continuity      | no delete is missed  |
+| running | a table that waited can go on                       | starting: unblocked       | every table that can |
+| running | a topic is another one, or has other partitions     | starting: topic           | order within a key   |
+| running | a view went back, or can't be held any more         | starting: view            | the view is the log's|
+| running | somebody has touched the sink's quarantine          | starting: quarantine      | asked for, answered  |
+| running | another batch size suits what is left               | starting: batch size      |                      |
+| running | none of that                                        | running                   | positions last       |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cdc.apply.plan import ControlState, ResumePlan
+from cdc.apply.progress import RunState
+from cdc.change import Position, Reach, Stored, distance
+from cdc.errors import CdcError, Fenced
+from cdc.failures import given_up
+
+HOLD_S = 5.0
+"""How long the live views wait at most while readers are being shown others: whoever does that may be dead."""
+
+
+class Reason(StrEnum):
+    """Why a query is started again."""
+
+    REGISTRATION = "registration"
+    TRUNCATE = "truncate"
+    SCHEMA = "schema"
+    SWITCHED = "switched"
+    STANDBY = "standby"
+    CONTINUITY = "continuity"
+    UNBLOCKED = "unblocked"
+    TOPIC = "topic"
+    VIEW = "view"
+    QUARANTINE = "quarantine"
+    BATCH_SIZE = "batch size"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Nothing that the run goes by has changed."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Load the plan anew and start the query from there; `table` is whose change it is, where it is of one."""
+
+    reason: Reason
+    table: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.table})" if self.table else str(self.reason)
+
+
+@dataclass(frozen=True)
+class WaitForPromotion:
+    """Apply nothing for a moment, so that the generation that readers are being shown can draw level."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The stream ends, in this state; `error` is why, if it has failed."""
+
+    state: RunState
+    error: CdcError | None = None
+
+
+Decision = Continue | Restart | WaitForPromotion | Stop
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is so by now. None, where it may be: not looked at this time."""
+
+    control: ControlState
+    standby: Mapping[str, str] = field(default_factory=dict)
+    """The generations that are to be kept beside the live ones, by table."""
+    standby_returns: bool = False
+    """One that was dropped because it was away may be tried again."""
+    promoting: bool = False
+    """Readers are being shown a generation that is level, or gets there by itself."""
+    waited_s: float = 0.0
+    now: float = 0.0
+    """Unix seconds."""
+    views: Mapping[str, Stored | None] | None = None
+    """By topic, what the sink says of the views that readers see."""
+    topics: Mapping[str, Position] | None = None
+    """Where topics end."""
+    unheld: str | None = None
+    """A table whose view can't be held any more."""
+    unblocked: str | None = None
+    """A table that waited and can go on."""
+    quarantine: bool = False
+    """Somebody has written to the quarantine of a sink that has entries there."""
+    stopping: bool = False
+    ended: bool = False
+    """The query has applied all that was there when it started."""
+    failure: CdcError | None = None
+    bearable: bool = False
+    """The failure may pass, and hasn't come back too often: see `cdc.failures.Patience`."""
+    switching: bool = False
+    """Another writer may be at the views because readers are being shown another generation."""
+
+
+def decide(plan: ResumePlan, observed: Observed) -> Decision:
+    """What is done next: the table above, line by line."""
+    if observed.failure:
+        return _after_failure(observed, observed.failure)
+    if observed.stopping:
+        return Stop(RunState.STOPPED)
+    if observed.ended:
+        return _at_end(plan)
+    if observed.control.version != plan.control.version:
+        return _after_control(plan.control, observed.control)
+    if observed.promoting and observed.waited_s < HOLD_S:
+        return WaitForPromotion()
+    return _after_look(plan, observed)
+
+
+def _after_failure(observed: Observed, failure: CdcError) -> Decision:
+    if isinstance(failure, Fenced) and observed.switching:
+        return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.SWITCHED)
+    if not observed.bearable:
+        return Stop(RunState.FAILED, given_up(failure))
+    return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.FAILURE)
+
+
+def _at_end(plan: ResumePlan) -> Stop:
+    """Views that somebody has to make again are no success."""
+    return Stop(RunState.FAILED, plan.refused[0]) if plan.refused else Stop(RunState.CAUGHT_UP)
+
+
+def _after_control(before: ControlState, now: ControlState) -> Restart:
+    """Whatever was written is read before anything that may depend on it."""
+    if now.registration == before.registration:
+        for table, lsn in now.floors.lsns.items():
+            if lsn != before.floors.lsns.get(table):
+                return Restart(Reason.TRUNCATE, table)
+        if len(now.definitions) != len(before.definitions) and now.definitions:
+            return Restart(Reason.SCHEMA, now.definitions[-1].table)
+    return Restart(Reason.REGISTRATION)
+
+
+def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
+    """The first of the reasons that holds, with the table that it is for."""
+    views, standby = observed.views or {}, observed.standby != plan.standby or observed.standby_returns
+    reasons: dict[Reason, str | bool | None] = {
+        Reason.SWITCHED: _switched(plan, views),
+        Reason.STANDBY: standby and not plan.shadow,
+        Reason.CONTINUITY: observed.now > plan.sure_until,
+        Reason.UNBLOCKED: observed.unblocked,
+        Reason.TOPIC: _reshaped(plan, observed.topics or {}),
+        Reason.VIEW: observed.unheld or _went_back(plan, views),
+        Reason.QUARANTINE: observed.quarantine,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return Restart(reason, holds if isinstance(holds, str) else None)
+    return Continue()
+
+
+def _switched(plan: ResumePlan, views: Mapping[str, Stored | None]) -> str | None:
+    """A table of whose views readers see another than the one that is applied to."""
+    for table in plan.tables:
+        generation, stored = plan.generations.get(table.topic), views.get(table.topic)
+        if generation is not None and stored and stored.generation != generation:
+            return table.qualified
+    return None
+
+
+def _reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
+    """A table whose topic is another one by now, or has partitions that nobody reads."""
+    for table in plan.tables:
+        before, now = plan.shapes[table.topic], topics.get(table.topic)
+        if now and (now.topic_id, now.partition_count) != (before.topic_id, before.partition_count):
+            return table.qualified
+    return None
+
+
+def _went_back(plan: ResumePlan, views: Mapping[str, Stored | None]) -> str | None:
+    """A table whose view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
+    for table in plan.tables:
+        left_at = plan.live.get(table.topic)
+        if table.topic not in views or left_at is None:
+            continue
+        stored = views[table.topic]
+        if stored is None or distance(stored, left_at).reach is Reach.BEHIND:
+            return table.qualified
+    return None

@@ -1,0 +1,117 @@
+"""What a sink's stream is at, as its owner publishes it: a snapshot that anybody may read and nobody changes."""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from cdc.change import Applied
+
+ALIVE_S = 30.0
+"""A run that has published nothing for so long is dead: it does every second."""
+
+
+class RunState(StrEnum):
+    """The states of a stream; the words are those that `cdc status` prints."""
+
+    LOADING = "starting"
+    APPLYING = "running"
+    RETRYING = "waiting"
+    STOPPED = "stopped"
+    CAUGHT_UP = "caught up"
+    FAILED = "failed"
+    NOT_RUNNING = "not running"
+    """Of a run that is gone without a word; published by none."""
+
+
+WORKING = (RunState.LOADING, RunState.APPLYING, RunState.RETRYING)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a sink has done since `cdc run` started, as of `published_at`, in Unix seconds."""
+
+    sink: str
+    state: RunState = RunState.LOADING
+    applied: Applied = field(default_factory=Applied)
+    rows_per_s: float = 0.0
+    lag_records: int | None = None
+    """What is left to do, at least; None: unknown, as long as nobody has looked or has lately been able to."""
+    lag_seconds: float | None = None
+    """For how long there has been something to do, at least; None as above."""
+    looked_s: float = 0.0
+    """Seconds since lag was measured last: long when the sink doesn't answer."""
+    compared_s: float | None = None
+    """Seconds since table definitions were compared last by its run; None when nobody told."""
+    batches: int = 0
+    careful: bool = False
+    """Whether it looks at each record twice, because some of this sink are in quarantine."""
+    aside: dict[str, list[str]] = field(default_factory=dict)
+    """Tables that wait for a person, by name: what is the matter, and what to do."""
+    error: str | None = None
+    hint: str | None = None
+    state_since: float | None = None
+    """When it came into its state, in Unix seconds."""
+    aside_since: Mapping[str, float] = field(default_factory=dict)
+    """When this run first saw that a table waits, by name, in Unix seconds."""
+    since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """How often the query was started again, by reason: see `cdc.apply.machine.Reason`."""
+    restarted: str | None = None
+    """The reason of the last time, with the table that it was for."""
+    published_at: float = field(default_factory=time.time)
+    busy: bool = False
+    """A batch is at hand: no news until it is done."""
+
+    def aged(self, now: float) -> "Progress":
+        """The same as it is told at `now`: who is behind stays so until there is news, who is silent is told."""
+        age_s = max(0.0, now - self.published_at)
+        behind = self.lag_records and self.lag_seconds is not None
+        return replace(
+            self,
+            looked_s=0.0 if self.busy or self.state not in WORKING else round(age_s, 1),
+            lag_seconds=self.lag_seconds + age_s if behind and self.lag_seconds is not None else self.lag_seconds,
+        )
+
+
+def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None = None) -> None:
+    """Leave each sink's progress where `cdc status` on this machine finds it; nothing else depends on it.
+
+    `compared_s`: see `Progress.compared_s`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for snapshot in progress:
+        path = folder / f"{snapshot.sink}.json"
+        fresh = path.with_suffix(".new")
+        record = {**asdict(snapshot), "compared_s": compared_s, "pid": os.getpid(), "at": time.time()}
+        fresh.write_text(json.dumps(record), encoding="utf-8")
+        fresh.replace(path)
+
+
+def published(folder: Path) -> dict[str, Progress]:
+    """What `publish` left on this machine, if anything; a run that has died since is shown as such."""
+    names = {field.name for field in fields(Progress)}
+    progress = {}
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        known = {name: value for name, value in record.items() if name in names}
+        state = RunState(record["state"])
+        if state in WORKING and not _alive(record["pid"], record["at"]):
+            state = RunState.NOT_RUNNING
+        progress[record["sink"]] = Progress(**{**known, "state": state, "applied": Applied(**record["applied"])})
+    return progress
+
+
+def _alive(pid: int, written_at: float) -> bool:
+    """A pid alone may have been given to somebody else since."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return time.time() - written_at < ALIVE_S

@@ -1,0 +1,366 @@
+"""One sink's streaming query: read from where the sink stands, apply batch after batch, go on after a failure.
+
+The sink's own position is the only one that counts. Spark's checkpoint is made new for every start and thrown away.
+So starting again is cheap, and is the answer to everything that changes under a running query: see `machine`.
+
+One thread owns a stream, the one in `run`: it alone looks, applies, decides and publishes. Spark's thread hands each
+batch over and waits; `stop` leaves word. `progress` is a snapshot that any thread may read.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, stop_when_event_set
+from tenacity.wait import wait_exponential
+
+from cdc import decode, pace
+from cdc.apply.applier import Applier
+from cdc.apply.handover import Handover
+from cdc.apply.lag import Lag
+from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
+from cdc.apply.plan import Ends
+from cdc.apply.progress import Progress, RunState
+from cdc.apply.views import Describe, Views
+from cdc.apply.watch import Watch
+from cdc.change import distance
+from cdc.errors import CdcError, Fenced
+from cdc.explain import explain
+from cdc.failures import Patience, Remedy, remedy
+from cdc.log import consumer
+from cdc.settings import Pipeline
+from cdc.sink import Sink
+from cdc.topics import Topics
+
+LOOK_S = 1.0
+"""How often an idle stream looks at the control topics; a busy one does before every batch."""
+POLL_S = 0.05
+"""How often is looked whether readers are still being shown another generation."""
+RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
+"""Where a run's checkpoint goes if there is one: it need not outlive the run, and is written twice a batch."""
+LIGHT = {
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+"""Session settings for sinks that keep nothing in files: checkpoints without checksum files, 60 ms less a batch."""
+FIRST_S, MOST_S = 0.25, 10.0
+"""The first pause after a failure, and the longest."""
+log = structlog.get_logger()
+
+
+class Planned(NamedTuple):
+    """A batch as Spark hands it over: lazy, with its number in the query."""
+
+    records: DataFrame
+    number: int
+
+
+class Stream:
+    """Applies all tables to one sink, in the thread that calls `run`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sink: Sink,
+        pipeline: Pipeline,
+        describe: Describe,
+        placeholder: str,
+        *,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """`describe` gives the tables as they are now, at every start; `placeholder` is the connector's own.
+
+        `names`: of the generation that it applies to, by table, where that is one that readers don't see.
+        """
+        self.sink, self.progress = sink, Progress(sink.name)
+        if sink.form == "documents":
+            spark = spark.newSession()
+            for name, value in LIGHT.items():
+                spark.conf.set(name, value)
+        self._spark, self._pipeline, self._writer = spark, pipeline, uuid4().hex
+        self._kafka = Topics(pipeline.kafka)
+        self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
+        self._watch = Watch(self._views)
+        self._applier = Applier(
+            spark,
+            self._views.sink,
+            pipeline,
+            self._kafka,
+            self._views,
+            self._writer,
+            self._insist,
+            shadow=names is not None,
+        )
+        self._handover = Handover[Planned]()
+        self._stopping = threading.Event()
+        self._patience, self._lag, self._restarts = Patience(), Lag(), Counter[str]()
+        self._limit = 0
+
+    def run(self, *, until_caught_up: bool = False) -> None:
+        """Apply until stopped, or until everything that was in the topics at the start is applied.
+
+        Raises:
+            CdcError: what can't be mended by trying again.
+        """
+        try:
+            decision: Decision = Continue()
+            while not isinstance(decision, Stop):
+                decision = self._attempt(until_caught_up)
+                if isinstance(decision, Restart):
+                    self._note(decision)
+            self._end(decision)
+            if decision.error:
+                raise decision.error
+        finally:
+            self._kafka.close()
+
+    def stop(self) -> None:
+        """Finish the batch at hand, begin no other; returns at once."""
+        self._stopping.set()
+        self._handover.wake()
+
+    def _attempt(self, until_caught_up: bool) -> Decision:
+        """One life of the query, from a plan that has just been loaded."""
+        try:
+            return self._run_query(until_caught_up)
+        except Exception as error:
+            return self._after(error)
+
+    def _after(self, error: Exception) -> Decision:
+        """What a failure leads to; one that may pass is waited out here."""
+        failure, plan, switching = explain(error, self.sink.name), self._views.plan, False
+        if failure is not error:
+            failure.__cause__ = error
+        if isinstance(failure, Fenced):
+            try:
+                switching = self._watch.switching(plan)
+            except CdcError as unread:
+                # Whether it is so can't be told now.
+                failure = unread
+        reached = tuple(sorted((topic, at.offsets if at else ()) for topic, at in plan.positions.items()))
+        observed = Observed(
+            self._views.control,
+            failure=failure,
+            bearable=self._patience.meet(failure, reached),
+            switching=switching,
+            stopping=self._stopping.is_set(),
+        )
+        decision = decide(plan, observed)
+        if decision == Restart(Reason.FAILURE):
+            self._tell_waiting(failure, self._patience.count)
+            self._stopping.wait(min(MOST_S, FIRST_S * 2.0 ** (self._patience.count - 1)))
+        return decision
+
+    def _note(self, restart: Restart) -> None:
+        """A start again is told, whatever it is for: none is free, and a person may look for its cause."""
+        self._restarts[restart.reason] += 1
+        log.info("query_restarted", sink=self.sink.name, reason=str(restart.reason), table=restart.table)
+        self._publish(restarts=dict(self._restarts), restarted=str(restart))
+
+    def _end(self, stop: Stop) -> None:
+        done = {"lag_records": 0, "lag_seconds": 0.0} if stop.state is RunState.CAUGHT_UP else {}
+        told = {"error": stop.error.message, "hint": stop.error.hint} if stop.error else {}
+        self._publish(state=stop.state, **told, **done)
+
+    def _run_query(self, until_caught_up: bool) -> Decision:
+        plan = self._views.load()
+        self._watch.begin()
+        self._applier.begin()
+        self._lag.begin({topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()})
+        memory = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
+        folder = tempfile.mkdtemp(prefix=f"cdc-{self.sink.name}-", dir=memory)
+        self._handover = Handover()
+        query: StreamingQuery | None = None
+        try:
+            if self._stopping.is_set():
+                return Stop(RunState.STOPPED)
+            query = self._start(folder, until_caught_up)
+            if self.progress.state is RunState.LOADING:
+                self._publish(state=RunState.APPLYING)
+            return self._follow(query, folder)
+        finally:
+            self._handover.close()
+            if query is not None:
+                # Its process may be gone, which is told elsewhere; without an owner its batches do nothing.
+                with suppress(PySparkException, Py4JError):
+                    query.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _follow(self, query: StreamingQuery, folder: str) -> Decision:
+        """Apply what the query plans, and look around where it plans nothing, until something else is to be done."""
+        decision: Decision = Continue()
+        while isinstance(decision, Continue | WaitForPromotion):
+            with self._handover.taken(LOOK_S) as batch:
+                if self._stopping.is_set():
+                    return Stop(RunState.STOPPED)
+                if batch is not None:
+                    decision = self._apply(batch.records, folder, batch.number)
+                elif query.isActive:
+                    decision = self._look(query)
+                elif (error := query.exception()) is not None:
+                    raise error
+                else:
+                    return decide(self._views.plan, Observed(self._views.control, ended=True))
+        return decision
+
+    def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
+        plan, handover = self._views.plan, self._handover
+        self._limit = self._limit or self._first()
+        records = (
+            self._spark.readStream.format("kafka")
+            .options(**consumer(self._pipeline.kafka, self._writer))
+            .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in plan.shapes.items()}))
+            .option("startingOffsets", json.dumps(plan.offsets()))
+            .option("failOnDataLoss", "true")
+            .option("maxOffsetsPerTrigger", self._limit)
+            .load()
+        )
+        # A pool each, so that a long warehouse job doesn't hold up the cache.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
+        # As many tasks as fold: what decodes is prepared anew for each, which took most of a batch of many partitions.
+        few = records.coalesce(self._applier.tasks)
+        # Decoded in the stream's own plan, which Spark analyses once; a batch then adds only its fold.
+        decoded = decode.decoded(few, plan.tables, self.sink.form, self._views.reading)
+        writer = decoded.writeStream.option("checkpointLocation", folder)
+        if until_caught_up:
+            writer = writer.trigger(availableNow=True)
+        else:
+            trigger_s = self._pipeline.sinks[self.sink.name].trigger_s
+            writer = writer.trigger(processingTime=f"{int(trigger_s * 1000)} milliseconds")
+        return writer.foreachBatch(lambda frame, number: handover.give(Planned(frame, number))).start()
+
+    def _apply(self, records: DataFrame, folder: str, number: int) -> Decision:
+        """Apply one batch, unless something calls for another query first."""
+        ends = planned_ends(folder, number)
+        # After the end of the batch is known: so it misses nothing that the batch could depend on.
+        decision = self._yielding()
+        if not isinstance(decision, Continue):
+            return decision
+        plan, began = self._views.plan, time.monotonic()
+        self._lag.plan(ends)
+        self._publish(busy=True)
+        try:
+            decision = self._applier.apply(records, ends)
+        finally:
+            self._publish(busy=False)
+        took_s, waited = time.monotonic() - began, self.progress.state is RunState.RETRYING
+        self._publish(state=RunState.APPLYING, error=None, hint=None)
+        if not isinstance(decision, Continue) or waited:
+            return decision
+        return self._adapt_limit(plan.behind(ends), took_s)
+
+    def _yielding(self) -> Decision:
+        """Look around before a batch, which waits for a while where readers are being shown another generation."""
+        began = time.monotonic()
+        decision = decide(self._views.plan, self._watch.observe(self._views.plan))
+        while isinstance(decision, WaitForPromotion) and not self._stopping.wait(POLL_S):
+            waited_s = time.monotonic() - began
+            decision = decide(self._views.plan, self._watch.observe(self._views.plan, waited_s=waited_s))
+        return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
+
+    def _look(self, query: StreamingQuery) -> Decision:
+        """Between batches: whether something new calls for another query. What can't be asked now is asked again."""
+        self._lag.take(*latest(query))
+        try:
+            observed = self._watch.observe(self._views.plan, quarantine=self._applier.asked())
+        except CdcError as error:
+            if self.progress.error != error.message:
+                log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
+            self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
+            return Continue()
+        self._publish(state=RunState.APPLYING, error=None, hint=None)
+        return decide(self._views.plan, observed)
+
+    def _first(self) -> int:
+        """A limit before it is known how long a batch takes: by how wide the records are."""
+        ends = self._views.plan.shapes
+        starts = self._kafka.starts(list(ends))
+        there = sum(distance(start, ends[topic]).offsets for topic, start in starts.items())
+        return pace.first(there, self._kafka.kept_bytes(list(ends)))
+
+    def _adapt_limit(self, offsets: int, took_s: float) -> Decision:
+        """After a full batch, begin again where another limit suits what is left."""
+        if offsets < self._limit / 2:
+            return Continue()
+        ends = self._kafka.ends(list(self._views.plan.shapes))
+        remaining = self._views.plan.behind({topic: dict(enumerate(end.offsets)) for topic, end in ends.items()})
+        limit = pace.fitting(self._limit, offsets, took_s, remaining)
+        if limit == self._limit:
+            return Continue()
+        self._limit = limit
+        return Restart(Reason.BATCH_SIZE)
+
+    def _insist(self) -> Retrying:
+        """Try a step again after a pause, until told to stop.
+
+        Not when the log may have lost meanwhile what the views need: that is looked at where a query starts.
+        """
+        return Retrying(
+            retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),
+            wait=wait_exponential(multiplier=FIRST_S, max=MOST_S),
+            sleep=sleep_using_event(self._stopping),
+            stop=stop_when_event_set(self._stopping) | (lambda _: time.time() > self._views.plan.sure_until),  # type: ignore[operator]
+            before_sleep=self._wait,
+            reraise=True,
+        )
+
+    def _wait(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, CdcError):
+            self._tell_waiting(error, state.attempt_number)
+
+    def _tell_waiting(self, error: CdcError, attempt: int) -> None:
+        self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
+        log.warning("sink_waiting", sink=self.sink.name, error=error.message, attempt=attempt)
+
+    def _publish(self, **news: object) -> None:
+        """Let everybody know: a new snapshot of all there is to know."""
+        self.progress = self._lag.progress(
+            self.progress,
+            self._views.plan,
+            self._applier.total,
+            batches=self._applier.batches,
+            careful=self._views.reading.careful,
+            **news,
+        )
+
+
+def planned_ends(folder: str, batch_id: int) -> Ends:
+    """Where a micro-batch ends, per topic and partition: the offsets that Spark planned it with.
+
+    Read from the query's offset log, whose last line holds the (only) source's end offsets. The records can't tell:
+    transaction markers and compaction leave offsets without a record.
+    """
+    *_, last = Path(folder, "offsets", str(batch_id)).read_text(encoding="utf-8").splitlines()
+    return _ends(json.loads(last))
+
+
+def latest(query: StreamingQuery) -> tuple[Ends, float]:
+    """Where the topics end as the query saw it last, and when that was, in Unix seconds; 0 when it hasn't looked."""
+    progress = query.lastProgress
+    ends = progress["sources"][0]["latestOffset"] if progress and progress["sources"] else None
+    if not progress or not ends:
+        return {}, 0.0
+    parsed = json.loads(ends) if isinstance(ends, str) else ends
+    return _ends(parsed), datetime.fromisoformat(progress["timestamp"]).timestamp()
+
+
+def _ends(parsed: dict[str, dict[str, int]]) -> Ends:
+    return {topic: {int(partition): offset for partition, offset in ends.items()} for topic, ends in parsed.items()}

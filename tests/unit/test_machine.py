@@ -1,0 +1,143 @@
+"""What a stream does next: the table of states, line by line, without Spark, a broker or a sink."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc.apply import machine
+from cdc.apply.lag import Lag
+from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
+from cdc.apply.plan import ControlState, ResumePlan
+from cdc.apply.progress import Progress, RunState
+from cdc.change import Applied, Position, Stored, Table
+from cdc.ddl import Definition
+from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
+from cdc.floors import Floors
+from cdc.registered import Registration
+
+ITEMS = Table("public", "items", (), ("id",), "shop.public.items")
+NAME, TOPIC = ITEMS.qualified, ITEMS.topic
+HERE, BEFORE = Position("id", (5, 5)), Position("id", (5, 4))
+NOW = 1000.0
+AWAY, FENCED, LOST = SinkUnavailable("a", hint="h"), Fenced("f", hint="h"), WorkerLost("w", hint="h")
+REFUSED = SinkRejected("no", hint="h")
+CHANGED = Definition(1, NAME, 1, 7, "ALTER TABLE", None, None, True)
+PLAN = ResumePlan(
+    control=ControlState(3),
+    tables=(ITEMS,),
+    positions={TOPIC: HERE},
+    live={TOPIC: HERE},
+    generations={TOPIC: "first"},
+    shapes={TOPIC: HERE},
+    standby={NAME: "before"},
+    sure_until=NOW + 1,
+)
+
+
+def observed(**facts: Any) -> Observed:
+    """Nothing has changed, but for these facts."""
+    return Observed(**{"control": PLAN.control, "standby": PLAN.standby, "now": NOW, **facts})
+
+
+def view(position: Position = HERE, generation: str = "first") -> dict[str, Stored]:
+    return {TOPIC: Stored(position, generation=generation)}
+
+
+TABLE: list[tuple[dict[str, Any], Decision]] = [
+    ({}, Continue()),
+    ({"views": view(), "topics": {TOPIC: Position("id", (9, 9))}}, Continue()),
+    ({"views": view(Position("id", (6, 5)))}, Continue()),
+    ({"stopping": True}, Stop(RunState.STOPPED)),
+    ({"stopping": True, "control": ControlState(4)}, Stop(RunState.STOPPED)),
+    ({"ended": True}, Stop(RunState.CAUGHT_UP)),
+    ({"failure": AWAY, "bearable": True}, Restart(Reason.FAILURE)),
+    ({"failure": AWAY, "bearable": True, "stopping": True}, Stop(RunState.STOPPED)),
+    ({"failure": LOST, "bearable": True}, Restart(Reason.FAILURE)),
+    ({"failure": FENCED}, Stop(RunState.FAILED, FENCED)),
+    ({"failure": FENCED, "switching": True}, Restart(Reason.SWITCHED)),
+    ({"failure": FENCED, "switching": True, "stopping": True}, Stop(RunState.STOPPED)),
+    ({"failure": REFUSED}, Stop(RunState.FAILED, REFUSED)),
+    ({"failure": REFUSED, "switching": True}, Stop(RunState.FAILED, REFUSED)),
+    ({"failure": REFUSED, "stopping": True}, Stop(RunState.FAILED, REFUSED)),
+    ({"control": ControlState(4)}, Restart(Reason.REGISTRATION)),
+    ({"control": ControlState(4, Floors(0, {NAME: 8}))}, Restart(Reason.TRUNCATE, NAME)),
+    ({"control": ControlState(4, definitions=(CHANGED,))}, Restart(Reason.SCHEMA, NAME)),
+    ({"control": ControlState(4, Floors(0, {NAME: 8}), (CHANGED,))}, Restart(Reason.TRUNCATE, NAME)),
+    ({"control": ControlState(4, Floors(1, {NAME: 8}), (), Registration(epoch=1))}, Restart(Reason.REGISTRATION)),
+    ({"control": ControlState(4, Floors(0, {NAME: 8})), "promoting": True}, Restart(Reason.TRUNCATE, NAME)),
+    ({"promoting": True}, WaitForPromotion()),
+    ({"promoting": True, "waited_s": 4.9, "views": view(generation="next")}, WaitForPromotion()),
+    ({"promoting": True, "waited_s": 5.0}, Continue()),
+    ({"promoting": True, "waited_s": 5.0, "views": view(generation="next")}, Restart(Reason.SWITCHED, NAME)),
+    ({"waited_s": 1.0, "views": view(generation="next")}, Restart(Reason.SWITCHED, NAME)),
+    ({"views": view(BEFORE, "next")}, Restart(Reason.SWITCHED, NAME)),
+    ({"standby": {}}, Restart(Reason.STANDBY)),
+    ({"standby": {NAME: "another"}}, Restart(Reason.STANDBY)),
+    ({"standby_returns": True}, Restart(Reason.STANDBY)),
+    ({"now": NOW + 2}, Restart(Reason.CONTINUITY)),
+    ({"unblocked": "public.late"}, Restart(Reason.UNBLOCKED, "public.late")),
+    ({"topics": {TOPIC: Position("anew", (0, 0))}}, Restart(Reason.TOPIC, NAME)),
+    ({"topics": {TOPIC: Position("id", (5, 5, 0))}}, Restart(Reason.TOPIC, NAME)),
+    ({"views": view(BEFORE)}, Restart(Reason.VIEW, NAME)),
+    ({"views": {TOPIC: None}}, Restart(Reason.VIEW, NAME)),
+    ({"unheld": NAME}, Restart(Reason.VIEW, NAME)),
+    ({"quarantine": True}, Restart(Reason.QUARANTINE)),
+]
+
+
+@pytest.mark.parametrize(("facts", "expected"), TABLE, ids=[f"{', '.join(facts) or 'nothing'}" for facts, _ in TABLE])
+def test_the_table_of_states(facts: dict[str, Any], expected: Decision) -> None:
+    assert decide(PLAN, observed(**facts)) == expected
+
+
+def test_every_reason_is_in_the_table() -> None:
+    """But for the one that is no fact outside: how large batches are."""
+    reached = {decision.reason for _, decision in TABLE if isinstance(decision, Restart)}
+    assert reached == set(Reason) - {Reason.BATCH_SIZE}
+
+
+@pytest.mark.parametrize("planted", ["_went_back", "_reshaped", "_switched"])
+def test_planted_a_machine_that_overlooks_something(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, planted, lambda *_: None)
+    assert [decide(PLAN, observed(**facts)) for facts, _ in TABLE] != [expected for _, expected in TABLE]
+
+
+def test_a_failure_that_comes_back_too_often_says_so() -> None:
+    decision = decide(PLAN, observed(failure=LOST))
+    assert isinstance(decision, Stop)
+    assert decision.error is not None
+    assert "without any progress" in decision.error.message
+
+
+def test_views_that_somebody_has_to_make_again_are_no_success() -> None:
+    assert decide(replace(PLAN, refused=(REFUSED,)), observed(ended=True)) == Stop(RunState.FAILED, REFUSED)
+
+
+def test_what_readers_do_not_see_has_no_standby() -> None:
+    shadow = replace(PLAN, shadow=True, standby={})
+    assert decide(shadow, observed(standby={NAME: "another"}, standby_returns=True)) == Continue()
+
+
+def test_a_view_from_the_beginning_has_no_place_to_go_back_from() -> None:
+    fresh = replace(PLAN, positions={TOPIC: None}, live={TOPIC: None}, generations={})
+    assert decide(fresh, observed(views={TOPIC: None})) == Continue()
+
+
+def test_a_batch_of_a_view_that_is_past_its_end_takes_nothing_back() -> None:
+    ahead = replace(PLAN, positions={TOPIC: Position("id", (9, 0))})
+    (step,) = ahead.steps({TOPIC: {0: 5, 1: 5}})
+    assert step.until.offsets == (9, 5)
+    assert ahead.steps({TOPIC: {0: 5, 1: 0}}) == []
+
+
+def test_a_snapshot_is_of_its_moment_and_ages() -> None:
+    """What is behind is so for longer all the time; at a long batch nobody is silent."""
+    lag, total = Lag(), Applied(read=1, written=1)
+    lag.begin({TOPIC: {0: 7, 1: 5}})
+    progress = lag.progress(Progress("cache"), PLAN, total, state=RunState.APPLYING)
+    total.add(Applied(read=1, written=1))
+    assert (progress.applied.rows, progress.lag_records) == (1, 2)
+    later = progress.aged(progress.published_at + 60)
+    assert (later.looked_s, round((later.lag_seconds or 0) - (progress.lag_seconds or 0))) == (60.0, 60)
+    assert replace(progress, busy=True).aged(progress.published_at + 60).looked_s == 0.0
