@@ -122,17 +122,12 @@ class Sink:
     applied: Applied | None = None
     """Records since `cdc run` started."""
     aside: Mapping[str, list[str]] = field(default_factory=dict)
-    """See `Progress.aside`."""
+    """See `Progress`, for this and what follows."""
     aside_since: Mapping[str, float] = field(default_factory=dict)
-    """See `Progress.aside_since`."""
     looked_s: float = 0.0
-    """See `Progress.looked_s`."""
     compared_s: float | None = None
-    """See `Progress.compared_s`."""
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """See `Progress.restarts`."""
     restarted: str | None = None
-    """See `Progress.restarted`."""
 
     @property
     def lag_seconds(self) -> float | None:
