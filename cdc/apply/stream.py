@@ -199,7 +199,7 @@ class Stream:
             self._handover.close()
             if query is not None:
                 # Its process may be gone, which is told elsewhere; without an owner its batches do nothing.
-                with suppress(PySparkException, Py4JError):
+                with suppress(PySparkException, Py4JError, OSError):
                     query.stop()
             shutil.rmtree(folder, ignore_errors=True)
 
