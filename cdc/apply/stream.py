@@ -7,17 +7,11 @@ One thread owns a stream, the one in `run`: it alone looks, applies, decides and
 batch over and waits; `stop` leaves word. `progress` is a snapshot that any thread may read.
 """
 
-import json
-import os
-import shutil
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -29,20 +23,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, stop_when_event_set
 from tenacity.wait import wait_exponential
 
-from cdc import decode, pace
+from cdc import decode
 from cdc.apply.applier import Applier
+from cdc.apply.batch_size import BatchSize
 from cdc.apply.handover import Handover
 from cdc.apply.lag import Lag
 from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
-from cdc.apply.plan import Ends
 from cdc.apply.progress import Progress, RunState
+from cdc.apply.query import checkpoint, latest, light, planned_ends, read
 from cdc.apply.views import Describe, Views
 from cdc.apply.watch import Watch
-from cdc.change import distance
 from cdc.errors import CdcError, Fenced
 from cdc.explain import explain
 from cdc.failures import Patience, Remedy, remedy
-from cdc.log import consumer
 from cdc.settings import Pipeline
 from cdc.sink import Sink
 from cdc.topics import Topics
@@ -51,15 +44,6 @@ LOOK_S = 1.0
 """How often an idle stream looks at the control topics; a busy one does before every batch."""
 POLL_S = 0.05
 """How often is looked whether readers are still being shown another generation."""
-RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
-"""Where a run's checkpoint goes if there is one: it need not outlive the run, and is written twice a batch."""
-LIGHT = {
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager",
-    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "fs.file.impl.disable.cache": "true",
-}
-"""Session settings for sinks that keep nothing in files: checkpoints without checksum files, 60 ms less a batch."""
 FIRST_S, MOST_S = 0.25, 10.0
 """The first pause after a failure, and the longest."""
 log = structlog.get_logger()
@@ -90,10 +74,7 @@ class Stream:
         `names`: of the generation that it applies to, by table, where that is one that readers don't see.
         """
         self.sink, self.progress = sink, Progress(sink.name)
-        if sink.form == "documents":
-            spark = spark.newSession()
-            for name, value in LIGHT.items():
-                spark.conf.set(name, value)
+        spark = light(spark) if sink.form == "documents" else spark
         self._spark, self._pipeline, self._writer = spark, pipeline, uuid4().hex
         self._kafka = Topics(pipeline.kafka)
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
@@ -111,7 +92,7 @@ class Stream:
         self._handover = Handover[Planned]()
         self._stopping = threading.Event()
         self._patience, self._lag, self._restarts = Patience(), Lag(), Counter[str]()
-        self._limit = 0
+        self._batch_size = BatchSize(self._kafka)
 
     def run(self, *, until_caught_up: bool = False) -> None:
         """Apply until stopped, or until everything that was in the topics at the start is applied.
@@ -184,24 +165,20 @@ class Stream:
         self._watch.begin()
         self._applier.begin()
         self._lag.begin({topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()})
-        memory = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
-        folder = tempfile.mkdtemp(prefix=f"cdc-{self.sink.name}-", dir=memory)
         self._handover = Handover()
-        query: StreamingQuery | None = None
-        try:
-            if self._stopping.is_set():
-                return Stop(RunState.STOPPED)
+        if self._stopping.is_set():
+            return Stop(RunState.STOPPED)
+        with checkpoint(self.sink.name) as folder:
             query = self._start(folder, until_caught_up)
-            if self.progress.state is RunState.LOADING:
-                self._publish(state=RunState.APPLYING)
-            return self._follow(query, folder)
-        finally:
-            self._handover.close()
-            if query is not None:
+            try:
+                if self.progress.state is RunState.LOADING:
+                    self._publish(state=RunState.APPLYING)
+                return self._follow(query, folder)
+            finally:
+                self._handover.close()
                 # Its process may be gone, which is told elsewhere; without an owner its batches do nothing.
                 with suppress(PySparkException, Py4JError, OSError):
                     query.stop()
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _follow(self, query: StreamingQuery, folder: str) -> Decision:
         """Apply what the query plans, and look around where it plans nothing, until something else is to be done."""
@@ -222,16 +199,7 @@ class Stream:
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         plan, handover = self._views.plan, self._handover
-        self._limit = self._limit or self._first()
-        records = (
-            self._spark.readStream.format("kafka")
-            .options(**consumer(self._pipeline.kafka, self._writer))
-            .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in plan.shapes.items()}))
-            .option("startingOffsets", json.dumps(plan.offsets()))
-            .option("failOnDataLoss", "true")
-            .option("maxOffsetsPerTrigger", self._limit)
-            .load()
-        )
+        records = read(self._spark, self._pipeline.kafka, self._writer, plan, self._batch_size.limit(plan))
         # A pool each, so that a long warehouse job doesn't hold up the cache.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
         # As many tasks as fold: what decodes is prepared anew for each, which took most of a batch of many partitions.
@@ -288,24 +256,10 @@ class Stream:
         self._publish(state=RunState.APPLYING, error=None, hint=None)
         return decide(self._views.plan, observed)
 
-    def _first(self) -> int:
-        """A limit before it is known how long a batch takes: by how wide the records are."""
-        ends = self._views.plan.shapes
-        starts = self._kafka.starts(list(ends))
-        there = sum(distance(start, ends[topic]).offsets for topic, start in starts.items())
-        return pace.first(there, self._kafka.kept_bytes(list(ends)))
-
     def _adapt_limit(self, offsets: int, took_s: float) -> Decision:
         """After a full batch, begin again where another limit suits what is left."""
-        if offsets < self._limit / 2:
-            return Continue()
-        ends = self._kafka.ends(list(self._views.plan.shapes))
-        remaining = self._views.plan.behind({topic: dict(enumerate(end.offsets)) for topic, end in ends.items()})
-        limit = pace.fitting(self._limit, offsets, took_s, remaining)
-        if limit == self._limit:
-            return Continue()
-        self._limit = limit
-        return Restart(Reason.BATCH_SIZE)
+        fits = self._batch_size.fits(self._views.plan, offsets, took_s)
+        return Continue() if fits else Restart(Reason.BATCH_SIZE)
 
     def _insist(self) -> Retrying:
         """Try a step again after a pause, until told to stop.
@@ -340,27 +294,3 @@ class Stream:
             careful=self._views.reading.careful,
             **news,
         )
-
-
-def planned_ends(folder: str, batch_id: int) -> Ends:
-    """Where a micro-batch ends, per topic and partition: the offsets that Spark planned it with.
-
-    Read from the query's offset log, whose last line holds the (only) source's end offsets. The records can't tell:
-    transaction markers and compaction leave offsets without a record.
-    """
-    *_, last = Path(folder, "offsets", str(batch_id)).read_text(encoding="utf-8").splitlines()
-    return _ends(json.loads(last))
-
-
-def latest(query: StreamingQuery) -> tuple[Ends, float]:
-    """Where the topics end as the query saw it last, and when that was, in Unix seconds; 0 when it hasn't looked."""
-    progress = query.lastProgress
-    ends = progress["sources"][0]["latestOffset"] if progress and progress["sources"] else None
-    if not progress or not ends:
-        return {}, 0.0
-    parsed = json.loads(ends) if isinstance(ends, str) else ends
-    return _ends(parsed), datetime.fromisoformat(progress["timestamp"]).timestamp()
-
-
-def _ends(parsed: dict[str, dict[str, int]]) -> Ends:
-    return {topic: {int(partition): offset for partition, offset in ends.items()} for topic, ends in parsed.items()}

@@ -79,14 +79,16 @@ class Views:
         self._refuse_replaced()
         tables, troubled = self.describe(control.definitions, control.registration)
         self._retire(tables)
-        self.plan = ResumePlan(control, shadow=self.names is not None)
         existing = self.kafka.existing(table.topic for table in tables)
         logs = self._continuity.read([table.topic for table in tables if table.topic in existing]).logs
-        views = self._sort(tables, troubled, existing)
-        self._follow_standby(views)
+        views, blocked = self._sort(tables, troubled, existing)
+        standby = self._follow_standby(views)
         self._look_for_holes(list(views))
         self.plan = replace(
-            self.plan,
+            blocked,
+            control=control,
+            standby=standby,
+            shadow=self.names is not None,
             tables=tuple(views),
             positions=self.sink.oldest(),
             live=dict(self.sink.live_at),
@@ -117,8 +119,8 @@ class Views:
 
     def _sort(
         self, tables: Sequence[Table], troubled: Mapping[str, list[str]], existing: Collection[str]
-    ) -> dict[Table, Stored | None]:
-        """The tables that can go on, and where their views stand; the others are noted in the plan."""
+    ) -> tuple[dict[Table, Stored | None], ResumePlan]:
+        """The tables that can go on, with where their views stand; what a plan says of the others."""
         blocked, unheld, waiting = dict(troubled), set(troubled), list[Table]()
         refusals, fine = list(_unread(tables, troubled)), list[Table]()
         for table in tables:
@@ -143,14 +145,8 @@ class Views:
                 waiting.append(table)
         if blocked and not views:
             raise _nothing_left(blocked, refusals, self.sink.name)
-        self.plan = replace(
-            self.plan,
-            blocked=blocked,
-            refused=tuple(refusals),
-            waiting=tuple(waiting),
-            unheld=frozenset(unheld),
-        )
-        return views
+        others = ResumePlan(blocked=blocked, refused=tuple(refusals), waiting=tuple(waiting), unheld=frozenset(unheld))
+        return views, others
 
     def _standing(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
         """In as few requests as the sink and the broker can do with; empty where one table has to be asked alone."""
@@ -169,24 +165,30 @@ class Views:
         def refuse(view: Stored | None) -> None:
             self._continuity.refuse(sink.name, table, view)
 
-        stored = prepare(sink, table, stored, self.plan.floor(table), refuse)
+        stored = prepare(sink, table, stored, self._floor(table), refuse)
         refuse(stored)
         return stored
 
-    def _follow_standby(self, views: Mapping[Table, Stored | None]) -> None:
-        """Remove a generation that the log can't continue: going back to it would show what is wrong."""
+    def _floor(self, table: Table) -> int:
+        return self.control.floors.number(table.qualified)
+
+    def _follow_standby(self, views: Mapping[Table, Stored | None]) -> Mapping[str, str]:
+        """The generations kept beside these views, by table name.
+
+        One that the log can't continue is removed: going back to it would show what is wrong.
+        """
 
         def refuse(table: Table, view: Stored | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
         due = self.beside.due if self.names is None else {}
-        self.sink.follow(due, views, self.plan.floor, refuse)
+        self.sink.follow(due, views, self._floor, refuse)
         if self.sink.lost:
             log.warning("generation_removed", sink=self.sink.name, error=self.sink.lost.message)
             self._remove([table for table in views if table.qualified in due])
             due = {}
-            self.sink.follow(due, views, self.plan.floor, refuse)
-        self.plan = replace(self.plan, standby=due)
+            self.sink.follow(due, views, self._floor, refuse)
+        return due
 
     def _look_for_holes(self, tables: Sequence[Table]) -> None:
         """Take down what a log of changes misses from now on, before its position moves past that."""

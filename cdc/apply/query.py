@@ -1,0 +1,82 @@
+"""What a streaming query is made of, and what Spark tells of it."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from cdc.apply.plan import Ends, ResumePlan
+from cdc.log import consumer
+
+RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
+"""Where a run's checkpoint goes if there is one: it need not outlive the run, and is written twice a batch."""
+LIGHT = {
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+"""Session settings for sinks that keep nothing in files: checkpoints without checksum files, 60 ms less a batch."""
+
+
+def light(spark: SparkSession) -> SparkSession:
+    """A session of its own for a sink that keeps nothing in files."""
+    spark = spark.newSession()
+    for name, value in LIGHT.items():
+        spark.conf.set(name, value)
+    return spark
+
+
+@contextmanager
+def checkpoint(sink: str) -> Iterator[str]:
+    """A folder for one query of a sink."""
+    memory = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix=f"cdc-{sink}-", dir=memory)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read(spark: SparkSession, bootstrap: str, writer: str, plan: ResumePlan, limit: int) -> DataFrame:
+    """The stream of records from where the plan goes on: key, value, topic, partition, offset."""
+    return (
+        spark.readStream.format("kafka")
+        .options(**consumer(bootstrap, writer))
+        .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in plan.shapes.items()}))
+        .option("startingOffsets", json.dumps(plan.offsets()))
+        .option("failOnDataLoss", "true")
+        .option("maxOffsetsPerTrigger", limit)
+        .load()
+    )
+
+
+def planned_ends(folder: str, batch_id: int) -> Ends:
+    """Where a micro-batch ends, per topic and partition: the offsets that Spark planned it with.
+
+    Read from the query's offset log, whose last line holds the (only) source's end offsets. The records can't tell:
+    transaction markers and compaction leave offsets without a record.
+    """
+    *_, last = Path(folder, "offsets", str(batch_id)).read_text(encoding="utf-8").splitlines()
+    return _ends(json.loads(last))
+
+
+def latest(query: StreamingQuery) -> tuple[Ends, float]:
+    """Where the topics end as the query saw it last, and when that was, in Unix seconds; 0 when it hasn't looked."""
+    progress = query.lastProgress
+    ends = progress["sources"][0]["latestOffset"] if progress and progress["sources"] else None
+    if not progress or not ends:
+        return {}, 0.0
+    parsed = json.loads(ends) if isinstance(ends, str) else ends
+    return _ends(parsed), datetime.fromisoformat(progress["timestamp"]).timestamp()
+
+
+def _ends(parsed: dict[str, dict[str, int]]) -> Ends:
+    return {topic: {int(partition): offset for partition, offset in ends.items()} for topic, ends in parsed.items()}
