@@ -17,7 +17,7 @@ from tests.contract.laws import Harness, fill, row
 Act = Callable[[], object]
 REDIS = {"send", "hget", "hgetall", "eval", "register_script", "scan_iter"}
 DELTA = {"collect", "history", "get_add_actions", "create_write_transaction"}
-CALLS = REDIS | DELTA | {"request"}
+CALLS = REDIS | DELTA | {"perform_request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""
 NEW = 4
 """Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays lost."""
