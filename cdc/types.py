@@ -14,6 +14,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from cdc import forms
+from cdc.codec.types.temporal import CLOCK, INTERVAL_SOURCE, MONTH_DAY, TIMETZ_SOURCE, YEAR
 from cdc.forms import Convert
 from cdc.type_names import base
 
@@ -46,25 +47,6 @@ class Kind:
 
 SPECIAL = ('"NAN"', '"POSITIVE_INFINITY"', '"NEGATIVE_INFINITY"')
 """Debezium's words for the numerics that are no numbers (decimal.handling.mode=string)."""
-INTERVAL_SOURCE = (
-    "CASE WHEN NOT isfinite({0}) THEN {0}::text WHEN {0} IS NOT NULL THEN 'P' || extract(year FROM {0}) || 'Y' || "
-    "extract(month FROM {0}) || 'M' || extract(day FROM {0}) || 'DT' || extract(hour FROM {0}) || 'H' || "
-    "extract(minute FROM {0}) || 'M' || trim_scale(extract(second FROM {0})) || 'S' END"
-)
-TIMETZ_SOURCE = (
-    "CASE WHEN {0} = '24:00:00+00' THEN '24:00:00.000000' "
-    "ELSE to_char(({0} AT TIME ZONE 'UTC')::time::interval, 'HH24:MI:SS.US') END || 'Z'"
-)
-# ISO 8601 counts the year before 1 as 0 and gives a year beyond 9999 a sign; to_char does neither.
-YEAR = (
-    "CASE WHEN extract(year FROM {0}) < -1 THEN to_char(extract(year FROM {0}) + 1, 'FMSG0000') "
-    "WHEN extract(year FROM {0}) < 0 THEN '0000' "
-    "WHEN extract(year FROM {0}) > 9999 THEN to_char(extract(year FROM {0}), 'FMSG9999999') "
-    "ELSE to_char(extract(year FROM {0}), 'FM0000') END"
-)
-# to_char makes a time stamp of a date, and that has a smaller range.
-MONTH_DAY = "'-' || to_char(extract(month FROM {0}), 'FM00') || '-' || to_char(extract(day FROM {0}), 'FM00')"
-CLOCK = "to_char({0}, '-MM-DD\"T\"HH24:MI:SS.US')"
 NUMBERS = "to_json(string_to_array(translate({0}::text, '()[]<>{{}}', ''), ',')::float8[])"
 
 
