@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.apply.machine import Decision
 from cdc.apply.stream import Stream
 from cdc.change import Position
 
@@ -43,18 +41,9 @@ class Watched(Stream):
     began = 0.0
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
-        self._read: dict[int, int] = {}
         self.query = super()._start(folder, until_caught_up)
         self.began = self.began or time.time()
         return self.query
-
-    def _apply(self, decoded: DataFrame, folder: str, number: int) -> Decision:
-        before = self._applier.total.read
-        try:
-            return super()._apply(decoded, folder, number)
-        finally:
-            # Spark's own count misses what a batch reads without its query.
-            self._read[number] = self._applier.total.read - before
 
     def batches(self, ends: Mapping[str, Position] | None = None) -> list[Batch]:
         """Those of the last query that are done; with ends, once past these: Spark tells of a batch after its end."""
@@ -71,7 +60,7 @@ class Watched(Stream):
         began = datetime.fromisoformat(progress["timestamp"]).timestamp()
         took, source = progress["durationMs"], progress["sources"][0]
         durable = began + (took["triggerExecution"] - took.get("commitOffsets", 0)) / 1000
-        return Batch(began, durable, self._read.get(progress["batchId"], 0), _offsets(source["endOffset"]))
+        return Batch(began, durable, progress["numInputRows"], _offsets(source["endOffset"]))
 
 
 def _offsets(told: Any) -> Mapping[str, Mapping[str, int]]:

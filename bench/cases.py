@@ -29,7 +29,7 @@ from compose import artifacts
 from connectors.client import Connect
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
-from sinks.redis import Redis
+from sinks.redis.sink import Redis
 
 LIMIT = "limit"
 DISTINCT = "distinct"

@@ -1,7 +1,8 @@
 """Whether the log can still make the views again, and if not, for which keys.
 
 In:  a table's topic, read once and folded as a rebuild would; the topic's settings; where the views stand.
-Out: findings. Rows stay with Spark's executors: only counts and keys come back.
+Out: findings. Rows stay with Spark's executors, which look at each record by itself (`cdc.log_rows`); Spark folds what
+     they say of it. Only counts and keys come back.
 """
 
 import itertools
@@ -14,21 +15,22 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from cdc import decode, log, order
-from cdc.change import Form, Table
+from cdc import log, log_rows
+from cdc.change import Table
 from cdc.control import Control
 from cdc.ddl import unsent_below
-from cdc.decode import Reading
 from cdc.finding import KEYS, REPAIRABLE, Audit, Finding, of_rows
+from cdc.lane_run import lasting
+from cdc.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, Looker
+from cdc.reading import Reading
 from cdc.reemit import reemit
 from cdc.settings import Pipeline
 from cdc.sink import Sink
 from cdc.topic_state import of_topics, of_views
 from cdc.topics import Topics
-from cdc.unknown import unknown
 
 IDS_AT_ONCE = 1000
-COUNTED = ("keyless", "foreign", "unreadable")
+COUNTED = (KEYLESS, FOREIGN, UNREADABLE)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Auditor:
         self._spark, self._pipeline, self._kafka, self._sinks = spark, pipeline, kafka, sinks
         self._placeholder = placeholder
         # What the warehouse can't hold doesn't matter where there is none.
-        self._holds: Form = "events" if any(sink.form == "events" for sink in sinks) else "documents"
+        self._warehouse = any(sink.form == "events" for sink in sinks)
 
     def audit(self, table: Table, repair_s: float | None = None) -> Audit:
         """What a rebuild of the table's views would meet.
@@ -94,21 +96,20 @@ class Auditor:
         control.read()
         floors = {table.topic: control.floors.lsn(table.qualified)}
         since = {table.topic: control.registration.start(table.topic, end.topic_id)}
-        reading = Reading(self._placeholder, floors, since, careful=True, holds=self._holds)
-        read = log.records(self._spark, self._pipeline.kafka, {table.topic: end})
-        changes, seen = decode.decoded(read, [table], "events", reading), Observation()
-        own = changes.observe(seen, *_counts(table)).where(_own_key(table))
-        rows = self._persisted(kept, _rows(own, sum(end.offsets), unsent_below(control.definitions, table.qualified)))
+        reading = Reading(self._placeholder, floors, since)
+        looker = Looker(table, reading, self._warehouse, unsent_below(control.definitions, table.qualified))
+        read = log.records(self._spark, self._pipeline.kafka, {table.topic: end}).select(*log_rows.RECORDS)
+        said, seen = self._persisted(kept, read.mapInArrow(lasting(looker.work), log_rows.SAID)), Observation()
+        rows = self._persisted(kept, newest(said.observe(seen, *_counts())))
         (counts,) = rows.agg(
             F.count("*").alias("keys"),
             F.count_distinct("id").alias("ids"),
             F.count_if("outdated").alias("outdated"),
-            F.count("incomplete").alias("incomplete"),
+            F.count_if("partial").alias("partial"),
         ).collect()
         wrong = {}
-        if counts["incomplete"]:
-            incomplete = rows.where("incomplete IS NOT NULL").select("id", "incomplete.*")
-            wrong["unknown"] = self._persisted(kept, incomplete.mapInArrow(unknown, "id string"))
+        if counts["partial"]:
+            wrong["unknown"] = self._persisted(kept, unknown(table, said, rows))
         if counts["outdated"]:
             wrong["outdated"] = rows.where("outdated").select("id")
         if counts["ids"] < counts["keys"]:
@@ -122,38 +123,31 @@ class Auditor:
         return frame
 
 
-def _own_key(table: Table) -> Column:
-    """Whether a key holds the columns that identify a row of the table, and no others."""
-    names = F.array_sort(F.json_object_keys("key")) == F.array(*(F.lit(name) for name in sorted(table.key)))
-    return F.coalesce(names & F.col("id").isNotNull(), F.lit(False))
+def _counts() -> list[Column]:
+    """What `Folded` counts, of `log_rows.SAID`."""
+    each = {f"{kind}s" if kind == TOMBSTONE else kind: F.col("says") == kind for kind in (TOMBSTONE, *COUNTED)}
+    return [F.count_if(condition).alias(name) for name, condition in {"records": F.lit(True), **each}.items()]
 
 
-def _counts(table: Table) -> list[Column]:
-    """What `Folded` counts, of `decode.decoded`, read carefully."""
-    own, whole = _own_key(table), F.col("problem").isNull()
-    counted = {
-        "records": F.lit(True),
-        "tombstones": own & whole & F.col("op").isNull(),
-        "keyless": F.col("key").isNull(),
-        "foreign": F.col("key").isNotNull() & ~own,
-        "unreadable": own & ~whole,
-    }
-    return [F.count_if(condition).alias(name) for name, condition in counted.items()]
+def newest(said: DataFrame) -> DataFrame:
+    """Of `log_rows.SAID` what the newest living record of each key makes of its row.
 
-
-def _rows(changes: DataFrame, records: int, below: int) -> DataFrame:
-    """The newest of each key: id string, outdated boolean, incomplete struct<after, kept, older>, see `order.fold`.
-
-    `below` is the LSN from which on records are what the table's definition makes of them.
+    Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key of which nothing lives
+         has a row all the same. The offset is the only order: a key lives in one partition.
     """
-    tasks = int(changes.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    folded = order.fold(changes, "events", records, tasks, further=["lsn"])
-    lives = F.col("after").isNotNull()
-    return folded.select(
-        "id",
-        (lives & F.coalesce(F.col("lsn") < below, F.lit(False))).alias("outdated"),
-        F.when(lives & F.col("kept").isNotNull(), F.struct("after", "kept", "older")).alias("incomplete"),
-    )
+    living = F.when(F.col("living"), F.col("offset"))
+    states = {"outdated": F.col("outdated"), "partial": F.col("missing").isNotNull()}
+    folded = (F.coalesce(F.max_by(state, living), F.lit(False)).alias(name) for name, state in states.items())
+    return said.where("id IS NOT NULL").groupBy("id", "partition").agg(*folded)
+
+
+def unknown(table: Table, said: DataFrame, rows: DataFrame) -> DataFrame:
+    """The ids of those partial rows of `newest` that a view which is empty couldn't complete, as `said` has them."""
+    partial = rows.where("partial").select("id", "partition")
+    changes = said.where((F.col("says") == UNREADABLE) | F.col("living"))
+    chains = changes.join(partial, ["id", "partition"], "left_semi").repartition("id", "partition")
+    ordered = chains.sortWithinPartitions("id", "partition", "offset")
+    return ordered.mapInArrow(lasting(log_rows.unknown(table)), "id string")
 
 
 def _of_keys(kind: str, ids: DataFrame) -> Finding:

@@ -1,14 +1,14 @@
 """When a row of a view equals its source: documents as (column, comparable text) pairs, and how two of them differ.
 
-Spark expressions only, built per table from `cdc.types`.
+Spark expressions only, built per table from `cdc.codec.types`.
 """
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from cdc import types
 from cdc.change import Column as TableColumn
 from cdc.change import Table
+from cdc.codec.types import kind
 from cdc.exact import NUMBER, STRING, marked
 
 ALIKE = ("text", "json")
@@ -26,7 +26,7 @@ def canonical(table: Table, document: str) -> Column:
 
     def pair(column: TableColumn, members: Column) -> Column:
         value = F.try_element_at(members, F.lit(column.name))
-        compared = _comparable(types.kind(column.type).compare, value)
+        compared = _comparable(kind(column.type).compare, value)
         return F.struct(F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value"))
 
     # A list of one, so that the document is parsed once and not for every column.
@@ -44,7 +44,7 @@ def fingerprint(table: Table) -> Column:
 
     Of the document's text as it is where equal rows are written alike: parsing costs twenty times as much.
     """
-    alike = all(types.kind(column.type).compare in ALIKE for column in table.columns)
+    alike = all(kind(column.type).compare in ALIKE for column in table.columns)
     return F.xxhash64("id", F.col("document") if alike else canonical(table, "document"))
 
 

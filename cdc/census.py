@@ -15,8 +15,8 @@ import psycopg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cdc import types
 from cdc.change import Table
+from cdc.codec.types import kind
 from cdc.comparison import Comparison
 from cdc.leaf import Comparable, Leaf, leaf_of
 from cdc.sink import Grouped, Sink
@@ -107,9 +107,7 @@ def proved_equal(leaves: Leaves, tables: Sequence[str], sinks: Sequence[str]) ->
 def tally(frames: Mapping[str, DataFrame], tables: Sequence[Table], sample: Sample | None) -> Leaves:
     """The leaf of each side and table that has rows. Only sums leave the executors."""
     sides = (frame.select(F.lit(side).alias("side"), "table", "id", "document") for side, frame in frames.items())
-    rules = {
-        one.qualified: Comparable(tuple((c.name, types.kind(c.type).compare) for c in one.columns)) for one in tables
-    }
+    rules = {one.qualified: Comparable(tuple((c.name, kind(c.type).compare) for c in one.columns)) for one in tables}
     sums = reduce(DataFrame.unionByName, sides).mapInArrow(_summing(rules, sample), SCHEMA)
     leaves: Leaves = {}
     for side, table, unread, rows, folded, total in sums.collect():

@@ -241,7 +241,7 @@ def made_at(generation: str) -> float:
 def row_id(values: list[Any]) -> str:
     """The id of a row in every view: one key column is its text, several are a JSON array.
 
-    The twin of `rows.row_id`, for clients and tests. Values are what the topic's key holds.
+    The twin of `TableCodec.row_id`, for clients and tests. Values are what the topic's key holds.
     """
     if len(values) == 1:
         value = values[0]

@@ -3,12 +3,11 @@
 import json
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from cdc import decode, tree
+from cdc import log_rows, tree
 from cdc.change import Position, Table
+from cdc.lane_run import lasting
 from cdc.log import consumer
-from cdc.rows import row_id
 
 
 def states_since(spark: SparkSession, kafka: str, table: Table, at: Position) -> DataFrame:
@@ -19,8 +18,8 @@ def states_since(spark: SparkSession, kafka: str, table: Table, at: Position) ->
     """
     starts = {str(partition): offset for partition, offset in enumerate(at.offsets)}
     records = _records(spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})})
-    changes = decode.decoded(records, [table], "documents", decode.Reading().carefully())
-    return changes.where("problem IS NULL").select("id", tree.seen(table, "document").alias("seen"))
+    states = records.select("key", "value").mapInArrow(lasting(log_rows.documents(table)), log_rows.DOCUMENTS)
+    return states.select("id", tree.seen(table, "document").alias("seen"))
 
 
 def since_time(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
@@ -35,7 +34,8 @@ def keys(spark: SparkSession, kafka: str, table: Table) -> DataFrame:
 
 
 def _keys(records: DataFrame, table: Table) -> DataFrame:
-    return records.select(row_id(table, F.col("key").cast("string")).alias("id"), "key")
+    """Records of another key than the table's are left out."""
+    return records.select("key").mapInArrow(lasting(log_rows.ids(table)), log_rows.IDS)
 
 
 def _records(spark: SparkSession, kafka: str, table: Table, options: dict[str, str]) -> DataFrame:

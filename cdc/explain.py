@@ -5,16 +5,13 @@ import re
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from cdc import decode, rows
 from cdc.errors import (
     CdcError,
     ConnectorError,
-    DecodeError,
     KafkaUnavailable,
     SinkError,
     SinkUnavailable,
     SparkError,
-    Unholdable,
     WorkerLost,
 )
 from cdc.failures import classify
@@ -34,7 +31,7 @@ def explain(error: Exception, sink: str) -> CdcError:
     if isinstance(error, CdcError):
         return error
     text = str(error)
-    return _of_a_record(text, sink) or _of_a_server(text, sink) or _of_spark(error, text, sink)
+    return _of_a_server(text, sink) or _of_spark(error, text, sink)
 
 
 def _of_a_server(text: str, sink: str) -> CdcError | None:
@@ -75,31 +72,3 @@ def _of_spark(error: Exception, text: str, sink: str) -> CdcError:
     condition = re.search(r"\[([A-Z][A-Z0-9_.]+)\]", text)
     what = condition[1] if condition else type(error).__name__
     return SinkError(f"Spark failed: {what}.", hint="the log has the trace", sink=sink)
-
-
-def _of_a_record(text: str, sink: str) -> CdcError | None:
-    if place := _after(text, decode.UNDECODABLE):
-        return DecodeError(
-            f"A record is not what the connector writes: {place}.",
-            hint="look at the record; who else writes to this topic?",
-            sink=sink,
-        )
-    if "MALFORMED_RECORD_IN_PARSING" in text:
-        return DecodeError(
-            "A row doesn't fit the columns that its table has now.",
-            hint="has a column's type changed? start `cdc run` again, so that it reads the table's columns anew",
-            sink=sink,
-        )
-    if column := _after(text, rows.UNHOLDABLE):
-        return Unholdable(
-            f"{sink} has no way to hold a value of {column}.",
-            hint="change the row, or leave the column out with `exclude`",
-            sink=sink,
-        )
-    return None
-
-
-def _after(text: str, words: str) -> str | None:
-    """What follows the words of a `raise_error` up to the end of its sentence."""
-    found = re.search(rf"{words} ([^'\n]+?)(?:\.? SQLSTATE|'|\n|$)", text)
-    return found[1] if found else None

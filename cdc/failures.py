@@ -36,8 +36,6 @@ class Remedy(StrEnum):
     """The same step again after a pause, for as long as it takes: positions tell what is still to do."""
     RESTART = "restart"
     """The query again from where the sink stands; when it fails the same way again and again: stop, see `Patience`."""
-    QUARANTINE = "quarantine"
-    """Look at single records, put aside those that can't be applied, go on with the others."""
     STOP = "stop"
     """The sink's stream ends and says why: trying again would change nothing, or would do harm."""
 
@@ -58,10 +56,10 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # A Python worker or an executor that was killed; Spark itself.
     WorkerLost: Remedy.RESTART,
     SparkError: Remedy.STOP,
-    # Single records: not what the connector writes, not what a view can hold, not what its server takes.
-    DecodeError: Remedy.QUARANTINE,
-    Unholdable: Remedy.QUARANTINE,
-    Refused: Remedy.QUARANTINE,
+    # Single records, where `on_error` is to stop: not what the connector writes, not what a view can hold or take.
+    DecodeError: Remedy.STOP,
+    Unholdable: Remedy.STOP,
+    Refused: Remedy.STOP,
     # A view for other columns: its table is set aside (`Views.load`); where that isn't possible, nothing else helps.
     Misfit: Remedy.STOP,
     SettingsError: Remedy.STOP,
@@ -79,6 +77,7 @@ REPORTED: Mapping[str, type[CdcError]] = {
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     "fenced": Fenced,
     "rewound": Rewound,
+    "broker": KafkaUnavailable,
 }
 """The classes that executors report, as a word: an exception would lose its class on the way."""
 

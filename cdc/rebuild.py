@@ -14,13 +14,11 @@ from typing import Any
 from uuid import uuid4
 
 import structlog
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 from tenacity.wait import wait_exponential
 
-from cdc import decode
-from cdc.apply.applier import Applier
-from cdc.apply.machine import Restart
+from cdc.apply.batch_writer import BatchWriter
 from cdc.apply.stream import Stream
 from cdc.apply.views import Describe, Views
 from cdc.change import Position, Table, distance, new_generation
@@ -141,16 +139,9 @@ class Rebuild:
         shapes = views.load().shapes
         ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in shapes.items()}
         self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in shapes.values()))
-        applier = Applier(
-            self._spark, views.sink, self._pipeline, self._kafka, views, uuid4().hex, _patiently, shadow=True
-        )
-        # Again where it has to look at every record.
-        while isinstance(restart := applier.apply(self._log(views), ends), Restart):
-            log.info("query_restarted", sink=self._sink.name, reason=str(restart.reason))
-
-    def _log(self, views: Views) -> DataFrame:
-        read = records(self._spark, self._pipeline.kafka, views.plan.shapes)
-        return decode.decoded(read, views.plan.tables, self._sink.form, views.reading)
+        batches = BatchWriter(self._spark, self._pipeline, self._kafka, views, uuid4().hex, _patiently, shadow=True)
+        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        batches.write(records(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
 
     def _catch_up(self, beside: Sink, stream: Stream) -> None:
         """Wait until what the topics hold at a moment is in the view within a second, or no sooner than before."""
@@ -278,9 +269,6 @@ def _patiently() -> Retrying:
 
 
 def _records(spark: SparkSession, total: int) -> int:
-    """How many records the running stages have handled: each is read once and handed on once."""
+    """How many records the running stages have read."""
     active: Any = spark._jsc.sc().statusStore().activeStages()
-    stages = [active.apply(at) for at in range(active.size())]
-    seen = sum(int(stage.inputRecords()) + int(stage.shuffleReadRecords()) for stage in stages)
-    waiting = sum(int(stage.shuffleReadRecords()) > 0 for stage in stages)
-    return min(total, (seen + (total if waiting else 0)) // 2)
+    return min(total, sum(int(active.apply(at).inputRecords()) for at in range(active.size())))

@@ -29,6 +29,8 @@ logging.getLogger("kafka").setLevel(logging.CRITICAL)
 TIMEOUT_MS = 5000
 TIMES_S = 2.0
 NEXT_S = 30.0
+LARGEST_BYTES = 32 * 1024 * 1024
+"""Of what is written at once: a record of the connector's largest, in base64, is a third longer than itself."""
 PAUSE_MS = 10
 """So long a reader sleeps that doesn't know yet where to fetch from; 100 by default."""
 Place = tuple[str, int, int]
@@ -67,8 +69,13 @@ class Records:
         """Durable on return."""
         with reaching(self._bootstrap):
             if self._producer is None:
+                knock(self._bootstrap)
                 self._producer = kafka.KafkaProducer(
-                    bootstrap_servers=self._bootstrap, acks="all", max_block_ms=TIMEOUT_MS
+                    bootstrap_servers=self._bootstrap,
+                    acks="all",
+                    max_block_ms=TIMEOUT_MS,
+                    max_request_size=LARGEST_BYTES,
+                    compression_type="lz4",
                 )
             sent = [self._producer.send(topic, key=key, value=value) for key, value in records]
             for one in sent:

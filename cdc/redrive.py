@@ -3,103 +3,102 @@
 Each row is folded from its first record in quarantine up to that position, so whatever newer changes there are win.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
-from cdc import decode
-from cdc.apply.batch import make_batch
+from cdc import log
 from cdc.apply.views import Views
-from cdc.change import Advance, Form, Position, Table
+from cdc.change import Advance, Position, Table
+from cdc.codec.record import RecordDecoder
 from cdc.held import Entry
-from cdc.log import consumer
-from cdc.quarantine import Quarantine, marked
-from cdc.sink import Batch, Key, Refused
+from cdc.lane import COLUMNS
+from cdc.quarantine import SinkQuarantine
+from cdc.rejection import Rejection
+from cdc.sink import Batch, Outcome
 
-COLUMNS = ("key", "value", "topic", "partition", "offset")
-Apply = Callable[[Batch], object]
-
-
-def redrive(spark: SparkSession, kafka: str, quarantine: Quarantine, views: Views, form: Form, writer: str) -> None:
-    """Answer one sink's requests: settle what can be written now, leave the rest with its newest reason.
-
-    Raises what the sink raises; nobody else may move the positions meanwhile. What is kept beside the live views is
-    given the same rows, as of where it stands.
-    """
-    asked = {entry.row or entry.place for entry in quarantine.requests}
-    wanted = [entry for entry in quarantine.open if (entry.row or entry.place) in asked]
-    sink = views.sink
-    for table in views.plan.tables:
-        for at, give in ((sink.standby_at, sink.write), (sink.live_at, sink.live.apply)):
-            position = at.get(table.topic)
-            mine = [entry for entry in wanted if entry.topic == table.topic and _passed(entry, position)]
-            # What lies ahead of a view it meets by itself.
-            if not mine or position is None:
-                continue
-            log = _log(spark, kafka, table, position, mine)
-            both = quarantine.records(mine).select(*COLUMNS).unionByName(log.select(*COLUMNS))
-            once = both.dropDuplicates(["topic", "partition", "offset"])
-            decoded = decode.decoded(once, [table], form, views.reading.carefully())
-            ids = [entry.id for entry in mine if entry.id is not None]
-            records = decoded.where(F.col("id").isin(ids) | _at(mine)).persist()
-            try:
-                step = Advance(table, position, position, views.plan.floor(table))
-                refused = _apply(records, step, form, writer, mine, give)
-                if at is sink.live_at:
-                    _settle(quarantine, marked(records, refused), mine)
-            finally:
-                records.unpersist()
-    quarantine.settle(list(quarantine.requests))
+PLACE = ["topic", "partition", "offset"]
+Rows = Mapping[Entry, str]
+"""The id of each entry's row."""
 
 
-def _passed(entry: Entry, position: Position | None) -> bool:
-    return position is not None and entry.offset < position.offsets[entry.partition]
+class Redrive:
+    """Answers one sink's requests; nobody else may move its positions meanwhile."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: str,
+        quarantine: SinkQuarantine,
+        views: Views,
+        writer: str,
+        rejection: Rejection,
+    ) -> None:
+        self._spark, self._kafka, self._quarantine, self._views = spark, kafka, quarantine, views
+        self._writer, self._rejection = writer, rejection
+
+    def run(self) -> None:
+        """Settle what can be written now, leave the rest with its newest reason. Raises what the sink raises.
+
+        What is kept beside the live views is given the same rows, as of where it stands.
+        """
+        requests, sink = list(self._quarantine.requests), self._views.sink
+        asked = {request.row or request.place for request in requests}
+        for table in self._views.plan.tables:
+            entries = [entry for entry in self._quarantine.open if entry.topic == table.topic]
+            rows = self._identified(table, [entry for entry in entries if (entry.row or entry.place) in asked])
+            standby_at, live_at = sink.standby_at.get(table.topic), sink.live_at.get(table.topic)
+            outcome = Outcome()
+            if live_at and (passed := _passed(rows, live_at)):
+                outcome = sink.live.apply(self._batch(table, live_at, passed))
+            if standby_at and (also := _passed(rows, standby_at)):
+                sink.write(self._batch(table, standby_at, also), outcome)
+            if live_at:
+                self._quarantine.settle(_done(_passed(rows, live_at), outcome))
+        self._quarantine.settle(requests)
+
+    def _identified(self, table: Table, entries: list[Entry]) -> Rows:
+        """The rows that entries are of; one whose key couldn't be read may have one now. The others are left out."""
+        rows = {entry: entry.id for entry in entries if entry.id is not None}
+        unread = {(entry.partition, entry.offset): entry for entry in entries if entry.id is None}
+        if unread:
+            decoder = RecordDecoder([table], self._views.reading.placeholder)
+            for record in self._quarantine.records(unread.values()).select("key", "partition", "offset").collect():
+                key = None if record["key"] is None else bytes(record["key"])
+                if row_id := decoder.row_id(table.topic, key):
+                    rows[unread[record["partition"], record["offset"]]] = row_id
+        return rows
+
+    def _batch(self, table: Table, position: Position, rows: Rows) -> Batch:
+        step = Advance(table, position, position, self._views.plan.floor(table))
+        records = self._records(table, position, rows)
+        only = {table.topic: frozenset(rows.values())}
+        entries = self._quarantine.entries([table.topic])
+        return Batch(self._writer, (step,), records, self._views.reading, self._rejection, entries, only)
+
+    def _records(self, table: Table, position: Position, rows: Rows) -> DataFrame:
+        """Those in quarantine, and what the topic has of their partitions from the first of them on."""
+        spans: log.Spans = {}
+        for partition in {entry.partition for entry in rows}:
+            first = min(entry.offset for entry in rows if entry.partition == partition)
+            spans[table.topic, partition] = first, position.offsets[partition]
+        logged = log.between(self._spark, self._kafka, spans).select(*COLUMNS)
+        both = self._quarantine.records(rows).unionByName(logged).dropDuplicates(PLACE)
+        return both.coalesce(1).sortWithinPartitions(*PLACE)
 
 
-def _settle(quarantine: Quarantine, records: DataFrame, mine: Sequence[Entry]) -> None:
-    wrong = records.where(_at(mine) & F.col("problem").isNotNull())
-    left = {(row["partition"], row["offset"]) for row in wrong.select("partition", "offset").collect()}
-    quarantine.put(wrong)
-    quarantine.settle([entry for entry in mine if (entry.partition, entry.offset) not in left])
+def _passed(rows: Rows, position: Position) -> Rows:
+    """What lies ahead of a view it meets by itself."""
+    return {entry: row for entry, row in rows.items() if entry.offset < position.offsets[entry.partition]}
 
 
-def _apply(
-    records: DataFrame, step: Advance, form: Form, writer: str, wanted: Sequence[Entry], apply: Apply
-) -> Mapping[Key, str]:
-    """Write the rows that can be; the others with the reason."""
-    refused: dict[Key, str] = {}
-    # One record that can't be read keeps its whole row back: what the log has of it wouldn't be complete.
-    unread = records.where(F.col("problem").isNotNull() & F.col("id").isNotNull())
-    for row in unread.select("topic", "id", "problem").collect():
-        refused[row["topic"], row["id"]] = row["problem"]
-    while True:
-        good = marked(records, refused).where(F.col("problem").isNull())
-        batch = make_batch(writer, form, [step], good, 1)
-        try:
-            apply(Batch(batch.writer, batch.advances, good.where(_at(wanted)), batch.changes))
-            return refused
-        except Refused as error:
-            if error.rows.keys() <= refused.keys():
-                raise
-            refused |= error.rows
-
-
-def _log(spark: SparkSession, kafka: str, table: Table, at: Position, wanted: Sequence[Entry]) -> DataFrame:
-    """What the topic has of the partitions concerned, from the first record in quarantine up to the position."""
-    first = {str(e.partition): min(o.offset for o in wanted if o.partition == e.partition) for e in wanted}
-    last = {partition: at.offsets[int(partition)] for partition in first}
-    return (
-        spark.read.format("kafka")
-        .options(**consumer(kafka))
-        .option("assign", json.dumps({table.topic: [int(partition) for partition in first]}))
-        .option("startingOffsets", json.dumps({table.topic: first}))
-        .option("endingOffsets", json.dumps({table.topic: last}))
-        .load()
-    )
-
-
-def _at(entries: Sequence[Entry]) -> Column:
-    places = F.array(*(F.lit(f"{entry.partition}/{entry.offset}") for entry in entries))
-    return F.array_contains(places, F.concat_ws("/", "partition", "offset"))
+def _done(rows: Rows, outcome: Outcome) -> list[Entry]:
+    """The entries that are applied now, or void: what a batch hasn't rejected, if it names all that it has."""
+    left = {(one.topic, one.partition, one.offset) for one in outcome.rejected}
+    applied = outcome.complete
+    return [
+        entry
+        for entry, row_id in rows.items()
+        if (applied and (entry.topic, entry.partition, entry.offset) not in left)
+        or entry.offset < outcome.cured.get((entry.topic, row_id), 0)
+    ]

@@ -54,6 +54,8 @@ SETTINGS = {
     # Spark asks for the size of all vectors at every row, nested ones are walked through for it: 10,000 rows took as
     # long as all the rest of a batch.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    # So many records of 10 MB were 10 GB, in Spark and in its worker; 64 MB by default.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 2**20),
     # Where in Python each expression was made: three of four calls into the JVM, and a stack trace there.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",

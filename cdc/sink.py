@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from cdc.change import Advance, Applied, Form, Position, Reach, Stored, Table, distance
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
+from cdc.lane import Entries, Lane, Writer
+from cdc.reading import Reading
+from cdc.rejection import Rejected, Rejection, Stop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,13 +48,14 @@ class Sink(Protocol):
     def position(self, table: Table) -> Stored | None:
         """How far the view has got; None when nothing has been applied yet. Needs no Spark."""
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        """Make one batch durable and store its positions, by table name. A repeated batch changes nothing.
+    def apply(self, batch: Batch) -> Outcome:
+        """Make one batch durable and store its positions. A repeated batch changes nothing.
 
         A batch of no length (start = until) writes its rows all the same: it repairs single rows.
 
         Raises:
-            Refused: some of its rows can't be written; the positions are where they can still be read from.
+            Refused, DecodeError, Unholdable: a record can't be applied, and the batch's `rejection` is to stop; the
+            positions are where it can still be read from.
             Fenced: a stored position is neither the batch's start nor of this writer's own making.
             Rewound: the destination has lost what this writer had stored; read the position again.
         """
@@ -226,23 +230,45 @@ class Misfit(SinkRejected):
         )
 
 
-UNKNOWN = "a value that the log doesn't carry isn't known here either"
-"""Why a row is refused that would have to be completed, and can't be."""
-
-
 @dataclass(frozen=True)
 class Batch:
     """The changes between two positions, for all tables at once.
 
-    events: every record, in the sink's form (`decode.decoded`); changes: folded, one row per key (`order.fold`), in
-    the plain way or in full. Both are lazy; a sink reads what it needs. writer names this run, for the fence.
+    records: as Spark's Kafka source has them, each of its partitions in one task and in the order of offsets; lazy.
+    writer names this run, for the fence; only: ids by topic, where no other rows are looked at.
     """
 
     writer: str
     advances: tuple[Advance, ...]
-    events: DataFrame
-    changes: DataFrame
-    plain: bool = False
+    records: DataFrame
+    reading: Reading
+    rejection: Rejection = field(default_factory=Stop)
+    entries: Entries = field(default_factory=dict)
+    only: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def lane(self, writer: Writer, advances: Sequence[Advance] | None = None) -> Lane:
+        """The way of these steps, or all, through a destination's writer."""
+        steps = self.advances if advances is None else tuple(advances)
+        return Lane(steps, self.reading, writer, self.rejection, self.entries, self.only)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a batch: numbers by table name, rejected records, and rows that are cured of older ones.
+
+    told: what executors tell a sink's driver, by table name.
+    """
+
+    applied: dict[str, Applied] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+    cured: dict[Key, int] = field(default_factory=dict)
+    """Below which offset the row's entries are void, since all its values are known."""
+    told: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it names all records that were rejected."""
+        return sum(applied.quarantined for applied in self.applied.values()) <= len(self.rejected)
 
 
 def check(advance: Advance, stored: Stored | None, writer: str) -> bool:

@@ -18,8 +18,9 @@ import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc import source, type_names, types
+from cdc import source, type_names
 from cdc.change import Table
+from cdc.codec.types import kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,7 +150,7 @@ def row_query(table: Table, where: sql.Composable | None = None) -> sql.Composed
         )
 
     # Values of json last, as the views have them: rows that are written alike needn't be parsed.
-    columns = sorted(table.columns, key=lambda column: types.kind(column.type).raw)
+    columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
     members = sql.SQL(", ").join([member(column.name) for column in columns])
     query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
         identity(table), members, sql.Identifier(table.schema, table.name)
@@ -158,7 +159,7 @@ def row_query(table: Table, where: sql.Composable | None = None) -> sql.Composed
 
 
 def identity(table: Table) -> sql.Composable:
-    """A row's id, as an expression over its columns: the twin of `rows.row_id`."""
+    """A row's id, as an expression over its columns: the twin of `TableCodec.row_id`."""
     if len(table.key) == 1:
         return sql.SQL("{}::text").format(_form(table, table.key[0]))
     literals = [sql.SQL("to_json({})::text").format(_form(table, name)) for name in table.key]
@@ -224,7 +225,7 @@ def _values(key: str, count: int) -> list[str]:
 
 
 def _form(table: Table, name: str) -> sql.Composable:
-    expression = types.kind(table.column(name).type).source
+    expression = kind(table.column(name).type).source
     return sql.SQL("({})").format(sql.SQL(expression).format(sql.Identifier(name)))
 
 

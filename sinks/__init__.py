@@ -16,7 +16,7 @@ def build(pipeline: Pipeline, name: str) -> "Sink":
 
         return elasticsearch.Elasticsearch(name, settings.url, pipeline.pipeline)
     if isinstance(settings, Redis):
-        from sinks import redis
+        from sinks.redis import sink as redis
 
         return redis.Redis(name, settings.url, settings.prefix, settings.spare)
     assert isinstance(settings, Delta)

@@ -2,14 +2,55 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
-from cdc.report import Report, Row
-from cdc.sink import UNKNOWN, Batch, Refused, check, level, stored_after, wait_for
+from cdc.change import Advance, Form, Stored, Table, new_generation
+from cdc.codec.forms import Documents
+from cdc.codec.record import Change
+from cdc.lane import Limits, Part, Row, Verdicts
+from cdc.lane_run import run_here
+from cdc.rejection import Source
+from cdc.sink import Batch, Outcome, check, level, stored_after, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass
+class MemoryWriter:
+    """Writes to copies of views, by topic."""
+
+    views: dict[str, dict[str, str]]
+    form = Documents()
+    limits = Limits(100, 1_000_000)
+    archives = False
+
+    def __post_init__(self) -> None:
+        self.views = {topic: dict(view) for topic, view in self.views.items()}
+
+    def at(self, advance: Advance, partition: int) -> int:
+        return advance.start_offsets[partition]
+
+    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, bytes]:
+        view = self.views[part.topic]
+        return {row.id: view[row.id].encode() for row in rows if row.id in view}
+
+    def take(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+        return 0
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        for part in parts:
+            view = self.views[part.topic]
+            for row in part.rows.values():
+                if row.value is None:
+                    view.pop(row.id, None)
+                else:
+                    view[row.id] = row.value.decode()
+        return [Verdicts()] * len(parts)
+
+    def end(self) -> Mapping[str, Sequence[str]]:
+        return {}
 
 
 class Memory:
@@ -34,19 +75,17 @@ class Memory:
     def position(self, table: Table) -> Stored | None:
         return self.stored.get(table.qualified)
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        found = [row.asDict(recursive=True) for row in batch.changes.collect()]
-        # Looked at once the rows are there: from here on nobody else can come in between.
+    def apply(self, batch: Batch) -> Outcome:
+        writer = MemoryWriter({advance.table.topic: self.views[advance.table.qualified] for advance in batch.advances})
+        outcome = run_here(batch.lane(writer), batch.records, self.name)
+        # Looked at once the rows are made: from here on nobody else can come in between.
         pending = [a for a in batch.advances if check(a, self.position(a.table), batch.writer)]
-        planned = {
-            a.table.qualified: self._plan(a, [row for row in found if row["topic"] == a.table.topic]) for a in pending
-        }
         for advance in pending:
             name = advance.table.qualified
-            view, said = planned[name]
-            self.views[name] = view
-            self.stored[name] = stored_after(advance, self.stored.get(name), said, batch.writer, self.generation)
-        return {name: said.applied for name, (_, said) in planned.items()}
+            self.views[name] = writer.views[advance.table.topic]
+            applied = outcome.applied[name]
+            self.stored[name] = stored_after(advance, self.stored.get(name), applied, batch.writer, self.generation)
+        return replace(outcome, applied={a.table.qualified: outcome.applied[a.table.qualified] for a in pending})
 
     def clear(self, table: Table) -> None:
         self.views[table.qualified] = {}
@@ -83,29 +122,6 @@ class Memory:
                 if keep.get(table.qualified) != name:
                     other.views.pop(table.qualified, None)
                     other.stored.pop(table.qualified, None)
-
-    def _plan(self, advance: Advance, rows: list[dict[str, Any]]) -> tuple[dict[str, str], Report]:
-        table = advance.table
-        view, said = dict(self.views[table.qualified]), Report(topic=table.topic)
-        for told in rows:
-            row = Row._make(map(told.get, Row._fields))
-            if not row.book(said):
-                continue
-            if not advance.repairs and (row.offset or 0) < advance.start_offsets[told["partition"]]:
-                said.stale += 1
-                continue
-            document = row.document if row.kept is None else row.complete(view.get(row.id) if row.asks_view else None)
-            if row.kept is not None and document is None:
-                said.refused.append((row.id, UNKNOWN))
-            elif document is None:
-                view.pop(row.id, None)
-                said.deleted += 1
-            else:
-                view[row.id] = document
-                said.written += 1
-        if said.refused:
-            raise Refused({(table.topic, key): reason for key, reason in said.refused}, self.name)
-        return view, said
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         held = self.views.get(table.qualified, {})

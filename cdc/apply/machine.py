@@ -17,7 +17,7 @@ Pure: whoever owns the stream observes and acts. The first line that fits holds.
 | running | a table that waited can go on                       | starting: unblocked       | every table that can |
 | running | a topic is another one, or has other partitions     | starting: topic           | order within a key   |
 | running | a view went back, or can't be held any more         | starting: view            | the view is the log's|
-| running | somebody has touched the sink's quarantine          | starting: quarantine      | asked for, answered  |
+| running | rows in quarantine are to be tried again             | starting: quarantine      | asked for, answered  |
 | running | another batch size suits what is left               | starting: batch size      |                      |
 | running | none of that                                        | running                   | positions last       |
 """
@@ -108,7 +108,7 @@ class Observed:
     unblocked: str | None = None
     """A table that waited and can go on."""
     quarantine: bool = False
-    """Somebody has written to the quarantine of a sink that has entries there."""
+    """Somebody wants entries of the sink to be tried again."""
     stopping: bool = False
     ended: bool = False
     """The query has applied all that was there when it started."""

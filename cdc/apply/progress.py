@@ -48,8 +48,6 @@ class Progress:
     compared_s: float | None = None
     """Seconds since table definitions were compared last by its run; None when nobody told."""
     batches: int = 0
-    careful: bool = False
-    """Whether it looks at each record twice, because some of this sink are in quarantine."""
     aside: dict[str, list[str]] = field(default_factory=dict)
     """Tables that wait for a person, by name: what is the matter, and what to do."""
     error: str | None = None

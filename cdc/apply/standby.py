@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cdc.change import Advance, Applied, Position, Stored, Table, distance
+from cdc.change import Advance, Position, Stored, Table, distance
 from cdc.continuity import Discontinued
-from cdc.errors import CdcError, Fenced
+from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, Unholdable
 from cdc.explain import explain
 from cdc.failures import Remedy, remedy
-from cdc.order import LACKING
-from cdc.sink import Batch, Misfit, Refused, Rewound, Sink, positions
+from cdc.lane import Entries
+from cdc.rejection import Rejected, Skip, Stop
+from cdc.sink import Batch, Misfit, Outcome, Refused, Rewound, Sink, positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,60 +134,66 @@ class StandbySink(Sink):
         older = _older(stored.position, self.standby_at[table.topic])
         return replace(stored, position=older) if older else None
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+    def apply(self, batch: Batch) -> Outcome:
         """Make a batch durable in the standby first, so that it is never behind what readers see, and then live.
 
-        Each goes from its own position. A row that both refuse is the live views' matter, one that only the standby
-        refuses ends it.
+        Each goes from its own position. The standby passes no record that it rejects, until it is known that the live
+        views reject it as well: one that only the standby rejects ends it.
 
         Raises:
-            CdcError, PySparkException, Py4JJavaError: what the live sink raises, and what a record causes in either.
+            CdcError, PySparkException, Py4JJavaError: what the live sink raises.
         """
-        kept = _from(batch.advances, self.standby_at) if self._standby else []
-        if not kept:
-            return self._apply_live(batch)
-        shared = batch.changes if self.form == "documents" else batch.events
-        shared.persist()
-        refused: Refused | None = None
-        try:
-            try:
-                self.write(replace(batch, advances=tuple(kept)))
-            except Refused as error:
-                refused = error
-            applied = self._apply_live(batch)
-        except Refused as error:
-            if refused and not refused.rows.keys() <= error.rows.keys():
-                self.drop(refused)
-            raise
-        finally:
-            shared.unpersist()
-        if refused:
-            self.drop(refused)
-        return applied
+        steps = _from(batch.advances, self.standby_at) if self._standby else []
+        rejection = self._write(replace(batch, advances=tuple(steps), rejection=Stop())) if steps else None
+        outcome = self._apply_live(batch)
+        if rejection and (outcome.rejected or any(batch.entries.values())):
+            self.write(replace(batch, advances=tuple(_from(batch.advances, self.standby_at))), outcome)
+        elif rejection:
+            self.drop(rejection)
+        return outcome
 
-    def _apply_live(self, batch: Batch) -> Mapping[str, Applied]:
+    def _apply_live(self, batch: Batch) -> Outcome:
         started = {step.table.topic: step.start for step in batch.advances}
         steps = _from(batch.advances, {**started, **self.live_at})
-        applied = self.live.apply(replace(batch, advances=tuple(steps))) if steps else {}
+        outcome = self.live.apply(replace(batch, advances=tuple(steps))) if steps else Outcome()
         self.live_at |= {step.table.topic: step.until for step in steps}
-        return applied
+        return outcome
 
-    def write(self, batch: Batch) -> None:
-        """Make a batch durable in the standby alone.
+    def write(self, batch: Batch, live: Outcome) -> None:
+        """Make a batch durable in the standby alone; live: what became of it in the live views.
 
-        Raises only what a record causes, the same perhaps for the live views.
+        A failure ends the standby, and so does a record that the live views have not rejected.
         """
         if self._standby is None:
             return
         try:
-            self._standby.apply(batch)
+            outcome = self._standby.apply(replace(batch, rejection=Skip()))
         except Exception as error:
-            failure = explain(error, self.name)
-            if LACKING in str(error) or remedy(failure) is Remedy.QUARANTINE:
-                raise
-            self.drop(failure)
-        else:
-            self.standby_at |= {step.table.topic: step.until for step in batch.advances}
+            self.drop(explain(error, self.name))
+            return
+        self.standby_at |= {step.table.topic: step.until for step in batch.advances}
+        if alone := _rejected_alone(outcome, live, batch.entries):
+            self.drop(Refused({(one.topic, one.id or ""): one.reason for one in alone}, self.name))
+        elif not (outcome.complete and live.complete):
+            self.drop(
+                SinkRejected(
+                    f"So many records of {self.name} are rejected that its generations can't be compared.",
+                    hint="nothing to do: readers see what they saw; a new generation is made by: cdc -p FILE rebuild",
+                )
+            )
+
+    def _write(self, batch: Batch) -> CdcError | None:
+        """Make a batch durable in the standby, up to a record that it rejects: that is the answer."""
+        assert self._standby is not None
+        try:
+            self._standby.apply(batch)
+        except (DecodeError, Unholdable, Refused) as rejection:
+            return rejection
+        except Exception as error:
+            self.drop(explain(error, self.name))
+            return None
+        self.standby_at |= {step.table.topic: step.until for step in batch.advances}
+        return None
 
     def drop(self, error: CdcError) -> None:
         """Apply nothing to the standby from now on; after what may pass, it is looked for again."""
@@ -226,6 +233,18 @@ class StandbySink(Sink):
 
     def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         self.live.sweep(tables, keep)
+
+
+def _rejected_alone(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:
+    """What only the standby lacks: neither what both reject, now or earlier, nor what was made up for since."""
+    places = {(one.topic, one.partition, one.offset) for one in live.rejected}
+    return [
+        one
+        for one in standby.rejected
+        if (one.topic, one.partition, one.offset) not in places
+        and one.offset not in entries.get((one.topic, one.partition), ())
+        and one.offset >= standby.cured.get((one.topic, one.id or ""), 0)
+    ]
 
 
 def _name(stored: Stored | None) -> str | None:

@@ -23,9 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, stop_when_event_set
 from tenacity.wait import wait_exponential
 
-from cdc import decode
-from cdc.apply.applier import Applier
 from cdc.apply.batch_size import BatchSize
+from cdc.apply.batch_writer import BatchWriter
 from cdc.apply.handover import Handover
 from cdc.apply.lag import Lag
 from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
@@ -36,6 +35,7 @@ from cdc.apply.watch import Watch
 from cdc.errors import CdcError, Fenced
 from cdc.explain import explain
 from cdc.failures import Patience, Remedy, remedy
+from cdc.lane import COLUMNS
 from cdc.settings import Pipeline
 from cdc.sink import Sink
 from cdc.topics import Topics
@@ -79,15 +79,8 @@ class Stream:
         self._kafka = Topics(pipeline.kafka)
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
         self._watch = Watch(self._views)
-        self._applier = Applier(
-            spark,
-            self._views.sink,
-            pipeline,
-            self._kafka,
-            self._views,
-            self._writer,
-            self._insist,
-            shadow=names is not None,
+        self._batches = BatchWriter(
+            spark, pipeline, self._kafka, self._views, self._writer, self._insist, shadow=names is not None
         )
         self._handover = Handover[Planned]()
         self._stopping = threading.Event()
@@ -163,7 +156,7 @@ class Stream:
     def _run_query(self, until_caught_up: bool) -> Decision:
         plan = self._views.load()
         self._watch.begin()
-        self._applier.begin()
+        self._batches.begin()
         self._lag.begin({topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()})
         self._handover = Handover()
         if self._stopping.is_set():
@@ -202,11 +195,9 @@ class Stream:
         records = read(self._spark, self._pipeline.kafka, self._writer, plan, self._batch_size.limit(plan))
         # A pool each, so that a long warehouse job doesn't hold up the cache.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
-        # As many tasks as fold: what decodes is prepared anew for each, which took most of a batch of many partitions.
-        few = records.coalesce(self._applier.tasks)
-        # Decoded in the stream's own plan, which Spark analyses once; a batch then adds only its fold.
-        decoded = decode.decoded(few, plan.tables, self.sink.form, self._views.reading)
-        writer = decoded.writeStream.option("checkpointLocation", folder)
+        # A task costs a worker's attention, and a chunk may be of several partitions.
+        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        writer = records.select(*COLUMNS).coalesce(tasks).writeStream.option("checkpointLocation", folder)
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
         else:
@@ -225,14 +216,12 @@ class Stream:
         self._lag.plan(ends)
         self._publish(busy=True)
         try:
-            decision = self._applier.apply(records, ends)
+            self._batches.write(records, ends)
         finally:
             self._publish(busy=False)
         took_s, waited = time.monotonic() - began, self.progress.state is RunState.RETRYING
         self._publish(state=RunState.APPLYING, error=None, hint=None)
-        if not isinstance(decision, Continue) or waited:
-            return decision
-        return self._adapt_limit(plan.behind(ends), took_s)
+        return Continue() if waited else self._adapt_limit(plan.behind(ends), took_s)
 
     def _yielding(self) -> Decision:
         """Look around before a batch, which waits for a while where readers are being shown another generation."""
@@ -247,7 +236,7 @@ class Stream:
         """Between batches: whether something new calls for another query. What can't be asked now is asked again."""
         self._lag.take(*latest(query))
         try:
-            observed = self._watch.observe(self._views.plan, quarantine=self._applier.asked())
+            observed = self._watch.observe(self._views.plan, quarantine=self._batches.asked())
         except CdcError as error:
             if self.progress.error != error.message:
                 log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
@@ -289,8 +278,7 @@ class Stream:
         self.progress = self._lag.progress(
             self.progress,
             self._views.plan,
-            self._applier.total,
-            batches=self._applier.batches,
-            careful=self._views.reading.careful,
+            self._batches.total,
+            batches=self._batches.batches,
             **news,
         )

@@ -15,10 +15,10 @@ from cdc.change import Advance, Position, Stored, Table
 from cdc.continuity import Continuity, Discontinued
 from cdc.control import Control
 from cdc.ddl import Definition
-from cdc.decode import Reading
 from cdc.errors import CdcError, SinkRejected, SourceError
 from cdc.generations import Building, Generations, Registry
 from cdc.names import refused
+from cdc.reading import Reading
 from cdc.registered import Registration
 from cdc.settings import Pipeline
 from cdc.sink import Archive, Replaced, Sink, positions
@@ -109,9 +109,6 @@ class Views:
 
     def steps(self, ends: Ends) -> list[Advance]:
         return self.plan.steps(ends)
-
-    def look(self, *, careful: bool) -> None:
-        self.reading = replace(self.reading, careful=careful)
 
     def standing(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
         """Where the live views of these tables stand, by table name."""

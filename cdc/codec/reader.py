@@ -31,6 +31,27 @@ def reader(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
     return read if texts else strict
 
 
+def checker(fields: Mapping[str, Any]) -> Callable[[bytes], None]:
+    """A function that raises as `reader` does where a member isn't of its type, and makes nothing of those that are."""
+    texts = [name for name, type_ in fields.items() if type_ is str]
+    if any(map(UNNAMEABLE.search, fields)):
+        read = reader(fields)
+
+        def look(text: bytes) -> None:
+            read(text)
+
+        return look
+    decode = _decoder(fields)
+
+    def check(text: bytes) -> None:
+        try:
+            decode(text)
+        except msgspec.ValidationError:
+            decode(_with_texts(text, texts))
+
+    return check
+
+
 def _with_texts(text: bytes, names: Sequence[str]) -> bytes:
     values: dict[str, msgspec.Raw | bytes] = {**members(text)}
     for name in names:
@@ -41,20 +62,27 @@ def _with_texts(text: bytes, names: Sequence[str]) -> bytes:
 
 
 def _strict(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
-    types = [type_ if type_ is msgspec.Raw else type_ | None for type_ in fields.values()]
     if any(map(UNNAMEABLE.search, fields)):
-        return _by_place(list(fields), types)
-    slots = {f"f{at}": name for at, name in enumerate(fields)}
-    described = [
-        (slot, type_, NULL if type_ is msgspec.Raw else None) for slot, type_ in zip(slots, types, strict=True)
-    ]
-    decode = msgspec.json.Decoder(msgspec.defstruct("Row", described, rename=slots, gc=False)).decode
-    values = msgspec.structs.astuple
+        return _by_place(list(fields), _types(fields))
+    decode, values = _decoder(fields), msgspec.structs.astuple
 
     def read(text: bytes) -> Sequence[Any]:
         return values(decode(text))
 
     return read
+
+
+def _types(fields: Mapping[str, Any]) -> list[Any]:
+    return [type_ if type_ is msgspec.Raw else type_ | None for type_ in fields.values()]
+
+
+def _decoder(fields: Mapping[str, Any]) -> Callable[[bytes], Any]:
+    """To a struct of these members."""
+    slots = {f"f{at}": name for at, name in enumerate(fields)}
+    described = [
+        (slot, type_, NULL if type_ is msgspec.Raw else None) for slot, type_ in zip(slots, _types(fields), strict=True)
+    ]
+    return msgspec.json.Decoder(msgspec.defstruct("Row", described, rename=slots, gc=False)).decode
 
 
 def _by_place(names: Sequence[str], types: Sequence[Any]) -> Callable[[bytes], Sequence[Any]]:

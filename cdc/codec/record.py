@@ -73,14 +73,10 @@ class _Topic:
 
 
 class RecordDecoder:
-    """Reads the records of some tables' topics. Can be pickled; what is known of a table is made once a process."""
+    """Reads the records of some tables' topics; what is known of a table is made once a process."""
 
     def __init__(self, tables: Sequence[Table], placeholder: str) -> None:
-        self._arguments = (tuple(tables), placeholder)
         self._topics = {table.topic: _Topic(table, placeholder) for table in tables}
-
-    def __reduce__(self) -> tuple[type["RecordDecoder"], tuple[tuple[Table, ...], str]]:
-        return RecordDecoder, self._arguments
 
     def decode(self, topic: str, key: bytes | None, value: bytes | None) -> Change:
         """What a record says.

@@ -9,7 +9,7 @@ import msgspec
 from cdc.change import Column, Table
 from cdc.codec.members import NULL, encode
 from cdc.codec.problem import MISFIT, Unholdable, Unreadable
-from cdc.codec.reader import reader
+from cdc.codec.reader import checker, reader
 from cdc.codec.types import Kind, kind
 from cdc.codec.types.arrow import arrow, portable
 
@@ -79,9 +79,13 @@ class TableCodec:
         searched for these first. On one line, since some views are told of rows by lines.
 
         Raises:
-            Unreadable: a value is none of its column's type, where that had to be looked at.
+            Unreadable: a value is none of its column's type.
             Unholdable: the connector has damaged a value; names the column.
         """
+        try:
+            self._check(row)
+        except NOT_READ:
+            raise Unreadable(MISFIT) from None
         if self._words is None:
             return self._template % tuple(self._document_values(row))
         for word in self._words:
@@ -218,7 +222,15 @@ class TableCodec:
 
     @cached_property
     def _wire(self) -> Read:
-        return reader({column.name: kind(column.type).wire for column in self.table.columns})
+        return reader(self._wires)
+
+    @cached_property
+    def _check(self) -> Callable[[bytes], None]:
+        return checker(self._wires)
+
+    @property
+    def _wires(self) -> dict[str, Any]:
+        return {column.name: kind(column.type).wire for column in self.table.columns}
 
 
 def _touched(of: Kind) -> bool:

@@ -9,49 +9,30 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import date, datetime
 from fnmatch import fnmatchcase
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
 
 import deltalake
 from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.change import Stored
-from cdc.report import lasting
-from sinks.delta import links
+from cdc.lane_run import lasting
+from sinks.delta import files, links
 from sinks.delta.commits import APPLICATION, contended, refused, unwritable
+from sinks.delta.files import GROUP_BYTES, GROUP_ROWS, File
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 Mode = Literal["append", "overwrite"]
-WRITTEN = "path string, size long, stats string"
-GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
-"""Of a row group, which is in a worker's memory at once."""
+WRITTEN = "name string, size long, stats string"
 MARKS = "deletionVectors"
 """What readers of a table have to know of whose rows may be marked as deleted."""
 FULL = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
 """What a worker's file system says when it takes no more: by the numbers of Linux."""
-LONGEST = 32
-"""Characters of a text that may bound a file's values."""
-
-
-def begin(folder: str, rows: "DataFrame", stored: Stored, number: int) -> None:
-    """Make a table of rows, in one commit with position and number. Raises SinkUnavailable when there is one by now.
-
-    It asks nothing special of its readers (protocol 1, 2, unless a column's type does).
-    """
-    if "://" not in folder:
-        folder = str(Path(folder).absolute())
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    found = deltalake.Schema.from_json(rows.schema.json())
-    schema = deltalake.Schema([deltalake.Field(field.name, field.type, nullable=True) for field in found.fields])
-    create(folder, written(folder, rows, schema), schema, stored, number)
 
 
 def create(folder: str, files: Sequence[AddAction], schema: deltalake.Schema, stored: Stored, number: int) -> None:
@@ -66,32 +47,27 @@ def create(folder: str, files: Sequence[AddAction], schema: deltalake.Schema, st
         raise contended() from None
 
 
-def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: Mode, stored: Stored, number: int) -> None:
-    """Add rows to a table, or put them in the place of all it has, in one commit with position and number.
-
-    Columns that the table lacks are added to it before. Raises SinkUnavailable when another commit comes in between.
-    """
-    extend(table, rows)
-    files = written(table.table_uri, rows, table.schema())
-    commit(table, files, mode, table.schema(), stored, number)
-
-
-def written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[AddAction]:
+def written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[File]:
     """Rows as files in a table's folder, not yet part of it. Raises SinkUnavailable when that takes no more."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
-    now = int(time.time() * 1000)
     whole = rows.to(StructType.fromJson(json.loads(schema.to_json())))
     # By number: Spark takes a dot or a backtick in a name for its own.
     numbered = whole.toDF(*(f"c{number}" for number in range(len(whole.columns))))
     try:
-        files = numbered.mapInArrow(lasting(_writer(folder, whole.columns)), WRITTEN).collect()
+        made = numbered.mapInArrow(lasting(_writer(folder, whole.columns)), WRITTEN).collect()
     except PySparkException as error:
         if FULL.search(str(error)):
             raise unwritable(folder, error) from None
         raise
-    return [AddAction(file["path"], file["size"], {}, now, True, file["stats"]) for file in files]
+    return [File(file["name"], file["size"], file["stats"]) for file in made]
+
+
+def actions(written: Iterable[File]) -> list[AddAction]:
+    """What a commit says of files that it adds."""
+    now = int(time.time() * 1000)
+    return [AddAction(file.name, file.size, {}, now, True, file.stats) for file in written]
 
 
 def commit(
@@ -174,34 +150,32 @@ def _plain(values: "pa.StructScalar") -> dict[str, Any]:
     found = {}
     for name, value in values.items() if values.is_valid else ():
         with suppress(ValueError, OverflowError):
-            if (bound := _bound(value.as_py())) is not None:
+            if (bound := files.bound(value.as_py())) is not None:
                 found[name] = bound
     return found
 
 
-def plain(table: deltalake.DeltaTable, folder: str, spark: "SparkSession", marks: bool = True) -> "DataFrame | None":
-    """A table's rows read from its files alone; None when some of their rows are marked as deleted.
+def plain(table: deltalake.DeltaTable, marks: bool) -> bool:
+    """Whether a table's rows are those of its files: none is marked as deleted, nor may be when `marks` may not be."""
+    return unmarked(table) and (marks or MARKS not in features(table))
 
-    Also when some may be, and are not to be.
-    """
-    from pyspark.sql.types import StructType
 
-    if not unmarked(table) or (not marks and MARKS in features(table)):
-        return None
-    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+def places(table: deltalake.DeltaTable, folder: str) -> list[str]:
+    """Where a table's files lie."""
     # `file_uris` puts the table's folder before all of them.
-    files = [unquote(path) if links.absolute(path) else f"{folder}/{unquote(path)}" for path in paths(table)]
-    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+    return [links.place(folder, path) for path in paths(table)]
 
 
-def extend(table: deltalake.DeltaTable, rows: "DataFrame") -> int:
-    """Add the columns that rows have and a table lacks; the commits that took."""
+def extend(table: deltalake.DeltaTable, columns: deltalake.Schema) -> None:
+    """Add the columns that a table lacks. Raises SinkUnavailable when another commit comes in between."""
     known = {field.name for field in table.schema().fields}
-    new = [field for field in deltalake.Schema.from_json(rows.schema.json()).fields if field.name not in known]
+    new = [field for field in columns.fields if field.name not in known]
     if new:
+        version = table.version()
         table.alter.add_columns([deltalake.Field(field.name, field.type, nullable=True) for field in new])
         table.update_incremental()
-    return int(bool(new))
+        if table.version() != version + 1:
+            raise contended()
 
 
 def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
@@ -209,22 +183,10 @@ def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordB
 
     def write_file(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
-        import pyarrow.fs
-        import pyarrow.parquet as pq
 
-        files, root = pyarrow.fs.FileSystem.from_uri(folder)
-        about: list[Any] = []
-        name, writer = links.new_name(), None
-        for group in (one.rename_columns(names) for one in _groups(parts)):
-            writer = writer or pq.ParquetWriter(
-                f"{root}/{name}", group.schema, filesystem=files, metadata_collector=about
-            )
-            writer.write_table(group, row_group_size=GROUP_ROWS)
-        if writer is None:
-            return
-        writer.close()
-        size = files.get_file_info(f"{root}/{name}").size
-        yield pa.RecordBatch.from_pylist([{"path": name, "size": size, "stats": json.dumps(_stats(about[0]))}])
+        groups = (one.rename_columns(names) for one in _groups(parts))
+        if file := files.write(folder, links.new_name(), groups):
+            yield pa.RecordBatch.from_pylist([{"name": file.name, "size": file.size, "stats": file.stats}])
 
     return write_file
 
@@ -242,32 +204,3 @@ def _groups(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
             held, rows, size = [], 0, 0
     if rows:
         yield pa.Table.from_batches(held)
-
-
-def _stats(file: Any) -> dict[str, Any]:
-    """A file's rows, and the bounds of columns of numbers, texts, dates and times, as the Delta protocol has them."""
-    found: dict[str, Any] = {"numRecords": file.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    for at in range(file.num_columns):
-        column = file.schema.column(at)
-        groups = [file.row_group(group).column(at).statistics for group in range(file.num_row_groups)]
-        if column.max_definition_level > 1 or not all(groups):
-            continue
-        found["nullCount"][column.path] = sum(group.null_count for group in groups)
-        # A year that Python doesn't know has no bounds.
-        with suppress(ValueError, OverflowError):
-            filled = [group for group in groups if group.has_min_max]
-            bounds = _bound(min(group.min for group in filled)), _bound(max(group.max for group in filled))
-            if None not in bounds:
-                found["minValues"][column.path], found["maxValues"][column.path] = bounds
-    return found
-
-
-def _bound(value: Any) -> Any:
-    """As JSON; None for what can't be compared there."""
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    return value if isinstance(value, str) and len(value) <= LONGEST else None

@@ -24,9 +24,10 @@ APPLICATION = "cdc"
 """The name under which our commits are numbered in a Delta table (its `txn` actions)."""
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 NUMBER = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+WRITABLE = "make room there, or see who may write to it; it is tried again"
 _SETTINGS = threading.Lock()
-REASON = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[Errno \d+\] ([A-Z][A-Za-z ]+)")
-"""How Rust and Python tell what the operating system said."""
+REASON = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)")
+"""How Rust, Python and Arrow tell what the operating system said; Arrow says its own word for it before."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +154,14 @@ def _restored(folder: str, version: int) -> int | None:
 
 def refused(error: Exception) -> str:
     """What the operating system said to a write, when it was that."""
-    said = REASON.search(str(error))
-    return (said[1] or said[2]).strip() if said else ""
+    said = REASON.findall(str(error))
+    return "".join(said[-1]).strip() if said else ""
 
 
 def unwritable(folder: str, error: Exception) -> SinkUnavailable:
     """What to say of a disk, or a store, that takes no more."""
     return SinkUnavailable(
-        f"The warehouse folder {folder} can't be written: {refused(error) or type(error).__name__}.",
-        hint="make room there, or see who may write to it; it is tried again",
+        f"The warehouse folder {folder} can't be written: {refused(error) or type(error).__name__}.", hint=WRITABLE
     )
 
 

@@ -1,23 +1,16 @@
-"""How executors read many small mirrors: their files, without Spark's plan for each, and rows as Postgres writes them.
+"""How executors read many small mirrors: their files, without Spark's plan for each.
 
-A value that this can't write (beyond the years of Python) leaves its mirror to be scanned by itself.
+One that this can't read is left to be scanned by itself.
 """
 
-import json
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
-from functools import partial
-from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING
 
 from cdc.change import Table
-from sinks.delta import add_files, links
+from sinks.delta import add_files, files
 from sinks.delta.commits import Commits
+from sinks.delta.rows import Read, documents, ids
 
 if TYPE_CHECKING:
     import deltalake
@@ -26,19 +19,13 @@ if TYPE_CHECKING:
 
 GROUPED = ["table", "id", "document"]
 BATCH_ROWS = 1000
-Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A mirror as it was opened.
+    """A mirror as it was opened; files: None where rows of them are marked as deleted: only Spark reads these."""
 
-    columns     (name, whether its text is JSON) of each column of the table, in the order of a document
-    files       None where rows of them are marked as deleted: only Spark reads these
-    """
-
-    table: str
-    columns: tuple[tuple[str, bool], ...]
+    table: Table
     files: tuple[str, ...] | None
 
 
@@ -52,16 +39,10 @@ def frame(spark: "SparkSession", folders: Mapping[Table, str], commits: Commits)
 
 def _mirror(table: Table, folder: str, held: "deltalake.DeltaTable | None") -> Mirror:
     """One that isn't there has no rows."""
-    from cdc import types
-
-    shapes = ((column.name, types.kind(column.type).raw) for column in table.columns)
-    columns = tuple(sorted(shapes, key=lambda shape: shape[1]))
     if held is None:
-        return Mirror(table.qualified, columns, ())
-    root = folder if "://" in folder else str(Path(folder).absolute())
-    paths = (unquote(path) for path in add_files.paths(held))
-    files = tuple(path if links.absolute(path) else f"{root}/{path}" for path in paths)
-    return Mirror(table.qualified, columns, files if add_files.unmarked(held) else None)
+        return Mirror(table, ())
+    files = tuple(add_files.places(held, folder))
+    return Mirror(table, files if add_files.unmarked(held) else None)
 
 
 def _reader(mirrors: Sequence[Mirror], tasks: int) -> Read:
@@ -77,63 +58,29 @@ def _reader(mirrors: Sequence[Mirror], tasks: int) -> Read:
 
 def _rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
     if mirror.files is None:
-        yield _batch(mirror, [(None, None)])
+        yield _unread(mirror)
         return
     try:
         for file in mirror.files:
             for part in _parts(file):
-                yield _batch(mirror, [(row["_cdc_id"], document(mirror, row)) for row in part.to_pylist()])
-    except (OSError, ValueError, OverflowError):
-        yield _batch(mirror, [(None, None)])
+                yield _batch(mirror, ids(part), documents(mirror.table, part))
+    except (OSError, ValueError, KeyError, NotImplementedError):
+        yield _unread(mirror)
 
 
 def _parts(file: str) -> Iterator["pa.RecordBatch"]:
-    import pyarrow.fs
-    import pyarrow.parquet as pq
-
-    files, path = pyarrow.fs.FileSystem.from_uri(file)
-    with files.open_input_file(path) as held:
-        yield from pq.ParquetFile(held).iter_batches(BATCH_ROWS)
+    with files.opened(file) as held:
+        yield from held.iter_batches(BATCH_ROWS)
 
 
-def _batch(mirror: Mirror, rows: Sequence[tuple[str | None, str | None]]) -> "pa.RecordBatch":
+def _unread(mirror: Mirror) -> "pa.RecordBatch":
     import pyarrow as pa
 
-    columns = [[mirror.table] * len(rows), [key for key, _ in rows], [text for _, text in rows]]
-    return pa.RecordBatch.from_arrays([pa.array(column, "string") for column in columns], names=GROUPED)
+    return _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
 
 
-def document(mirror: Mirror, row: dict[str, Any]) -> str:
-    """The row's document, in the words of `types.Kind.source`. Raises ValueError, OverflowError."""
-    members = (f"{_quoted(name)}:{(_raw if raw else _json)(row.get(name))}" for name, raw in mirror.columns)
-    return "{" + ",".join(members) + "}"
+def _batch(mirror: Mirror, row_ids: "pa.Array", texts: "pa.Array") -> "pa.RecordBatch":
+    import pyarrow as pa
 
-
-_quoted = partial(json.dumps, ensure_ascii=False)
-
-
-def _raw(value: Any) -> str:
-    """A value of json, or a list of such."""
-    if value is None:
-        return "null"
-    return f"[{','.join(map(_raw, value))}]" if isinstance(value, list) else str(value)
-
-
-def _json(value: Any) -> str:  # noqa: PLR0911  # one for each type of a column
-    if value is None or isinstance(value, bool | int | str):
-        return _quoted(value)
-    if isinstance(value, float):
-        return repr(value) if isfinite(value) else _quoted(str(value).replace("nan", "NaN").replace("inf", "Infinity"))
-    if isinstance(value, Decimal):
-        return _quoted(f"{value:f}")
-    if isinstance(value, datetime):
-        return _quoted(value.isoformat(timespec="microseconds").replace("+00:00", "Z"))
-    if isinstance(value, date):
-        return _quoted(value.isoformat())
-    if isinstance(value, bytes):
-        return _quoted(b64encode(value).decode())
-    if isinstance(value, list):
-        return f"[{','.join(map(_json, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_quoted(name)}:{_json(one)}" for name, one in value.items()) + "}"
-    raise ValueError(type(value).__name__)
+    names = pa.array([mirror.table.qualified] * len(row_ids), pa.string())
+    return pa.RecordBatch.from_arrays([names, row_ids, texts], names=GROUPED)

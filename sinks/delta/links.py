@@ -33,7 +33,7 @@ def share(source: str, path: str, target: str) -> str:
     A new one, because a commit can't take a file out and put it in. Raises Lost, SinkUnavailable.
     """
     name = new_name()
-    share_as(_place(source, path), f"{target}/{name}", target)
+    share_as(place(source, path), f"{target}/{name}", target)
     return name
 
 
@@ -70,7 +70,7 @@ def can_link(folder: str) -> bool:
     return True
 
 
-def _place(folder: str, path: str) -> str:
+def place(folder: str, path: str) -> str:
     """Where a file lies, as the operating system has it."""
     return unquote(re.sub("^file:/+", "/", path)) if absolute(path) else f"{folder}/{unquote(path)}"
 

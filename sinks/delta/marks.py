@@ -9,27 +9,26 @@ files and some with fewer rows: now and then one makes large ones of them.
 """
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from cdc.change import Stored
-from cdc.report import lasting
-from sinks.delta import add_files, jvm, vectors
+from cdc.lane_run import lasting
+from sinks.delta import add_files, files, frames, jvm, vectors
 from sinks.delta.commits import contended
-from sinks.delta.frames import GONE, first
+from sinks.delta.files import Changed, File
+from sinks.delta.types import NOTHING, schema
 
 if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
-    from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
 
 PLACES = "filePath string, rowIndexCol long, deletionVectorId string"
 """What Delta calls them; what it means by the first is ours, for it only gives that back."""
-AT_A_TIME = 2**20
-"""Ids that a worker holds."""
 SMALL_BYTES = 8 * 2**20
 """A file that has less than this in rows that aren't marked is one to be gathered."""
 MANY = 32
@@ -39,15 +38,20 @@ AT_ONCE_BYTES, LARGE = 64 * 2**20, 2
 
 
 def merge(
-    table: "deltalake.DeltaTable", folder: str, rows: "DataFrame", stored: Stored, number: int, marks: bool = True
+    spark: "SparkSession",
+    table: "deltalake.DeltaTable",
+    folder: str,
+    changed: Changed,
+    stored: Stored,
+    number: int,
+    marks: bool = True,
 ) -> None:
-    """Put rows (`frames.changed`) in the place of those of the same id, in one commit with position and number.
+    """Put changed rows in the place of those of the same id, in one commit with position and number.
 
     table is as it was when the number was taken; without `marks` it has none afterwards, and asks nobody to know of
     them. Raises SinkUnavailable when another commit comes in between.
     """
-    spark, version = rows.sparkSession, table.version()
-    version += add_files.extend(table, rows.drop(GONE))
+    version = table.version()
     asked = add_files.MARKS in add_files.features(table)
     if marks and not asked:
         vectors.ask(spark, folder, [add_files.MARKS])
@@ -55,21 +59,17 @@ def merge(
     transaction = jvm.begin(spark, folder)
     if transaction.snapshot().version() != version:
         raise contended()
-    files = _files(transaction)
-    whole = _scattered(files)
-    rows.persist()
-    try:
-        new = add_files.written(table.table_uri, first(rows), table.schema())
-        ids = rows.select("_cdc_id")
-        others = [file for file in files if file not in whole]
-        actions = _marked(transaction, others, ids) if marks else []
-        whole += [] if marks else _concerned(others, ids)
-        if whole:
-            left = _read(transaction, whole, spark).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
-            tasks = max(LARGE, int(sum(file.left for file in whole) / AT_ONCE_BYTES))
-            new += add_files.written(table.table_uri, left.coalesce(tasks), table.schema())
-    finally:
-        rows.unpersist()
+    held = _files(transaction)
+    whole = _scattered(held)
+    others = [file for file in held if file not in whole]
+    ids = frames.read(spark, folder, changed.names, schema(NOTHING, "mirror")).select("_cdc_id")
+    actions = _marked(transaction, others, ids) if marks else []
+    whole += [] if marks else _concerned(others, ids)
+    new = list(changed.rows)
+    if whole:
+        left = _read(transaction, whole, spark).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
+        tasks = max(LARGE, int(sum(file.left for file in whole) / AT_ONCE_BYTES))
+        new += add_files.written(table.table_uri, left.coalesce(tasks), table.schema())
     actions += [file.action.remove() for file in whole]
     action = jvm.single(jvm.package(spark).actions, "Action")
     actions += [action.fromJson(_add(file)) for file in new]
@@ -90,28 +90,28 @@ class _File:
 
 
 def _files(transaction: Any) -> list[_File]:
-    files, log = [], transaction.deltaLog()
+    held, log = [], transaction.deltaLog()
     for action in jvm.files(transaction.snapshot()):
         said, marks = json.loads(action.json())["add"], action.deletionVector()
         gone = marks.cardinality() if marks else 0
         left = said["size"] * (1 - gone / json.loads(said["stats"])["numRecords"])
         path = action.absolutePath(log).toUri().toASCIIString()
-        files.append(_File(action, path, marks and marks.serializeToBase64(), gone, left))
-    return files
+        held.append(_File(action, path, marks and marks.serializeToBase64(), gone, left))
+    return held
 
 
-def _scattered(files: Sequence[_File]) -> list[_File]:
+def _scattered(held: Sequence[_File]) -> list[_File]:
     """The files to gather: none until there are many."""
-    small = sorted((file for file in files if file.left < SMALL_BYTES), key=lambda file: file.left)
+    small = sorted((file for file in held if file.left < SMALL_BYTES), key=lambda file: file.left)
     upto = accumulate(file.left for file in small)
     return [file for file, sum_ in zip(small, upto, strict=True) if sum_ < AT_ONCE_BYTES] if len(small) >= MANY else []
 
 
-def _places(files: Sequence[_File], ids: "DataFrame") -> "DataFrame":
+def _places(held: Sequence[_File], ids: "DataFrame") -> "DataFrame":
     """Where in which of these files (by number) rows of these ids are: PLACES."""
     from pyspark.sql import functions as F
 
-    spark, named = ids.sparkSession, [(str(at), file.path, file.marks) for at, file in enumerate(files)]
+    spark, named = ids.sparkSession, [(str(at), file.path, file.marks) for at, file in enumerate(held)]
     tasks = min(len(named), spark.sparkContext.defaultParallelism)
     parts = spark.createDataFrame(
         [(named[at::tasks],) for at in range(tasks)], "files array<struct<name:string,path:string,marks:string>>"
@@ -120,20 +120,20 @@ def _places(files: Sequence[_File], ids: "DataFrame") -> "DataFrame":
     return parts.crossJoin(F.broadcast(wanted)).mapInArrow(lasting(_found), PLACES)
 
 
-def _concerned(files: Sequence[_File], ids: "DataFrame") -> list[_File]:
+def _concerned(held: Sequence[_File], ids: "DataFrame") -> list[_File]:
     """Those files that hold rows of these ids, or have marks."""
-    named = {row["filePath"] for row in _places(files, ids).select("filePath").distinct().collect()}
-    return [file for at, file in enumerate(files) if file.gone or str(at) in named]
+    named = {row["filePath"] for row in _places(held, ids).select("filePath").distinct().collect()}
+    return [file for at, file in enumerate(held) if file.gone or str(at) in named]
 
 
-def _marked(transaction: Any, files: Sequence[_File], ids: "DataFrame") -> list[Any]:
+def _marked(transaction: Any, held: Sequence[_File], ids: "DataFrame") -> list[Any]:
     """What a commit says of those files that hold rows of these ids: without those rows from now on."""
-    spark, places = ids.sparkSession, _places(files, ids)
+    spark, places = ids.sparkSession, _places(held, ids)
     generator = jvm.single(jvm.package(spark).commands, "DeletionVectorBitmapGenerator")
     made = generator.buildDeletionVectors(spark._jsparkSession, places._jdf, transaction.deltaLog(), 0)
     actions = []
     for one in jvm.items(spark, made):
-        file, vector = files[int(one.filePath())], one.deletionVector()
+        file, vector = held[int(one.filePath())], one.deletionVector()
         if file.gone == vector.cardinality():
             continue
         both = file.action.removeRows(vector, True, True)
@@ -147,33 +147,28 @@ def _found(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     """The places of ids in files. Also of rows that are marked already: what is marked twice is marked."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.fs
-    import pyarrow.parquet as pq
 
     columns = ["filePath", "rowIndexCol", "deletionVectorId"]
     for task in (one for part in parts for one in part.to_struct_array()):
         wanted = task["ids"].values
         for file in task["files"].as_py():
-            source, path = pyarrow.fs.FileSystem.from_uri(file["path"])
             before = 0
-            with pq.ParquetFile(path, filesystem=source) as opened:
-                for ids in opened.iter_batches(AT_A_TIME, columns=["_cdc_id"], use_threads=False):
-                    # Another writer's files may hold texts of another kind.
-                    rows = pc.indices_nonzero(pc.is_in(ids["_cdc_id"].cast(pa.string()), wanted))
-                    name, marks = (pa.repeat(pa.scalar(file[of], pa.string()), len(rows)) for of in ("name", "marks"))
-                    yield pa.RecordBatch.from_arrays([name, pc.add(rows.cast(pa.int64()), before), marks], columns)
-                    before += ids.num_rows
+            for ids in files.ids(file["path"]):
+                rows = pc.indices_nonzero(pc.is_in(ids, wanted))
+                name, marks = (pa.repeat(pa.scalar(file[of], pa.string()), len(rows)) for of in ("name", "marks"))
+                yield pa.RecordBatch.from_arrays([name, pc.add(rows.cast(pa.int64()), before), marks], columns)
+                before += len(ids)
 
 
-def _read(transaction: Any, files: Sequence[_File], spark: "SparkSession") -> "DataFrame":
+def _read(transaction: Any, of: Sequence[_File], spark: "SparkSession") -> "DataFrame":
     """The rows of some files as the transaction sees them."""
     from pyspark.sql import DataFrame
 
-    named = jvm.seq(spark, [file.action for file in files])
+    named = jvm.seq(spark, [file.action for file in of])
     held = transaction.deltaLog().createDataFrame(transaction.snapshot(), named, False, *jvm.none(spark, 1))
     return DataFrame(held, spark)
 
 
-def _add(file: "AddAction") -> str:
-    named = {"path": file.path, "partitionValues": {}, "size": file.size, "stats": file.stats}
-    return json.dumps({"add": {**named, "modificationTime": file.modification_time, "dataChange": True}})
+def _add(file: File) -> str:
+    named = {"path": file.name, "partitionValues": {}, "size": file.size, "stats": file.stats}
+    return json.dumps({"add": {**named, "modificationTime": int(time.time() * 1000), "dataChange": True}})

@@ -4,6 +4,7 @@ The log of changes and the mirror have a position each. Reading starts where nei
 bring one of them what it has: that one stays where it is.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cdc.change import Position, Reach, Stored, distance
@@ -32,3 +33,9 @@ def oldest(changes: Stored | None, mirror: Stored | None) -> Stored | None:
         return None
     offsets = tuple(map(min, known(changes, mirror.position), mirror.position.offsets))
     return replace(mirror, position=Position(mirror.position.topic_id, offsets))
+
+
+def oldest_of(parts: Mapping[str, Stored | None]) -> Stored | None:
+    """The same of the parts that there are, by kind: a second generation is a mirror alone."""
+    mirror = parts["mirror"]
+    return oldest(parts["changes"], mirror) if "changes" in parts else mirror

@@ -1,34 +1,42 @@
 """Delta Lake: per table a folder <path>/<schema>.<table> with `changes` (every event) and `mirror` (current rows).
 
 Each of the two has its own position, in the metadata of the very commit that brought its rows; what lies below it is
-filtered out before the write. The commit is a compare-and-set on a transaction number of the table: a second writer's
-commit either conflicts or is skipped, and is told apart by reading the position again.
+filtered out before the write. Executors write the files of a batch (`executor`), the driver commits them (`step`). The
+commit is a compare-and-set on a transaction number of the table: a second writer's commit either conflicts or is
+skipped, and is told apart by reading the position again.
 """
 
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdc.change import Advance, Applied, Form, Position, Stored, Table, new_generation
-from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.sink import Batch, Misfit, Rewound, mismatch, stored_after, wait_for
-from sinks.delta import add_files, frames, group_scan, positions
-from sinks.delta.commits import Commits, Found
-from sinks.delta.history import CLEARED
+import msgspec
+
+from cdc import lane_run
+from cdc.change import Applied, Form, Stored, Table, new_generation
+from cdc.errors import CdcError
+from cdc.sink import Batch, Misfit, Outcome, mismatch, wait_for
+from sinks.delta import add_files, executor, fence, group_scan, step
+from sinks.delta.anew import Rewrite, rewritten
+from sinks.delta.commits import WRITABLE, Commits
+from sinks.delta.executor import Staged, WarehouseWriter
+from sinks.delta.files import File, Name
 from sinks.delta.parallel import each
-from sinks.delta.types import column_type, features, misfits, refusals, schema
+from sinks.delta.rows import ROW_ID, SCANNED, reader
+from sinks.delta.step import Step
+from sinks.delta.tables import Tables
+from sinks.delta.types import refusals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KINDS = ("changes", "mirror")
 MADE_ANEW_BYTES = 4 * 2**20
-"""A mirror smaller than this is made anew by each merge, in one task: less than marks cost."""
+"""A mirror smaller than this is made anew by each batch: less than marks cost."""
 TIDY_S = 3600.0
 """How often a mirror is rid of files that its merges have replaced, and how long a query may still read them."""
+_staged = msgspec.json.Decoder(Staged).decode
 
 
 class Delta:
@@ -44,14 +52,18 @@ class Delta:
         rewritten: Collection[str] = (),
     ) -> None:
         """rewritten: tables, or patterns of them, whose mirror is for readers that can't have deletion vectors."""
-        self.name, self.path, self.pipeline, self._beside = name, path.rstrip("/"), pipeline, beside
+        self.name, self.pipeline = name, pipeline
         self._rewritten = rewritten
-        # The log of changes has one generation: a compacted topic couldn't give it back.
-        self._kinds = KINDS if beside is None else KINDS[-1:]
-        self._commits = Commits()
-        self._left: dict[str, Stored | None] = {}
-        self._begun: dict[str, tuple[str, Position | None, Position]] = {}
+        self._tables = Tables(name, path, beside)
+        self._commits = self._tables.commits
         self._tidied: dict[str, tuple[float, set[str]]] = {}
+
+    @property
+    def path(self) -> str:
+        return self._tables.path
+
+    def folder(self, table: Table, kind: str) -> str:
+        return self._tables.folder(table, kind)
 
     def refusals(self, table: Table) -> list[str]:
         return refusals(table)
@@ -66,71 +78,45 @@ class Delta:
                 hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
                 " cdc -p FILE migrate and cdc -p FILE register",
             )
-        for kind in self._kinds:
-            self._make(table, kind)
-            if (found := self._commits.found(self.folder(table, kind))).trouble:
-                raise self._untrue(table, kind, found)
+        for kind in self._tables.kinds:
+            self._tables.make(table, kind)
 
     def position(self, table: Table) -> Stored | None:
-        """The older of the two positions: where reading has to start again.
-
-        Raises:
-            Misfit: it is lost. One that isn't true of the rows any more is told, so that these can be looked at.
-        """
-        found = {kind: self._standing(table, kind).stored for kind in self._kinds}
-        self._left |= {self.folder(table, kind): stored for kind, stored in found.items()}
-        return self._oldest(found)
+        """The older of the two positions: where reading has to start again. Raises Misfit, see `step.look`."""
+        return step.look(self._tables, table)
 
     def archived(self, table: Table) -> Stored | None:
         """Where the log of changes stands, wherever the mirror does."""
         return self._commits.found(self.folder(table, "changes")).stored
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        # A mirror alone needs the newest of each row, not all that have been.
-        shared = batch.events if "changes" in self._kinds else batch.changes
-        ours = not shared.is_cached
-        shared.persist()
-        try:
-            return each(batch, partial(self._apply_table, batch, frames.counts(batch)))
-        finally:
-            if ours:
-                shared.unpersist()
+    def apply(self, batch: Batch) -> Outcome:
+        steps, failures = self._begin(batch)
+        outcome = self._apply(batch, steps) if steps else Outcome()
+        if failures:
+            raise failures[0]
+        applied = {advance.table.qualified: Applied() for advance in batch.advances}
+        return replace(outcome, applied=applied | outcome.applied, told={})
 
     def clear(self, table: Table) -> None:
-        """Empty the mirror in one commit. The log of changes stays, unless its columns can't take the table's."""
-        if refusals(table):
-            return
-        for kind in self._kinds:
-            folder = self.folder(table, kind)
-            held = self._commits.table(folder)
-            if held is None:
-                continue
-            fits = not misfits(held, table)
-            if fits and (kind == "changes" or self._is_nothing(folder)):
-                continue
-            try:
-                self._empty(table, kind, CLEARED)
-            except SinkUnavailable:
-                # A running stream that finds a view without a position clears it as well; either will do.
-                if self._commits.found(folder).stored is not None:
-                    raise
+        self._tables.clear(table)
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         from pyspark.sql import functions as F
 
-        from cdc import rows
+        from cdc.lane_run import lasting
 
         folder = self.folder(table, "mirror")
         if self._commits.table(folder) is None:
-            return spark.createDataFrame([], "id string, document string")
+            return spark.createDataFrame([], SCANNED)
         mirror = spark.read.format("delta").load(folder)
         if ids is not None:
-            wanted = spark.createDataFrame([(key,) for key in ids], "_cdc_id string")
-            mirror = mirror.join(F.broadcast(wanted), "_cdc_id", "left_semi")
-        # A column that has been added since is there once a row brings it.
-        later = [column.name for column in table.columns if column.name not in mirror.columns]
-        mirror = mirror.select("*", *(F.lit(None).cast(column_type(table, name)).alias(name) for name in later))
-        return mirror.select(F.col("_cdc_id").alias("id"), rows.document_of_columns(table).alias("document"))
+            wanted = spark.createDataFrame([(key,) for key in ids], f"{ROW_ID} string")
+            mirror = mirror.join(F.broadcast(wanted), ROW_ID, "left_semi")
+        needed = {ROW_ID, *(column.name for column in table.columns)}
+        names = {f"c{number}": name for number, name in enumerate(mirror.columns)}
+        # By number: Spark takes a dot or a backtick in a name for its own.
+        held = mirror.toDF(*names).select(*(number for number, name in names.items() if name in needed))
+        return held.mapInArrow(lasting(reader(table, names)), SCANNED)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         return group_scan.frame(spark, {table: self.folder(table, "mirror") for table in tables}, self._commits)
@@ -156,7 +142,7 @@ class Delta:
 
         spark, kept = SparkSession.active(), {}
         for table in tables:
-            self._mend_changes(table)
+            self._tables.mend_changes(table)
             live, name = self.folder(table, "mirror"), names[table.qualified]
             stored = self._commits.found(live).stored
             if stored is None or stored.generation != name:
@@ -199,177 +185,98 @@ class Delta:
             }
             generations.remove(spark, found - used.keys() - needed)
 
-    def _make(self, table: Table, kind: str) -> None:
-        """A Delta table of the columns that the source's has, if there is none."""
-        folder = self.folder(table, kind)
-        try:
-            if "://" not in self.path:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SinkRejected(
-                f"The warehouse folder {self.path} can't be written: {error.strerror}.",
-                hint="see the sink's path",
-            ) from None
-        held = self._commits.table(folder)
-        if held is None:
+    def _begin(self, batch: Batch) -> tuple[dict[str, Step], list[CdcError]]:
+        """The steps by table that bring something, and what keeps others from being begun."""
+        steps: dict[str, Step] = {}
+        failures: list[CdcError] = []
+        for advance in batch.advances:
             try:
-                add_files.create(folder, [], schema(table, kind), CLEARED, 1)
-            except SinkUnavailable:
-                # Another process may have made it.
-                if self._commits.table(folder) is None:
-                    raise
-        elif misfits(held, table):
-            if not self._is_nothing(folder):
-                raise Misfit(table, self.name)
-            self._empty(table, kind, CLEARED)
+                begun = step.begin(self._tables, batch.writer, advance)
+            except CdcError as error:
+                failures.append(error)
+                continue
+            if begun.due:
+                steps[advance.table.qualified] = begun
+        return steps, failures
 
-    def _is_nothing(self, folder: str) -> bool:
-        """Whether a Delta table has neither rows nor a position."""
-        found, held = self._commits.found(folder), self._commits.opened(folder)
-        return not (found.stored or found.trouble or (held and add_files.paths(held)))
+    def _apply(self, batch: Batch, steps: Mapping[str, Step]) -> Outcome:
+        """Have the executors write the files of all tables, then commit them."""
+        name, spark = Name(), batch.records.sparkSession
+        for begun in steps.values():
+            for kind in begun.due:
+                self._tables.make_folder(self.folder(begun.table, kind))
+        writer = WarehouseWriter(
+            {begun.table.topic: begun.view for begun in steps.values()},
+            name,
+            archives="changes" in self._tables.kinds,
+            limits=executor.LIMITS,
+        )
+        lane = batch.lane(writer, [begun.advance for begun in steps.values()])
+        try:
+            outcome = lane_run.run(lane, batch.records, self.name, {"unavailable": WRITABLE})
+        except BaseException:
+            for begun in steps.values():
+                begun.discard(name, committed=False)
+            raise
+        written = {table: _staged_of(outcome, table) for table in steps}
+        try:
+            made = rewritten(spark, self._rewrites(steps, written, name))
+        except BaseException:
+            for begun in steps.values():
+                begun.discard(name, committed=True)
+            raise
+        each(spark, steps, partial(self._commit, batch, outcome, name, written, made))
+        return outcome
 
-    def _standing(self, table: Table, kind: str) -> Found:
-        """Our last commit. Raises Misfit when there is one, and it can't be told which."""
-        found = self._commits.found(self.folder(table, kind))
-        if found.trouble and found.stored is None:
-            raise self._untrue(table, kind, found)
-        return found
+    def _rewrites(self, steps: Mapping[str, Step], written: Mapping[str, Staged], name: Name) -> dict[str, Rewrite]:
+        """What is to be done to small mirrors, all of them in one job of Spark's."""
+        rewrites = {}
+        for table, begun in steps.items():
+            if rewrite := begun.rewrite(written[table], name, MADE_ANEW_BYTES, marks=self._marks(table)):
+                rewrites[table] = rewrite
+        return rewrites
 
-    def _untrue(self, table: Table, kind: str, found: Found) -> Misfit:
-        """The mirror has to be made again."""
-        folder = self.folder(table, kind)
-        return Misfit(table, self.name, f"The Delta table {folder} can't be gone on with: {found.trouble}.")
-
-    def _mend_changes(self, table: Table) -> None:
-        """Make a log of changes go on that can't: beside a mirror that is made again, nothing else could.
-
-        One whose columns can't take the table's begins again, for the events that come after those it holds; what it
-        held is in its earlier versions, until VACUUM. Of one that somebody else has changed the rows stay as they are.
-        """
-        folder = self.folder(table, "changes")
-        found = self._commits.found(folder)
-        held = self._commits.opened(folder)
-        if held is None:
-            return
-        if misfits(held, table) or (found.trouble and found.stored is None):
-            self._empty(table, "changes", found.stored or CLEARED)
-        elif found.trouble and found.stored:
-            add_files.commit(held, [], "append", held.schema(), found.stored, found.number + 1)
-
-    def _empty(self, table: Table, kind: str, stored: Stored) -> None:
-        """Take all rows out of a Delta table and give it the columns of the source's, in one commit."""
-        folder, columns = self.folder(table, kind), schema(table, kind)
-        self._left.pop(folder, None)
-        found, held = self._commits.found(folder), self._commits.opened(folder)
-        if held is None:
-            return
-        if needed := features(columns) - add_files.features(held):
-            from pyspark.sql import SparkSession
-
-            from sinks.delta import vectors
-
-            vectors.ask(SparkSession.active(), folder, needed)
-            held.update_incremental()
-        add_files.commit(held, [], "overwrite", columns, stored, found.number + 1)
-
-    def folder(self, table: Table, kind: str) -> str:
-        generation = f"@{self._beside[table.qualified]}" if self._beside and kind == "mirror" else ""
-        return f"{self.path}/{table.qualified}/{kind}{generation}"
-
-    def _apply_table(self, batch: Batch, counts: frames.Counts, advance: Advance) -> Applied:
+    def _commit(
+        self,
+        batch: Batch,
+        outcome: Outcome,
+        name: Name,
+        written: Mapping[str, Staged],
+        made: Mapping[str, list[File]],
+        begun: Step,
+    ) -> None:
         """Append the events first, then merge the rows; each to what has something to gain by them."""
-        counted, lacking = counts.get(advance.table.topic, frames.NOTHING)
-        found = {kind: self._commits.found(self.folder(advance.table, kind)) for kind in self._kinds}
-        self._begin(batch.writer, advance, found)
-        due = {kind: before for kind, before in found.items() if self._is_due(batch.writer, advance, kind, before)}
-        for kind, before in due.items():
-            folder = self.folder(advance.table, kind)
-            stored = self._stored_after(batch.writer, advance, before, counted)
-            if kind == "changes":
-                self._append(folder, self._events(batch, advance, before), before, stored)
-            else:
-                marks = not add_files.named(advance.table.qualified, self._rewritten)
-                self._merge(folder, self._rows(batch, advance, before.stored, lacking), before, stored, marks)
-            after = self._commits.found(folder)
-            if after.stored is None or (after.number, after.stored.position) != (before.number + 1, stored.position):
-                raise mismatch(advance.table, advance.until, _position(after.stored), ours=False)
-            self._left[folder] = after.stored
-        self._tidy(self.folder(advance.table, "mirror"), batch.events.sparkSession)
-        return counted if due else Applied()
+        table, spark = begun.table, batch.records.sparkSession
+        staged = written[table.qualified]
+        try:
+            for kind, before in begun.due.items():
+                applied, generation = outcome.applied[table.qualified], self._tables.generation(table)
+                stored = fence.after(batch.writer, begun.advance, before.stored, applied, generation)
+                if kind == "changes":
+                    self._append(spark, begun, staged, stored)
+                else:
+                    self._merge(spark, begun, staged, stored, made.get(table.qualified))
+                folder = self.folder(table, kind)
+                now = self._commits.found(folder)
+                if now.stored is None or (now.number, now.stored.position) != (before.number + 1, stored.position):
+                    raise mismatch(table, begun.advance.until, fence.position(now.stored), ours=False)
+                self._tables.fence.leave(folder, now.stored)
+        except CdcError:
+            begun.discard(name, committed=True)
+            raise
+        self._tidy(self.folder(table, "mirror"), spark)
 
-    def _begin(self, writer: str, advance: Advance, found: Mapping[str, Found]) -> None:
-        """Take note of a step; it may be tried again when one of the two has gone further by it.
+    def _append(self, spark: "SparkSession", begun: Step, staged: Staged, stored: Stored) -> None:
+        begun.append(spark, staged, stored)
 
-        Raises:
-            Fenced, Rewound: see `Sink.apply`.
-        """
-        table = advance.table
-        for kind, standing in found.items():
-            if standing.trouble:
-                raise Rewound(
-                    f"The Delta table {self.folder(table, kind)} can't be gone on with: {standing.trouble}.",
-                    hint=f"cdc -p FILE rebuild {self.name} --table {table.qualified}",
-                    table=table.qualified,
-                )
-        step = (writer, advance.start, advance.until)
-        if any(self.folder(table, kind) not in self._left for kind in self._kinds):
-            self.position(table)
-        elif self._begun.get(table.topic) == step:
-            return
-        expected = _position(self._oldest({kind: self._left[self.folder(table, kind)] for kind in self._kinds}))
-        if expected != advance.start:
-            raise mismatch(table, advance.start, expected, ours=False)
-        self._begun[table.topic] = step
+    def _merge(
+        self, spark: "SparkSession", begun: Step, staged: Staged, stored: Stored, made: list[File] | None
+    ) -> None:
+        begun.merge(spark, staged, stored, made, marks=self._marks(begun.table.qualified))
 
-    def _is_due(self, writer: str, advance: Advance, kind: str, before: Found) -> bool:
-        """Whether a part of the view gains something by a step. Raises Fenced, Rewound: see `Sink.apply`."""
-        folder, stored = self.folder(advance.table, kind), before.stored
-        gains = advance.repairs or positions.further(stored, advance.until) != _position(stored)
-        if not gains and stored and stored.writer == writer:
-            # Perhaps of this very step, whose answer was lost.
-            self._left[folder] = stored
-        left = self._left[folder]
-        if stored != left:
-            ours = stored is None or stored.writer == writer
-            raise mismatch(advance.table, _position(left), _position(stored), ours=ours)
-        return gains
-
-    def _stored_after(self, writer: str, advance: Advance, before: Found, counted: Applied) -> Stored:
-        if advance.repairs and before.stored:
-            # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
-            return before.stored
-        generation = self._beside[advance.table.qualified] if self._beside else None
-        further = replace(advance, until=positions.further(before.stored, advance.until))
-        return stored_after(further, before.stored, counted, writer, generation)
-
-    def _events(self, batch: Batch, advance: Advance, before: Found) -> "DataFrame":
-        """What to append."""
-        events = frames.events(batch, advance, before.stored)
-        if not advance.repairs:
-            return events
-        log = events.sparkSession.read.format("delta").load(self.folder(advance.table, "changes"))
-        return frames.lacking(events, log, advance.until.topic_id)
-
-    def _append(self, folder: str, rows: "DataFrame", before: Found, stored: Stored) -> None:
-        # As `before` saw it: a switch since then has to be a conflict.
-        table = self._commits.opened(folder)
-        if table is None:
-            add_files.begin(folder, rows, stored, before.number + 1)
-        else:
-            add_files.write(table, rows, "append", stored, before.number + 1)
-
-    def _merge(self, folder: str, rows: "DataFrame", before: Found, stored: Stored, marks: bool) -> None:
-        table = self._commits.opened(folder)
-        if table is None or before.stored is None:
-            self._append(folder, frames.first(rows), before, stored)
-        elif add_files.size(table) < MADE_ANEW_BYTES and (
-            mirror := add_files.plain(table, folder, rows.sparkSession, marks)
-        ):
-            add_files.write(table, frames.merged(mirror, rows), "overwrite", stored, before.number + 1)
-        else:
-            from sinks.delta.marks import merge
-
-            merge(table, folder, rows, stored, before.number + 1, marks)
+    def _marks(self, table: str) -> bool:
+        """Whether rows of a table's mirror may be marked as deleted."""
+        return not add_files.named(table, self._rewritten)
 
     def _tidy(self, folder: str, spark: "SparkSession") -> None:
         from sinks.delta import generations
@@ -381,20 +288,10 @@ class Delta:
         if now - last >= TIDY_S:
             self._tidied[folder] = now, generations.tidy(spark, self._commits, folder, unused)
 
-    def _rows(self, batch: Batch, advance: Advance, stored: Stored | None, lacking: bool) -> "DataFrame":
-        """What to merge, completed where changes lack values."""
-        from sinks.delta import complete
 
-        changes = frames.unseen(batch.changes, advance, stored).where("offset IS NOT NULL")
-        if lacking:
-            folder = None if stored is None else self.folder(advance.table, "mirror")
-            return complete.completed(changes, advance.table, folder, self.name)
-        return frames.changed(changes, advance.table)
-
-    def _oldest(self, found: Mapping[str, Stored | None]) -> Stored | None:
-        mirror = found["mirror"]
-        return positions.oldest(found["changes"], mirror) if "changes" in found else mirror
-
-
-def _position(stored: Stored | None) -> Position | None:
-    return stored.position if stored else None
+def _staged_of(outcome: Outcome, table: str) -> Staged:
+    """What the executors have written for a table."""
+    staged = Staged()
+    for told in outcome.told.get(table, ()):
+        staged.add(_staged(told))
+    return staged

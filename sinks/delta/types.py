@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from cdc.change import Table
 
 if TYPE_CHECKING:
     import deltalake
+    import pyarrow as pa
 
 NAMES = {"smallint": "short", "int": "integer", "bigint": "long"}
 UNFIT = " ,;{}()\n\t="
@@ -22,6 +24,7 @@ CHANGES = {
     "_cdc_kept": "array<string>",
     "_cdc_commit": "timestamp",
 }
+NOTHING = Table("", "", (), (), "")
 BOOKKEEPING = {"changes": CHANGES, "mirror": MIRROR}
 """Our own columns; `_cdc_topic` is the id of the topic that offsets are of."""
 METADATA = "_metadata"
@@ -57,9 +60,9 @@ def _of_sparks(names: Iterable[str]) -> list[str]:
 
 def column_type(table: Table, name: str) -> str:
     """Spark's text for it: decimal(10,2), array<string>."""
-    from cdc import types
+    from cdc.codec.types import kind
 
-    return types.kind(table.column(name).type).column
+    return kind(table.column(name).type).column
 
 
 def delta_type(text: str) -> object:
@@ -84,6 +87,14 @@ def schema(table: Table, kind: str) -> "deltalake.Schema":
     columns = ((column.name, column_type(table, column.name)) for column in table.columns)
     fields = [_field(name, type_) for name, type_ in (*own, *columns)]
     return deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+
+
+@cache
+def arrow_schema(table: Table | None, kind: str) -> "pa.Schema":
+    """The same for the files of a Delta table; of our own columns alone where there is no table."""
+    import pyarrow as pa
+
+    return pa.schema(schema(table or NOTHING, kind).to_arrow())
 
 
 def features(columns: "deltalake.Schema") -> set[str]:

@@ -30,6 +30,9 @@ UNTRUSTED = {
 }
 OK, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE, BUSY, FAILED = 200, 401, 403, 404, 413, 429, 500
 BLOCKED = "cluster_block_exception"
+GONE = ("index_not_found_exception", "invalid_index_name_exception")
+"""What an item is answered when the name is gone through which its writer writes: another has taken over."""
+OVERTAKEN = "Another writer has taken over the view; this one stops."
 PRODUCT = "x-elastic-product"
 """The header by which the server's answers are told from those of a proxy."""
 LINE_BYTES = 3000

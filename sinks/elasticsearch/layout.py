@@ -13,8 +13,8 @@ from typing import Any
 from cdc.change import Table
 from cdc.sink import Misfit
 from sinks.elasticsearch.client import Refusal
-from sinks.elasticsearch.executor import OWN_ID
 from sinks.elasticsearch.fields import DOUBLE, KEYWORD, WHOLE, adjusted, field
+from sinks.elasticsearch.ids import OWN_ID
 
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
 """gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the server itself has in

@@ -38,9 +38,10 @@ class Record:
     visible: Position | None = None
     condition: Mapping[str, int] = field(default_factory=dict)
 
-    def fresh(self, until: Position) -> bool:
-        """Whether nothing was ever sent but, perhaps, this first batch: there is nothing that it could delete."""
-        return self.stored is None and self.visible in (None, until)
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was ever sent: there is nothing that could be deleted."""
+        return self.stored is None and self.visible is None
 
     def begins(self, until: Position) -> "Record":
         """Before rows of a batch that ends there are sent."""

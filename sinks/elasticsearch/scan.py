@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cdc.patch import members
+from cdc.codec.members import members
 from sinks.elasticsearch.client import Refusal, answered
-from sinks.elasticsearch.executor import HASHED, OWN_ID, documents
+from sinks.elasticsearch.documents import documents
+from sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,15 +37,15 @@ def scanner(url: str, pit: str) -> Read:
 
 
 def getter(url: str, index: str) -> Read:
-    """Reads the documents whose `_id`s it is given, as far as there are any."""
+    """Reads the documents of the rows whose ids it is given, as far as there are any."""
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for part in parts:
-            keys = part.column("key").to_pylist()
+            keys = list(map(document_id, part.column("id").to_pylist()))
             for start in range(0, len(keys), PAGE_ROWS):
                 page = keys[start : start + PAGE_ROWS]
                 items = documents(url, f"/{quote(index, safe='@')}/_mget", {"ids": page}, len(page))
-                yield _rows([(json.loads(one["_id"]), one["_source"]) for one in items if one])
+                yield _rows([(item.id, bytes(item.source).decode()) for item in items if item])
 
     return read
 
@@ -117,4 +118,4 @@ def _rows(hits: list[tuple[str, str]]) -> "pa.RecordBatch":
 
 
 def _id(key: str, source: str) -> str:
-    return str(json.loads(members(source)[OWN_ID])) if key.startswith(HASHED) else key
+    return str(json.loads(bytes(members(source.encode())[OWN_ID]))) if key.startswith(HASHED) else key

@@ -1,7 +1,7 @@
 """Elasticsearch: a document per row in the index behind the alias <pipeline>-<schema>.<table>.
 
 Whole documents by `index` and `delete` with version_type=external_gte and version = Kafka offset, so an older change
-never wins, whoever sends it. The bulk bodies are built in the JVM; Python frames and sends them, and reads every item.
+never wins, whoever sends it. The executors make the bulks, send them, and read every item's answer.
 Positions are documents of the index `cdc-position`, one for each index, changed by if_seq_no compare-and-set: before
 the first bulk of a batch it says how far rows may be visible, after the last one how far they are.
 A generation is an index <alias>@<generation>; the alias says which one readers see.
@@ -20,10 +20,10 @@ from uuid import uuid4
 
 from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
 from cdc.errors import Fenced, SinkError, SinkUnavailable
-from cdc.report import COMPLETING, Row, send
-from cdc.sink import SWITCH_S, Batch, Refused, behind, check, mismatch, require, stored_after, wait_for
+from cdc.lane_run import run
+from cdc.sink import SWITCH_S, Batch, Outcome, behind, check, mismatch, require, stored_after, wait_for
 from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
-from sinks.elasticsearch.executor import bulk_item, document_id, sender
+from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.fields import refusals
 from sinks.elasticsearch.indices import Indices, Place
 from sinks.elasticsearch.layout import INDEX_SETTINGS, Layout, refuse_other, refused, settled_otherwise
@@ -80,7 +80,7 @@ class Elasticsearch:
         records = self._records(tables)
         return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+    def apply(self, batch: Batch) -> Outcome:
         places = self._indices.of([advance.table for advance in batch.advances])
         for advance in batch.advances:
             if advance.table.qualified not in places:
@@ -89,26 +89,22 @@ class Elasticsearch:
         before = self._positions.read(indices)
         pending = [a for a in batch.advances if check(a, before[a.table.qualified].stored, batch.writer)]
         if not pending:
-            return {}
+            return Outcome()
         self._take(pending, places)
-        begun = self._store(
-            pending, indices, [before[a.table.qualified].begins(a.until) for a in pending], batch.writer
-        )
-        fresh = {a.table.topic for a in pending if before[a.table.qualified].fresh(a.until)}
-        sent = self._send(batch, pending, indices, fresh)
-        result = {a.table.qualified: sent.get(a.table.topic, Applied()) for a in pending}
-        self._commit(pending, indices, begun, result, batch.writer)
-        return result
+        records = [before[a.table.qualified] for a in pending]
+        begins = [record.begins(a.until) for a, record in zip(pending, records, strict=True)]
+        begun = self._store(pending, indices, begins, batch.writer)
+        fresh = {a.table.topic for a, record in zip(pending, records, strict=True) if record.fresh}
+        outcome = self._send(batch, pending, indices, fresh)
+        self._commit(pending, indices, begun, outcome.applied, batch.writer)
+        return outcome
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         """As the contract says; the frame is good until the next scan of all rows, or for two minutes."""
-        from pyspark.sql import functions as F
-
         url, row = self.url, "id string, document string"
         index = self._readable(table)
         if ids is not None:
-            keys = spark.createDataFrame([(key,) for key in ids], "id string")
-            return keys.select(document_id(F.col("id")).alias("key")).mapInArrow(getter(url, index), row)
+            return spark.createDataFrame([(key,) for key in ids], "id string").mapInArrow(getter(url, index), row)
         self._server.refresh([index])
         self._unscan()
         (opened,) = self._server.each("POST", [index], "/_pit", query={"keep_alive": KEEP})
@@ -305,15 +301,12 @@ class Elasticsearch:
             # Of two who take over at the same time, the other has been quicker.
             raise mismatch(pending[0].table, pending[0].start, pending[0].start, ours=False) from None
 
-    def _send(
-        self, batch: Batch, pending: Sequence[Advance], indices: Mapping[str, str], fresh: set[str]
-    ) -> dict[str, Applied]:
+    def _send(self, batch: Batch, pending: Sequence[Advance], indices: Mapping[str, str], fresh: set[str]) -> Outcome:
         """Send the rows; when it isn't known what has become of some, nothing of this try may arrive later."""
-        lines = self._lines(batch, {name: Place(index).writer(self._token) for name, index in indices.items()})
+        aliases = {a.table.topic: Place(indices[a.table.qualified]).writer(self._token) for a in pending}
+        lane = batch.lane(ElasticsearchWriter(self.url, aliases, frozenset(fresh)), pending)
         try:
-            sent = send(lines, sender(self.url, {a.table.topic for a in pending}, fresh), self.name, HINTS)
-        except Refused:
-            raise
+            outcome = run(lane, batch.records, self.name, HINTS)
         except Exception as error:
             self._token = _token()
             if isinstance(error, SinkUnavailable):
@@ -322,7 +315,7 @@ class Elasticsearch:
                 self._refuse_gone(pending)
             raise
         self._blocked_at = 0.0
-        return sent
+        return outcome
 
     def _refuse_gone(self, pending: Sequence[Advance]) -> None:
         """An alias goes with its index, too: then it is the view that is gone, and nobody has taken over."""
@@ -330,12 +323,6 @@ class Elasticsearch:
         for advance in pending:
             if advance.table.qualified not in places:
                 raise mismatch(advance.table, advance.start, None, ours=True)
-
-    def _lines(self, batch: Batch, targets: Mapping[str, str]) -> "DataFrame":
-        """Folded changes with the bulk item of each as the text that is sent, to the alias of each table."""
-        named = tuple((a.table.topic, targets[a.table.qualified]) for a in batch.advances)
-        handed = [name for name in Row._fields if not batch.plain or name not in COMPLETING]
-        return batch.changes.select("topic", "partition", *handed, *bulk_item(named))
 
     def _commit(
         self,

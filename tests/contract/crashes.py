@@ -2,32 +2,31 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 import deltalake
 import httpx
-import redis
 from pyspark.errors import PySparkException
 
 import sinks.elasticsearch.sink
-import sinks.redis
-from cdc.change import Applied
+import sinks.redis.sink
 from cdc.errors import Fenced, SinkUnavailable
-from cdc.report import Report
-from cdc.sink import Batch
-from sinks import redis_chunks, redis_send, redis_server
+from cdc.lane import Failure, Limits, Part, Verdicts
+from cdc.sink import Batch, Outcome
 from sinks.delta.sink import Delta
-from sinks.elasticsearch import executor
+from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.positions import POSITIONS
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
+from sinks.redis.executor import RedisWriter
 
 if TYPE_CHECKING:
     from tests.contract.test_histories import Consumer
 
 Crash = Callable[["Consumer", Batch, int], None]
-Send = Callable[[Iterator[Any]], Iterator[Any]]
 DEATH = "the writer dies here"
 
 
@@ -52,7 +51,7 @@ class Torn(Memory):
 
     keeps = 0
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+    def apply(self, batch: Batch) -> Outcome:
         before, stored = {name: dict(view) for name, view in self.views.items()}, dict(self.stored)
         super().apply(batch)
         for name, view in self.views.items():
@@ -77,76 +76,50 @@ def torn_memory(consumer: "Consumer", batch: Batch, seed: int) -> None:
     consumer.deliver(consumer.between(consumer.at, batch.advances[0].until.offsets))
 
 
-class Flaky:
-    """A connection to the cache that breaks at one call of a script: before the server has it, or after."""
+class Cut:
+    """Breaks at one of the calls of a writer: before the destination has it, or after. Stands before its class."""
 
-    def __init__(self, server: redis.Redis, calls: int, after: bool) -> None:
-        self.server, self.calls, self.after = server, calls, after
+    calls: int
+    after: bool
+    dies: bool = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.server, name)
-
-    def register_script(self, text: str) -> Callable[..., Any]:
-        script = self.server.register_script(text)
-
-        def call(**arguments: Any) -> Any:
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        verdicts: list[Verdicts] = []
+        for part in parts:
             self.calls -= 1
+            if self.calls >= 0 or self.after:
+                verdicts += super().write([part])  # type: ignore[misc]
             if self.calls < 0:
-                if self.after:
-                    script(**arguments)
-                raise redis.exceptions.ConnectionError
-            return script(**arguments)
-
-        return call
+                if self.dies:
+                    die()
+                raise Failure("unavailable", "cut")
+        return verdicts
 
 
-def flaky_redis(calls: int, after: bool) -> Callable[..., Send]:
-    def sender(*arguments: Any) -> Send:
-        whole, real = redis_send.sender(*arguments), redis_server.client
+@dataclass
+class CutRedis(Cut, RedisWriter):
+    calls: int = 0
+    after: bool = False
+    limits = Limits(5, 10**6)
 
-        def apply(batches: Iterator[Any]) -> Iterator[Any]:
-            (url, *_) = arguments
-            broken = Flaky(real(url), calls, after)
-            few = mock.patch.object(redis_chunks, "CHUNK_ROWS", 5)
-            with few, mock.patch.object(redis_send, "client", return_value=broken):
-                yield from whole(batches)
 
-        return apply
-
-    return sender
+@dataclass
+class CutElasticsearch(Cut, ElasticsearchWriter):
+    calls: int = 0
+    after: bool = False
+    dies: bool = False
+    limits = Limits(5, 10**6)
 
 
 def broken_redis(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    with survived(), mock.patch.object(sinks.redis, "sender", flaky_redis(seed % 11, seed % 2 == 0)):
+    cut = partial(CutRedis, calls=seed % 11, after=seed % 2 == 0)
+    with survived(), mock.patch.object(sinks.redis.sink, "RedisWriter", cut):
         consumer.sink.apply(batch)
 
 
-def flaky_elasticsearch(calls: int, kind: int) -> Callable[..., Send]:
-    def sender(*arguments: Any) -> Send:
-        whole, real, left = executor.sender(*arguments), executor._post, [calls]
-
-        def post(url: str, items: Sequence[Any], said: Report) -> Any:
-            left[0] -= 1
-            if left[0] >= 0 or kind == 1:
-                answers = real(url, list(items), said)
-            if left[0] >= 0:
-                return answers
-            if kind == 2:
-                die()
-            said.failure, said.message = "unavailable", "cut"
-            return []
-
-        def apply(batches: Iterator[Any]) -> Iterator[Any]:
-            with mock.patch.multiple(executor, BULK_BYTES=1500, _post=post):
-                yield from whole(batches)
-
-        return apply
-
-    return sender
-
-
 def broken_elasticsearch(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    with survived(), mock.patch.object(sinks.elasticsearch.sink, "sender", flaky_elasticsearch(seed % 13, seed % 3)):
+    cut = partial(CutElasticsearch, calls=seed % 13, after=seed % 3 == 1, dies=seed % 3 == 2)
+    with survived(), mock.patch.object(sinks.elasticsearch.sink, "ElasticsearchWriter", cut):
         consumer.sink.apply(batch)
 
 

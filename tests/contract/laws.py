@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc import decode
-from cdc.apply.batch import make_batch
 from cdc.change import Advance, Applied, Position, Reach, Table, distance, new_generation, row_id
-from cdc.decode import Reading
 from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, SinkUnavailable
 from cdc.explain import explain
 from cdc.floors import Floors
+from cdc.reading import Reading
 from cdc.sink import Batch, Refused, Rewound, Sink
-from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame
+from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame, in_lanes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,11 +53,9 @@ class Harness:
         # No position lies beyond the log's end.
         until = tuple(map(min, until, self.topic.ends))
         advance = Advance(self.table, start, Position(self.topic_id, until), self.floors.number(self.name))
-        form = self.sink.form
         records = frame(self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)])
         reading = Reading(PLACEHOLDER, {self.table.topic: self.floors.lsn(self.name)}, {self.table.topic: self.since})
-        decoded = decode.decoded(records, [self.table], form, reading)
-        return make_batch(writer, form, [advance], decoded, tasks=2)
+        return Batch(writer, (advance,), in_lanes(records), reading)
 
     def repair(self, at: Position | None, writer: str) -> Batch:
         """All records below a position once more, as a batch of no length."""
@@ -73,12 +69,12 @@ class Harness:
 
     def send(self, batch: Batch, sink: Sink | None = None) -> Applied:
         try:
-            applied = (sink or self.sink).apply(batch)
+            outcome = (sink or self.sink).apply(batch)
         except CdcError:
             raise
         except Exception as error:
             raise explain(error, "sink") from error
-        return applied.get(self.table.qualified, Applied())
+        return outcome.applied.get(self.table.qualified, Applied())
 
     def view(self, sink: Sink | None = None) -> dict[str, Row]:
         rows = (sink or self.sink).scan(self.table, self.spark).collect()

@@ -15,7 +15,7 @@ from cdc.sink import Sink
 from tests.contract.laws import Harness, fill, row
 
 Act = Callable[[], object]
-REDIS = {"send", "hget", "hgetall", "eval", "register_script", "scan_iter"}
+REDIS = {"run", "run_here", "hget", "hgetall", "eval", "register_script", "scan_iter"}
 DELTA = {"collect", "history", "get_add_actions", "create_write_transaction"}
 CALLS = REDIS | DELTA | {"perform_request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""

@@ -1,28 +1,32 @@
 """Every sink keeps the laws; a sink that breaks one is caught by it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deltalake
 import httpx
+import pyarrow as pa
 import pytest
 import redis
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from cdc.change import Advance, Applied, Position, Stored
+from cdc.change import Applied, Position, Stored
 from cdc.errors import SinkUnavailable
-from cdc.sink import Batch, Rewound, Sink, stored_after
-from sinks.delta import add_files, frames, generations, jvm, marks, vectors
+from cdc.sink import Batch, Outcome, Rewound, Sink, stored_after
+from sinks.delta import add_files, anew, generations, jvm, marks, vectors
 from sinks.delta.commits import Commits, Found, numbered
+from sinks.delta.files import Name
 from sinks.delta.parallel import each
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
-from sinks.redis import Redis
+from sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.support.envelopes import table
+from tests.support.warehouse import begin, columns, staged, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,7 +130,7 @@ def test_what_is_empty_is_there_for_other_readers(harness: laws.Harness) -> None
 class Forgetful(Memory):
     """Stores positions, never compares them."""
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+    def apply(self, batch: Batch) -> Outcome:
         for advance in batch.advances:
             if advance.start is None:
                 self.stored.pop(advance.table.qualified, None)
@@ -140,12 +144,10 @@ class Forgetful(Memory):
 class Unfolded(Memory):
     """Applies the first change of a key instead of the newest."""
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        first = batch.events.groupBy("topic", "id").agg(
-            F.min_by(F.struct("document", "offset"), "offset").alias("first")
-        )
-        changes = batch.changes.drop("document", "offset").join(first.select("topic", "id", "first.*"), ["topic", "id"])
-        return super().apply(replace(batch, changes=changes))
+    def apply(self, batch: Batch) -> Outcome:
+        keys = Window.partitionBy("topic", "partition", "key").orderBy("offset")
+        first = batch.records.withColumn("turn", F.row_number().over(keys)).where("turn = 1").drop("turn")
+        return super().apply(replace(batch, records=first))
 
 
 def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
@@ -162,13 +164,16 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     """Row by row: each merge adds to the marks of the one before, and other readers see the same."""
     folder, commits, ids = str(tmp_path / "table"), Commits(), [str(number) for number in range(4)]
     rows = spark.createDataFrame([(key, 0, False) for key in ids], "_cdc_id string, note int, _cdc_gone boolean")
-    add_files.begin(folder, rows.drop("_cdc_gone").coalesce(1), Stored(Position("id", (0,))), 1)
+    begin(folder, rows.drop("_cdc_gone").coalesce(1), Stored(Position("id", (0,))), 1)
     (first,) = add_files.paths(deltalake.DeltaTable(folder))
     for number, key in enumerate(ids, 1):
         stored, found = Stored(Position("id", (number,))), commits.found(folder)
         change = rows.where(rows["_cdc_id"] == key).selectExpr("_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone")
         with_column = change.withColumn("added", F.lit("new")) if number == 4 else change
-        marks.merge(commits.opened(folder), folder, with_column, stored, found.number + 1)  # type: ignore[arg-type]
+        held = commits.opened(folder)
+        assert held
+        add_files.extend(held, columns(with_column.drop("_cdc_gone")))
+        marks.merge(spark, held, folder, staged(folder, with_column), stored, found.number + 1)
         assert commits.found(folder) == Found(stored, found.number + 1)
         table = deltalake.DeltaTable(folder)
         assert (first in add_files.paths(table)) is (number < 4)
@@ -180,7 +185,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     assert later == [("3", "new")]
     older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        marks.merge(older, folder, change, stored, found.number + 1)
+        marks.merge(spark, older, folder, staged(folder, change), stored, found.number + 1)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -188,16 +193,19 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tm
     """In a folder whose name is written another way in a URI."""
     folder, commits, stored = str(tmp_path / "a table+é"), Commits(), Stored(Position("id", (1,)))
     rows = spark.createDataFrame([("1", "a", 1), ("2", "b", 2)], "_cdc_id string, dropped string, note int")
-    add_files.begin(folder, rows, stored, 1)
+    begin(folder, rows, stored, 1)
     change = spark.createDataFrame([("1", 3, False)], "_cdc_id string, note int, _cdc_gone boolean")
     table = commits.table(folder)
     assert table
+    changed = staged(folder, change)
     if large:
-        marks.merge(table, folder, change, stored, 2)
+        marks.merge(spark, table, folder, changed, stored, 2)
     else:
-        mirror = add_files.plain(table, folder, spark)
-        assert mirror
-        add_files.write(table, frames.merged(mirror, change), "overwrite", stored, 2)
+        schema, places = pa.schema(table.schema().to_arrow()), add_files.places(table, folder)
+        new = [file.name for file in changed.rows]
+        rewrite = anew.Rewrite(folder, places, changed.names, new, schema, Name().new())
+        (made,) = anew.rewritten(spark, {"items": rewrite}).values()
+        add_files.commit(table, add_files.actions(made), "overwrite", table.schema(), stored, 2)
     assert sorted(spark.read.format("delta").load(folder).collect()) == [("1", None, 3), ("2", "b", 2)]
 
 
@@ -208,7 +216,7 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
     folder, commits = str(tmp_path / "table"), Commits()
     expected: dict[str, int | None] = {}
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
-    add_files.begin(folder, rows, Stored(Position("id", (0,))), 1)
+    begin(folder, rows, Stored(Position("id", (0,))), 1)
     for number in range(12):
         found = commits.found(folder)
         change = rows.where(f"_cdc_id IN ({number}, {number // 2})").selectExpr(
@@ -216,7 +224,8 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
         )
         table = commits.opened(folder)
         assert table
-        marks.merge(table, folder, change, Stored(Position("id", (number + 1,))), found.number + 1)
+        stored = Stored(Position("id", (number + 1,)))
+        marks.merge(spark, table, folder, staged(folder, change), stored, found.number + 1)
         expected |= {str(key): number for key in (number, number // 2) if key != number or number % 5 != 4}
         expected |= {} if number % 5 != 4 else {str(number): None}
         held = spark.read.format("delta").load(folder).where("note >= 0").collect()
@@ -227,14 +236,14 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
 def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
     folder, rows = str(tmp_path / "table"), spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     stored = Stored(Position("id", (1,)))
-    add_files.begin(folder, rows, stored, 1)
+    begin(folder, rows, stored, 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        add_files.begin(folder, rows, stored, 1)
+        begin(folder, rows, stored, 1)
     stale, fresh = deltalake.DeltaTable(folder), deltalake.DeltaTable(folder)
-    add_files.write(fresh, rows, "append", stored, 2)
+    write(fresh, rows, "append", stored, 2)
     for mode in ("append", "overwrite"):
         with pytest.raises(SinkUnavailable, match="same time"):
-            add_files.write(stale, rows, mode, stored, 2)
+            write(stale, rows, mode, stored, 2)
     assert spark.read.format("delta").load(folder).count() == 6
 
 
@@ -242,10 +251,10 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSessio
 def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp_path: Path, marked: bool) -> None:
     live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
-    add_files.begin(live, rows, Stored(Position("id", (1,))), 1)
+    begin(live, rows, Stored(Position("id", (1,))), 1)
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
     dated = rows.withColumn("at", F.lit("2026-01-01").cast("timestamp_ntz")).coalesce(1)
-    add_files.begin(other, dated, Stored(Position("id", (2,))), 1)
+    begin(other, dated, Stored(Position("id", (2,))), 1)
     if marked:
         vectors.ask(spark, other, [add_files.MARKS])
         with numbered(spark, Stored(Position("id", (2,))), 2):
@@ -257,37 +266,36 @@ def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp
     assert found.stored == Stored(Position("id", (2,)))
     now = deltalake.DeltaTable(live)
     assert add_files.features(now) == {"timestampNtz"} | ({add_files.MARKS} if marked else set())
-    add_files.write(now, dated.where("_cdc_id = '0'"), "append", Stored(Position("id", (3,))), found.number + 1)
+    write(now, dated.where("_cdc_id = '0'"), "append", Stored(Position("id", (3,))), found.number + 1)
     assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (3 if marked else 4)
 
 
 def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(spark: "SparkSession") -> None:
     # Many, so that some haven't begun when the first has failed.
     topics = [f"a.b.c{number}" for number in range(200)]
-    first, *rest = (Advance(table(topic), None, Position("id", (1,))) for topic in topics)
-    batch, pools = Batch("writer", (first, *rest), spark.range(1), spark.range(1)), {}
+    first, *rest = topics
+    pools = {}
 
-    def apply(advance: Advance) -> Applied:
-        if advance is first:
+    def apply(topic: str) -> None:
+        if topic is first:
             raise SinkUnavailable("away", hint="")
-        pools[advance.table.topic] = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
-        return Applied()
+        pools[topic] = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
 
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "warehouse")
     try:
         with pytest.raises(SinkUnavailable, match="away"):
-            each(batch, apply)
+            each(spark, {topic: topic for topic in topics}, apply)
     finally:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
-    assert pools == dict.fromkeys(topics[1:], "warehouse")
+    assert pools == dict.fromkeys(rest, "warehouse")
 
 
 class KeepsDeleted(Memory):
     """Ignores deletes."""
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        kept = batch.changes.where("document IS NOT NULL")
-        return super().apply(replace(batch, changes=kept))
+    def apply(self, batch: Batch) -> Outcome:
+        deletes = F.col("value").isNull() | F.col("value").cast("string").contains('"op":"d"')
+        return super().apply(replace(batch, records=batch.records.where(~deletes)))
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_batch_that_is_tried_again_with_changes_behind_goes_on(harness: Harnes
 def test_a_repair_appends_what_is_lacking_and_nothing_else(harness: Harness) -> None:
     """Also when it is repeated, because it was cut off before anybody could take note of it."""
     whole = harness.batch(None, harness.topic.ends, "one")
-    harness.send(replace(whole, events=whole.events.where("NOT (partition = 0 AND offset = 1)")))
+    harness.send(replace(whole, records=whole.records.where("NOT (partition = 0 AND offset = 1)")))
     assert sum(events(harness).values()) == sum(expected(harness).values()) - 1
     at = harness.position()
     for _ in range(2):

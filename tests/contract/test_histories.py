@@ -8,7 +8,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from cdc import backlog, decode
-from cdc.apply.batch import make_batch
 from cdc.apply.views import prepare
 from cdc.change import Advance, Applied, Position
-from cdc.decode import Reading
 from cdc.errors import CdcError
 from cdc.explain import explain
+from cdc.reading import Reading
 from cdc.sink import Batch, Sink
 from sinks.delta.sink import Delta
 from sinks.memory import Memory
@@ -32,7 +30,7 @@ from tests.contract.crashes import Crash
 from tests.contract.laws import TOPIC_ID
 from tests.contract.test_contract import maker
 from tests.support.budget import SCALE, budget
-from tests.support.envelopes import PLACEHOLDER, Row, frame
+from tests.support.envelopes import PLACEHOLDER, Row, frame, in_lanes
 from tests.support.histories import Reader, World, table
 
 if TYPE_CHECKING:
@@ -84,26 +82,20 @@ class Consumer:
         return None if until == self.offsets else self.between(self.at, until)
 
     def between(self, start: Position | None, until: Sequence[int]) -> Batch:
-        world, form = self.world, self.sink.form
+        world = self.world
         advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
         records = [(world.table, record) for record in world.topic.between(advance.start_offsets, until)]
         reading = Reading(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
-        decoded = decode.decoded(frame(self.spark, records), [world.table], form, reading)
-        plain = form == "documents" and PLACEHOLDER not in str([record.value for _, record in records])
-        batch = make_batch(self.writer, form, [advance], decoded, tasks=2, plain=plain)
-        if not plain or reading.floors or sum(until) % 2:
-            return batch
-        parts = [frame(self.spark, [one for one in records if one[1].partition % 2 == turn]) for turn in (0, 1)]
-        return replace(batch, changes=backlog.newest(parts, [world.table], reading))
+        return Batch(self.writer, (advance,), in_lanes(frame(self.spark, records)), reading)
 
     def send(self, batch: Batch) -> Applied:
         try:
-            applied = self.sink.apply(batch)
+            outcome = self.sink.apply(batch)
         except CdcError:
             raise
         except Exception as error:
             raise explain(error, "sink") from error
-        return applied.get(self.world.table.qualified, Applied())
+        return outcome.applied.get(self.world.table.qualified, Applied())
 
     def deliver(self, batch: Batch) -> None:
         (advance,) = batch.advances

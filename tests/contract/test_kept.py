@@ -1,14 +1,17 @@
 """What is kept beside the live views is never behind them, and nothing that readers see depends on it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from cdc.apply.standby import StandbySink
-from cdc.change import Position, Stored
+from cdc.change import Position, Stored, row_id
 from cdc.continuity import Discontinued
 from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
+from cdc.lane import Entries
+from cdc.rejection import Rejection, Skip, Stop
 from cdc.sink import Batch, Refused
 from sinks.memory import Memory
 from tests.contract.laws import TOPIC_ID, Harness, fill, row
@@ -37,8 +40,9 @@ class Pair:
         views = {self.table: self.live.position(self.table)}
         self.pair.follow(self.names if names is None else names, views, lambda _: 0, lambda *_: None)
 
-    def apply(self) -> None:
-        self.pair.apply(self.harness.batch(self.harness.position(self.pair), self.harness.topic.ends, "one"))
+    def apply(self, rejection: Rejection | None = None, entries: Entries | None = None) -> None:
+        batch = self.harness.batch(self.harness.position(self.pair), self.harness.topic.ends, "one")
+        self.pair.apply(replace(batch, rejection=rejection or Stop(), entries=entries or {}))
 
     def assert_both(self) -> None:
         assert self.harness.view() == self.harness.view(self.beside) == self.harness.topic.model()
@@ -112,6 +116,46 @@ def test_what_only_it_refuses(pair: Pair) -> None:
     pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()
     assert pair.pair.standby_at == {}
+
+
+def test_what_only_it_refuses_is_known_however_often_the_live_view_is_away(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The try in which the standby met it tells nobody of it."""
+
+    def broken(_: Batch) -> NoReturn:
+        raise SinkUnavailable("no live view", hint="none")
+
+    pair.find()
+    pair.apply(Skip())
+    pair.beside.views[pair.table.qualified].clear()
+    pair.harness.topic.add("u", row("k0", 0, None), lacking=["v"])
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.live, "apply", broken)
+        with pytest.raises(SinkUnavailable):
+            pair.apply(Skip())
+    pair.apply(Skip())
+    assert pair.harness.view() == pair.harness.topic.model()
+    assert pair.pair.standby_at == {}
+
+
+def test_what_both_reject_is_left_out_of_both(pair: Pair) -> None:
+    """Also where one of them, which begins further back, meets what the other has rejected earlier."""
+    pair.find()
+    pair.apply(Skip())
+    before = dict(pair.beside.stored)
+    seen = dict(pair.beside.views[pair.table.qualified])
+    pair.harness.topic.add("u", row("never seen", 1, None), lacking=["v"])
+    bad = next(r for r in pair.harness.topic.records if r.key == {"a": "never seen", "b": 1})
+    pair.apply(Skip())
+    assert pair.pair.standby_at
+    pair.beside.stored, pair.beside.views[pair.table.qualified] = before, seen
+    pair.find()
+    pair.harness.topic.add("u", row("k0", 0, "later"))
+    place = {(pair.table.topic, bad.partition): {bad.offset: row_id(["never seen", 1])}}
+    pair.apply(Skip(), place)
+    assert pair.pair.standby_at
+    assert pair.harness.view() == pair.harness.view(pair.beside)
 
 
 def test_what_both_refuse(pair: Pair) -> None:

@@ -1,35 +1,42 @@
 """Planted bugs: each turns the law or the check that is named beside it red, which is green without it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from unittest import mock
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 import sinks.elasticsearch.sink
-import sinks.redis
-from cdc import decode, order, tree, types
-from cdc.change import Advance, Applied, Form, Stored, Table
+import sinks.redis.sink
+from cdc import tree
+from cdc.change import Advance, Applied, IndexOptions, Table
 from cdc.change import Column as TableColumn
-from cdc.decode import Reading
-from cdc.rows import columns, document_of_columns, parsed
-from cdc.sink import Batch, Sink, stored_after
-from cdc.toast import Placeholder
-from sinks import redis_scripts
-from sinks.delta import frames
+from cdc.codec.forms import Documents, Filled
+from cdc.codec.placeholder import Placeholder
+from cdc.codec.record import Change, RecordDecoder
+from cdc.codec.table import TableCodec, codec
+from cdc.codec.types import Kind, kind, numeric
+from cdc.errors import SinkRejected
+from cdc.lane import Part, Verdicts
+from cdc.lane_task import Records, Run
+from cdc.reading import Reading
+from cdc.sink import Batch, Outcome, Sink, stored_after
+from sinks.delta import step
 from sinks.delta.sink import Delta
-from sinks.elasticsearch import executor
+from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
-from sinks.redis import Redis
+from sinks.redis import scripts as redis_scripts
+from sinks.redis.sink import Redis
 from tests.contract import laws
-from tests.contract.crashes import Send, Torn, die
+from tests.contract.crashes import Torn, die
 from tests.contract.switches import Moment
-from tests.spark.test_decode import assert_told_apart
 from tests.support.envelopes import table
+from tests.unit.test_codec_record import assert_told_apart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,45 +52,50 @@ def harness_of(spark: "SparkSession", unique: str, make: Callable[[], Sink] | No
     return laws.Harness(spark, make or (lambda: held), table(f"{unique}.public.items"))
 
 
-def last_row_wins(changes: DataFrame, form: Form, records: int, tasks: int, **_: object) -> DataFrame:
+def last_row_wins(self: Documents, table: Table, value: bytes, *_: object) -> Filled:
     """The newest change as it is, for all columns: null where it carries no value."""
-    whole = FOLD(changes, form, records, tasks)
-    return whole.withColumn("kept", F.lit(None).cast("array<string>")).withColumn("first", F.col("offset"))
+    return Filled(value, ())
 
 
-FOLD, DECODED = order.fold, decode.decoded
+DECODE, TAKE = RecordDecoder.decode, Run.take
 
 
-def floor_ignored(*_: object) -> Column:
-    return F.lit(False)
+def floor_ignored(self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None) -> Change:
+    change = DECODE(self, topic, key, value)
+    change.lsn = None
+    return change
 
 
-def placeholder_passed(self: Placeholder, row: Column, _: Column) -> Column:
-    return row
+def servers_ignored(placeholder: str, floors: Mapping[str, int], _: object) -> Reading:
+    return Reading(placeholder, floors)
 
 
-def nothing_kept(self: Placeholder, row: Column, _: Column) -> Column:
-    return F.lit(None).cast("array<string>")
+def placeholder_passed(*_: object) -> None:
+    return None
 
 
-def before_trusted(records: DataFrame, tables: Sequence[Table], form: Form, reading: Reading) -> DataFrame:
+def before_trusted(self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None) -> Change:
     """A delete writes the row that it calls `before`, with dummy values in all columns but the key."""
-    value = F.col("value").cast("string")
-    parts = (F.get_json_object(value, f"$.{name}") for name in ("before", "source"))
-    row = F.format_string('{"op":"u","after":%s,"source":%s}', *parts)
-    turned = F.when(F.get_json_object(value, "$.op") == "d", row).otherwise(value).cast("binary")
-    return DECODED(records.where(F.col("value").isNotNull()).withColumn("value", turned), tables, form, reading)
+    change = DECODE(self, topic, key, value)
+    if change.op == "d":
+        before = json.loads(value or b"")["before"]
+        change.row = json.dumps({**before, "n": 0}).encode()
+    return change
+
+
+def without_tombstones(self: Run, topic: str, partition: int, records: Records) -> None:
+    TAKE(self, topic, partition, [record for record in records if record[1] is not None])
 
 
 PATCHES: dict[str, tuple[list[tuple[Any, str, Any]], Law]] = {
-    "last-row-wins fold": ([(order, "fold", last_row_wins)], laws.a_value_that_is_not_carried_stays),
-    "floor ignored": ([(decode, "_dead", floor_ignored)], laws.what_a_truncate_has_voided_stays_away),
-    "floors by LSN alone": ([(decode, "_past", floor_ignored)], laws.what_a_server_before_has_written_stays_away),
-    "placeholder written": (
-        [(Placeholder, "masked", placeholder_passed), (Placeholder, "kept", nothing_kept)],
-        laws.a_value_that_is_not_carried_stays,
+    "last-row-wins fold": ([(Documents, "fill", last_row_wins)], laws.a_value_that_is_not_carried_stays),
+    "floor ignored": ([(RecordDecoder, "decode", floor_ignored)], laws.what_a_truncate_has_voided_stays_away),
+    "floors by LSN alone": ([(laws, "Reading", servers_ignored)], laws.what_a_server_before_has_written_stays_away),
+    "placeholder written": ([(Placeholder, "carried", placeholder_passed)], laws.a_value_that_is_not_carried_stays),
+    "before trusted on delete": (
+        [(RecordDecoder, "decode", before_trusted), (Run, "take", without_tombstones)],
+        laws.the_newest_of_a_batch_wins,
     ),
-    "before trusted on delete": ([(decode, "decoded", before_trusted)], laws.the_newest_of_a_batch_wins),
 }
 
 
@@ -102,7 +114,7 @@ class PositionFirst(Memory):
 
     dies = True
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+    def apply(self, batch: Batch) -> Outcome:
         if not self.dies:
             return super().apply(batch)
         self.dies = False
@@ -120,7 +132,7 @@ class DataFirst(Torn):
 
     dies = True
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
+    def apply(self, batch: Batch) -> Outcome:
         if not self.dies:
             return Memory.apply(self, batch)
         self.dies = False
@@ -143,11 +155,11 @@ def test_what_a_mirror_has_is_merged_again(
     def harness(name: str) -> laws.Harness:
         return harness_of(spark, name, lambda: Delta("warehouse", str(tmp_path), name))
 
-    def unseen(frame: DataFrame, advance: Advance, _: Stored | None) -> DataFrame:
-        return frame.where(frame["topic"] == advance.table.topic)
+    def nothing(advance: Advance, _: object) -> tuple[int, ...]:
+        return (0,) * advance.until.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(frames, "unseen", unseen)
+    monkeypatch.setattr(step, "_known", nothing)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 
@@ -163,86 +175,88 @@ def test_position_taken_back_by_a_stopped_writer(
     spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finding 16; the same without the bug is `test_zombies`."""
-    monkeypatch.setattr(sinks.redis, "FINISH", finish_unasked())
+    monkeypatch.setattr(sinks.redis.sink, "FINISH", finish_unasked())
     harness = harness_of(spark, unique, lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique))
     with pytest.raises(RED):
         laws.a_stopped_writer_is_fenced(harness, Moment(3).during)
 
 
-class ByLsn(Elasticsearch):
-    """Takes the LSN for the version of a document."""
+@dataclass
+class ByLsn(ElasticsearchWriter):
+    """Takes the LSN for the version of a document; lsns: by partition and offset."""
 
-    lsns: Mapping[str, int]
+    lsns: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
-    def _lines(self, batch: Batch, indices: Mapping[str, str]) -> DataFrame:
-        place = F.concat_ws(" ", "partition", "offset")
-        lsns = F.create_map(*(F.lit(one) for pair in self.lsns.items() for one in pair))
-        lines: DataFrame = super()._lines(batch, indices)
-        version = F.concat(F.lit('"version":'), lsns[place].cast("string"), F.lit(","))
-        return lines.withColumn("line", F.regexp_replace("line", F.lit('"version":[0-9]+,'), version))
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        for part in parts:
+            for row in part.rows.values():
+                row.offset = self.lsns[part.partition, row.offset]
+        return super().write(parts)
 
 
-def test_lsn_instead_of_offset(spark: "SparkSession", unique: str, stack: "Stack") -> None:
-    def make(kind: type[Elasticsearch], name: str) -> laws.Harness:
-        return harness_of(spark, name, lambda: kind("search", stack.endpoints.elasticsearch, name))
+def test_lsn_instead_of_offset(
+    spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(name: str) -> laws.Harness:
+        return harness_of(spark, name, lambda: Elasticsearch("search", stack.endpoints.elasticsearch, name))
 
-    laws.a_later_change_wins_whatever_its_lsn(make(Elasticsearch, f"{unique}_good"))
-    harness = make(ByLsn, unique)
-    assert isinstance(harness.sink, ByLsn)
-    harness.sink.lsns = Lsns(harness)
+    laws.a_later_change_wins_whatever_its_lsn(make(f"{unique}_good"))
+    harness = make(unique)
+
+    def by_lsn(url: str, aliases: Mapping[str, str], fresh: frozenset[str]) -> ByLsn:
+        records = harness.topic.records
+        lsns = {(r.partition, r.offset): r.value["source"]["lsn"] if r.value else 1 for r in records}
+        return ByLsn(url, aliases, fresh, lsns=lsns)
+
+    monkeypatch.setattr(sinks.elasticsearch.sink, "ElasticsearchWriter", by_lsn)
     with pytest.raises(RED):
         laws.a_later_change_wins_whatever_its_lsn(harness)
 
 
-class Lsns(dict[str, int]):
-    """The LSN of each place in a harness' log, as it is when asked."""
-
-    def __init__(self, harness: laws.Harness) -> None:
-        super().__init__()
-        self.harness = harness
-
-    def items(self) -> Any:
-        records = self.harness.topic.records
-        return {f"{r.partition} {r.offset}": r.value["source"]["lsn"] if r.value else 1 for r in records}.items()
-
-
-def lenient(*arguments: Any) -> Send:
+class Lenient(ElasticsearchWriter):
     """Takes the answer to every item for a good one."""
-    whole = executor.sender(*arguments)
 
-    def count(item: executor.Item, answer: Mapping[str, Any]) -> bool:
-        item.said.written += 1
-        return False
-
-    def apply(batches: Iterator[Any]) -> Iterator[Any]:
-        with mock.patch.object(executor, "_count", count):
-            yield from whole(batches)
-
-    return apply
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        super().write(parts)
+        return [Verdicts()] * len(parts)
 
 
 def test_bulk_item_error_ignored(
     spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(name: str) -> laws.Harness:
-        return harness_of(spark, name, lambda: Elasticsearch("search", stack.endpoints.elasticsearch, name))
+        numbers = replace(table(f"{name}.public.items"), index=IndexOptions({"v": {"type": "integer"}}))
+        sink = Elasticsearch("search", stack.endpoints.elasticsearch, name)
+        return laws.Harness(spark, lambda: sink, numbers)
 
-    laws.the_position_is_not_ahead_of_the_data(make(f"{unique}_good"))
-    monkeypatch.setattr(sinks.elasticsearch.sink, "sender", lenient)
+    refused_by_the_index(make(f"{unique}_good"))
+    monkeypatch.setattr(sinks.elasticsearch.sink, "ElasticsearchWriter", Lenient)
     with pytest.raises(RED):
-        laws.the_position_is_not_ahead_of_the_data(make(unique))
+        refused_by_the_index(make(unique))
 
 
-def joined(keyed: Table, key: Column) -> Column:
-    return F.concat_ws("_", *(F.get_json_object(key, f"$.{name}") for name in keyed.key))
+def refused_by_the_index(harness: laws.Harness) -> None:
+    """A text that an index with numbers in its place won't take: the position doesn't pass what is missing."""
+    harness.topic.add("c", laws.row("k", 1, "7"))
+    harness.apply()
+    before = harness.position()
+    harness.topic.add("c", laws.row("bad", 1, "no number"))
+    with contextlib.suppress(SinkRejected):
+        harness.apply()
+    assert harness.position() == before or harness.view() == harness.topic.model()
 
 
-def test_key_joined_with_an_underscore(spark: "SparkSession") -> None:
+def joined(self: TableCodec, key: bytes) -> str:
+    return "_".join(json.loads(key).values())
+
+
+def test_key_joined_with_an_underscore(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = Table("public", "x", (TableColumn("a", "text", False), TableColumn("b", "text", False)), ("a", "b"), "t")
     keys = [("a_b", "c"), ("a", "b_c")]
-    assert_told_apart(spark, keyed, keys)
+    assert_told_apart(keyed, keys)
+    monkeypatch.setattr(TableCodec, "row_id", joined)
     with pytest.raises(AssertionError, match="two keys with one id"):
-        assert_told_apart(spark, keyed, keys, joined)
+        assert_told_apart(keyed, keys)
 
 
 EXACT = "12345678901234567890.123456789012345678"
@@ -251,26 +265,26 @@ EXACT = "12345678901234567890.123456789012345678"
 def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     """A numeric(38,18) through the columns of a warehouse and back, as `cdc verify` sees it."""
     made = Table("public", name, (TableColumn("id", "bigint", False), TableColumn("v", "numeric(38,18)")), ("id",), "t")
-    row = f'{{"id":1,"v":"{EXACT}"}}'
-    held = parsed(spark.createDataFrame([(row,)], "after string"), made, "after").select(*columns(made))
-    view = held.select(F.lit("1").alias("id"), document_of_columns(made).alias("document"))
-    source = spark.createDataFrame([("1", row)], "id string, document string")
+    row, own = f'{{"id":1,"v":"{EXACT}"}}', codec(made)
+    columns = [
+        pa.array([value], type_) for value, type_ in zip(own.values(row.encode()), own.schema.types, strict=True)
+    ]
+    (document,) = own.documents(pa.RecordBatch.from_arrays(columns, schema=own.schema)).to_pylist()
+    view, source = (spark.createDataFrame([("1", text)], "id string, document string") for text in (document, row))
     return [(found["kind"], found["column"]) for found in tree.differing(made, source, view).collect()]
 
 
-def as_double(precision: int, scale: int) -> types.Kind:
-    return types.Kind(
-        "numeric",
-        column="double",
-        to_column=lambda value: value.cast("double"),
-        from_column=lambda value: value.cast("decimal(38,18)").cast("string"),
-    )
+def as_double(precision: int, scale: int) -> Kind:
+    return Kind("numeric", column="double", to_column=float, from_column="{:.18f}".format)
 
 
 def test_float_for_numeric(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared(spark, "exact") == []
-    monkeypatch.setattr(types, "_numeric", as_double)
-    assert compared(spark, "rounded") == [("different", "v")]
+    with monkeypatch.context() as planted:
+        planted.setattr(numeric, "scaled", as_double)
+        kind.cache_clear()
+        assert compared(spark, "rounded") == [("different", "v")]
+    kind.cache_clear()
 
 
 def test_every_planted_bug_has_its_test() -> None:

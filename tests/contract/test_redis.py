@@ -1,8 +1,10 @@
 """What only a cache meets: tasks tried again, failovers, users who may not do all, dumps, leftovers."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -11,15 +13,16 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-import sinks.redis
+import sinks.redis.sink
 from cdc.change import Advance, Position, new_generation
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.floors import Floors
+from cdc.lane_run import run_here
 from cdc.sink import Rewound
-from sinks import redis_chunks, redis_send, redis_server
-from sinks.redis import Redis
+from sinks.redis.executor import Due, RedisWriter
+from sinks.redis.sink import Redis
 from tests.contract import laws
-from tests.contract.crashes import Flaky, Send
+from tests.contract.crashes import CutRedis
 from tests.contract.laws import Harness, fill, row
 from tests.contract.switches import Moment
 from tests.support.cache import Road, cache
@@ -66,33 +69,21 @@ def assert_goes_on(harness: Harness, writer: str = "one") -> None:
 # A task that is tried again (finding 17)
 
 
-def twice(calls: int, after: bool) -> Callable[..., Send]:
-    """A task whose first try ends at a call of a script: before the server has it, or after."""
-
-    def sender(*arguments: Any) -> Send:
-        whole, real = redis_send.sender(*arguments), redis_server.client
-
-        def apply(batches: Iterator[Any]) -> Iterator[Any]:
-            held = list(batches)
-            (url, *_) = arguments
-            broken = Flaky(real(url), calls, after)
-            with mock.patch.object(redis_chunks, "CHUNK_ROWS", 2):
-                with mock.patch.object(redis_send, "client", return_value=broken):
-                    list(whole(iter(held)))
-                yield from whole(iter(held))
-
-        return apply
-
-    return sender
-
-
 @pytest.mark.parametrize(("calls", "after"), [(1, False), (1, True), (99, False)])
 def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, after: bool) -> None:
     """It finds what its own first try has stored."""
     fill(harness)
     harness.topic.add("u", row("k0", 0), lacking=["v"])
-    with mock.patch.object(sinks.redis, "sender", twice(calls, after)):
-        applied = harness.apply()
+    batch = harness.batch(None, harness.topic.ends, "one")
+    given: list[RedisWriter] = []
+
+    def first_try(url: str, prefix: str, dues: Mapping[str, Due]) -> RedisWriter:
+        given.append(RedisWriter(url, prefix, dues))
+        return CutRedis(url, prefix, dues, calls=calls, after=after)
+
+    with contextlib.suppress(SinkUnavailable), mock.patch.object(sinks.redis.sink, "RedisWriter", first_try):
+        harness.send(batch)
+    applied = run_here(batch.lane(given[0]), batch.records, "cache").applied[harness.name]
     assert applied.read == applied.accounted == len(harness.topic.records)
     assert harness.view() == harness.topic.model()
     assert_goes_on(harness)
@@ -103,27 +94,12 @@ def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
     fill(harness)
     harness.apply()
     before = harness.position()
-    for calls in (1, 2):
-        with pytest.raises(SinkUnavailable), mock.patch.object(sinks.redis, "sender", cut(calls)):
+    for calls in (0, 1):
+        cut = partial(CutRedis, calls=calls)
+        with pytest.raises(SinkUnavailable), mock.patch.object(sinks.redis.sink, "RedisWriter", cut):
             harness.send(harness.repair(before, "one"))
         assert harness.position() == before
     assert_goes_on(harness)
-
-
-def cut(calls: int) -> Callable[..., Send]:
-    def sender(*arguments: Any) -> Send:
-        whole, real = redis_send.sender(*arguments), redis_server.client
-
-        def apply(batches: Iterator[Any]) -> Iterator[Any]:
-            (url, *_) = arguments
-            broken = Flaky(real(url), calls, after=False)
-            few = mock.patch.object(redis_chunks, "CHUNK_ROWS", 1)
-            with few, mock.patch.object(redis_send, "client", return_value=broken):
-                yield from whole(batches)
-
-        return apply
-
-    return sender
 
 
 # A server that can't be written to for a while (finding 18)
@@ -178,7 +154,7 @@ def test_what_passes_is_waited_for(harness: Harness, own: str, trouble: Callable
     before, sink = harness.position(), harness.sink
     batch = harness.batch(before, harness.topic.ends, "one")
     with server_at(own) as server, ExitStack() as passing:
-        moment = Moment(0, {"send"})
+        moment = Moment(0, {"run"})
         with pytest.raises(SinkUnavailable), moment.during(lambda: passing.enter_context(trouble(server))):
             harness.send(batch)
         for act in (lambda: sink.prepare(other), lambda: harness.send(batch)):
@@ -259,7 +235,7 @@ def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) 
     limited.topic.add("c", row("mail@example.org", 1))
     limited.topic.add("c", row("mail@example.org", 2))
     batch = limited.batch(limited.position(), limited.topic.ends, "five")
-    with pytest.raises(SinkRejected) as caught, Moment(0, {"send"}).during(lambda: user(own, *rules, "-mset")):
+    with pytest.raises(SinkRejected) as caught, Moment(0, {"run"}).during(lambda: user(own, *rules, "-mset")):
         limited.send(batch)
     assert "mset" in caught.value.message.lower()
     assert "example.org" not in f"{caught.value.message}{caught.value.hint}"

@@ -13,8 +13,8 @@ import sinks.delta.commits
 from cdc.change import Stored, Table
 from cdc.errors import SinkUnavailable
 from cdc.sink import Rewound
-from sinks import redis_scripts
-from sinks.redis import Redis
+from sinks.redis import scripts as redis_scripts
+from sinks.redis.sink import Redis
 from tests.contract import laws, switches
 from tests.contract.switches import MEETINGS, Meeting, Moment, Pair
 from tests.contract.test_contract import maker
@@ -68,7 +68,7 @@ def test_planted_emptying(pair: Pair) -> None:
     """The keys are removed, whose they are by now or not."""
     guard = "if generation ~= ARGV[1] then return 0 end"
     assert guard in redis_scripts.REMOVE
-    with mock.patch("sinks.redis.REMOVE", redis_scripts.REMOVE.replace(guard, "")):
+    with mock.patch("sinks.redis.sink.REMOVE", redis_scripts.REMOVE.replace(guard, "")):
         emptied_while_switched(pair)
     with pytest.raises(AssertionError):
         pair.assert_right()
@@ -98,7 +98,7 @@ def unguarded() -> Iterator[None]:
         return whole(Redis(self.name, self.url, self.prefix), table)
 
     loose = redis_scripts.FINISH.replace(guard, "")
-    with mock.patch("sinks.redis.FINISH", loose), mock.patch.object(Redis, "position", position):
+    with mock.patch("sinks.redis.sink.FINISH", loose), mock.patch.object(Redis, "position", position):
         yield
 
 

@@ -109,7 +109,8 @@ def test_links_go_with_who_needs_them(
     for number in range(3):
         made.topic.add("u", laws.row("k1", 1, f"later {number}"))
         made.apply(writer="later")
-    assert len(files()) <= 2
+    # Of the last two batches: the rows that one has brought, and those that it has left alone.
+    assert len(files()) <= 4
     assert set(files().values()) == {1}
     assert made.view() == made.topic.model()
 

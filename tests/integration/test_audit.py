@@ -91,7 +91,7 @@ MOVED: Planted = [*CLEAN, (key(1), row(1)[1], 0), (key(6), None, 1)]
 UNREADABLE: Planted = [
     *CLEAN,
     (key(7), {"op": "z"}, 1),
-    (key(8), enveloped("u", None, {"id": "eight", "v": None, "w": None}), 0),
+    (key(8), enveloped("u", None, {"id": "eight", "v": None, "w": None}, 500), 0),
 ]
 Change = Callable[["Broker", str], object]
 

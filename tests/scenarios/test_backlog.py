@@ -1,20 +1,16 @@
-"""Sinks that are far behind: how large their batches are, and how large ones are applied."""
+"""Sinks that are far behind: how large their batches are."""
 
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc import backlog, pace
-from cdc.apply import batch
+from cdc import pace
 from cdc.context import Context
 from cdc.verify import compare
-from sample.replay import replay
-from tests.scenarios.test_pipeline import NEXT, airport, items
+from tests.scenarios.test_pipeline import items
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from tests.scenarios.conftest import World
 
 pytestmark = pytest.mark.timeout(900)
@@ -51,31 +47,3 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     stream.run(until_caught_up=True)
     assert stream.progress.batches in batches
     assert [one.equal for one in compare(world.spark, world.described[0], world.dsn, [cache])] == [True]
-
-
-def test_large_batches_are_folded_before_they_are_decoded(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
-    """From zero and from where a view stands; not after a TRUNCATE, when some records may be dead."""
-    made: list[int] = []
-
-    def newest(parts: "list[DataFrame]", *known: object) -> "DataFrame":
-        made.append(len(parts))
-        return folded(parts, *known)  # type: ignore[arg-type]
-
-    folded = backlog.newest
-    monkeypatch.setattr(backlog, "newest", newest)
-    monkeypatch.setattr(batch, "COMPILED", 20)
-    airport(world, "public.flights", "public.weather")
-    with world.running():
-        world.settle()
-        snapshot = len(made)
-        replay(world.dsn, NEXT, NEXT, rate=300, limit=900)
-        world.settle()
-        assert 0 < snapshot < len(made)
-        world.assert_equal()
-        world.sql("TRUNCATE weather", "UPDATE flights SET arr_delay = 1 WHERE flight % 10 = 0")
-        world.settle()
-        before = len(made)
-        world.sql("UPDATE flights SET arr_delay = 2 WHERE flight % 10 = 0")
-        world.settle()
-    assert len(made) == before
-    world.assert_equal()

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 SECRET = "hunter2"
 ROWS = 30_000
+PAUSE_S = 3.0
 
 
 def workers() -> list[psutil.Process]:
@@ -37,12 +39,30 @@ def _is_worker(process: psutil.Process) -> bool:
         return False
 
 
-def kill_workers() -> None:
+def kill_workers() -> bool:
+    """Whether there were any."""
+    killed = False
     for worker in workers():
         try:
             worker.kill()
+            killed = True
         except psutil.NoSuchProcess:
             continue
+    return killed
+
+
+class Pause:
+    """Between kills."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self._until
+
+    def begin(self) -> None:
+        self._until = time.monotonic() + PAUSE_S
 
 
 def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World") -> None:
@@ -51,10 +71,15 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
     world.cdc("migrate")
     world.cdc("register")
     told: set[str] = set()
+    pause = Pause()
 
     def lost() -> bool:
-        """Workers are killed whenever there are any, until a stream has told of it."""
-        kill_workers()
+        """Workers are killed as soon as there are any, and every few seconds until a stream has told of it.
+
+        Not more often: a stream that has lost them five times without any progress is right to end.
+        """
+        if pause.over and kill_workers():
+            pause.begin()
         told.update(one.error for one in published(world.folder / "runs").values() if one.error)
         return any("worker" in error for error in told)
 

@@ -118,3 +118,8 @@ def frame(spark: "SparkSession", records: Iterable[tuple[Table, Record]]) -> "Da
     rows = [(encoded(r.key), encoded(r.value), t.topic, r.partition, r.offset, None) for t, r in records]
     columns = [pa.array([row[at] for row in rows], type_) for at, type_ in enumerate(RECORDS.values())]
     return spark.createDataFrame(pa.table(columns, list(RECORDS)))
+
+
+def in_lanes(records: "DataFrame") -> "DataFrame":
+    """The same in one task, a partition's records in the order of offsets, as the Kafka source has them."""
+    return records.coalesce(1).sortWithinPartitions("topic", "partition", "offset")

@@ -1,7 +1,4 @@
-"""Decode and fold in plain Python: the reference that the Spark expressions of `cdc.decode` and `cdc.order` must equal.
-
-Written from what these modules, `cdc.toast` and DESIGN section 3 promise, one record after the other.
-"""
+"""Decode and apply, one record after the other: the independent reference that codec, lane and audit must equal."""
 
 import json
 from base64 import b64encode

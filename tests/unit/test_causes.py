@@ -15,7 +15,7 @@ from cdc.failures import classify
 from cdc.registered import Registration
 from sinks.elasticsearch.client import forget
 from sinks.elasticsearch.sink import Elasticsearch
-from sinks.redis import Redis
+from sinks.redis.sink import Redis
 from tests.support.answering import ELSEWHERE, answering, postgres_tls, silent, tls, web
 from tests.support.pipelines import pipeline
 

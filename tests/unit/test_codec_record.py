@@ -1,16 +1,17 @@
 """Records to changes in plain Python: against the twin, and one by one what isn't a change."""
 
 import json
-import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import Column, Table
-from cdc.codec.record import Change, RecordDecoder, Unholdable, Unreadable
+from cdc.change import Column, Table, row_id
+from cdc.codec.record import Change, RecordDecoder, Unreadable
 from cdc.codec.table import codec
+from sinks.elasticsearch.ids import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Row, envelope, table
@@ -139,13 +140,6 @@ def test_a_row_keeps_every_digit_and_escape() -> None:
     assert decoder().decode(ITEMS.topic, KEY, value).row == row
 
 
-def test_a_decoder_can_be_sent_to_a_worker() -> None:
-    sent = pickle.loads(pickle.dumps(decoder()))
-    assert sent.decode(ITEMS.topic, KEY, packed(EVENT)).row == packed(ROW)
-    error = pickle.loads(pickle.dumps(Unholdable("why", "a.b.c (d)")))
-    assert (error.problem, error.column, str(error)) == ("why", "a.b.c (d)", "why")
-
-
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
@@ -233,3 +227,46 @@ def test_placeholders_equal_the_twin(seed: int, form: Any) -> None:
     made = named(["id", *(f"c{at} {one}" for at, one in enumerate(TOASTED))], ("bigint", *TOASTED), 1)
     for record in Scribe(made, seed, texts, [{"id": at} for at in range(5)]).log(100, garbage=0.06, lacking=0.5):
         assert_as_the_twin(made, record, form)
+
+
+TRICKY = ("", '"', "\\", ",", "[", "]", "a,b", '","', "_", ":", "é", "😀", "\n", "\x0b", "\x1f", "\u2028", "\\u000b")
+LONG = "x" * 600
+KEYED = st.one_of(st.sampled_from([*TRICKY, "null", "1", LONG, LONG + "y", "sha256:" + "0" * 64]), TEXT)
+
+
+@given(
+    texts=st.lists(st.tuples(KEYED, KEYED), min_size=30, max_size=60, unique=True),
+    numbers=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=6, unique=True),
+    types=st.sampled_from([("text",), ("text", "text"), ("text", "bigint"), ("bigint", "text", "text"), ("bigint",)]),
+)
+@budget(20)
+def test_no_two_keys_collide(texts: list[tuple[str, str]], numbers: list[int], types: tuple[str, ...]) -> None:
+    """Neither as ids, nor as the ids of documents, which are at most 512 bytes long."""
+    near = [*numbers, *(n + 1 for n in numbers if n < 2**63 - 1)]
+    pairs = [(pair, number) for pair in texts for number in near]
+    mixed = list(
+        dict.fromkeys(tuple(n if t == "bigint" else p[at % 2] for at, t in enumerate(types)) for p, n in pairs)
+    )
+    columns = tuple(Column(f"k{at}", type_) for at, type_ in enumerate(types))
+    assert_told_apart(Table("public", "x", columns, tuple(one.name for one in columns), "t.public.x"), mixed)
+
+
+def assert_told_apart(keyed: Table, mixed: Sequence[tuple[Any, ...]]) -> None:
+    ids = [codec(keyed).row_id(packed(dict(zip(keyed.key, key, strict=True)))) for key in mixed]
+    assert len(set(ids)) == len(mixed), "two keys with one id"
+    assert ids == [row_id(list(key)) for key in mixed]
+    documents = [document_id(one) for one in ids]
+    assert len(set(documents)) == len(mixed), "two keys with one document"
+    assert all(len(one.encode()) <= LONGEST_ID for one in documents)
+
+
+@pytest.mark.parametrize(
+    ("type_", "keys"),
+    [
+        ("bigint", ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}', '{"k":+1}', '{"j":1}']),
+        ("text", ['{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}', '{"j":"a"}']),
+    ],
+)
+def test_what_is_no_key_has_no_id(type_: str, keys: list[str]) -> None:
+    made = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
+    assert [decoder(made).row_id(made.topic, key.encode()) for key in keys] == [None] * len(keys)

@@ -73,6 +73,9 @@ COLUMNS: list[tuple[str, Any, Any]] = [
     ("numeric(10,2)", "-1.555", Decimal("-1.56")),
     ("bytea", "YWJj", b"abc"),
     ("double precision", "-Infinity", float("-inf")),
+    # The largest number of four bytes, by its shortest text, which is larger.
+    ("real", 3.4028235e38, 3.4028234663852886e38),
+    ("real", -3.4028235e38, -3.4028234663852886e38),
     (DATE, 15707, date(2013, 1, 2)),
     (LOCAL, 1357034400100000, datetime.fromisoformat("2013-01-01T10:00:00.1")),
     ("jsonb", '{"a": [1, null]}', '{"a": [1, null]}'),
@@ -151,6 +154,7 @@ UNHELD: list[tuple[str, Any]] = [
     ("bytea", "YW"),
     ("bytea", "é"),
     ("real", 1e300),
+    ("real", 3.4028236e38),
     (STAMP, 1),
     ("numeric(10,2)", True),
 ]
@@ -253,11 +257,14 @@ def test_what_needs_no_other_form_passes_untouched() -> None:
     """A document whose table has texts, numbers, arrays and zoned times is the connector's own text."""
     made = Table("public", "x", tuple(Column(f"c{n}", type_) for n, type_ in enumerate(UNTOUCHED)), ("c0",), "t")
     text = (
-        b'{"c0":"a\\u000B\\/", "c1":"1.50","c2":1.50e400,"c3":["x",null],"c4":"2013-01-01T10:00:00.000000Z","c5":null,'
-        b'"c6":123456789012345678901234567890, "c0": "twice"}'
+        b'{"c0":"a\\u000B\\/", "c1":"1.50","c2":1.50e300,"c3":["x",null],"c4":"2013-01-01T10:00:00.000000Z","c5":null,'
+        b'"c6":9223372036854775807, "c0": "twice"}'
     )
     assert codec(made).document(text) == text
     assert codec(made).document(b'{"c0":\n"a"\n}') == b'{"c0": "a" }'
+    for misfit in (b'{"c5":7,"c6":"seven"}', b'{"c2":true}', b'{"c3":"x"}', b'{"c6":9223372036854775808}'):
+        with pytest.raises(Unreadable, match="does not fit"):
+            codec(made).document(misfit)
 
 
 def test_what_needs_no_other_form_keeps_its_text_beside_what_does() -> None:

@@ -3,8 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from sinks.delta.add_files import GROUP_BYTES, GROUP_ROWS, _groups
+from sinks.delta.add_files import _groups
 from sinks.delta.commits import unwritable
+from sinks.delta.files import GROUP_BYTES, GROUP_ROWS
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])

@@ -1,48 +1,97 @@
-"""Rows of a mirror as Postgres writes them, without Spark."""
+"""Rows of a mirror as the other views have them, without Spark."""
 
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from math import inf, nan
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from sinks.delta.group_scan import Mirror, document
+from cdc.change import Column, Table
+from sinks.delta.group_scan import Mirror, _rows
+from sinks.delta.rows import documents, reader
+
+STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
+VALUES: list[tuple[str, pa.DataType, Any, str]] = [
+    ("text", pa.string(), None, "null"),
+    ("boolean", pa.bool_(), True, "true"),
+    ("integer", pa.int32(), -7, "-7"),
+    ("text", pa.string(), 'a"\\\n\x1f\x7fü', '"a\\"\\\\\\n\\u001f\x7fü"'),
+    ("double precision", pa.float64(), 1.5, "1.5"),
+    ("real", pa.float32(), 1e20, "1e20"),
+    ("double precision", pa.float64(), nan, '"NaN"'),
+    ("double precision", pa.float64(), inf, '"Infinity"'),
+    ("double precision", pa.float64(), -inf, '"-Infinity"'),
+    ("numeric(8,7)", pa.decimal128(8, 7), Decimal("0.0000000"), '"0.0000000"'),
+    ("numeric(10,2)", pa.decimal128(10, 2), Decimal("-12.50"), '"-12.50"'),
+    ("date", pa.date32(), date(5, 1, 2), '"0005-01-02"'),
+    ("date", pa.date32(), -735160, '"-0043-03-15"'),
+    (LOCAL, pa.timestamp("us"), datetime(2026, 1, 2, 3, 4, 5), '"2026-01-02T03:04:05.000000"'),  # noqa: DTZ001
+    (STAMP, pa.timestamp("us", "UTC"), datetime(2026, 1, 2, 3, 4, 5, 6, UTC), '"2026-01-02T03:04:05.000006Z"'),
+    (STAMP, pa.timestamp("us", "UTC"), 2**63 - 1, '"infinity"'),
+    ("bytea", pa.binary(), b"\x00\xff", '"AP8="'),
+    ("text[]", pa.list_(pa.string()), ["1", None, "x"], '["1",null,"x"]'),
+    (
+        "path",
+        pa.struct([("closed", pa.bool_()), ("points", pa.list_(pa.float64()))]),
+        {"closed": True, "points": [1.0]},
+        '{"closed":true,"points":[1.0]}',
+    ),
+    ("jsonb", pa.string(), '{"a": 1.00}', '{"a": 1.00}'),
+    ("json[]", pa.list_(pa.string()), ["1", None], "[1,null]"),
+]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "null"),
-        (True, "true"),
-        (-7, "-7"),
-        ('a"\\\n\x1f\x7fü', '"a\\"\\\\\\n\\u001f\x7fü"'),
-        (1.5, "1.5"),
-        (nan, '"NaN"'),
-        (inf, '"Infinity"'),
-        (-inf, '"-Infinity"'),
-        (Decimal("0.0000000"), '"0.0000000"'),
-        (Decimal("-12.50"), '"-12.50"'),
-        (date(5, 1, 2), '"0005-01-02"'),
-        (datetime(2026, 1, 2, 3, 4, 5), '"2026-01-02T03:04:05.000000"'),  # noqa: DTZ001  # a column without zone
-        (datetime(2026, 1, 2, 3, 4, 5, 6, UTC), '"2026-01-02T03:04:05.000006Z"'),
-        (b"\x00\xff", '"AP8="'),
-        ([1, None, "x"], '[1,null,"x"]'),
-        ({"closed": True, "points": [1.0]}, '{"closed":true,"points":[1.0]}'),
-    ],
-)
-def test_values(value: object, text: str) -> None:
-    mirror = Mirror("public.t", (('v"', False), ("later", False)), ())
-    assert document(mirror, {'v"': value, "_cdc_id": "1"}) == '{"v\\"":' + text + ',"later":null}'
+def made(type_: str) -> Table:
+    columns = (Column('v"', type_), Column("later", "date"), Column("id", "bigint", False))
+    return Table("public", "t", columns, ("id",), "t.public.t")
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "null"), ('{"a": 1.00}', '{"a": 1.00}'), (["1", None], "[1,null]")])
-def test_json_is_set_in_as_it_is(value: object, text: str) -> None:
-    made = document(Mirror("public.t", (("v", True),), ()), {"v": value})
-    assert made == '{"v":' + text + "}"
-    json.loads(made)
+def part(type_: pa.DataType, *values: Any) -> pa.RecordBatch:
+    """With columns of its own, in an order of its own, and without one that was added."""
+    count = len(values)
+    columns = {"_cdc_id": [str(at) for at in range(count)], "_cdc_offset": [*range(count)], "id": [*range(count)]}
+    arrays = [pa.array(values, type_), *(pa.array(listed) for listed in columns.values())]
+    return pa.RecordBatch.from_arrays(arrays, names=['v"', *columns])
 
 
-def test_an_unknown_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="complex"):
-        document(Mirror("public.t", (("v", False),), ()), {"v": 1j})
+@pytest.mark.parametrize(("type_", "held", "value", "text"), VALUES)
+def test_values(type_: str, held: pa.DataType, value: Any, text: str) -> None:
+    """Values of json come last."""
+    (document,) = documents(made(type_), part(held, value)).to_pylist()
+    own, others = f'"v\\"":{text}', '"later":null,"id":0'
+    assert document == (f"{{{others},{own}}}" if type_.startswith("json") else f"{{{own},{others}}}")
+    json.loads(document)
+
+
+def test_rows_have_their_ids() -> None:
+    """Whatever the columns are called when they come."""
+    mirror = part(pa.string(), "a", "b")
+    names = {f"c{number}": name for number, name in enumerate(mirror.schema.names)}
+    (rows,) = reader(made("text"), names)(iter([mirror.rename_columns(list(names))]))
+    assert rows.to_pylist() == [
+        {"id": "0", "document": '{"v\\"":"a","later":null,"id":0}'},
+        {"id": "1", "document": '{"v\\"":"b","later":null,"id":1}'},
+    ]
+
+
+def test_files_of_a_mirror(tmp_path: Path) -> None:
+    """One that can't be read, or holds something else, is told by a row without an id, whatever else there is."""
+    good, other, torn = (str(tmp_path / name) for name in ("good", "other", "torn"))
+    for path, rows in ((good, part(pa.string(), "a", "b")), (other, part(pa.list_(pa.int64()), [1]))):
+        pq.write_table(pa.Table.from_batches([rows]), path)
+    Path(torn).write_bytes(Path(good).read_bytes()[:-9])
+
+    def ids(*files: str) -> list[str | None]:
+        return [key for rows in _rows(Mirror(made("text"), files)) for key in rows.column("id").to_pylist()]
+
+    assert ids() == []
+    assert ids(good, good) == ["0", "1", "0", "1"]
+    for bad in (other, torn, str(tmp_path / "gone")):
+        assert ids(good, bad) == ["0", "1", None]
+    (rows,) = _rows(Mirror(made("text"), None))
+    assert rows.to_pylist() == [{"table": "public.t", "id": None, "document": None}]

@@ -53,9 +53,9 @@ def made(kind: type[CdcError]) -> CdcError:
         (made(SourceError), Remedy.STOP),
         (made(WorkerLost), Remedy.RESTART),
         (made(SparkError), Remedy.STOP),
-        (made(DecodeError), Remedy.QUARANTINE),
-        (made(errors.Unholdable), Remedy.QUARANTINE),
-        (Refused({("t", "1"): "too long"}, "cache"), Remedy.QUARANTINE),
+        (made(DecodeError), Remedy.STOP),
+        (made(errors.Unholdable), Remedy.STOP),
+        (Refused({("t", "1"): "too long"}, "cache"), Remedy.STOP),
         (Misfit(TABLE, "cache"), Remedy.STOP),
         (made(errors.SettingsError), Remedy.STOP),
         (made(Unexpected), Remedy.STOP),
@@ -87,6 +87,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         **dict.fromkeys(("trust", "certificate", "client", "plain"), Remedy.STOP),
         "fenced": Remedy.STOP,
         "rewound": Remedy.RESTART,
+        "broker": Remedy.RETRY,
     }
 
 

@@ -1,12 +1,7 @@
-"""How much of a backlog one batch takes, and each task of it."""
+"""How much of a backlog one batch takes."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cdc import backlog
-from cdc.change import Advance, Column, Position, Table
-from cdc.log import Spans
 from cdc.pace import FIRST, FIRST_BYTES, LEAST, MOST, first, fitting
 
 PLENTY = 10_000_000
@@ -56,32 +51,3 @@ def test_an_outage_is_caught_up_with_in_few_starts() -> None:
         longest = max(longest, took_s) if left < PLENTY / 3 else longest
     assert starts == 2
     assert longest < 40
-
-
-@given(
-    spans=st.dictionaries(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 5)), st.tuples(st.integers(0, 9), st.integers(0, 99))
-    ),
-    tasks=st.integers(1, 4),
-)
-def test_tasks_get_about_as_much_to_read(spans: Spans, tasks: int) -> None:
-    found = backlog.shares(spans, tasks)
-    full = {place: span for place, span in spans.items() if span[0] < span[1]}
-    assert sorted(place for share in found for place in share) == sorted(full)
-    assert {place: span for share in found for place, span in share.items()} == full
-    assert len(found) == min(tasks, len(full))
-    loads = [[until - start for start, until in share.values()] for share in found]
-    assert all(sum(one) - min(one) <= sum(other) for one in loads for other in loads)
-
-
-def test_what_a_view_and_the_one_kept_beside_it_lack_is_read_once() -> None:
-    table = Table("public", "a", (Column("id", "bigint"),), ("id",), "t.public.a")
-    until = Position("id", (10, 20, 30))
-    seen, kept = (Advance(table, Position("id", at), until) for at in ((10, 5, 7), (9, 20, 3)))
-    topic = table.topic
-    assert backlog.spanned([seen, kept]) == {(topic, 0): (9, 10), (topic, 1): (5, 20), (topic, 2): (3, 30)}
-    assert backlog.spanned([Advance(table, None, until)]) == {
-        (topic, 0): (0, 10),
-        (topic, 1): (0, 20),
-        (topic, 2): (0, 30),
-    }

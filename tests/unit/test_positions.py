@@ -7,9 +7,7 @@ import pytest
 
 from cdc.change import Advance, Applied, Column, Distance, Position, Reach, Stored, Table, distance, row_id
 from cdc.errors import Fenced
-from cdc.explain import explain
 from cdc.floors import Floors
-from cdc.report import Report
 from cdc.sink import Rewound, check, mismatch, stored_after
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
@@ -100,13 +98,6 @@ def test_rows_add_up() -> None:
     assert (first.rows, second.rows, second.position) == (3, 7, UNTIL)
 
 
-def test_what_executors_report_adds_up() -> None:
-    """B10: a report has more to say than numbers."""
-    total = Applied(read=1, written=1)
-    total.add(Report(topic="t", partition=1, read=3, deleted=2, stale=1, refused=[("k", "why")]))
-    assert total == Applied(read=4, written=1, deleted=2, stale=1)
-
-
 @pytest.mark.parametrize(
     ("key", "identity"),
     [
@@ -135,17 +126,3 @@ def test_no_two_keys_share_an_id() -> None:
         [1, 1],
     ]
     assert len({row_id(key) for key in keys}) == len(keys)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[USER_RAISED_EXCEPTION] cdc cannot decode t partition 1 offset 7 SQLSTATE: P0001", "t partition 1 offset 7"),
-        ("x 'cdc cannot hold a value of public.t.d (date)' y", "public.t.d (date)"),
-        ("[MALFORMED_RECORD_IN_PARSING.x] secret", "doesn't fit the columns"),
-    ],
-)
-def test_failures_inside_spark_get_their_class_back(text: str, words: str) -> None:
-    error = explain(RuntimeError(text), "warehouse")
-    assert words in error.message
-    assert "secret" not in error.message

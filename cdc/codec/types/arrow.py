@@ -37,7 +37,7 @@ def arrow(column: str) -> "pa.DataType":
 
 @cache
 def portable(type_: "pa.DataType") -> "pa.DataType":
-    """What to cast to, so that Python has a value for all that Arrow can hold: days and microseconds as numbers.
+    """What to cast to, so that Python has a value for all that Arrow can hold: as `countable`.
 
     A number of four bytes as its shortest text: as a double of Python it would have more digits.
     """
@@ -45,8 +45,16 @@ def portable(type_: "pa.DataType") -> "pa.DataType":
 
     if pa.types.is_list(type_):
         return pa.list_(portable(type_.value_type))
+    return pa.string() if pa.types.is_float32(type_) else countable(type_)
+
+
+@cache
+def countable(type_: "pa.DataType") -> "pa.DataType":
+    """What to cast to for values that the same column takes again: days and microseconds as numbers."""
+    import pyarrow as pa
+
+    if pa.types.is_list(type_):
+        return pa.list_(countable(type_.value_type))
     if pa.types.is_date32(type_):
         return pa.int32()
-    if pa.types.is_timestamp(type_):
-        return pa.int64()
-    return pa.string() if pa.types.is_float32(type_) else type_
+    return pa.int64() if pa.types.is_timestamp(type_) else type_

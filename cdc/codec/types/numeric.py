@@ -15,7 +15,8 @@ SPECIAL = {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "
 LONGEST = 38
 """Digits of the widest decimal column."""
 PLAIN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-LARGEST_REAL = 3.4028234663852886e38
+LARGEST_REAL = 3.4028235677973362e38
+"""What four bytes round to their largest number: its shortest text, 3.4028235e38, is beyond it."""
 
 
 def _integer(bits: int) -> Any:

@@ -22,13 +22,13 @@ import structlog
 
 from cdc.address import address
 from cdc.change import Advance, Applied, Form, Stored, Table, distance, new_generation
-from cdc.errors import CdcError, SinkRejected, SinkUnavailable
-from cdc.report import raised, send
-from cdc.sink import Batch, Replaced, behind, check, mismatch, require, stored_after, wait_for
-from sinks.redis_scan import group_reader
-from sinks.redis_scripts import EXCHANGE, FINISH, REMOVE, TAKE
-from sinks.redis_send import Due, sender
-from sinks.redis_server import COMMANDS, at_database, client, database, failure, forget, named, position_key, view_key
+from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.lane_run import raised, run
+from cdc.sink import Batch, Outcome, Replaced, behind, check, mismatch, require, stored_after, wait_for
+from sinks.redis.executor import Due, RedisWriter
+from sinks.redis.scan import group_reader
+from sinks.redis.scripts import EXCHANGE, FINISH, REMOVE, TAKE
+from sinks.redis.server import COMMANDS, at_database, client, database, failure, forget, named, position_key, view_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,15 +108,15 @@ class Redis:
     def position(self, table: Table) -> Stored | None:
         return _stored(self._found(table))
 
-    def apply(self, batch: Batch) -> Mapping[str, Applied]:
-        dues = [due for a in batch.advances if (due := self._due(a, batch.writer))]
+    def apply(self, batch: Batch) -> Outcome:
+        dues = [due for advance in batch.advances if (due := self._due(advance, batch.writer))]
         if not dues:
-            return {}
-        applied = send(batch.changes, sender(self.url, self.prefix, dues), self.name, self._hints)
+            return Outcome()
+        writer = RedisWriter(self.url, self.prefix, {due.advance.table.topic: due for due in dues})
+        outcome = run(batch.lane(writer, [due.advance for due in dues]), batch.records, self.name, self._hints)
         for due in dues:
             self._finish(due)
-        tables = (due.advance.table for due in dues)
-        return {table.qualified: applied.get(table.topic, Applied()) for table in tables}
+        return outcome
 
     def clear(self, table: Table) -> None:
         """What another generation has left beside the live one makes room for this one."""
@@ -339,9 +339,7 @@ class Redis:
         answer = self._ask(partial(_run, script, [self.position_key(due.advance.table)], told))
         if answer[0] != "ok":
             least = due.offsets[int(answer[-1])]
-            error = due.offset(answer, least, least)
-            assert isinstance(error, CdcError)
-            raise error
+            due.offset(answer, least, least)
 
     def _own(self, table: Table) -> str:
         """The name of the generation that this is the sink of; '' for the live one, whatever it is called."""
@@ -355,7 +353,7 @@ class Redis:
             raise raised(kind, message, self._hints, sink=self.name) from None
 
 
-def _run(script: Any, keys: list[str], arguments: Sequence[str | int], _: redis.Redis) -> Any:
+def _run(script: Any, keys: list[str], arguments: Sequence[str | int | bytes], _: redis.Redis) -> Any:
     return script(keys=keys, args=arguments)
 
 

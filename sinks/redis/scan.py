@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from sinks.redis_server import client
+from sinks.redis.server import client
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,0 +1,60 @@
+"""Documents of an index by `_id`, each as the text that was indexed: values untouched, no number is rounded."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from cdc.address import address
+from cdc.errors import Fenced, SinkError
+from sinks.elasticsearch.client import GONE, HINTS, OVERTAKEN, answered, unavailable
+
+
+class _Error(msgspec.Struct):
+    type: str = "there is no answer"
+
+
+class Document(msgspec.Struct):
+    """An item of an `_mget`'s answer."""
+
+    id: str = msgspec.field(name="_id", default="")
+    found: bool | None = None
+    error: _Error | None = None
+    # Within a union Raw would be decoded.
+    source: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw(b""))
+
+
+class _Answer(msgspec.Struct):
+    docs: list[Document] = []
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def documents(url: str, path: str, body: Mapping[str, Any], count: int) -> Iterator[Document | None]:
+    """Answers of an `_mget` for so many documents, in its order; None only for what the server says isn't there.
+
+    Raises:
+        SinkUnavailable: one can't be read.
+        Fenced: there is no such name any more.
+    """
+    try:
+        items = _decode(answered(url, "POST", path, body).body).docs
+    except msgspec.DecodeError:
+        items = []
+    if len(items) != count:
+        raise unavailable(f"The index at {address(url)} has answered for {len(items)} of {count} rows.")
+    for item in items:
+        if bytes(item.source):
+            yield item
+        elif item.found is False:
+            yield None
+        else:
+            raise _unread(item)
+
+
+def _unread(item: Document) -> SinkError:
+    error = item.error or _Error()
+    if error.type in GONE:
+        return Fenced(OVERTAKEN, hint=HINTS["fenced"])
+    return unavailable(f"A row of the index can't be read: {error.type}.")

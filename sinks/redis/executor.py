@@ -1,0 +1,126 @@
+"""What the executors do for the cache: one Lua call per part of a chunk, rows and position at once."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import redis
+
+from cdc.change import Advance, Position
+from cdc.codec.forms import Documents
+from cdc.codec.record import Change
+from cdc.errors import Fenced, SinkUnavailable
+from cdc.lane import Failure, Limits, Part, Row, Verdicts
+from cdc.rejection import Source
+from cdc.sink import mismatch
+from sinks.redis.scripts import APPLY
+from sinks.redis.server import client, failure, position_key, view_key
+
+CHUNK = Limits(rows=1000, bytes=4_000_000)
+"""Of a Lua call: a few milliseconds, in which nobody else is served."""
+
+
+class Due(NamedTuple):
+    """What is left of an advance: offsets to go on from, in this generation of the view, held by this writer."""
+
+    advance: Advance
+    offsets: tuple[int, ...]
+    generation: str
+    writer: str
+    further: tuple[str, ...] = ()
+    """What else is stored with the position: field, value, ..."""
+
+    def arguments(self, *rest: str | int | bytes) -> list[str | int | bytes]:
+        """Of `APPLY` and `FINISH`."""
+        until, now = self.advance.until, f"{time.time():.3f}"
+        count = len(self.further)
+        held = (until.topic_id, self.writer, self.generation)
+        return [*held, now, until.partition_count, count, *self.further, *rest]
+
+    def offset(self, answer: Sequence[str], least: int, most: int) -> int:
+        """How far this writer has got by itself where a script has said `moved`.
+
+        It has where another try of the same task was there before this one, or an answer was lost.
+
+        Raises:
+            Fenced, Rewound: why it can't go on.
+        """
+        _, topic_id, writer, text, generation, _ = answer
+        ours = generation == self.generation and writer == self.writer
+        if ours and topic_id == self.advance.until.topic_id and least < int(text) <= most:
+            return int(text)
+        expected = Position(self.advance.until.topic_id, (least,))
+        if not topic_id:
+            raise mismatch(self.advance.table, expected, None, ours=True)
+        raise mismatch(self.advance.table, expected, Position(topic_id, (int(text),)), ours=ours)
+
+
+@dataclass
+class RedisWriter:
+    """The way of rows into the cache; dues by topic."""
+
+    url: str
+    prefix: str
+    dues: Mapping[str, Due]
+    form = Documents()
+    limits = CHUNK
+    archives = False
+
+    def at(self, advance: Advance, partition: int) -> int:
+        return self.dues[advance.table.topic].offsets[partition]
+
+    def take(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+        return 0
+
+    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, bytes]:
+        keys = self._keys(part, [row.id for row in rows])
+        try:
+            texts: Any = client(self.url).mget(keys)
+        except redis.exceptions.RedisError as error:
+            raise self._failure(part, error) from None
+        return {row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None}
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        return [self._write(part) for part in parts]
+
+    def end(self) -> Mapping[str, Sequence[str]]:
+        return {}
+
+    def _write(self, part: Part) -> Verdicts:
+        """One call; another where an earlier try of this task has got part of the way already."""
+        due, stale = self.dues[part.topic], frozenset[str]()
+        if not part.rows and part.reach == part.at:
+            return Verdicts()
+        at, reach = part.at, part.reach
+        while True:
+            # Rows that a try before this one has brought are there.
+            rows = [row for row in part.rows.values() if row.id not in stale]
+            answer = self._call(part, due, rows, at, reach)
+            if answer[0] == "ok":
+                return Verdicts(stale=stale)
+            try:
+                at = due.offset(answer, at, due.advance.until.offsets[part.partition])
+            except SinkUnavailable as error:
+                raise Failure("rewound", error.message) from None
+            except Fenced as error:
+                raise Failure("fenced", error.message) from None
+            reach = max(at, reach)
+            stale = frozenset(row.id for row in part.rows.values() if row.offset < at)
+
+    def _call(self, part: Part, due: Due, rows: Sequence[Row], at: int, reach: int) -> Sequence[str]:
+        keys = [position_key(self.prefix, part.advance.table.qualified), *self._keys(part, [row.id for row in rows])]
+        values = [b"" if row.value is None else row.value for row in rows]
+        try:
+            script = client(self.url).register_script(APPLY)
+            answer: Sequence[str] = script(keys=keys, args=due.arguments(part.partition, at, reach, *values))
+        except redis.exceptions.RedisError as error:
+            raise self._failure(part, error) from None
+        return answer
+
+    def _keys(self, part: Part, ids: Sequence[str]) -> list[str]:
+        start = view_key(self.prefix, part.advance.table.qualified)
+        return [f"{start}{row_id}" for row_id in ids]
+
+    def _failure(self, part: Part, error: redis.exceptions.RedisError) -> Failure:
+        return Failure(*failure(error, self.url, f"rows of {part.advance.table.qualified}"))

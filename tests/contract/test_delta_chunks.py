@@ -1,0 +1,259 @@
+"""Batches of a warehouse that executors write in many chunks, of several tables, in several tasks."""
+
+import errno
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import deltalake
+import pytest
+
+import sinks.delta.sink
+from cdc.change import Advance, Applied, Column, Position, Table
+from cdc.errors import DecodeError, SinkUnavailable
+from cdc.lane import Limits, Part, Row
+from cdc.reading import Reading
+from cdc.rejection import Skip
+from cdc.sink import Batch
+from sinks.delta.executor import Staged, WarehouseWriter
+from sinks.delta.held import Held
+from sinks.delta.sink import Delta
+from tests.contract.laws import TOPIC_ID, row
+from tests.support.envelopes import PLACEHOLDER, Topic, frame
+from tests.support.envelopes import table as items
+from tests.support.histories import World, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TASKS = 2
+
+
+def in_tasks(records: "DataFrame") -> "DataFrame":
+    """As the Kafka source has them when several tasks read it."""
+    return records.repartitionByRange(TASKS, "topic", "partition").sortWithinPartitions("topic", "partition", "offset")
+
+
+class Warehouse:
+    """One sink, and the topics of its tables."""
+
+    def __init__(self, spark: "SparkSession", sink: Delta, topics: list[Topic]) -> None:
+        self.spark, self.sink, self.topics, self.runs = spark, sink, topics, itertools.count()
+        for topic in topics:
+            sink.prepare(topic.table)
+
+    def batch(self, share: float = 1.0) -> Batch:
+        """Up to a share of what is left of each partition."""
+        advances, records = [], []
+        for topic in self.topics:
+            stored = self.sink.position(topic.table)
+            start = stored.position.offsets if stored else (0,) * topic.partitions
+            until = tuple(at + round(share * (end - at)) for at, end in zip(start, topic.ends, strict=True))
+            records += [(topic.table, one) for one in topic.between(start, until)]
+            advances.append(Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, until)))
+        made = in_tasks(frame(self.spark, records))
+        return Batch(f"run {next(self.runs)}", tuple(advances), made, Reading(PLACEHOLDER), Skip())
+
+    def apply(self, share: float = 1.0) -> dict[str, Applied]:
+        applied = self.sink.apply(self.batch(share)).applied
+        assert all(one.read == one.accounted for one in applied.values())
+        return applied
+
+    def check(self) -> None:
+        for topic in self.topics:
+            stored = self.sink.position(topic.table)
+            assert stored
+            found = self.sink.scan(topic.table, self.spark).collect()
+            view = {one["id"]: json.loads(one["document"]) for one in found}
+            assert len(view) == len(found), "an id twice in the view"
+            assert view == topic.model(stored.position.offsets)
+            assert sorted(self.events(topic)) == sorted(
+                (one.partition, one.offset)
+                for one in topic.between((0,) * topic.partitions, stored.position.offsets)
+                if one.value is not None
+            )
+
+    def events(self, topic: Topic) -> list[tuple[int, int]]:
+        query = "SELECT _cdc_partition AS p, _cdc_offset AS o FROM t"
+        log = deltalake.DeltaTable(self.sink.folder(topic.table, "changes"))
+        found = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
+        return list(zip(found["p"].to_pylist(), found["o"].to_pylist(), strict=True))
+
+    def unused(self) -> list[str]:
+        """Files that no version of a table names."""
+        left = []
+        for topic, kind in itertools.product(self.topics, ("changes", "mirror")):
+            folder = Path(self.sink.folder(topic.table, kind))
+            logs = "".join(path.read_text() for path in (folder / "_delta_log").glob("*.json"))
+            left += [path.name for path in folder.glob("*.parquet") if path.name not in logs]
+        return left
+
+
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "large":
+        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+    size: str = request.param
+    return size
+
+
+@pytest.fixture
+def sink(unique: str, tmp_path: Path) -> Iterator[Delta]:
+    made = Delta("warehouse", str(tmp_path / "a warehouse+é"), unique)
+    yield made
+    made.close()
+
+
+def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose values an earlier chunk, or the mirror, has; that are deleted and come again; that come in each."""
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(7, 2**30))
+    tables = [replace(table(f"{unique}.public.{name}"), name=name) for name in ("one", "two")]
+    worlds = [World(one, partitions=3, keys=40) for one in tables]
+    warehouse = Warehouse(spark, sink, [world.topic for world in worlds])
+    for turn in range(3):
+        for number, world in enumerate(worlds):
+            world.write(100 * turn + number, 300)
+        warehouse.apply(0.6)
+        warehouse.check()
+    applied = warehouse.apply()
+    warehouse.check()
+    assert all(one.folded and one.deleted for one in applied.values())
+    assert warehouse.unused() == []
+
+
+def test_many_chunks(
+    spark: "SparkSession", unique: str, sink: Delta, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(spark, unique, sink, monkeypatch)
+
+
+SOME: dict[str, tuple[str, Any]] = {
+    "day": ("date", 15707),
+    "far": ("date", 2145042905),
+    "local": ("timestamp without time zone", -63517780799500000),
+    "zoned": ("timestamp with time zone", "2013-01-01T10:00:00.123456Z"),
+    "never": ("timestamp with time zone", "-infinity"),
+    "real": ("real", 0.1),
+    "reals": ("real[]", [0.1, None]),
+    "stamps": ("timestamp with time zone[]", ["2013-01-01T10:00:00.000001Z"]),
+    "money": ("numeric(10,2)", "1.50"),
+    "bytes": ("bytea", "YWJj"),
+    "way": (
+        "path",
+        {"wkb": "AQIAAAACAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAPA/AAAAAAAA8D8=", "extensions": {"closed": "true"}},
+    ),
+    "nothing": ("text", None),
+}
+
+
+def test_values_of_every_type_are_taken_back(
+    spark: "SparkSession", unique: str, sink: Delta, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a chunk before, and from the mirror: what a row held is what it holds, to the last digit."""
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(1, 2**30))
+    typed = tuple(Column(name, type_) for name, (type_, _) in SOME.items())
+    base = items(f"{unique}.public.items")
+    topic = Topic(Table("public", "items", (*base.columns, *typed), base.key, base.topic), 1)
+    values = {name: value for name, (_, value) in SOME.items()}
+    missing = [name for name in SOME if name not in ("way", "reals", "stamps")]
+    warehouse = Warehouse(spark, sink, [topic])
+    topic.add("c", {**row("k", 1, "x", 0), **values})
+    warehouse.apply()
+    (first,) = sink.scan(topic.table, spark).collect()
+    for number in (1, 2):
+        # In a chunk each, since the other lies between.
+        topic.add("u", {**row("k", 1, "x", 0), **values}, lacking=[*missing, "v"])
+        topic.add("c", row("other", number))
+    warehouse.apply()
+    after = {one["id"]: one["document"] for one in sink.scan(topic.table, spark).collect()}
+    assert json.loads(after[first["id"]]) == json.loads(first["document"])
+    assert len(after) == 3
+
+
+def test_a_value_of_a_deleted_row_is_unknown_in_a_later_chunk(
+    spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(1, 2**30))
+    topic = Topic(items(f"{unique}.public.items"), 1)
+    warehouse = Warehouse(spark, sink, [topic])
+    topic.add("c", row("k", 1))
+    warehouse.apply()
+    topic.add("d", row("k", 1))
+    topic.add("c", row("other", 1))
+    topic.add("u", row("k", 1), lacking=["v"])
+    outcome = sink.apply(warehouse.batch())
+    assert [(one.offset, one.id) for one in outcome.rejected] == [(4, '["k",1]')]
+    assert [one["id"] for one in sink.scan(topic.table, spark).collect()] == ['["other",1]']
+    # What it said is on record all the same.
+    assert (0, 4) in warehouse.events(topic)
+
+
+def test_a_column_that_the_mirror_lacks_is_unknown(spark: "SparkSession", unique: str, sink: Delta) -> None:
+    base = items(f"{unique}.public.items")
+    topic = Topic(base, 1)
+    warehouse = Warehouse(spark, sink, [topic])
+    topic.add("c", row("k", 1))
+    warehouse.apply()
+    topic.table = Table("public", "items", (*base.columns, Column("added", "text")), base.key, base.topic)
+    topic.add("u", {**row("k", 1), "added": "x"}, lacking=["added"])
+    (rejected,) = sink.apply(warehouse.batch()).rejected
+    assert rejected.id == '["k",1]'
+
+
+def test_what_failed_leaves_no_files(
+    spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a batch that a record has ended, nor one whose commit the disk didn't take."""
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(2, 2**30))
+    topic = Topic(items(f"{unique}.public.items"), 2)
+    warehouse = Warehouse(spark, sink, [topic])
+    for number in range(9):
+        topic.add("c", row(f"k{number}", number))
+    good = warehouse.batch()
+    topic.add("c", {**row("bad", 1), "n": "no number"})
+    batch = warehouse.batch()
+    with pytest.raises(DecodeError):
+        sink.apply(Batch(batch.writer, batch.advances, batch.records, batch.reading))
+    assert warehouse.unused() == []
+    with monkeypatch.context() as patch:
+        patch.setattr("deltalake.DeltaTable.create_write_transaction", full)
+        with pytest.raises(SinkUnavailable, match="No space left"):
+            sink.apply(good)
+    assert warehouse.unused() == []
+    sink.apply(good)
+    warehouse.check()
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def without_word(text: str) -> Staged:
+    """Takes no note of rows that are in several files."""
+    staged = TOLD(text)
+    staged.repeated = False
+    return staged
+
+
+TOLD = sinks.delta.sink._staged
+
+
+class Mirrored(WarehouseWriter):
+    """Asks only the mirror for what a change doesn't carry."""
+
+    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
+        with mock.patch.object(Held, "met", return_value=[]):
+            return super().held(part, rows)
+
+
+@pytest.mark.parametrize(("name", "bug"), [("_staged", without_word), ("WarehouseWriter", Mirrored)])
+def test_planted(
+    spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch, name: str, bug: object
+) -> None:
+    monkeypatch.setattr(sinks.delta.sink, name, bug)
+    with pytest.raises(AssertionError):
+        live(spark, unique, sink, monkeypatch)

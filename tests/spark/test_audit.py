@@ -1,0 +1,83 @@
+"""What an audit folds of a topic, in Spark: against the plain twin."""
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc import audit, changed, log_rows, tree
+from cdc.change import Column, Position, Table
+from cdc.lane_run import lasting
+from cdc.log_rows import Looker
+from cdc.reading import Reading
+from tests.support import twin
+from tests.support.budget import budget
+from tests.support.envelopes import PLACEHOLDER, RECORDS, envelope
+from tests.support.scribe import Scribe, packed
+from tests.support.twin import Raw, Twin
+
+if TYPE_CHECKING:
+    import pytest
+    from pyspark.sql import DataFrame, SparkSession
+
+FLOOR, BELOW = 150, 250
+
+
+def table() -> Table:
+    types = ("text", "bigint", "text", "integer", "text[]", "jsonb")
+    columns = tuple(Column(f"c{at}", type_) for at, type_ in enumerate(types))
+    return Table("public", "one", columns, ("c0", "c1"), "t.public.one")
+
+
+def framed(spark: "SparkSession", records: list[Raw]) -> "DataFrame":
+    columns = [pa.array([record[at] for record in records], RECORDS[name]) for at, name in enumerate(Raw._fields)]
+    return spark.createDataFrame(pa.table(columns, list(Raw._fields)))
+
+
+@given(seed=st.integers(0, 2**32), garbage=st.sampled_from([0.0, 0.3]))
+@budget(4)
+def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int, garbage: float) -> None:
+    made = table()
+    keys = [{"c0": text, "c1": number} for text in ("", "a", "é") for number in range(6)]
+    records = Scribe(made, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
+    looker = Looker(made, Reading(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
+    said = framed(spark, records).select(*log_rows.RECORDS).mapInArrow(lasting(looker.work), log_rows.SAID).persist()
+    rows = audit.newest(said).persist()
+    decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
+    changes = [change for record in records if (change := decode(record)).id is not None]
+    folded = {(one.id, one.partition): (one.offset, one.row is not None, one.kept) for one in twin.fold(changes)}
+    lsn = {(change.partition, change.offset): change.lsn for change in changes}
+    listed = rows.collect()
+    assert sorted((row["id"], row["partition"]) for row in listed) == sorted(folded)
+    for row in listed:
+        offset, lives, kept = folded[row["id"], row["partition"]]
+        assert row["partial"] == bool(kept)
+        written = lsn[row["partition"], offset] if offset is not None else None
+        assert row["outdated"] == (lives and written is not None and written < BELOW)
+    _, lost = twin.applied(changes, {})
+    assert sorted(row["id"] for row in audit.unknown(made, said, rows).collect()) == sorted(lost)
+    rows.unpersist()
+    said.unpersist()
+
+
+def test_states_and_keys_of_a_topic(spark: "SparkSession", monkeypatch: "pytest.MonkeyPatch") -> None:
+    """What verify and repair ask of a topic; records that can't be read, and keys of another table, are left out."""
+    made = table()
+    key, row = packed({"c0": "a", "c1": 1}), {"c0": "a", "c1": 1, "c2": "x", "c3": 1, "c4": [], "c5": "{}"}
+    event = envelope("u", None, row)
+    event["source"] |= {"table": "one"}
+    values = [packed(event), None, b"no json", packed({**event, "after": {**row, "c5": "[1]"}})]
+    records = [Raw(key, value, made.topic, 0, at) for at, value in enumerate(values)]
+    records += [Raw(b"no", None, made.topic, 0, 9), Raw(None, None, made.topic, 0, 10)]
+    monkeypatch.setattr(changed, "_records", lambda *_: framed(spark, records))
+    states = [(one["id"], one["seen"]) for one in changed.states_since(spark, "", made, Position("id", (0,))).collect()]
+    documents = [
+        '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":{}}',
+        '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":[1]}',
+    ]
+    frame = spark.createDataFrame([(text,) for text in documents], "document string")
+    first, last = (one[0] for one in frame.select(tree.seen(made, "document")).collect())
+    assert states == [('["a",1]', first), ('["a",1]', None), ('["a",1]', last)]
+    assert [(one["id"], bytes(one["key"])) for one in changed.keys(spark, "", made).collect()] == [('["a",1]', key)]
+    assert [tuple(one) for one in changed.since_time(spark, "", made, 0).collect()] == [('["a",1]',)]

@@ -1,0 +1,42 @@
+"""Delta tables with a position of ours, made of Spark's rows instead of a batch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deltalake
+
+from cdc.change import Stored
+from sinks.delta import add_files
+from sinks.delta.files import Changed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sinks.delta.add_files import Mode
+
+
+def begin(folder: str, rows: "DataFrame", stored: Stored, number: int) -> None:
+    """Make a table of rows. Raises SinkUnavailable when there is one by now."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    files = add_files.written(folder, rows, columns(rows))
+    add_files.create(folder, add_files.actions(files), columns(rows), stored, number)
+
+
+def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: "Mode", stored: Stored, number: int) -> None:
+    """Add rows to a table, or put them in the place of all it has. Raises SinkUnavailable, see `add_files.commit`."""
+    add_files.extend(table, columns(rows))
+    files = add_files.written(table.table_uri, rows, table.schema())
+    add_files.commit(table, add_files.actions(files), mode, table.schema(), stored, number)
+
+
+def staged(folder: str, rows: "DataFrame") -> Changed:
+    """Rows with `_cdc_gone` as a batch brings them to a mirror."""
+    lasting, gone = (rows.where(f"{word}_cdc_gone").drop("_cdc_gone") for word in ("NOT ", ""))
+    files = add_files.written(folder, lasting, columns(lasting))
+    ids = gone.select("_cdc_id")
+    return Changed(files, [file.name for file in (*files, *add_files.written(folder, ids, columns(ids)))])
+
+
+def columns(rows: "DataFrame") -> deltalake.Schema:
+    found = deltalake.Schema.from_json(rows.schema.json())
+    return deltalake.Schema([deltalake.Field(field.name, field.type, nullable=True) for field in found.fields])

@@ -1,0 +1,170 @@
+"""What executors write for a warehouse, without Spark: files, what they say of them, and what they read back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc.change import Advance, Column, Position
+from cdc.lane import Lane, Limits, Report
+from cdc.lane_task import Run
+from cdc.reading import Reading
+from cdc.rejection import Skip
+from sinks.delta import files
+from sinks.delta.executor import Staged, View, WarehouseWriter
+from sinks.delta.files import Name
+from sinks.delta.held import Held
+from tests.support.envelopes import PLACEHOLDER, Topic, encoded
+from tests.support.envelopes import table as items
+
+ITEMS = items("t.public.items")
+
+
+def row(a: str, n: int | None = 1, v: str | None = "x") -> dict[str, Any]:
+    return {"a": a, "b": 1, "v": v, "n": n}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for kind in ("changes", "mirror"):
+        (tmp_path / kind).mkdir()
+    return tmp_path
+
+
+def view(folder: Path, topic: Topic, **options: Any) -> View:
+    nowhere = (0,) * topic.partitions
+    made = View(topic.table, "id", str(folder / "changes"), str(folder / "mirror"), nowhere, nowhere, None)
+    return replace(made, **options)
+
+
+def run(of: View, topic: Topic, rows: int = 100) -> tuple[list[Report], Staged]:
+    """All records of a topic through one task."""
+    writer = WarehouseWriter(
+        {topic.table.topic: of}, Name(), archives=of.changes is not None, limits=Limits(rows, 2**30)
+    )
+    advance = Advance(topic.table, None, Position("id", topic.ends))
+    task = Run(Lane((advance,), Reading(PLACEHOLDER), writer, Skip()))
+    for partition in range(topic.partitions):
+        records = [(encoded(r.key), encoded(r.value), r.offset) for r in topic.records if r.partition == partition]
+        task.take(topic.table.topic, partition, records)
+    reports, staged = task.end(), Staged()
+    for told in (told for report in reports for told in report.told):
+        staged.add(msgspec.json.decode(told, type=Staged))
+    return reports, staged
+
+
+def held(folder: Path, kind: str, of: list[files.File]) -> list[dict[str, Any]]:
+    return [one for file in of for one in pq.read_table(folder / kind / file.name).to_pylist()]
+
+
+def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
+    topic = Topic(ITEMS, 1)
+    topic.add("c", row("k", 1))
+    topic.add("u", row("k", 2), lacking=["v"], lsn=7)
+    topic.add("c", row("gone"))
+    topic.add("d", row("gone"))
+    (report,), staged = run(view(folder, topic), topic)
+    assert (report.applied.written, report.applied.deleted, report.applied.read) == (1, 1, 5)
+    events = held(folder, "changes", staged.events)
+    assert [(one["_cdc_op"], one["_cdc_offset"], one["_cdc_kept"], one["v"]) for one in events] == [
+        ("c", 0, None, "x"),
+        ("u", 1, ["v"], None),
+        ("c", 2, None, "x"),
+        # The key is all that is known of it.
+        ("d", 3, None, None),
+    ]
+    assert [(one["a"], one["b"], one["n"]) for one in events][-1] == ("gone", 1, None)
+    assert (events[1]["_cdc_lsn"], events[1]["_cdc_topic"], events[1]["_cdc_id"]) == (7, "id", '["k",1]')
+    assert held(folder, "mirror", staged.rows) == [
+        {"_cdc_id": '["k",1]', "_cdc_partition": 0, "_cdc_offset": 1, **row("k", 2)}
+    ]
+    assert [one["_cdc_id"] for one in held(folder, "mirror", staged.gone)] == ['["gone",1]']
+    assert not staged.repeated
+    stats = json.loads(staged.rows[0].stats)
+    assert (stats["numRecords"], stats["maxValues"]["n"], stats["nullCount"]["v"]) == (1, 2, 0)
+
+
+def test_a_part_gets_nothing_that_it_knows(folder: Path) -> None:
+    topic = Topic(ITEMS, 1)
+    for number in range(4):
+        topic.add("c", row(f"k{number}", number))
+    (report,), staged = run(view(folder, topic, logged=(3,), mirrored=(2,)), topic)
+    assert [one["_cdc_offset"] for one in held(folder, "changes", staged.events)] == [3]
+    assert [one["_cdc_offset"] for one in held(folder, "mirror", staged.rows)] == [2, 3]
+    assert (report.applied.stale, report.applied.written) == (2, 2)
+    _, staged = run(view(folder, topic, changes=None), topic)
+    assert (staged.events, len(staged.rows)) == ([], 1)
+
+
+def test_rows_of_several_chunks(folder: Path) -> None:
+    topic = Topic(ITEMS, 1)
+    topic.add("c", row("k", 1))
+    topic.add("c", row("other"))
+    topic.add("u", row("k", 2), lacking=["v"])
+    (report,), staged = run(view(folder, topic), topic, rows=1)
+    assert staged.repeated
+    # The second was begun when the third row was to be filled.
+    assert (len(staged.rows), len(staged.events)) == (2, 1)
+    assert [one["v"] for one in held(folder, "mirror", staged.rows)] == ["x", "x", "x"]
+    assert (report.applied.written, report.rejected) == (3, [])
+    topic.records.pop()
+    assert not run(view(folder, topic), topic, rows=1)[1].repeated
+
+
+def test_a_folder_that_takes_no_more_is_told(tmp_path: Path) -> None:
+    topic = Topic(ITEMS, 1)
+    topic.add("c", row("k"))
+    (report,), staged = run(view(tmp_path, topic), topic)
+    assert report.failure == "unavailable"
+    assert report.message == f"The warehouse folder {tmp_path}/changes can't be written: No such file or directory."
+    assert staged == Staged()
+
+
+def test_half_a_file_is_removed(folder: Path) -> None:
+    def tables() -> Any:
+        yield pa.table({"_cdc_id": ["1"]})
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        files.write(str(folder / "mirror"), "part-1.parquet", tables())
+    assert not list((folder / "mirror").iterdir())
+
+
+def test_rows_are_read_back_by_their_ids(tmp_path: Path) -> None:
+    """From any row group, without those that are marked; what a file lacks is null."""
+    made = (pa.table({"_cdc_id": [f"{at}", f"{at + 1}"], "n": [at, at + 1]}) for at in (10, 20, 30))
+    assert files.write(str(tmp_path), "part-1.parquet", made)
+    schema = pa.schema([("_cdc_id", pa.string()), ("n", pa.int32()), ("later", pa.string())])
+    wanted = pa.array(["11", "20", "31", "nobody"])
+
+    def read(keep: list[bool] | None = None) -> list[dict[str, Any]]:
+        found = files.matching(f"{tmp_path}/part-1.parquet", wanted, schema, keep and pa.array(keep))
+        return [one for part in found for one in part.to_pylist()]
+
+    assert [(one["_cdc_id"], one["n"], one["later"]) for one in read()] == [
+        ("11", 11, None),
+        ("20", 20, None),
+        ("31", 31, None),
+    ]
+    assert [one["n"] for one in read([True, False, True, True, True, True])] == [20, 31]
+
+
+def test_what_comes_again_is_met(folder: Path) -> None:
+    seen = Held(ITEMS, str(folder / "mirror"), None)
+    assert [seen.meet(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [False, False, True]
+    assert Held(ITEMS, "", None).meet(["a", "a"])
+
+
+def test_columns_of_names_that_parquet_takes_for_paths(folder: Path) -> None:
+    dotted = replace(ITEMS, columns=(*ITEMS.columns, Column("v.w", "text")))
+    topic = Topic(dotted, 1)
+    topic.add("c", {**row("k"), "v.w": "kept"})
+    topic.add("c", {**row("other"), "v.w": "x"})
+    topic.add("u", {**row("k"), "v.w": "kept"}, lacking=["v.w"])
+    _, staged = run(view(folder, topic), topic, rows=1)
+    assert [one["v.w"] for one in held(folder, "mirror", staged.rows)] == ["kept", "x", "kept"]

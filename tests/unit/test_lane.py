@@ -1,0 +1,402 @@
+"""The lane against the twin: random logs, cut anywhere, lead to the view that one record after the other makes."""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.change import Advance, Column, Position, Table
+from cdc.codec import forms
+from cdc.codec.record import Change
+from cdc.lane import REPORTED_ROWS, SUPERSEDED, TAINTED, UNKNOWN, Failure, Lane, Limits, Part, Report, Row, Verdicts
+from cdc.lane_task import Run, stretches
+from cdc.reading import Reading
+from cdc.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
+from tests.support import twin
+from tests.support.budget import budget
+from tests.support.envelopes import PLACEHOLDER, Topic, encoded
+from tests.support.envelopes import table as items
+from tests.support.scribe import Scribe
+from tests.support.twin import Raw, Twin
+
+ITEMS = items("t.public.items")
+FORMS = {"documents": forms.Documents(), "events": forms.Values()}
+
+
+@dataclass
+class Writer:
+    """Views by topic; `writes` are the sizes of what each call has brought, `refuses` ids that it won't take."""
+
+    form: forms.Form = field(default_factory=forms.Documents)
+    limits: Limits = field(default_factory=lambda: Limits(1000, 10**6))
+    views: dict[str, dict[str, Any]] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    refuses: frozenset[str] = frozenset()
+    writes: list[int] = field(default_factory=list)
+    reached: dict[tuple[str, int], int] = field(default_factory=dict)
+    stands: Mapping[int, int] = field(default_factory=dict)
+    fails: bool = False
+    archives: bool = False
+    taken: list[int] = field(default_factory=list)
+    """Offsets of the changes that it was shown."""
+
+    def at(self, advance: Advance, partition: int) -> int:
+        return self.stands.get(partition, advance.start_offsets[partition])
+
+    def take(self, part: Part, change: Change, source: Source, value: object) -> int:
+        self.taken.append(source.offset)
+        return 0
+
+    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
+        view = self.views.get(part.topic, {})
+        newer = {row.id: SUPERSEDED for row in rows if self.versions.get(row.id, -1) > row.offset}
+        return {row.id: view[row.id] for row in rows if row.id in view} | newer
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        if self.fails:
+            raise Failure("unavailable", "away")
+        for part in parts:
+            view = self.views.setdefault(part.topic, {})
+            self.writes.append(len(part.rows))
+            for row in part.rows.values():
+                assert not row.missing
+                if row.id in self.refuses:
+                    continue
+                if row.value is None:
+                    view.pop(row.id, None)
+                else:
+                    view[row.id] = row.value
+            self.reached[part.topic, part.partition] = part.reach
+        return [Verdicts(refused=dict.fromkeys(self.refuses & part.rows.keys(), "too large")) for part in parts]
+
+    def end(self) -> Mapping[str, Sequence[str]]:
+        return {topic: ["done"] for topic in self.views}
+
+
+@dataclass
+class Remembered:
+    """Keeps what is rejected."""
+
+    stops = False
+    records: list[tuple[Rejected, Source]] = field(default_factory=list)
+
+    def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
+        self.records.extend(records)
+
+
+def run(lane: Lane, records: Sequence[Raw]) -> list[Report]:
+    task = Run(lane)
+    for record in records:
+        if not task.ended:
+            task.take(record.topic, record.partition, [(record.key, record.value, record.offset)])
+    return task.end()
+
+
+def raws(topic: Topic) -> list[Raw]:
+    made = [Raw(encoded(r.key), encoded(r.value), topic.table.topic, r.partition, r.offset) for r in topic.records]
+    return sorted(made, key=lambda record: (record.partition, record.offset))
+
+
+def lane_of(topic: Topic, writer: Writer, **options: Any) -> Lane:
+    advance = Advance(topic.table, None, Position("id", topic.ends))
+    return Lane((advance,), Reading(PLACEHOLDER), writer, options.pop("rejection", Skip()), **options)
+
+
+def named(topic: str, names: Sequence[str]) -> Table:
+    types = ("text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb")
+    made = tuple(Column(name, type_) for name, type_ in zip(names, types, strict=True))
+    return Table("public", topic.rsplit(".", 1)[1], made, tuple(names[:2]), topic)
+
+
+@given(seed=st.integers(0, 2**32), garbage=st.sampled_from([0.0, 0.3]), rows=st.integers(1, 60))
+@budget(30)
+def test_however_a_log_is_cut_the_view_is_what_its_records_make(seed: int, garbage: float, rows: int) -> None:
+    names = list("abcdefghi")
+    tables = [named("t.public.first", names), named("t.public.second", names[::-1])]
+    numbers = (0, 1, -1, 2**53 + 1, 2**63 - 1)
+    pools = [[{t.key[0]: text, t.key[1]: n} for text in ("x", "", "ü") for n in numbers] for t in tables]
+    scribes = [Scribe(t, seed + n, ["x", "", "ü"], pools[n]) for n, t in enumerate(tables)]
+    records = [record for scribe in scribes for record in scribe.log(300, garbage=garbage)]
+    reading = Reading(PLACEHOLDER, {tables[0].topic: 150})
+    expected = {}
+    for table in tables:
+        reader = Twin([table], "documents", PLACEHOLDER, reading.floors)
+        changes = [reader.decode(record) for record in records if record.topic == table.topic]
+        wrong = [change for change in changes if change.wrong]
+        expected[table.topic] = (*twin.applied(changes, {}), wrong)
+    rng, writer = random.Random(seed), Writer(limits=Limits(rows, 10**6))
+    partitions = max(record.partition for record in records) + 1
+    ends = [max((r.offset for r in records if r.partition == p), default=-1) + 1 for p in range(partitions)]
+    cut = [rng.randint(0, end) for end in ends]
+    reports: list[Report] = []
+    for start, until in (((0,) * partitions, tuple(cut)), (tuple(cut), tuple(ends))):
+        steps = tuple(Advance(t, Position("id", start), Position("id", until)) for t in tables)
+        ordered = sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
+        reports += run(Lane(steps, reading, writer, Skip(), entries(reports)), ordered)
+    assert all(report.applied.read == report.applied.accounted and report.failure is None for report in reports)
+    assert sum(report.applied.read for report in reports) == len(records)
+    places = {(one.topic, one.partition, one.offset) for report in reports for one in report.rejected}
+    for table in tables:
+        view = {key: twin.loads(value.decode()) for key, value in writer.views.get(table.topic, {}).items()}
+        shown, lost, wrong = expected[table.topic]
+        # Documents that pass through aren't parsed: what has values of other types is shown as it is.
+        passed = {change.id for change in wrong if (change.topic, change.partition, change.offset) not in places}
+        # One that is in quarantine stays as it was, though pieces of it may have come since.
+        kept = [rows for (topic, _), rows in entries(reports).items() if topic == table.topic]
+        held = {key for rows in kept for key in rows.values() if key is not None}
+        left = lost | passed | held
+        assert {key: row for key, row in view.items() if key not in left} == {
+            key: row for key, row in shown.items() if key not in left
+        }
+
+
+def entries(reports: Sequence[Report]) -> dict[tuple[str, int], dict[int, str | None]]:
+    """What is in quarantine after these reports."""
+    left: dict[tuple[str, int], dict[int, str | None]] = {}
+    for report in reports:
+        for one in report.rejected:
+            left.setdefault((report.topic, report.partition), {})[one.offset] = one.id
+        rows = left.get((report.topic, report.partition), {})
+        for offset in [offset for offset, key in rows.items() if offset < report.cured.get(key or "", -1)]:
+            del rows[offset]
+    return left
+
+
+def two_rows() -> Topic:
+    topic = Topic(ITEMS, 1)
+    topic.add("c", {"a": "k", "b": 1, "v": "first", "n": 1})
+    topic.add("c", {"a": "other", "b": 1, "v": "x", "n": 1})
+    return topic
+
+
+def shown(writer: Writer) -> dict[str, Any]:
+    return {key: json.loads(value) for key, value in writer.views.get(ITEMS.topic, {}).items()}
+
+
+K = '["k",1]'
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+def test_one_bad_record_costs_one_record(rows: int) -> None:
+    """Its row waits for a change that carries all; a change that doesn't follows it."""
+    topic, kept, writer = two_rows(), Remembered(), Writer(limits=Limits(rows, 10**6))
+    topic.add("u", {"a": "k", "b": 1, "v": "lost", "n": 1})
+    topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
+    records = raws(topic)
+    records[2] = records[2]._replace(value=b"{")
+    (report,) = run(lane_of(topic, writer, rejection=kept), records)
+    assert [(one.offset, one.id, one.kind) for one, _ in kept.records] == [(2, K, DECODE), (3, K, REFUSED)]
+    assert (kept.records[0][1].value, kept.records[1][0].reason) == (b"{", TAINTED)
+    assert (report.applied.read, report.applied.written, report.applied.quarantined) == (4, 2, 2)
+    assert shown(writer)[K]["v"] == "first"
+    topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 3})
+    topic.add("u", {"a": "k", "b": 1, "n": 4}, lacking=["v"])
+    after = Advance(ITEMS, Position("id", (4,)), Position("id", topic.ends))
+    lane = Lane((after,), Reading(PLACEHOLDER), writer, kept, {(ITEMS.topic, 0): {2: K, 3: K}})
+    (report,) = run(lane, raws(topic))
+    assert report.applied.quarantined == 0
+    assert report.cured[K] > 4
+    assert shown(writer)[K] == {"a": "k", "b": 1, "v": "whole", "n": 4}
+
+
+def test_what_is_rejected_is_safe_before_the_position_passes_it() -> None:
+    topic, writer = two_rows(), Writer(limits=Limits(1, 10**6))
+
+    class Watching(Skip):
+        def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
+            assert all(writer.reached.get((ITEMS.topic, 0), 0) <= one.offset for one, _ in records)
+
+    topic.add("u", {"a": "k", "b": 1, "v": "lost", "n": 1})
+    topic.add("c", {"a": "last", "b": 1, "v": "x", "n": 1})
+    records = raws(topic)
+    records[2] = records[2]._replace(value=b"{")
+    run(lane_of(topic, writer, rejection=Watching()), records)
+    assert writer.reached == {(ITEMS.topic, 0): 4}
+
+
+def test_a_value_is_filled_from_the_view_or_refused() -> None:
+    topic, kept, writer = Topic(ITEMS, 1), Remembered(), Writer()
+    writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"held","n":1}'}
+    writer.versions = {'["newer",1]': 99}
+    for key in ("k", "nobody", "newer"):
+        topic.add("u", {"a": key, "b": 1, "n": 2}, lacking=["v"])
+    (report,) = run(lane_of(topic, writer, rejection=kept), raws(topic))
+    assert shown(writer) == {K: {"a": "k", "b": 1, "v": "held", "n": 2}}
+    assert [(one.id, one.reason) for one, _ in kept.records] == [('["nobody",1]', UNKNOWN)]
+    assert (report.applied.written, report.applied.stale, report.applied.quarantined) == (1, 1, 1)
+
+
+def test_what_the_destination_refuses_is_put_aside_with_all_that_it_was_made_from() -> None:
+    topic, kept, writer = two_rows(), Remembered(), Writer(refuses=frozenset({K}))
+    topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
+    (report,) = run(lane_of(topic, writer, rejection=kept), raws(topic))
+    assert [(one.offset, one.reason) for one, _ in kept.records] == [(0, "too large"), (2, "too large")]
+    assert (report.applied.read, report.applied.written, report.applied.quarantined) == (3, 1, 2)
+    assert report.applied.accounted == report.applied.read
+
+
+def test_a_batch_that_is_to_stop_writes_nothing_more() -> None:
+    topic, writer = two_rows(), Writer(limits=Limits(1, 10**6))
+    records = raws(topic)
+    records[1] = records[1]._replace(value=b"{")
+    (report,) = run(lane_of(topic, writer, rejection=Stop()), records)
+    assert (writer.reached, list(shown(writer))) == ({(ITEMS.topic, 0): 1}, [K])
+    assert [one.offset for one in report.rejected] == [1]
+
+
+def test_a_failure_is_told_and_ends_the_task() -> None:
+    topic = two_rows()
+    (report,) = run(lane_of(topic, Writer(fails=True)), raws(topic))
+    assert (report.failure, report.message) == ("unavailable", "away")
+
+
+def test_what_an_earlier_try_has_rejected_and_passed_taints_its_row() -> None:
+    """Nothing is completed across it, though it doesn't come again; what lies ahead comes, and is rejected then."""
+    topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 2})
+    writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"older than what was rejected","n":1}'}
+    topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
+    run(lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {1: K}}), raws(topic))
+    assert [(one.offset, one.reason) for one, _ in kept.records] == [(2, TAINTED)]
+    again = Writer(stands={0: 2}, views=writer.views)
+    run(lane_of(topic, again, entries={(ITEMS.topic, 0): {2: K}}), raws(topic))
+    assert shown(again)[K]["n"] == 2
+
+
+def test_what_an_earlier_try_has_applied_cures_what_lies_before_it() -> None:
+    """A change that carried all was passed by that try, which could tell nobody; one that it rejected cures none."""
+    topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 4})
+    topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 2})
+    topic.add("u", {"a": "k", "b": 1, "v": "refused", "n": 3})
+    topic.add("u", {"a": "k", "b": 1, "n": 4}, lacking=["v"])
+    writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"whole","n":2}'}
+    held = dict(writer.views[ITEMS.topic])
+    (report,) = run(lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), raws(topic))
+    assert (kept.records, report.applied.stale, shown(writer)[K]["n"]) == ([], 4, 4)
+    assert report.cured == {K: 5}
+    again = Writer(stands={0: 4}, views={ITEMS.topic: held})
+    (report,) = run(lane_of(topic, again, rejection=kept, entries={(ITEMS.topic, 0): {0: K, 3: K}}), raws(topic))
+    assert [one.offset for one, _ in kept.records] == [4]
+    assert report.cured == {K: 3}
+
+
+def test_what_is_applied_in_the_end_leaves_no_entry() -> None:
+    """A try that was ended has rejected a change which the next one, with another chunk, makes whole."""
+    topic, writer = Topic(ITEMS, 1), Writer()
+    topic.add("u", {"a": "k", "b": 1, "n": 1}, lacking=["v"])
+    topic.add("u", {"a": "k", "b": 1, "v": "x", "n": 2})
+    (report,) = run(lane_of(topic, writer, entries={(ITEMS.topic, 0): {0: K, 1: K}}), raws(topic))
+    assert (report.applied.quarantined, report.cured) == (0, {K: 2})
+
+
+def test_a_repair_names_all_that_it_rejects() -> None:
+    """What isn't named would be taken for mended, and its entry closed."""
+    topic, kept = Topic(ITEMS, 1), Remembered()
+    for number in range(REPORTED_ROWS + 5):
+        topic.add("c", {"a": f"k{number}", "b": 1, "v": "x", "n": 1})
+    records = [record._replace(value=b"{") for record in raws(topic)]
+    end = Position("id", topic.ends)
+    (report,) = run(Lane((Advance(ITEMS, end, end),), Reading(PLACEHOLDER), Writer(), kept), records)
+    assert len(report.rejected) == report.applied.quarantined == len(records)
+    (report,) = run(lane_of(topic, Writer(), rejection=kept), records)
+    assert (len(report.rejected), report.applied.quarantined) == (REPORTED_ROWS, len(records))
+
+
+def test_memory_is_bounded_where_no_record_can_be_read() -> None:
+    topic, sizes = Topic(ITEMS, 1), list[int]()
+
+    class Counting(Skip):
+        def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
+            sizes.append(len(records))
+
+    for number in range(500):
+        topic.add("c", {"a": f"k{number}", "b": 1, "v": "x" * 1000, "n": 1})
+    records = [record._replace(value=b"{" + (record.value or b"")) for record in raws(topic)]
+    run(lane_of(topic, Writer(limits=Limits(100, 20_000)), rejection=Counting()), records)
+    assert sum(sizes) == 500
+    assert max(sizes) < 20
+
+
+def test_what_an_earlier_try_has_written_is_not_written_again() -> None:
+    topic, writer = two_rows(), Writer(stands={0: 1})
+    (report,) = run(lane_of(topic, writer), raws(topic))
+    assert (report.applied.read, report.applied.stale, report.applied.written, writer.writes) == (2, 1, 1, [1])
+
+
+def test_memory_is_bounded_by_a_chunk() -> None:
+    """A million changes of one row, or of as many, are never in memory at once."""
+    topic = Topic(ITEMS, 1)
+    for number in range(500):
+        topic.add("u", {"a": "k", "b": 1, "v": "x" * 1000, "n": number})
+        topic.add("c", {"a": f"k{number}", "b": 1, "v": "x" * 1000, "n": number})
+    writer = Writer(limits=Limits(10_000, 50_000))
+    (report,) = run(lane_of(topic, writer), raws(topic))
+    assert max(writer.writes) * 1000 < 50_000
+    assert report.applied.read == report.applied.accounted == 1000
+    few = Writer(limits=Limits(10, 10**9))
+    run(lane_of(topic, few), raws(topic))
+    assert max(few.writes) == 10
+
+
+def test_rows_that_are_filled_are_counted_as_large_as_the_largest_so_far() -> None:
+    topic, writer = Topic(ITEMS, 1), Writer(limits=Limits(10_000, 1_000_000))
+    large = json.dumps({"a": "k", "b": 1, "v": "x" * 900_000, "n": 1}).encode()
+    writer.views[ITEMS.topic] = {f'["k{number}",1]': large for number in range(30)}
+    for number in range(30):
+        topic.add("u", {"a": f"k{number}", "b": 1, "n": 2}, lacking=["v"])
+    run(lane_of(topic, writer), raws(topic))
+    assert writer.writes[0] == 10
+    assert set(writer.writes[1:]) <= {0, 1, 2}
+
+
+def test_a_task_whose_records_just_end_passes_none_that_has_not_come() -> None:
+    """As where Spark calls it off, because another one has failed."""
+    topic, writer = two_rows(), Writer()
+    topic.add("c", {"a": "late", "b": 1, "v": "x", "n": 1})
+    run(lane_of(topic, writer), raws(topic)[:2])
+    assert writer.reached == {(ITEMS.topic, 0): 2}
+
+
+def test_only_some_rows_are_looked_at() -> None:
+    topic, writer = two_rows(), Writer()
+    (report,) = run(lane_of(topic, writer, only={ITEMS.topic: frozenset({K})}), raws(topic))
+    assert (report.applied.read, list(shown(writer))) == (1, [K])
+
+
+@pytest.mark.parametrize("archives", [False, True])
+def test_records_before_a_server_or_a_truncate_are_stale(archives: bool) -> None:
+    """Who archives is shown those that are changes of the table."""
+    topic, writer = two_rows(), Writer(archives=archives)
+    topic.add("c", {"a": "new", "b": 1, "v": "x", "n": 1}, lsn=9)
+    advance = Advance(ITEMS, None, Position("id", topic.ends))
+    reading = Reading(PLACEHOLDER, {ITEMS.topic: 5}, {ITEMS.topic: (1,)})
+    records = raws(topic)
+    records[0] = records[0]._replace(key=b"of another table")
+    (report,) = run(Lane((advance,), reading, writer, Stop()), records)
+    assert (report.applied.read, report.applied.stale, report.applied.written, report.rejected) == (3, 2, 1, [])
+    assert writer.taken == ([1, 2] if archives else [2])
+
+
+def test_arrow_batches_are_parted_by_kafka_partition() -> None:
+    places = [("a", 0, 5), ("a", 0, 6), ("a", 1, 0), ("b", 0, 0), ("b", 0, 3)]
+    columns = {
+        "topic": [place[0] for place in places],
+        "partition": [place[1] for place in places],
+        "offset": [place[2] for place in places],
+        "key": [b"k"] * 5,
+        "value": [None] * 5,
+    }
+
+    def parts(batch: pa.RecordBatch) -> Iterator[tuple[str, int, list[int]]]:
+        for topic, partition, records in stretches(batch):
+            yield topic, partition, [offset for _, _, offset in records]
+
+    batch = pa.RecordBatch.from_pydict(columns)
+    assert list(parts(batch)) == [("a", 0, [5, 6]), ("a", 1, [0]), ("b", 0, [0, 3])]
+    assert list(parts(batch.slice(0, 2))) == [("a", 0, [5, 6])]
+    assert list(parts(batch.slice(0, 0))) == []

@@ -1,0 +1,253 @@
+"""What executors make of raw records for an audit, for verify and repair: against the twin, and one by one."""
+
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc import log_rows
+from cdc.change import Column, Table
+from cdc.log_rows import DEAD, DELETE, FOREIGN, KEYLESS, ROW, TOMBSTONE, UNREADABLE, Looker, Said
+from cdc.reading import Reading
+from tests.support import twin
+from tests.support.budget import budget
+from tests.support.envelopes import PLACEHOLDER, Row, envelope
+from tests.support.scribe import Scribe, packed
+from tests.support.twin import Change, Raw, Twin
+
+TYPES = ("text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb")
+NAMES = tuple(f"c{at}" for at in range(len(TYPES)))
+BELOW, FLOOR = 200, 150
+MASK = PLACEHOLDER
+KEY = b'{"id":1}'
+
+
+def wide(*, reshaped: bool = False) -> Table:
+    columns = tuple(Column(*named) for named in zip(NAMES, TYPES, strict=True))
+    return Table("public", "one", columns, NAMES[:2], "t.public.one", reshaped=reshaped)
+
+
+def items(*, reshaped: bool = False) -> Table:
+    columns = (Column("id", "bigint", False), *(Column(name, "text") for name in "vw"))
+    return Table("public", "items", columns, ("id",), "t.public.items", reshaped=reshaped)
+
+
+def looker(
+    table: Table, *, warehouse: bool = False, floor: int = 0, since: Sequence[int] = (), below: int = 0
+) -> Looker:
+    return Looker(table, Reading(PLACEHOLDER, {table.topic: floor}, {table.topic: since}), warehouse, below)
+
+
+def batches(records: Sequence[Raw], size: int = 1000) -> Iterator[pa.RecordBatch]:
+    for at in range(0, len(records), size):
+        some = records[at : at + size]
+        columns = {
+            "key": pa.array([record.key for record in some], pa.binary()),
+            "value": pa.array([record.value for record in some], pa.binary()),
+            "partition": pa.array([record.partition for record in some], pa.int32()),
+            "offset": pa.array([record.offset for record in some], pa.int64()),
+        }
+        yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def said(look: Looker, records: Sequence[Raw], size: int = 1000) -> list[Said]:
+    rows = [row for part in look.work(batches(records, size)) for row in part.to_pylist()]
+    return [Said(**row) for row in rows]
+
+
+def look(value: bytes | None, key: bytes | None = KEY, offset: int = 5, **options: Any) -> Said:
+    table = options.pop("table", items())
+    (only,) = said(looker(table, **options), [Raw(key, value, table.topic, 0, offset)])
+    return only
+
+
+def event(op: str = "u", lsn: int = 500, **row: Any) -> bytes:
+    after = None if op == "d" else {"id": 1, "v": "v", "w": "w", **row}
+    made = envelope(op, None, after, lsn)
+    return packed({**made, "source": {**made["source"], "table": "items"}})
+
+
+def test_what_each_record_says() -> None:
+    assert look(event()) == Said(0, 5, "1", ROW, living=True)
+    assert look(event("d")) == Said(0, 5, "1", DELETE, living=True)
+    assert look(None) == Said(0, 5, "1", TOMBSTONE, living=True)
+    assert look(event(), key=None) == Said(0, 5, None, KEYLESS)
+    assert look(b"no json") == look(event(id="one")) == Said(0, 5, "1", UNREADABLE)
+
+
+@pytest.mark.parametrize("key", [b"", b"no", b"7", b'{"x":2}', b'{"id":1,"x":2}', b'{"id":null}', b'{"id":"\xff"}'])
+def test_another_key_is_foreign_whatever_comes_with_it(key: bytes) -> None:
+    for value in (None, b"no json", event()):
+        assert look(value, key=key) == Said(0, 5, None, FOREIGN)
+
+
+def test_what_is_dead() -> None:
+    """By LSN, but for tombstones, which have none; by offset, whatever it is. What is dead needs to fit no view."""
+    dead = Said(0, 5, "1", DEAD)
+    assert look(event(lsn=99), floor=100) == look(event("d", lsn=99), floor=100) == dead
+    assert look(event(id="one", lsn=99), floor=100) == dead
+    assert look(event(id="one", lsn=100), floor=100) == Said(0, 5, "1", UNREADABLE)
+    assert look(event(lsn=100), floor=100).living
+    assert look(None, floor=100).living
+    assert look(b"no json", since=[6]) == look(event(), since=[6]) == dead
+    assert look(None, since=[6]) == Said(0, 5, "1", TOMBSTONE)
+    assert look(event(), since=[5]).living
+    assert look(event(), since=[]).living
+
+
+def test_a_row_from_before_its_definition_is_outdated() -> None:
+    assert look(event(lsn=99), below=100).outdated
+    for value in (event(lsn=100), event("d", lsn=99), packed({**json.loads(event()), "source": None}), None):
+        assert not look(value, below=100).outdated
+
+
+def test_which_values_a_row_has() -> None:
+    assert look(event(v=MASK))[-2:] == (["v"], ["id", "w"])
+    assert look(event(new="x"))[-2:] == (None, ["id", "new", "v", "w"])
+    assert look(event(new=MASK))[-2:] == (["new"], None)
+    short = packed({"op": "u", "after": {"id": 1, "v": None}})
+    assert look(short)[-2:] == (None, ["id", "v"])
+    for old in ("x", MASK):
+        assert look(event(old=old), table=items(reshaped=True))[-2:] == (None, None)
+
+
+def test_the_warehouse_holds_less() -> None:
+    columns = (Column("id", "bigint", False), Column("n", "numeric(3,1)"))
+    table = Table("public", "items", columns, ("id",), "t.public.items")
+    value = packed({"op": "u", "after": {"id": 1, "n": "1000"}})
+    assert look(value, table=table).says == ROW
+    assert look(value, table=table, warehouse=True).says == UNREADABLE
+
+
+def test_a_looker_can_be_sent_to_a_worker() -> None:
+    used = looker(items(), since=[0, 0])
+    expected = used.look(KEY, event(v=MASK), 1, 5)
+    assert pickle.loads(pickle.dumps(used)).look(KEY, event(v=MASK), 1, 5) == expected
+
+
+def kind_of(change: Change, value: bytes | None) -> str:
+    if change.wrong:
+        return UNREADABLE
+    if change.dead:
+        return DEAD
+    return TOMBSTONE if value is None else DELETE if change.after is None else ROW
+
+
+def unknown(table: Table, records: Sequence[Said], size: int = 7) -> list[str]:
+    """What Spark hands on, of all rows: sorted by id, partition and offset."""
+    rows = sorted((one for one in records if one.living or one.says == UNREADABLE), key=lambda one: (one.id or "", one))
+    work = log_rows.unknown(table)
+    schema = pa.schema(
+        [
+            ("id", pa.string()),
+            ("partition", pa.int32()),
+            ("says", pa.string()),
+            ("missing", pa.list_(pa.string())),
+            ("carried", pa.list_(pa.string())),
+        ]
+    )
+    parts = [
+        pa.RecordBatch.from_pylist([row._asdict() for row in rows[at : at + size]], schema=schema)
+        for at in range(0, len(rows), size)
+    ]
+    return [key for part in work(iter(parts)) for key in part.column("id").to_pylist()]
+
+
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), min_size=1, max_size=3, unique=True),
+    seed=st.integers(0, 2**32),
+    garbage=st.sampled_from([0.0, 0.1, 0.4]),
+    warehouse=st.booleans(),
+    size=st.integers(1, 120),
+)
+@budget(60)
+def test_records_and_unknown_values_equal_the_twin(
+    texts: list[str], seed: int, garbage: float, warehouse: bool, size: int
+) -> None:
+    table = wide()
+    keys = [{NAMES[0]: text, NAMES[1]: number} for text in texts for number in (0, -1, 2**53 + 1)]
+    records = Scribe(table, seed, ["", "a", MASK[:-1]], keys).log(200, garbage=garbage)
+    reader = Twin([table], "events" if warehouse else "documents", PLACEHOLDER, {table.topic: FLOOR})
+    decoded = [reader.decode(record) for record in records]
+    # What is dead needs to fit no view.
+    changes = [replace(change, wrong=change.wrong and not change.dead) for change in decoded]
+    rows = said(looker(table, warehouse=warehouse, floor=FLOOR, below=BELOW), records, size)
+    for row, change, record in zip(rows, changes, records, strict=True):
+        place = (row.partition, row.offset, row.id)
+        assert place == (record.partition, record.offset, change.id)
+        if change.id is None:
+            assert row.says == (KEYLESS if record.key is None else FOREIGN)
+            continue
+        assert row.says == kind_of(change, record.value), record
+        assert row.living == (row.says in (ROW, DELETE, TOMBSTONE))
+        assert row.outdated == (row.says == ROW and change.lsn is not None and change.lsn < BELOW)
+        assert frozenset(row.missing or ()) == (change.kept or frozenset() if row.says == ROW else frozenset())
+    _, lost = twin.applied(changes, {})
+    assert sorted(unknown(table, rows, size)) == sorted(lost)
+
+
+CHAINS: list[tuple[list[Row | str | None], bool]] = [
+    ([{}], False),
+    ([{"v": MASK}], True),
+    ([{}, {"v": MASK}], False),
+    ([{}, {"v": MASK, "w": MASK}, {"w": MASK}], False),
+    ([{"w": MASK}, {"v": MASK}], False),
+    ([{"v": MASK, "w": MASK}, {"w": MASK}], True),
+    ([{}, "d", {"v": MASK}], True),
+    ([{}, None, {"v": MASK}], True),
+    ([{"v": MASK}, None], False),
+    ([{"v": MASK}, {}], False),
+    # In quarantine: a wall for what comes later, while what is there stays as it is.
+    ([{}, "bad", {"v": MASK}], True),
+    ([{}, {"v": MASK}, "bad"], False),
+    ([{"v": MASK}, "bad"], True),
+    ([{"v": MASK}, "bad", None], False),
+    # A column that came later: nobody has ever seen its value, or one record carries it that nobody knew of.
+    ([{}, {"new": MASK}], True),
+    ([{"new": "x"}, {"new": MASK}], False),
+    ([{"new": "x"}, {}, {"new": MASK}], True),
+]
+
+
+@pytest.mark.parametrize(("changes", "lacks"), CHAINS)
+def test_chains_of_changes(changes: list[Row | str | None], lacks: bool) -> None:
+    values = [
+        None if one is None else b"no json" if one == "bad" else event("d") if isinstance(one, str) else event(**one)
+        for one in changes
+    ]
+    table = items()
+    records = [Raw(KEY, value, table.topic, 0, at) for at, value in enumerate(values)]
+    assert unknown(table, said(looker(table), records), size=1) == (["1"] if lacks else [])
+
+
+def test_a_row_s_chain_is_of_one_partition() -> None:
+    table = items()
+    records = [Raw(KEY, event(), table.topic, 0, 1), Raw(KEY, event(v=MASK), table.topic, 1, 2)]
+    assert unknown(table, said(looker(table), records)) == ["1"]
+
+
+def test_documents_of_records() -> None:
+    table = items()
+    records = [
+        Raw(KEY, value, table.topic, 0, at)
+        for at, value in enumerate([event(v="x"), event("d"), None, b"no json", event(lsn=1)])
+    ]
+    records += [Raw(None, event(), table.topic, 0, 9), Raw(b"no", event(), table.topic, 0, 10)]
+    parts = log_rows.documents(table)(batches(records, 2))
+    rows = [(row["id"], row["document"] and json.loads(row["document"])) for part in parts for row in part.to_pylist()]
+    whole = {"id": 1, "v": "v", "w": "w"}
+    assert rows == [("1", {**whole, "v": "x"}), ("1", None), ("1", None), ("1", whole)]
+
+
+def test_keys_of_records() -> None:
+    table = items()
+    keys = [KEY, b'{"id": 1}', b"no", None, b'{"id":1,"x":2}']
+    parts = log_rows.ids(table)(batches([Raw(key, None, table.topic, 0, at) for at, key in enumerate(keys)], 2))
+    rows = [(row["id"], row["key"]) for part in parts for row in part.to_pylist()]
+    assert rows == [("1", keys[0]), ("1", keys[1]), ("1", keys[4])]
