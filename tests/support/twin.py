@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Folded:
-    """See `order.fold`; older as (row, kept) pairs."""
+    """The newest change of a row; older as (row, kept) pairs, newest first, down to where its missing values are."""
 
     topic: str
     partition: int

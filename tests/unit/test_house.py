@@ -22,7 +22,7 @@ def modules() -> list[Path]:
 
 
 def imports(source: str) -> Iterator[str]:
-    """Every imported name, wherever in the file: `from cdc import decode` is cdc.decode."""
+    """Every imported name, wherever in the file: `from cdc import tree` is cdc.tree."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
