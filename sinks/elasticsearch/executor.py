@@ -19,7 +19,8 @@ from sinks.elasticsearch.client import GONE, HINTS, OVERTAKEN, answered, decoded
 from sinks.elasticsearch.documents import documents
 from sinks.elasticsearch.ids import OWN_ID, document_id
 
-CHUNK = Limits(rows=10_000, bytes=5_000_000)
+CHUNK = Limits(rows=20_000, bytes=20_000_000)
+"""Of memory, of which a quarter is what is sent: documents and records alike count."""
 RETRY_S = (0.1, 0.3, 1.0, 3.0)
 """Pauses before items that the server had no room for (429, 503) are sent again; then the batch is."""
 BUSY = (429, 502, 503, 504)
