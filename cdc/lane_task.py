@@ -192,7 +192,11 @@ class Run:
         entries = way.entries.get(self._decoder.row_id(topic, source.key) or "", ())
         if not entries or source.offset in entries:
             return
-        change = self._decoder.decode(topic, source.key, source.value)
+        try:
+            change = self._decoder.decode(topic, source.key, source.value)
+        except Unreadable:
+            # Somebody has given up its entry.
+            return
         if not change.missing and not (way.floor and change.lsn is not None and change.lsn < way.floor):
             way.cure(change.id, source.offset + 1)
             way.part.report.cured[change.id] = source.offset + 1

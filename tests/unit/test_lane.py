@@ -285,6 +285,18 @@ def test_what_an_earlier_try_has_applied_cures_what_lies_before_it() -> None:
     assert report.cured == {K: 3}
 
 
+def test_a_record_that_was_given_up_and_passed_cures_nothing() -> None:
+    """It can't be read, and has no entry any more."""
+    topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 3})
+    topic.add("u", {"a": "k", "b": 1, "v": "given up", "n": 2})
+    topic.add("u", {"a": "k", "b": 1, "n": 3}, lacking=["v"])
+    records = raws(topic)
+    records[2] = records[2]._replace(value=b"{")
+    (report,) = run(lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), records)
+    assert [(one.offset, one.reason) for one, _ in kept.records] == [(3, TAINTED)]
+    assert (report.cured, report.applied.stale) == ({}, 3)
+
+
 def test_what_is_applied_in_the_end_leaves_no_entry() -> None:
     """A try that was ended has rejected a change which the next one, with another chunk, makes whole."""
     topic, writer = Topic(ITEMS, 1), Writer()
