@@ -1,0 +1,34 @@
+"""reference/python-api.md: what an application calls, as `cdc.client` has it."""
+
+import inspect
+from collections.abc import Iterator
+
+from cdc import client
+
+HEAD = """\
+# The Python interface
+
+What an application calls to [read its own writes](../use/read-your-writes.md): `from cdc import client`. Made from the code by
+`python -m docs.generate`; a test compares them. Errors are classes of `cdc.errors`
+([exit codes](../operate/exit-codes.md) lists them).
+"""
+PUBLIC = (client.view, client.token, client.wait_for, client.View.close)
+
+
+def page() -> str:
+    """Return the whole text."""
+    return HEAD + "".join(f"\n{part}\n" for part in _parts())
+
+
+def _parts() -> Iterator[str]:
+    for function in PUBLIC:
+        name = function.__qualname__
+        yield f"## {name}"
+        yield f"```python\n{name}{_signature(function)}\n```"
+        if text := inspect.getdoc(function):
+            yield text.replace("Raises:\n    ", "Raises: ").replace("\n    ", "\n")
+
+
+def _signature(function: object) -> str:
+    assert callable(function)
+    return str(inspect.signature(function)).replace("psycopg.Connection[Any]", "psycopg.Connection").replace("'", "")

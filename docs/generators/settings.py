@@ -1,0 +1,65 @@
+"""reference/settings.md: every setting of a pipeline file, as its models have them."""
+
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from cdc.index_settings import IndexSettings
+from cdc.settings import Delta, Elasticsearch, Pipeline, Redis, Source, TableSettings
+
+HEAD = """\
+# Settings
+
+Every setting of a pipeline file. Made from the code by `python -m docs.generate`; a test compares them.
+`${NAME}` stands for an environment variable, `${NAME:-value}` for one that may be lacking.
+"""
+SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("The file", Pipeline),
+    ("`source`", Source),
+    ("An entry of `source.tables`", TableSettings),
+    ("`index` of such an entry", IndexSettings),
+    ("A sink of `type: elasticsearch`", Elasticsearch),
+    ("A sink of `type: redis`", Redis),
+    ("A sink of `type: delta`", Delta),
+)
+WORDS = {str: "text", int: "whole number", float: "number", SecretStr: "text", tuple: "list", dict: "mapping"}
+
+
+def page() -> str:
+    """Return the whole text."""
+    return HEAD + "".join(f"\n{part}" for title, model in SECTIONS for part in _section(title, model))
+
+
+def _section(title: str, model: type[BaseModel]) -> Iterator[str]:
+    rows = [_row(name, field) for name, field in model.model_fields.items()]
+    yield f"## {title}\n"
+    yield "\n".join(["| setting | accepts | without it | what it does |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    what = " ".join((field.description or "").split())
+    default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+    return f"| `{name}` | {_accepted(field.annotation)} | {default} | {what} |"
+
+
+def _accepted(kind: Any) -> str:
+    """A type in a word or two."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin is typing.Annotated:
+        return _accepted(inner[0])
+    if type(None) in inner:
+        return _accepted(next(each for each in inner if each is not type(None)))
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "mapping"
+    return WORDS[origin or kind]
+
+
+def _shown(default: Any) -> str:
+    if default is None or default in ((), {}) or isinstance(default, BaseModel):
+        return "none"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
