@@ -4,7 +4,7 @@ PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
 PROPERTIES := tests/unit/test_lane.py tests/unit/test_codec_record.py tests/unit/test_codec_members.py tests/unit/test_log_rows.py tests/contract/test_histories.py tests/contract/test_switches.py tests/scenarios/test_many_tables.py
 STAMP := .venv/.installed
-.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps unit spark contract integration scenarios lock
+.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit spark contract integration scenarios lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ properties: setup ## random records and histories, 20 times as many as in test; 
 bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L)
 	@$(PY) -m bench --size $${SIZE:-M}
 
-check: lint type deps ## before every commit: lint, types and the tests that need no server
+check: lint type deps docs ## before every commit: lint, types, documentation and the tests that need no server
 	@.venv/bin/pytest tests/unit tests/spark
 
 up: setup ## start the servers of the sample pipeline
@@ -52,6 +52,9 @@ type: setup ## mypy, strict, sources and tests
 
 deps: setup ## every declared dependency is used, every used one is declared
 	@.venv/bin/deptry .
+
+docs: setup ## the documentation as a site in build/site, strictly
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 unit: setup ## no server, no JVM
 	@.venv/bin/pytest tests/unit

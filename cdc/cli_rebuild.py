@@ -113,7 +113,7 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
 
 def generations(
     context: typer.Context,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove what no rebuild and no way back needs.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what no rebuild and no rollback needs.")] = False,
     as_json: Json = False,
 ) -> None:
     """What is built and kept beside the live views."""

@@ -1,4 +1,4 @@
-"""What mkdocs is told while it builds: the bench's plots lie outside this folder, beside the numbers they are made of."""
+"""What mkdocs does besides: the bench's plots lie outside this folder, beside the numbers that they are made of."""
 
 from pathlib import Path
 from typing import Any

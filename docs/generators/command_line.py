@@ -11,7 +11,8 @@ HEAD = """\
 # The command line
 
 Every verb and its options. Made from the code by `python -m docs.generate`; a test compares them.
-[Exit codes](../operate/exit-codes.md) are the same for all verbs, and `-p` and `--state` may stand before or behind the verb.
+[Exit codes](../operate/exit-codes.md) are the same for all verbs. `-p` and `--state` may stand before or behind the
+verb.
 """
 WORDS = {"str": "text", "int": "whole number", "float": "number", "Path": "path"}
 MASTER = "as many task slots as suit the machine"

@@ -1,6 +1,7 @@
 """reference/python-api.md: what an application calls, as `cdc.client` has it."""
 
 import inspect
+import re
 from collections.abc import Iterator
 
 from cdc import client
@@ -8,8 +9,8 @@ from cdc import client
 HEAD = """\
 # The Python interface
 
-What an application calls to [read its own writes](../use/read-your-writes.md): `from cdc import client`. Made from the code by
-`python -m docs.generate`; a test compares them. Errors are classes of `cdc.errors`
+What an application calls to [read its own writes](../use/read-your-writes.md): `from cdc import client`. Made from
+the code by `python -m docs.generate`; a test compares them. Errors are classes of `cdc.errors`
 ([exit codes](../operate/exit-codes.md) lists them).
 """
 PUBLIC = (client.view, client.token, client.wait_for, client.View.close)
@@ -31,4 +32,5 @@ def _parts() -> Iterator[str]:
 
 def _signature(function: object) -> str:
     assert callable(function)
-    return str(inspect.signature(function)).replace("psycopg.Connection[Any]", "psycopg.Connection").replace("'", "")
+    signature = str(inspect.signature(function)).replace("psycopg.Connection[Any]", "psycopg.Connection")
+    return re.sub(r"\b(pathlib|cdc\.[a-z_.]+)\.(?=[A-Z])", "", signature.replace("'", ""))

@@ -1,6 +1,7 @@
 """performance/results.md: the last stored run of the bench, from bench/results/M.json."""
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,19 @@ def _parts(run: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"Measured on {run['date']} UTC of commit {run['commit']}, on {run['cores']} cores ({run['cpu']}) with"
-        f" {run['memory_gb']} GB.\n"
-        + ", ".join(f"{name.capitalize()} {version}" for name, version in run["versions"].items())
-        + "."
+        f" {run['memory_gb']} GB.\n" + _versions(run["versions"])
     )
     rates = [figure for figure in run["figures"] if not figure["hops"]]
     late = [figure for figure in run["figures"] if figure["hops"]]
-    heads = ("figure", *SERIES, "ratio", "asked", "met", "part")
-    yield _table(heads, [_rate(figure) for figure in rates])
+    yield _table(["figure", *SERIES, "ratio", "asked", "met", "part"], [_rate(figure) for figure in rates])
     hops = list(dict.fromkeys(hop for figure in late for hop in figure["hops"] if hop != "visible"))
-    heads = ("commit to visible, s", "p50", "p95", "p99", "asked", "met", *(f"p50 {hop}" for hop in hops), "part")
+    heads = ["commit to visible, s", "p50", "p95", "p99", "asked", "met", *(f"p50 {hop}" for hop in hops), "part"]
     yield _table(heads, [_latency(figure, hops) for figure in late])
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    named = (f"{name.capitalize().replace('_', ' ')} {version}" for name, version in versions.items())
+    return textwrap.fill(f"{', '.join(named)}.", 118)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -43,11 +46,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _rate(figure: Mapping[str, Any]) -> list[str]:
     sign = "at most" if figure["at_most"] else "at least"
-    asked = [f"{sign} {figure['goal']:g} of {figure['against']}"] if figure["goal"] else []
+    of = f" of {figure['against']}" if figure["against"] else ""
+    asked = [f"{sign} {figure['goal']:.2g}{of}"] if figure["goal"] else []
     asked += [f"{sign} {_number(figure['rate'])}"] if figure.get("rate") else []
     ratio = f"{figure['ratio']:.2f}" if figure.get("ratio") else ""
     series = (_spread(figure[name]) for name in SERIES)
-    return [f"{figure['name']}, {figure['unit']}", *series, ratio, ", ".join(asked), figure.get("met", ""), figure.get("part", "")]
+    return [f"{figure['name']}, {figure['unit']}", *series, ratio, ", ".join(asked), *_last(figure)]
 
 
 def _latency(figure: Mapping[str, Any], hops: Sequence[str]) -> list[str]:
@@ -55,7 +59,13 @@ def _latency(figure: Mapping[str, Any], hops: Sequence[str]) -> list[str]:
     asked = ", ".join(_number(most) for most in figure["asked"])
     medians = (_number(figure["hops"][hop]["p50"]) if hop in figure["hops"] else "" for hop in hops)
     percentiles = (_number(seen[name]) for name in ("p50", "p95", "p99"))
-    return [figure["name"], *percentiles, asked, figure.get("met", ""), *medians, figure.get("part", "")]
+    met, part = _last(figure)
+    return [figure["name"], *percentiles, asked, met, *medians, part]
+
+
+def _last(figure: Mapping[str, Any]) -> list[str]:
+    """What a run of an earlier version hasn't stored is left empty."""
+    return [figure.get("met", ""), figure.get("part", "")]
 
 
 def _spread(series: Mapping[str, float]) -> str:

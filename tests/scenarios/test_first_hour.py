@@ -20,7 +20,7 @@ from tests.support.walkthrough import follow
 if TYPE_CHECKING:
     from tests.conftest import Stack
 
-PAGE = Path(__file__).parents[2] / "docs" / "first-hour.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "own-tables.md"
 
 
 @pytest.fixture

@@ -1,0 +1,143 @@
+"""What pages of the documentation say that can be looked up: commands, links, paths, targets, words."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from cdc.cli import app, hoisted
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+BLOCK = re.compile(r"^```(\w*)( title=[^\n]*)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PATH = re.compile(r"(?<![\w/.{}<>-])(?:cdc|sinks|connectors|compose|migrations|sample|bench|tests|docs)/[\w./*-]+")
+MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
+TARGET = re.compile(r"\bmake ([a-z]+)\b")
+COMMAND = re.compile(r"^(\$ )?(.*[;|] *)?(\w+=\S+ )*(\.venv/bin/)?cdc ")
+SYMBOLS = {";", "|", "||", "&", "&&", ">", ">>", "<"}
+BANNED = {
+    "bookmark": "position",
+    "watermark": "position, or checkpoint",
+    "dead letter": "quarantine",
+    "dead-letter": "quarantine",
+    "resync": "backfill",
+    "reindex": "rebuild",
+    "micro-batch": "batch",
+    "way back": "standby, or rollback",
+    "cut-over": "promote",
+    "read replica": "standby",
+    "blue/green": "generation",
+}
+"""Words, and what the glossary has for them."""
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Each fenced block: its language and what it holds."""
+    for language, _, body in BLOCK.findall(text):
+        yield language, body
+
+
+def prose(text: str) -> str:
+    """What stands outside of fenced blocks."""
+    return BLOCK.sub("", text)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Each `cdc` command of the fenced blocks, as arguments; brackets of what may be left out are taken off."""
+    for language, body in blocks(text):
+        if language in ("", "sh", "console"):
+            shown = (line for line in body.splitlines() if language != "console" or line.startswith("$ "))
+            for line in filter(COMMAND.match, shown):
+                yield from _of_line(line.removeprefix("$ "))
+
+
+def _of_line(line: str) -> Iterator[list[str]]:
+    words = shlex.shlex(line, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word in SYMBOLS:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    for part in parts:
+        while part and re.match(r"\w+=", part[0]):
+            part.pop(0)
+        if part and Path(part[0]).name == "cdc":
+            plain = (word.strip("[]") for word in part[1:])
+            yield [word for word in plain if word != "..."]
+
+
+def refusal(words: list[str]) -> str | None:
+    """Why the command line doesn't take these arguments; None when it does. Nothing is run."""
+    command: Any = typer.main.get_command(app)
+    context, rest = None, hoisted(words)
+    if "--version" in rest:
+        return None
+    try:
+        while True:
+            context = command.make_context(command.name or "cdc", rest, parent=context)
+            rest = [*context._protected_args, *context.args]
+            if not hasattr(command, "commands") or not rest:
+                return None
+            _, command, rest = command.resolve_command(context, rest)
+    except Exception as error:
+        return f"cdc {' '.join(words)}: {error}"
+
+
+def unknown_words(text: str) -> Iterator[str]:
+    """What commands within sentences name that the command line doesn't have: a verb, an option."""
+    root: Any = typer.main.get_command(app)
+    for span in SPAN.findall(prose(text)):
+        first, *rest = span.split()
+        words = rest if first == "cdc" else [first, *rest] if first in root.commands and rest else []
+        command, known = root, set(_options(root))
+        for word in (word.strip("[],.;:()") for word in words):
+            if word in getattr(command, "commands", {}):
+                command = command.commands[word]
+                known |= set(_options(command))
+            elif word.startswith("--") and word not in known:
+                yield f"`{span}`: {word}"
+        if first == "cdc" and words and command is root and not words[0].startswith("-"):
+            yield f"`{span}`: {words[0]}"
+
+
+def _options(command: Any) -> Iterator[str]:
+    yield "--help"
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+
+
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    """Relative links that lead nowhere."""
+    for target in LINK.findall(text):
+        path, _, _ = target.partition("#")
+        if path and "://" not in path and not (page.parent / path).exists():
+            yield target
+
+
+def lost_paths(text: str) -> Iterator[str]:
+    """Files, modules and targets that are named and that there aren't. A word in capitals stands for any name."""
+    for named in PATH.findall(text):
+        path = re.sub(r"\b[A-Z]{3,}\b(?!\.)", "*", named.rstrip("./"))
+        if not any(ROOT.glob(path)):
+            yield named
+    for module in MODULE.findall(text):
+        if find_spec(module) is None:
+            yield module
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    code = "\n".join([*SPAN.findall(prose(text)), *(body for language, body in blocks(text) if not language)])
+    yield from (f"make {target}" for target in TARGET.findall(code) if target not in targets)
+
+
+def banned(text: str) -> Iterator[str]:
+    """Words that the glossary has another one for."""
+    for word, instead in BANNED.items():
+        if re.search(rf"\b{re.escape(word)}", prose(text), re.IGNORECASE):
+            yield f"{word}: {instead}"

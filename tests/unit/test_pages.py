@@ -1,0 +1,121 @@
+"""Pages say what is so: commands parse, links and paths lead somewhere, generated pages are current."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generate import FOLDER
+from docs.generate import PAGES as GENERATED
+from tests.support import pages
+from tests.support.pages import PAGES, ROOT
+
+LINES, WIDTH = 130, 120
+"""Lines of README, and characters of a line of prose or of a block."""
+GLOSSARY = FOLDER / "understand" / "glossary.md"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def every(*which: Path) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", which or PAGES, ids=name_of)
+
+
+@every()
+def test_every_command_parses(page: Path) -> None:
+    text = page.read_text()
+    assert [found for words in pages.commands(text) if (found := pages.refusal(words))] == []
+    assert list(pages.unknown_words(text)) == []
+
+
+def test_commands_are_found() -> None:
+    assert len([words for page in PAGES for words in pages.commands(page.read_text())]) > 50
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cdc -p shop.yaml verfy",
+        "$ cdc -p shop.yaml verify --simple 5",
+        "cdc -p shop.yaml rebuild",
+        "cdc -p shop.yaml verify --sample five",
+        "cdc -p shop.yaml quarantine lst",
+        "$ sed 's/a/b/' shop.yaml > other.yaml; CDC_STATE=x .venv/bin/cdc plan --nothing | grep x",
+    ],
+)
+def test_planted_commands_that_there_are_not(line: str) -> None:
+    (words,) = pages.commands(f"```sh\n{line}\n```\n")
+    assert pages.refusal(words)
+
+
+@pytest.mark.parametrize("span", ["cdc verfy", "cdc verify --simple 5", "topics renew --tabel T"])
+def test_planted_words_that_there_are_not(span: str) -> None:
+    assert list(pages.unknown_words(f"Run `{span}`.\n"))
+
+
+@every()
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    assert list(pages.broken_links(page, text)) == []
+    assert list(pages.lost_paths(text)) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["`cdc/nowhere.py`", "see tests/unit/test_nothing.py", "`make nothing`", "`python -m docs.nothing`"]
+)
+def test_planted_paths_that_there_are_not(text: str) -> None:
+    assert list(pages.lost_paths(text))
+
+
+def test_planted_a_link_that_leads_nowhere() -> None:
+    assert list(pages.broken_links(ROOT / "README.md", "[x](docs/nothing.md#there)")) == ["docs/nothing.md#there"]
+
+
+@every(*(page for page in PAGES if page != GLOSSARY))
+def test_words_are_those_of_the_glossary(page: Path) -> None:
+    assert list(pages.banned(page.read_text())) == []
+    assert list(pages.banned("A resync follows.")) != []
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(), re.MULTILINE)
+    words = [word for row in rows if row not in ("word", "---") for word in row.split(", ")]
+    assert len(words) == len(set(words)) > 50
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_pages_are_current(name: str) -> None:
+    assert (FOLDER / name).read_text() == GENERATED[name](), "python -m docs.generate"
+
+
+def test_readme_fits() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LINES
+
+
+@every()
+def test_lines_fit(page: Path) -> None:
+    text = page.read_text()
+    lines = (text if page.name == "README.md" else pages.prose(text)).splitlines()
+    assert [line for line in lines if len(line) > WIDTH and not line.startswith(("|", "!["))] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert named == {str(page.relative_to(FOLDER)) for page in PAGES if page.is_relative_to(FOLDER)}
+
+
+def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:
+    (block,) = (
+        body
+        for language, body in pages.blocks((FOLDER / "understand" / "how-a-change-travels.md").read_text())
+        if language == "python"
+    )
+    *statements, last = ast.parse(block).body
+    assert isinstance(last, ast.Expr)
+    names: dict[str, object] = {}
+    exec(compile(ast.Module(statements, []), "page", "exec"), names)
+    said = ast.literal_eval(block.rpartition("#")[2].strip())
+    assert eval(compile(ast.Expression(last.value), "page", "eval"), names) == said
