@@ -84,7 +84,7 @@ def write(path: Path, scale: Mapping[str, Any], figures: Sequence[Figure]) -> No
 
 
 def tables(figures: Sequence[Figure]) -> str:
-    """Markdown, as the README has it: rates and costs, then latencies, as far as there are any.
+    """Markdown, as the documentation has it: rates and costs, then latencies, as far as there are any.
 
     `alone` is what to give to `python -m bench --only` to measure a line again.
     """

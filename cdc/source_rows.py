@@ -142,7 +142,7 @@ def chosen_rows(
 
 
 def row_query(table: Table, where: sql.Composable | None = None) -> sql.Composed:
-    """Rows as (id, document), built by Postgres in the form that DESIGN section 7 gives a view."""
+    """Rows as (id, document), built by Postgres in the form that docs/use/types.md gives a view."""
 
     def member(name: str) -> sql.Composable:
         return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(

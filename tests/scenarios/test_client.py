@@ -95,7 +95,7 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
 
 
 def by_hand(world: "World", view: client.View) -> None:
-    """What README tells other languages, for a role that may do nothing but connect."""
+    """What docs/use/read-your-writes.md tells other languages, for a role that may do nothing but connect."""
     with psycopg.connect(world.dsn) as conn:
         conn.execute(f"CREATE ROLE {world.name}_guest")
         conn.commit()

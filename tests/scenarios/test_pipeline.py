@@ -69,7 +69,7 @@ def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
 
 
 def read_by_other_clients(world: "World") -> None:
-    """By the names of DESIGN section 7, with clients that know nothing of this project."""
+    """By the names of docs/use/where-a-row-is.md, with clients that know nothing of this project."""
     with psycopg.connect(world.dsn) as connection:
         names: dict[str, str] = dict(connection.execute("SELECT carrier, name FROM airlines").fetchall())
         flights = connection.execute("SELECT count(*) FROM flights").fetchone()

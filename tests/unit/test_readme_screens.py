@@ -1,0 +1,80 @@
+"""The screens that README and the documentation show are what is printed, with the numbers of the example."""
+
+import io
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cdc import console, render, words
+from cdc.change import Applied
+from cdc.comparison import Comparison
+from cdc.slow import judged, sentence, verdict
+from cdc.source import Slot
+from cdc.status import Connector, Heartbeat, Sink, Status, View
+from docs.generate import FOLDER
+from sample import demo
+from sample.replay import Replayed
+from tests.support import pages
+from tests.support.pages import ROOT
+
+NOW = time.mktime((2026, 11, 24, 13, 4, 52, 0, 0, -1))
+ROWS = {"flights": 29_417, "airlines": 16, "airports": 1458, "planes": 3322, "weather": 2442}
+LATENCIES = {"search": (0.98, 3.16, 3.96, 111), "cache": (0.86, 2.82, 3.08, 111), "warehouse": (4.66, 7.26, 8.24, 109)}
+
+
+def screens(page: Path, begin: str) -> list[str]:
+    """The lines of the block in which some text stands, as far as they are shown."""
+    (block,) = (body for language, body in pages.blocks(page.read_text()) if begin in body)
+    return block.splitlines()
+
+
+def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.call, "file", Path("shop.yaml"))
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    monkeypatch.setattr(words, "clock", lambda _: "13:04:17")
+    view = View("public.orders", 0, 0.0, 2, NOW - 10, quarantined=1)
+    sink = Sink("cache", "running", NOW - 35, views=(view,), rows_per_s=0.0, applied=Applied(3, 2, quarantined=1))
+    found = judged(
+        Status(
+            "shop",
+            Connector("RUNNING", ("RUNNING",), None),
+            Slot(True, 7, "0/1", "0/1", "reserved", 152, 3300, None, "pgoutput", "shop", None, None),
+            Heartbeat(0.6, 0.045, 2.0),
+            (sink,),
+        )
+    )
+    shown = Console(file=io.StringIO(), width=200)
+    shown.print(render.status(found, verdict(found), [sentence(problem) for problem in found.problems]))
+    printed: Any = shown.file
+    lines = printed.getvalue().splitlines()
+    assert [line for line in screens(ROOT / "README.md", "degraded:") if line not in lines] == []
+    skipped = ("$ ", "(exit code")
+    of_page = screens(FOLDER / "operate" / "status.md", "degraded:")
+    assert [line for line in of_page if not line.startswith(skipped) and line not in lines] == []
+
+
+def test_the_last_screen_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(demo, "console", shown)
+    demo.show_views(
+        [Comparison(sink, f"public.{name}", rows, rows) for name, rows in ROWS.items() for sink in LATENCIES]
+    )
+    watches = {name: _watch(*numbers) for name, numbers in LATENCIES.items()}
+    kinds = {"amend": 104, "arrive": 2384}
+    probe: Any = SimpleNamespace(watches=watches)
+    demo.show_latency(Replayed(8421, kinds, 28.1, 300.0, 0.0), probe)
+    printed: Any = shown.file
+    lines = {line.rstrip() for line in printed.getvalue().splitlines()}
+    told = screens(ROOT / "README.md", "Every view against Postgres")
+    until = told.index("One read of each")
+    expected = [line.partition("...")[0].rstrip(" ,") for line in told[:until]]
+    assert [line for line in expected if line and not any(one.startswith(line) for one in lines)] == []
+
+
+def _watch(p50: float, p95: float, p99: float, count: int) -> SimpleNamespace:
+    shares = {0.5: p50, 0.95: p95, 0.99: p99}
+    return SimpleNamespace(latencies=[0.0] * count, percentile=shares.__getitem__)
