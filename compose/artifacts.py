@@ -23,7 +23,7 @@ from threading import Event, Thread
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from cdc.console import say
+from cdc.cli.console import say
 from cdc.errors import StackError
 from compose import versions
 from compose.machine import java, require_disk, share

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from cdc.index_settings import IndexSettings
-from cdc.settings import Delta, Elasticsearch, Pipeline, Redis, Source, TableSettings
+from cdc.config.index_settings import IndexSettings
+from cdc.config.settings import Delta, Elasticsearch, Pipeline, Redis, Source, TableSettings
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """\

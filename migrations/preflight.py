@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from cdc.errors import SourceError
-from cdc.keys import Index, key_index
+from cdc.postgres.row_identity import Index, key_index
 from migrations.runner import CONTROL, migrations, recorded
 
 CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")

@@ -24,12 +24,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table as Grid
 
 import sinks
-from cdc import fence, settings, source
-from cdc.comparison import Comparison
-from cdc.console import print_error
+from cdc.cli.console import print_error
+from cdc.config import settings
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
-from cdc.sink import Sink
-from cdc.verify import compare
+from cdc.postgres import source
+from cdc.sink.contract import Sink
+from cdc.verify import barrier
+from cdc.verify.comparison import Comparison
+from cdc.verify.verification import compare
 from compose import artifacts, stack
 from sample.load import load
 from sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
@@ -74,7 +76,7 @@ class Demo:
         self.step(f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s")
         done, probe = self.live()
         self.step("waiting until the views hold everything")
-        late = fence.settle(self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, still=self.running)
+        late = barrier.settle(self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, still=self.running)
         console.print(f"         after {late:.1f} s")
         self.stop_run()
         self.step("verifying: every row and column of every view against Postgres")
@@ -89,13 +91,13 @@ class Demo:
 
     def verb(self, *words: str) -> None:
         """Run a verb of the command line as a user would; its error is the demo's."""
-        command = [sys.executable, "-m", "cdc.cli", "-p", str(PIPELINE), "--state", str(self.state), *words]
+        command = [sys.executable, "-m", "cdc.entry", "-p", str(PIPELINE), "--state", str(self.state), *words]
         done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         if done.returncode:
             sys.exit(done.returncode)
 
     def start_run(self) -> None:
-        command = [sys.executable, "-m", "cdc.cli", "-p", str(PIPELINE), "--state", str(self.state), "run"]
+        command = [sys.executable, "-m", "cdc.entry", "-p", str(PIPELINE), "--state", str(self.state), "run"]
         with (self.state / "run.log").open("ab") as log:
             self.run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
@@ -150,7 +152,7 @@ class Demo:
         return done, probe
 
     def verify(self) -> tuple[list[Comparison], list[Any]]:
-        from cdc.session import session
+        from cdc.spark.session import session
 
         spark = session("local[*]", artifacts.spark_jars())
         found = [one for table in self.tables for one in compare(spark, table, self.dsn, self.sinks)]
@@ -217,7 +219,7 @@ def end_former(state: Path) -> None:
     """Make room: an earlier demo that was kept, or that died."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "cdc.cli" in words and str(state) in words and "run" in words:
+        if "cdc.entry" in words and str(state) in words and "run" in words:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
                 process.wait(60)

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from cdc.settings import Delta, Elasticsearch, Pipeline, Redis
+from cdc.config.settings import Delta, Elasticsearch, Pipeline, Redis
 
 if TYPE_CHECKING:
-    from cdc.sink import Sink
+    from cdc.sink.contract import Sink
 
 
 def build(pipeline: Pipeline, name: str) -> "Sink":

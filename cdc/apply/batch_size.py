@@ -1,9 +1,9 @@
-"""How many offsets a batch of a stream may span: `cdc.pace`, asked with what the topics hold."""
+"""How many offsets a batch of a stream may span: `cdc.apply.pace`, asked with what the topics hold."""
 
-from cdc import pace
+from cdc.apply import pace
 from cdc.apply.plan import ResumePlan
-from cdc.change import distance
-from cdc.topics import Topics
+from cdc.kafka.topics import Topics
+from cdc.model.position import distance
 
 
 class BatchSize:

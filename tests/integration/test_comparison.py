@@ -10,11 +10,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc import definitions, source
-from cdc.ddl import Definition, consequences, parse
-from cdc.follow import Follower
-from cdc.registered import Registration
-from cdc.status import collect
+from cdc.apply.schema_follower import Follower
+from cdc.control import definitions
+from cdc.control.registrations import Registration
+from cdc.observe.status import collect
+from cdc.postgres import source
+from cdc.postgres.schema_changes import Definition, consequences, parse
 from migrations import Wanted, migrate, prepare_source
 from tests.support.pipelines import pipeline
 

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc import pace
-from cdc.context import Context
-from cdc.verify import compare
+from cdc.apply import pace
+from cdc.runtime import Context
+from cdc.verify.verification import compare
 from tests.scenarios.test_pipeline import items
 from tests.support.wait import wait_until
 

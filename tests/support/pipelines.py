@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cdc.change import Stored, Table
-from cdc.settings import Pipeline
+from cdc.config.settings import Pipeline
+from cdc.model.position import Stored
+from cdc.model.table import Table
 
 NOWHERE = "127.0.0.1:1"
 

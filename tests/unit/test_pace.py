@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.pace import FIRST, FIRST_BYTES, LEAST, MOST, first, fitting
+from cdc.apply.pace import FIRST, FIRST_BYTES, LEAST, MOST, first, fitting
 
 PLENTY = 10_000_000
 

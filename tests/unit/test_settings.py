@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc import settings
+from cdc.config import settings
+from cdc.config.references import OF_THE_STACK
 from cdc.errors import SettingsError
-from cdc.references import OF_THE_STACK
 from compose.endpoints import Endpoints
 
 GOOD = """\
