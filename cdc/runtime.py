@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import psycopg
 
 import sinks
-from cdc.cli.console import call
 from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
 from cdc.model import column_names
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from cdc.apply.schema_follower import Follower
     from cdc.apply.stream import Stream
     from cdc.sink.contract import Sink
+    from compose.endpoints import Endpoints
 
 
 SHOWN_S = 2.5
@@ -56,6 +56,8 @@ class Context:
     state_option: Path | None
     fresh: bool = False
     """Whether patterns of the file mean what is in the catalog now; else what was registered, once anything was."""
+    on_worker_log: Callable[[Path | None], None] = lambda _: None
+    """Is told where Connect's log lies, each time the file is loaded; None where Connect is not of a local stack."""
 
     @cached_property
     def state(self) -> Path:
@@ -119,7 +121,7 @@ class Context:
         # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
         endpoints = book.known(self.state)
         log = self.state / "connect" / "log" / "connect.log"
-        call.worker_log = log if log.exists() else None
+        self.on_worker_log(log if log.exists() else None)
         own = endpoints.environment() if endpoints else {}
         return settings.load(self.path, {**own, **os.environ})
 
@@ -182,6 +184,25 @@ class Context:
         from cdc.apply.stream import Stream
 
         return [Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks]
+
+
+class Stack(Protocol):
+    """What `compose` has two of: servers as processes, servers as containers."""
+
+    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints": ...
+
+    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]: ...
+
+
+def stack_of(kind: str | None, state: Path) -> Stack:
+    """The local stack of that kind; without a word the one that the state is of, so that one verb has to be told."""
+    from compose import docker
+
+    stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
+    kind = kind or book.kind(state) or "embedded"
+    if kind not in stacks:
+        raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
+    return stacks[kind]
 
 
 @contextmanager

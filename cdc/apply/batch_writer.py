@@ -13,9 +13,10 @@ from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Applied
 from cdc.quarantine.log import Entry
+from cdc.quarantine.rejection import ToQuarantine
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Outcome
-from cdc.sink.rejection import Rejection, Stop, ToQuarantine
+from cdc.sink.rejection import Rejection, Stop
 
 
 class BatchWriter:

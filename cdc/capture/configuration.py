@@ -6,74 +6,20 @@ Invariant: the same input gives the same text, so registering twice restarts not
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from cdc.config.settings import Pipeline
+from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.control.registrations import Captured
 from cdc.errors import SettingsError
 from cdc.kafka.topics import MAX_MESSAGE_BYTES
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import overrides
-from cdc.postgres.source import CONTROL_TABLES, parsed
+from cdc.postgres.source import parsed
+from connectors.debezium import TEMPLATE, literal, name_of, names_of, patterns
 from migrations import heartbeat_query
 
-PLUGIN = "io.debezium.connector.postgresql.PostgresConnector"
-
-TEMPLATE = {
-    "connector.class": PLUGIN,
-    "tasks.max": "1",
-    "plugin.name": "pgoutput",
-    # The owner makes the publication: a connector that may do so has to own every table.
-    "publication.autocreate.mode": "disabled",
-    "slot.drop.on.stop": "false",
-    "snapshot.mode": "initial",
-    # A slot that isn't where the offsets say is an error; the default goes on from wherever the slot stands.
-    "offset.mismatch.strategy": "trust_offset",
-    "exactly.once.support": "required",
-    "transaction.boundary": "poll",
-    "tombstones.on.delete": "true",
-    # A truncate event has no key, which a compacted topic rejects; a row of cdc.truncation stands for it.
-    "skipped.operations": "t",
-    "decimal.handling.mode": "string",
-    # Numbers, which keep 24:00, years BC and infinity apart; as text the first is 00:00.
-    "time.precision.mode": "microseconds",
-    "interval.handling.mode": "string",
-    # Base64 in JSON as well; the mode "base64" writes null for a large value that an update left alone.
-    "binary.handling.mode": "bytes",
-    "hstore.handling.mode": "json",
-    # A value that the connector can't convert stops it; by default it would be null, with a line in its log.
-    "event.converting.failure.handling.mode": "fail",
-    # Columns of types that Debezium doesn't know come as Postgres' own text, instead of not at all.
-    "include.unknown.datatypes": "true",
-    # Of the logical messages in Postgres' log only those that readers wait for (`cdc.client`): others aren't ours.
-    "message.prefix.include.list": r"cdc\.token",
-    "signal.data.collection": "cdc.signal",
-    "signal.enabled.channels": "source",
-    # Each chunk of an incremental snapshot costs two rows of cdc.signal and a round trip through the log.
-    "incremental.snapshot.chunk.size": "4096",
-    # Who wrote it, three times in every record: a tenth of its work.
-    "extended.headers.enabled": "false",
-    "errors.tolerance": "none",
-    # Every poll is a Kafka transaction, also an empty one: at 10 ms an idle worker takes 20 % of a core and the broker
-    # 10, at 50 ms 7 and 5.
-    "poll.interval.ms": "50",
-    "max.batch.size": "8192",
-    "max.queue.size": "16384",
-    # More than this, and they are moved about in memory before anybody takes them. Rows may be large, too.
-    "max.queue.size.in.bytes": "67108864",
-    "key.converter": "org.apache.kafka.connect.json.JsonConverter",
-    "key.converter.schemas.enable": "false",
-    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-    "value.converter.schemas.enable": "false",
-    "producer.override.compression.type": "lz4",
-    # Nobody waits for it: the end of a transaction sends what there is.
-    "producer.override.linger.ms": "50",
-    "producer.override.batch.size": "1000000",
-    "producer.override.max.request.size": str(MAX_MESSAGE_BYTES),
-}
-OVERRIDES = tuple(name.removeprefix("producer.override.") for name in TEMPLATE if name.startswith("producer.override."))
-"""Client settings that the worker's override policy has to allow."""
+CONNECTOR = {**TEMPLATE, "producer.override.max.request.size": str(MAX_MESSAGE_BYTES)}
+"""What is the same for every pipeline: a record may be as long as a topic takes."""
 
 
 def configuration(
@@ -95,12 +41,12 @@ def configuration(
     excluded = [f"{entry.table}.{column}" for entry in pipeline.source.tables for column in entry.exclude]
     excluded += [f"{table}.{column}" for table, columns in (unpublished or {}).items() for column in columns]
     config = {
-        **TEMPLATE,
+        **CONNECTOR,
         "name": name,
         "topic.prefix": name,
         "slot.name": name,
         "publication.name": name,
-        "table.include.list": _patterns(captured),
+        "table.include.list": patterns(captured),
         "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
         "heartbeat.action.query": heartbeat_query(name),
         "unavailable.value.placeholder": placeholder(name, cluster_id),
@@ -108,19 +54,19 @@ def configuration(
         **overrides(tables),
     }
     if excluded:
-        config["column.exclude.list"] = _patterns(excluded)
+        config["column.exclude.list"] = patterns(excluded)
     keyed = [entry for entry in pipeline.source.tables if entry.key]
-    if keys := [f"{_literal(entry.table)}:{','.join(map(_literal, entry.key))}" for entry in keyed]:
+    if keys := [f"{literal(entry.table)}:{','.join(map(literal, entry.key))}" for entry in keyed]:
         config["message.key.columns"] = ";".join(keys)
     return config
 
 
 def captured_by(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
     """How a connector with this configuration sends those of the tables that it captures."""
-    included = _names(config.get("table.include.list", ""))
-    excluded = _names(config.get("column.exclude.list", ""))
+    included = names_of(config.get("table.include.list", ""))
+    excluded = names_of(config.get("column.exclude.list", ""))
     entries = (entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
-    keys = {_name(table): tuple(map(_name, columns.split(","))) for table, columns in entries}
+    keys = {name_of(table): tuple(map(name_of, columns.split(","))) for table, columns in entries}
     found = {}
     for table in tables:
         name = table.qualified
@@ -137,34 +83,6 @@ def placeholder(pipeline: str, cluster_id: str) -> str:
     a connector was deleted, and unknown to someone who may only write rows and would like to forge it.
     """
     return f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
-
-
-def _patterns(names: Iterable[str]) -> str:
-    """Debezium's lists hold regular expressions, which it compares without case, and trims."""
-    return ",".join(f"(?-i:{_literal(name)})" for name in names)
-
-
-def _literal(name: str) -> str:
-    """A pattern of exactly this name, without a comma, a colon or white space of its own."""
-
-    def escaped(found: re.Match[str]) -> str:
-        # What lies beyond four digits means nothing in a pattern.
-        return f"\\u{ord(found[0]):04x}" if found[0] <= "\uffff" else found[0]
-
-    return re.sub(r"[^\w.-]", escaped, name).replace(".", r"\.")
-
-
-def _names(patterns: str) -> list[str]:
-    """The way back, also from patterns as they once were: a backslash before what isn't a letter, and before commas."""
-    listed = (pattern.replace(r"\,", ",") for pattern in re.split(r"(?<!\\),", patterns))
-    return [_name(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL)) for pattern in listed if pattern]
-
-
-def _name(pattern: str) -> str:
-    def unescaped(found: re.Match[str]) -> str:
-        return chr(int(found[1], 16)) if found[1] else found[2]
-
-    return re.sub(r"\\u([0-9a-f]{4})|\\(.)", unescaped, pattern, flags=re.DOTALL)
 
 
 def _database(pipeline: Pipeline) -> dict[str, str]:

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from cdc.config.settings import Pipeline
+from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.errors import SourceError
 from cdc.model.table import Table
-from cdc.postgres.source import CONTROL_TABLES, Connection, Slot, slot
+from cdc.postgres.source import Connection, Slot, slot
 
 RELEASE_S = 10.0
 """How long Postgres may take to notice that a connector which was just deleted is gone."""

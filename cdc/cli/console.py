@@ -53,6 +53,9 @@ class Call:
     worker_log: Path | None = None
     """Connect's, where it is one of the local stack."""
 
+    def found_worker_log(self, path: Path | None) -> None:
+        self.worker_log = path
+
     def name(self, text: str) -> str:
         """A hint with the file, and the state if that was given, in each command; with the log that it speaks of."""
         if self.worker_log:

@@ -43,6 +43,7 @@ def migrate(
 
 def wanted_by(context: "Context") -> "Wanted":
     """What the pipeline file asks of its source."""
+    from cdc.postgres.row_identity import key_index
     from migrations import Wanted
 
     pipeline = context.pipeline
@@ -51,6 +52,7 @@ def wanted_by(context: "Context") -> "Wanted":
         pipeline=pipeline.pipeline,
         tables=[(schema, name) for entry in pipeline.source.tables for schema, _, name in [entry.table.partition(".")]],
         role=pipeline.replication_user,
+        key_index=key_index,
         password=password.get_secret_value() if password else None,
         keys={entry.table: entry.key for entry in pipeline.source.tables if entry.key},
     )

@@ -3,12 +3,11 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import structlog
 import typer
@@ -17,13 +16,12 @@ from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify
 from cdc.cli.console import Json, Master, call, configure_logging, err, out, print_error, print_failure, print_json, say
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
-from cdc.runtime import Context, spark_on
+from cdc.runtime import Context, spark_on, stack_of
 
 if TYPE_CHECKING:
     from threading import Event
 
     from cdc.apply.progress import Progress
-    from compose.endpoints import Endpoints
 
 app = typer.Typer(
     help="Postgres changes, applied in order to a search index, a cache and a warehouse.\n\n"
@@ -66,7 +64,7 @@ def options(
     ] = False,
 ) -> None:
     """These go before or behind the verb."""
-    context.obj = Context(pipeline, state)
+    context.obj = Context(pipeline, state, on_worker_log=call.found_worker_log)
     call.file, call.state = pipeline, state
 
 
@@ -77,7 +75,7 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start the local servers; does nothing when they are up."""
-    endpoints = _stack(stack, context.obj.state).up(context.obj.state, progress=say)
+    endpoints = stack_of(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
     from cdc.cli import render
@@ -93,7 +91,7 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Stop the local servers; their data stays."""
-    stopped = _stack(stack, context.obj.state).down(context.obj.state, progress=say)
+    stopped = stack_of(stack, context.obj.state).down(context.obj.state, progress=say)
     if as_json:
         return print_json({"stopped": stopped})
     out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
@@ -267,26 +265,3 @@ def _failure(error: Exception) -> CdcError:
 
     log.error("verb_failed", exception=trace(error))
     return classify(error, "cdc")
-
-
-class Stack(Protocol):
-    """What `compose` has two of: servers as processes, servers as containers."""
-
-    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints": ...
-
-    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]: ...
-
-
-def _stack(kind: str | None, state: Path) -> Stack:
-    from compose import book, docker, stack
-
-    stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
-    # Without a word the one that the state is of, so that no other verb has to be told.
-    kind = kind or book.kind(state) or "embedded"
-    if kind not in stacks:
-        raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
-    return stacks[kind]
-
-
-if __name__ == "__main__":
-    main()

@@ -34,6 +34,8 @@ TABLE = r"^[^.]+\.[^.]+$"
 CARRIED = r"[A-Za-z0-9_-]+"
 """What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
 
+CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
+"""The pipeline's own tables in the source: captured like any other."""
 TRIGGER = "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."
 
 

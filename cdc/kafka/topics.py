@@ -15,13 +15,12 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from cdc.config.settings import Pipeline
+from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Ledger, Shape
 from cdc.kafka.log_continuity import absent, check_shape
 from cdc.kafka.records import TIMEOUT_MS, Place, Record, Records, kafka, knock, reaching
 from cdc.model.position import Position
-from cdc.postgres.source import CONTROL_TABLES
 
 NO_SUCH_TOPIC = 3
 OWN_SETTING = "DYNAMIC_TOPIC_CONFIG"

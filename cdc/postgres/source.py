@@ -28,7 +28,6 @@ from cdc.postgres import catalog, row_identity
 
 Connection = row_identity.Connection
 
-CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 OLDEST = 140000
 CONNECT_TIMEOUT_S = 5
 

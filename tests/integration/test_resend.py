@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.capture.configuration import TEMPLATE
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
@@ -20,6 +19,7 @@ from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.snapshot_request import COLUMNS
 from cdc.verify.backfill import reemit, repair_id
 from connectors.client import Connect
+from connectors.debezium import TEMPLATE
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 

@@ -18,6 +18,7 @@ from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import source
+from cdc.postgres.row_identity import key_index
 from connectors.client import Connect
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
@@ -70,6 +71,7 @@ class Shop:
             self.pipeline.pipeline,
             [(schema, name) for entry in self.pipeline.source.tables for schema, name in [entry.table.split(".")]],
             self.pipeline.replication_user,
+            key_index,
             password,
             {entry.table: entry.key for entry in self.pipeline.source.tables if entry.key},
         )
