@@ -1,6 +1,7 @@
 """Rejected records on their way to the quarantine's topic, written by the executor that met them.
 
-Row values go to that topic and nowhere else.
+Row values go to that topic and nowhere else. What writes is imported by the first record that is rejected: every Python
+worker loads this module.
 """
 
 import threading
@@ -8,15 +9,16 @@ import time
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cdc.kafka.records import Records
-from cdc.quarantine.log import Entry
 from cdc.sink.rejection import Rejected, Source
 
-_PRODUCERS: dict[str, Records] = {}
+if TYPE_CHECKING:
+    from cdc.kafka.records import Records
+
+_PRODUCERS: dict[str, "Records"] = {}
 _LOCK = threading.Lock()
 """A process keeps its connection to a broker: where one record is rejected, others follow."""
 
@@ -31,6 +33,8 @@ class ToQuarantine:
     stops = False
 
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
+        from cdc.kafka.records import Records
+
         at = round(time.time(), 3)
         with _LOCK:
             if self.bootstrap not in _PRODUCERS:
@@ -38,6 +42,8 @@ class ToQuarantine:
             _PRODUCERS[self.bootstrap].write(self.topic, [(self._key(one), _note(one, of, at)) for one, of in records])
 
     def _key(self, rejected: Rejected) -> bytes:
+        from cdc.quarantine.log import Entry
+
         return Entry(self.sink, rejected.topic, rejected.partition, rejected.offset, rejected.id).to_key()
 
 
