@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import psycopg
 
-import sinks
 from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
 from cdc.model import column_names
 from cdc.model.table import Table
 from cdc.postgres import catalog, source
+from cdc.sink import factory
 from compose import book, stack
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Context:
         known = list(pipeline.sinks)
         if unknown := [name for name in chosen or () if name not in known]:
             raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
-        return [sinks.build(pipeline, name) for name in chosen or known]
+        return [factory.build(pipeline, name) for name in chosen or known]
 
     @cached_property
     def follower(self) -> "Follower":

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
-import sinks
 from cdc.cli.console import print_error
 from cdc.config import settings
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.postgres import source
+from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
 from cdc.verify.comparison import Comparison
@@ -69,7 +69,7 @@ class Demo:
         self.verb("register")
         with source.connect(self.dsn) as connection:
             self.tables = source.describe(connection, self.pipeline)
-        self.sinks = [sinks.build(self.pipeline, name) for name in self.pipeline.sinks]
+        self.sinks = [factory.build(self.pipeline, name) for name in self.pipeline.sinks]
         self.step("applying to three views: cdc run")
         self.start_run()
         self.snapshot(loaded)
@@ -156,7 +156,7 @@ class Demo:
 
         spark = session("local[*]", artifacts.spark_jars())
         found = [one for table in self.tables for one in compare(spark, table, self.dsn, self.sinks)]
-        flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[union-attr]
+        flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[attr-defined]
         query = f"SELECT carrier, count(*), round(avg(arr_delay), 1) FROM {flights} GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
         busiest = [tuple(row) for row in spark.sql(query).collect()]
         spark.stop()
@@ -193,10 +193,10 @@ def show_latency(done: Replayed, probe: Probe) -> None:
 def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     """One read per view, as an application would make it."""
     search, cache = demo.pipeline.sinks["search"], demo.pipeline.sinks["cache"]
-    url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[union-attr]
+    url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[attr-defined]
     hits = httpx.post(url, json={"query": {"match": {"name": "kennedy"}}, "size": 3}).json()["hits"]["hits"]
     key = f"{demo.pipeline.pipeline}:public.planes:N14228"
-    plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[union-attr]
+    plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[attr-defined]
     console.print("\n[bold]One read of each[/]")
     console.print(f"search     airports named kennedy: {', '.join(hit['_source']['name'] for hit in hits)}")
     console.print(f"cache      GET {key}\n           {str(plane)[:68]}...")

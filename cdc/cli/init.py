@@ -91,7 +91,7 @@ def _pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":
     from cdc.config.settings import Pipeline
 
     try:
-        return Pipeline.model_validate(
+        return Pipeline.of_tree(
             {
                 "pipeline": name,
                 "source": {"dsn": dsn, "tables": list(tables)},

@@ -2,23 +2,21 @@
 
 import os
 import re
-from collections.abc import Hashable, Iterable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -27,6 +25,8 @@ from cdc.config import mistakes, places
 from cdc.config.index_settings import IndexSettings
 from cdc.config.mistakes import Refused
 from cdc.config.references import References
+from cdc.config.section import Section, Web
+from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.errors import SettingsError
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
@@ -36,13 +36,6 @@ CARRIED = r"[A-Za-z0-9_-]+"
 
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source: captured like any other."""
-TRIGGER = "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."
-
-
-class Section(BaseModel):
-    keeps_changes: ClassVar[bool] = False
-    """Of a sink: whether it keeps every change, not only what a row is by now."""
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class TableSettings(Section):
@@ -126,92 +119,8 @@ class Source(Section):
         return tables
 
 
-def _readable(url: str) -> str:
-    try:
-        host, port = urlsplit(url).hostname, urlsplit(url).port
-    except ValueError:
-        host, port = None, None
-    if (not host or port == 0) and not url.startswith("unix:"):
-        raise Refused("names no host and port", "scheme://user:password@host:port, special characters as %XX")
-    return url
-
-
-def _web(url: str) -> str:
-    if not re.match(r"https?://[^/]", url):
-        raise Refused("needs http:// or https:// before its host", "for example: http://localhost:9200")
-    return _readable(url)
-
-
-def _cache(url: str) -> str:
-    scheme, separator, _ = url.partition("://")
-    if not separator:
-        raise Refused("needs redis://, rediss:// or unix:// before its host", "for example: redis://localhost:6379/0")
-    if scheme not in ("redis", "rediss", "unix"):
-        raise Refused("is no cache's: it begins with another scheme", "write redis://, rediss:// (TLS) or unix://")
-    return _readable(url)
-
-
-def _folder(path: str, info: ValidationInfo) -> str:
-    """A relative one is the pipeline file's, wherever a command is given."""
-    if "://" in path or path.startswith("file:"):
-        scheme = path.partition(":")[0]
-        raise Refused(
-            f"is a folder's path, and {scheme}: isn't supported", "name a folder that all of Spark's executors reach"
-        )
-    if not path.strip():
-        raise Refused("is empty", "for example: path: /srv/warehouse")
-    folder = (info.context or {}).get("folder")
-    return os.path.normpath(Path(folder, Path(path).expanduser())) if folder else path
-
-
-Web = Annotated[str, AfterValidator(_web)]
-Folder = Annotated[str, AfterValidator(_folder)]
-
-
-class Elasticsearch(Section):
-    type: Literal["elasticsearch"]
-    """Which kind of sink it is."""
-    url: Web = Field(examples=["http://localhost:9200"])
-    """The server, with user and password where it asks for them."""
-    trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
-
-    @property
-    def place(self) -> Hashable:
-        return places.of_index(self.url)
-
-
-class Redis(Section):
-    type: Literal["redis"]
-    """Which kind of sink it is."""
-    url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
-    """The server and the number of the database, which must hold nothing else."""
-    prefix: str = Field(pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"])
-    spare: int | None = Field(default=None, ge=0)
-    """The number of the database where `cdc rebuild` makes the next generation: the one after the url's when None."""
-    trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
-
-    @property
-    def place(self) -> Hashable:
-        return places.of_cache(self.url, self.prefix)
-
-
-class Delta(Section):
-    keeps_changes: ClassVar[bool] = True
-    type: Literal["delta"]
-    """Which kind of sink it is."""
-    path: Folder = Field(examples=["/srv/warehouse"])
-    """The warehouse's folder; a relative path is the pipeline file's."""
-    without_deletion_vectors: tuple[str, ...] = Field(default=(), examples=[["public.orders"]])
-    """Tables, or patterns of them, whose mirror is for readers that can't have deletion vectors (pandas, pyarrow): a
-    merge writes files anew instead of marking rows in them."""
-    trigger_s: float = Field(default=5.0, ge=0, description=TRIGGER)
-
-    @property
-    def place(self) -> Hashable:
-        return places.of_warehouse(self.path)
-
-
-SinkSettings = Annotated[Elasticsearch | Redis | Delta, Field(discriminator="type")]
+SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+SINKS = "Where the views are, by a name of your own."
 
 
 class Pipeline(Section):
@@ -222,8 +131,7 @@ class Pipeline(Section):
     )
     source: Source
     """What is captured."""
-    sinks: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], SinkSettings] = Field(min_length=1)
-    """Where the views are, by a name of your own."""
+    sinks: dict[SinkName, SinkSettings] = Field(min_length=1, description=SINKS)
     kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
     """A broker, host:port."""
     connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
@@ -238,12 +146,11 @@ class Pipeline(Section):
 
     @field_validator("sinks")
     @classmethod
-    def _apart(cls, sinks: dict[str, Elasticsearch | Redis | Delta]) -> dict[str, Elasticsearch | Redis | Delta]:
+    def _apart(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
         if pair := places.shared({name: sink.place for name, sink in sinks.items()}):
-            differ = {"elasticsearch": "url", "redis": "prefix", "delta": "path"}[sinks[pair[0]].type]
             raise Refused(
                 f"{pair[0]} and {pair[1]} are on one place, so each would overwrite what the other writes",
-                f"give {pair[1]} another {differ}, or take it out",
+                f"give {pair[1]} another {sinks[pair[0]].told_apart_by}, or take it out",
             )
         return sinks
 
@@ -252,15 +159,19 @@ class Pipeline(Section):
     def _known(cls, sinks: dict[str, SinkSettings], info: ValidationInfo) -> dict[str, SinkSettings]:
         listed = [entry.table for entry in info.data["source"].tables] if "source" in info.data else ["*"]
         for name, sink in sinks.items():
-            wanted = sink.without_deletion_vectors if isinstance(sink, Delta) else ()
-            if strange := [
-                one for one in wanted if not any(fnmatchcase(one, entry) for entry in listed) and "*" not in one
-            ]:
-                raise Refused(
-                    f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
-                    f"there are {', '.join(listed)}",
-                )
+            sink.refuse_strangers(name, listed)
         return sinks
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Any], folder: Path | None = None) -> "Pipeline":
+        """Check a file's tree, the sinks in it by the settings of their kinds; relative paths are the folder's.
+
+        Raises:
+            ValidationError: of `checking()`, whose fields tell what would be accepted.
+        """
+        checked = checking().model_validate(tree, context={"folder": folder} if folder else None)
+        values = {name: getattr(checked, name) for name in cls.model_fields}
+        return cls.model_construct(checked.model_fields_set, **values)
 
     _written: tuple[TableSettings, ...] | None = PrivateAttr(None)
 
@@ -343,9 +254,19 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
     if references.open:
         raise mistakes.unreplaced(path, text, references.open[0])
     try:
-        return Pipeline.model_validate(resolved, context={"folder": path.absolute().parent})
+        return Pipeline.of_tree(resolved, path.absolute().parent)
     except ValidationError as error:
-        raise mistakes.explained(path, text, error, Pipeline) from None
+        raise mistakes.explained(path, text, error, checking()) from None
+
+
+@cache
+def checking() -> type[Pipeline]:
+    """The pipeline file with the kinds of sinks that are installed: known only when a file is read."""
+    several = kinds()
+    kind: Any = Annotated[reduce(or_, several), Field(discriminator="type")] if len(several) > 1 else several[0]
+    return create_model(
+        "Pipeline", __base__=Pipeline, sinks=(dict[SinkName, kind], Field(min_length=1, description=SINKS))
+    )
 
 
 def name_of(path: Path) -> str:

@@ -17,7 +17,6 @@ import psycopg
 import pytest
 import redis
 
-import sinks
 from cdc.apply.progress import publish
 from cdc.apply.supervisor import supervise
 from cdc.cli.rebuild import build
@@ -30,6 +29,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.runtime import Context
+from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
 from cdc.verify.comparison import Comparison
@@ -91,7 +91,7 @@ class World:
 
     @property
     def sinks(self) -> list[Sink]:
-        return [sinks.build(self.pipeline, name) for name in self.pipeline.sinks]
+        return [factory.build(self.pipeline, name) for name in self.pipeline.sinks]
 
     def write_file(self, *tables: str) -> None:
         listed = ", ".join(tables)
@@ -196,7 +196,7 @@ class World:
 
     def offsets(self, sink: str) -> int:
         """How far a sink has got, over all tables; 0 while it can't be asked."""
-        built = sinks.build(self.pipeline, sink)
+        built = factory.build(self.pipeline, sink)
         try:
             stored = [built.position(table) for table in self.described]
         except SinkUnavailable:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import sinks
 from cdc.cli import console, verbs
 from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
 from cdc.model.table import Column, Table
 from cdc.model.trace import trace
+from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.sink.remedy import classify
 from tests.support.pipelines import NOWHERE
@@ -111,7 +111,7 @@ def asked(sink: Sink) -> Iterator[Callable[[], object]]:
 
 @pytest.mark.parametrize("name", ["search", "cache"])
 def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
-    sink = sinks.build(settings.load(file, {}), name)
+    sink = factory.build(settings.load(file, {}), name)
     failures = []
     for ask in asked(sink):
         try:
