@@ -39,13 +39,13 @@ status: setup ## what runs, how far each view is
 	@$(CDC) status
 
 clean: ## remove the virtual environment and tool caches (server data stays)
-	@rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis build
+	@rm -rf .venv *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build
 
 fmt: setup ## format the code
 	@.venv/bin/ruff check --fix-only -q . && .venv/bin/ruff format .
 
-lint: setup ## ruff, both ways
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+lint: setup ## ruff, both ways, and that imports go one way
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports --no-logo
 
 type: setup ## mypy, strict, sources and tests
 	@.venv/bin/mypy

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.apply.stream import Stream
-from cdc.change import Position
+from cdc.model.position import Position
 
 REMEMBERED = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
 """For the session: a hundred otherwise, 20 s of a quick sink's batches."""

@@ -24,7 +24,7 @@ from bench.workload import Data
 from cdc.codec.record import RecordDecoder
 from cdc.codec.table import codec
 from cdc.errors import DivergenceError
-from cdc.sink import Sink
+from cdc.sink.contract import Sink
 from compose import artifacts
 from connectors.client import Connect
 from sinks.delta.sink import Delta

@@ -8,9 +8,9 @@ import sys
 import timeit
 from collections.abc import Callable
 
-from cdc.change import Column, Table
 from cdc.codec.record import RecordDecoder
 from cdc.codec.table import codec
+from cdc.model.table import Column, Table
 
 PLACEHOLDER = "__cdc_unavailable_0123456789abcdef0123456789abcdef"
 ROUNDS, RECORDS = 200, 1000

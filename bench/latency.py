@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from bench.batches import Batch, Watched
 from bench.figure import Figure
 from bench.stage import Stage
-from cdc.change import Position
+from cdc.model.position import Position
 from sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
 
 MARK_S = 0.05

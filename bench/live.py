@@ -16,11 +16,11 @@ from bench.cost import Meter
 from bench.figure import Figure
 from bench.latency import ASKED, RATE, visible
 from bench.stage import Stage
-from cdc.cli_rebuild import build
+from cdc.cli.rebuild import build
 from cdc.errors import DivergenceError
-from cdc.fence import settle
-from cdc.generations import Building
-from cdc.verify import verify
+from cdc.generations.registry import Building
+from cdc.verify.barrier import settle
+from cdc.verify.verification import verify
 from sample.probe import Watch
 
 START_S = 600.0

@@ -9,7 +9,7 @@ from bench.figure import Figure
 from bench.paths import equal
 from bench.stage import Stage
 from bench.workload import Data
-from cdc import source
+from cdc.postgres import source
 from sample.load import load
 from sample.replay import replay
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from bench.figure import Figure
-from cdc.session import SETTINGS
+from cdc.spark.session import SETTINGS
 from compose import versions
 
 SERIES = ("limit", "rival", "ours")

@@ -15,8 +15,8 @@ import redis
 
 from bench.plain import Offsets, rival_name
 from bench.stage import Stage
-from cdc.change import Table
 from cdc.errors import DivergenceError
+from cdc.model.table import Table
 from sinks.elasticsearch.sink import Elasticsearch
 
 RECORDS = {"warehouse": 100_000, "changes": 100_000}

@@ -15,18 +15,19 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.batches import REMEMBERED, Watched
 from bench.cost import Meter
 from bench.workload import Data
-from cdc import settings, source
 from cdc.apply.supervisor import supervise
-from cdc.change import Position
-from cdc.context import Context
+from cdc.config import settings
+from cdc.control.heartbeat import last_beat
 from cdc.errors import SinkError
-from cdc.fence import settle
-from cdc.heartbeat import last_beat
-from cdc.log import records
-from cdc.session import session
-from cdc.sink import Sink
-from cdc.topics import Topics
-from cdc.verify import compare
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position
+from cdc.postgres import source
+from cdc.runtime import Context
+from cdc.sink.contract import Sink
+from cdc.spark.kafka_source import records
+from cdc.spark.session import session
+from cdc.verify.barrier import settle
+from cdc.verify.verification import compare
 from compose import artifacts, stack
 from connectors.client import Connect
 
@@ -111,7 +112,7 @@ class Stage:
         subprocess.run(self.command(*words), check=True, stdout=subprocess.DEVNULL)
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "cdc.cli", "-p", str(self.file), "--state", str(self.folder / "stack"), *words]
+        return [sys.executable, "-m", "cdc.entry", "-p", str(self.file), "--state", str(self.folder / "stack"), *words]
 
     def ends(self, *, decided: bool = True) -> dict[str, Position]:
         """By topic; with what the connector has written and not yet committed if not `decided`."""

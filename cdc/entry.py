@@ -9,12 +9,12 @@ from typing import NoReturn
 def main() -> NoReturn:
     signal.signal(signal.SIGINT, _leave)
     restored = signal.signal(signal.SIGTERM, _leave)
-    from cdc import cli
+    from cdc.cli import verbs
 
     if "run" not in sys.argv:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, restored)
-    cli.main()
+    verbs.main()
 
 
 def _leave(number: int, _: object) -> NoReturn:

@@ -23,7 +23,6 @@ from threading import Event, Thread
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from cdc.console import say
 from cdc.errors import StackError
 from compose import versions
 from compose.machine import java, require_disk, share
@@ -45,6 +44,12 @@ class Servers:
     elasticsearch: Path
     postgres_bin: Path
     redis_server: Path
+
+
+def say(line: str) -> None:
+    """Tell what takes long, on standard error: standard output is a verb's own."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def cache_dir() -> Path:

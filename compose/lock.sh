@@ -14,3 +14,5 @@ cp requirements.lock "$tools/requirements.lock"
     --no-header --no-emit-options \
     --output-file "$tools/requirements.lock" "$@" pyproject.toml
 cp "$tools/requirements.lock" requirements.lock
+# What the build of the metadata leaves here would hide the entry points of what is installed.
+rm -rf cdc.egg-info

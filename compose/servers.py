@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from cdc import java
 from cdc.errors import StackError
+from cdc.model import jvm_options
 from compose import health, versions
 from compose.artifacts import Servers
 from compose.machine import STATE_HINT, User, own, require_searchable, unprivileged
@@ -176,8 +176,8 @@ class JavaServer(Server):
         """Return java with the options of a small server that leaves nothing outside its folder."""
         return [
             place.java,
-            *java.options(),
-            *java.tuning(),
+            *jvm_options.options(),
+            *jvm_options.tuning(),
             *("-Xms128m", *self.heap, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={place.home / 'tmp'}",
@@ -253,7 +253,7 @@ class Elasticsearch(Server):
             **super().environment(place),
             # The start script's own Java would leave files in the system's folder and in the user's home.
             "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
-            "ES_JAVA_OPTS": shlex.join(java.options()),
+            "ES_JAVA_OPTS": shlex.join(jvm_options.options()),
             "ES_JAVA_HOME": str(place.java.parent.parent),
             "ES_PATH_CONF": str(place.conf),
             "ES_TMPDIR": str(tmp),

@@ -1,22 +1,10 @@
-"""The Debezium connector's configuration: what a pipeline file means to Connect.
+"""How every pipeline's Debezium connector is set, and how its lists of names are written and read.
 
-In:  the pipeline file, its tables, the id of the Kafka cluster.
-Out: the JSON object that `PUT /connectors/NAME/config` takes.
-Invariant: the same input gives the same text, so registering twice restarts nothing.
+Plain data and text: `cdc.capture.configuration` adds what one pipeline file says.
 """
 
-import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-
-from cdc.change import Table
-from cdc.errors import SettingsError
-from cdc.registered import Captured
-from cdc.settings import Pipeline
-from cdc.source import CONTROL_TABLES, parsed
-from cdc.topics import MAX_MESSAGE_BYTES
-from connectors.snapshot import overrides
-from migrations import heartbeat_query
+from collections.abc import Iterable
 
 PLUGIN = "io.debezium.connector.postgresql.PostgresConnector"
 
@@ -70,81 +58,15 @@ TEMPLATE = {
     # Nobody waits for it: the end of a transaction sends what there is.
     "producer.override.linger.ms": "50",
     "producer.override.batch.size": "1000000",
-    "producer.override.max.request.size": str(MAX_MESSAGE_BYTES),
 }
-OVERRIDES = tuple(name.removeprefix("producer.override.") for name in TEMPLATE if name.startswith("producer.override."))
-"""Client settings that the worker's override policy has to allow."""
 
 
-def configuration(
-    pipeline: Pipeline,
-    *,
-    tables: Sequence[Table],
-    cluster_id: str = "",
-    unpublished: Mapping[str, Iterable[str]] | None = None,
-) -> dict[str, str]:
-    """The whole configuration, passwords included: never print it.
-
-    `unpublished` names, by table, generated columns that the log doesn't carry (`source.unpublished`).
-
-    Raises:
-        SettingsError: for a DSN that only libpq can use.
-    """
-    name = pipeline.pipeline
-    captured = [table.qualified for table in tables] + list(CONTROL_TABLES)
-    excluded = [f"{entry.table}.{column}" for entry in pipeline.source.tables for column in entry.exclude]
-    excluded += [f"{table}.{column}" for table, columns in (unpublished or {}).items() for column in columns]
-    config = {
-        **TEMPLATE,
-        "name": name,
-        "topic.prefix": name,
-        "slot.name": name,
-        "publication.name": name,
-        "table.include.list": _patterns(captured),
-        "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
-        "heartbeat.action.query": heartbeat_query(name),
-        "unavailable.value.placeholder": placeholder(name, cluster_id),
-        **_database(pipeline),
-        **overrides(tables),
-    }
-    if excluded:
-        config["column.exclude.list"] = _patterns(excluded)
-    keyed = [entry for entry in pipeline.source.tables if entry.key]
-    if keys := [f"{_literal(entry.table)}:{','.join(map(_literal, entry.key))}" for entry in keyed]:
-        config["message.key.columns"] = ";".join(keys)
-    return config
-
-
-def captured_by(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
-    """How a connector with this configuration sends those of the tables that it captures."""
-    included = _names(config.get("table.include.list", ""))
-    excluded = _names(config.get("column.exclude.list", ""))
-    entries = (entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
-    keys = {_name(table): tuple(map(_name, columns.split(","))) for table, columns in entries}
-    found = {}
-    for table in tables:
-        name = table.qualified
-        if name in included:
-            columns = [column.removeprefix(f"{name}.") for column in excluded if column.startswith(f"{name}.")]
-            found[name] = Captured(tuple(columns), keys.get(name, ()))
-    return found
-
-
-def placeholder(pipeline: str, cluster_id: str) -> str:
-    """What stands in a record for a TOASTed value that the log doesn't carry.
-
-    It lives exactly as long as the topics, so it is derived from the cluster that holds them: the same after
-    a connector was deleted, and unknown to someone who may only write rows and would like to forge it.
-    """
-    return f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
-
-
-def _patterns(names: Iterable[str]) -> str:
+def patterns(names: Iterable[str]) -> str:
     """Debezium's lists hold regular expressions, which it compares without case, and trims."""
-    return ",".join(f"(?-i:{_literal(name)})" for name in names)
+    return ",".join(f"(?-i:{literal(name)})" for name in names)
 
 
-def _literal(name: str) -> str:
+def literal(name: str) -> str:
     """A pattern of exactly this name, without a comma, a colon or white space of its own."""
 
     def escaped(found: re.Match[str]) -> str:
@@ -154,38 +76,14 @@ def _literal(name: str) -> str:
     return re.sub(r"[^\w.-]", escaped, name).replace(".", r"\.")
 
 
-def _names(patterns: str) -> list[str]:
+def names_of(patterns: str) -> list[str]:
     """The way back, also from patterns as they once were: a backslash before what isn't a letter, and before commas."""
     listed = (pattern.replace(r"\,", ",") for pattern in re.split(r"(?<!\\),", patterns))
-    return [_name(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL)) for pattern in listed if pattern]
+    return [name_of(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL)) for pattern in listed if pattern]
 
 
-def _name(pattern: str) -> str:
+def name_of(pattern: str) -> str:
     def unescaped(found: re.Match[str]) -> str:
         return chr(int(found[1], 16)) if found[1] else found[2]
 
     return re.sub(r"\\u([0-9a-f]{4})|\\(.)", unescaped, pattern, flags=re.DOTALL)
-
-
-def _database(pipeline: Pipeline) -> dict[str, str]:
-    known = parsed(pipeline.source.dsn)
-    host = known.get("host") or known.get("hostaddr") or "localhost"
-    if "," in host or host.startswith(("/", "@")):
-        raise SettingsError(
-            "source.dsn names several hosts or a socket's folder; the connector takes one host over TCP.",
-            hint="write postgresql://user:password@host:port/database",
-        )
-    user = pipeline.replication_user
-    config = {
-        "database.hostname": host,
-        "database.port": str(known.get("port") or 5432),
-        "database.dbname": known.get("dbname") or known.get("user") or "postgres",
-        "database.user": user,
-    }
-    # As given: "${file:...}" and the like are resolved by a config provider of the worker, not here.
-    if pipeline.source.replication_password:
-        config["database.password"] = pipeline.source.replication_password.get_secret_value()
-    for name in ("sslmode", "sslrootcert"):
-        if known.get(name):
-            config[f"database.{name}"] = known[name]
-    return config

@@ -8,15 +8,15 @@ Invariant: nothing here writes, so a refusal leaves the database as it was.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
 from cdc.errors import SourceError
-from cdc.keys import Index, key_index
 from migrations.runner import CONTROL, migrations, recorded
 
 CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")
@@ -29,6 +29,23 @@ NOT_TABLES = {
     "i": "an index",
     "c": "a type",
 }
+
+
+class Index(Protocol):
+    """A unique index that tells the rows of a table apart."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def oid(self) -> int: ...
+
+    @property
+    def primary(self) -> bool: ...
+
+
+KeyIndex = Callable[[psycopg.Connection[Any], int, str, Sequence[str]], Index]
+"""Finds that index: of a relation's oid and name, by the columns that the pipeline file names. Raises SourceError."""
 
 
 @dataclass
@@ -90,6 +107,7 @@ def relations(
     conn: psycopg.Connection,
     tables: Sequence[tuple[str, str]],
     role: str,
+    key_index: KeyIndex,
     keys: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Relation]:
     """The captured tables, in the order given. Raises SourceError for the first that can't be captured.

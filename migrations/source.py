@@ -17,6 +17,7 @@ from cdc.errors import SourceError
 from migrations.journal import ensure_event_triggers, ensure_journal, published
 from migrations.preflight import (
     CONTROL_TABLES,
+    KeyIndex,
     Relation,
     relations,
     require_complete,
@@ -38,12 +39,14 @@ LOCK_TIMEOUT = "10s"
 class Wanted:
     """What a pipeline needs in its source: `tables` are (schema, table).
 
-    `keys` names, by schema.table, columns of a unique index that stand for a primary key.
+    `keys` names, by schema.table, columns of a unique index that stand for a primary key; `key_index` finds it, as
+    whoever describes the captured tables does.
     """
 
     pipeline: str
     tables: Sequence[tuple[str, str]]
     role: str
+    key_index: KeyIndex
     password: str | None = field(default=None, repr=False)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -108,7 +111,7 @@ def heartbeat_query(pipeline: str) -> str:
 def check(conn: psycopg.Connection, wanted: Wanted) -> list[Relation]:
     """The captured tables. Raises SourceError for what can't be captured, or is somebody else's."""
     require_control(conn)
-    captured = relations(conn, wanted.tables, wanted.role, wanted.keys)
+    captured = relations(conn, wanted.tables, wanted.role, wanted.key_index, wanted.keys)
     require_publication(conn, wanted.pipeline)
     require_role(conn, wanted.role, captured)
     return captured

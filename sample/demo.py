@@ -23,13 +23,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
-import sinks
-from cdc import fence, settings, source
-from cdc.comparison import Comparison
-from cdc.console import print_error
+from cdc.cli.console import print_error
+from cdc.config import settings
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
-from cdc.sink import Sink
-from cdc.verify import compare
+from cdc.postgres import source
+from cdc.sink import factory
+from cdc.sink.contract import Sink
+from cdc.verify import barrier
+from cdc.verify.comparison import Comparison
+from cdc.verify.verification import compare
 from compose import artifacts, stack
 from sample.load import load
 from sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
@@ -67,14 +69,14 @@ class Demo:
         self.verb("register")
         with source.connect(self.dsn) as connection:
             self.tables = source.describe(connection, self.pipeline)
-        self.sinks = [sinks.build(self.pipeline, name) for name in self.pipeline.sinks]
+        self.sinks = [factory.build(self.pipeline, name) for name in self.pipeline.sinks]
         self.step("applying to three views: cdc run")
         self.start_run()
         self.snapshot(loaded)
         self.step(f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s")
         done, probe = self.live()
         self.step("waiting until the views hold everything")
-        late = fence.settle(self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, still=self.running)
+        late = barrier.settle(self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, still=self.running)
         console.print(f"         after {late:.1f} s")
         self.stop_run()
         self.step("verifying: every row and column of every view against Postgres")
@@ -89,13 +91,13 @@ class Demo:
 
     def verb(self, *words: str) -> None:
         """Run a verb of the command line as a user would; its error is the demo's."""
-        command = [sys.executable, "-m", "cdc.cli", "-p", str(PIPELINE), "--state", str(self.state), *words]
+        command = [sys.executable, "-m", "cdc.entry", "-p", str(PIPELINE), "--state", str(self.state), *words]
         done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         if done.returncode:
             sys.exit(done.returncode)
 
     def start_run(self) -> None:
-        command = [sys.executable, "-m", "cdc.cli", "-p", str(PIPELINE), "--state", str(self.state), "run"]
+        command = [sys.executable, "-m", "cdc.entry", "-p", str(PIPELINE), "--state", str(self.state), "run"]
         with (self.state / "run.log").open("ab") as log:
             self.run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
@@ -150,11 +152,11 @@ class Demo:
         return done, probe
 
     def verify(self) -> tuple[list[Comparison], list[Any]]:
-        from cdc.session import session
+        from cdc.spark.session import session
 
         spark = session("local[*]", artifacts.spark_jars())
         found = [one for table in self.tables for one in compare(spark, table, self.dsn, self.sinks)]
-        flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[union-attr]
+        flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[attr-defined]
         query = f"SELECT carrier, count(*), round(avg(arr_delay), 1) FROM {flights} GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
         busiest = [tuple(row) for row in spark.sql(query).collect()]
         spark.stop()
@@ -191,10 +193,10 @@ def show_latency(done: Replayed, probe: Probe) -> None:
 def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     """One read per view, as an application would make it."""
     search, cache = demo.pipeline.sinks["search"], demo.pipeline.sinks["cache"]
-    url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[union-attr]
+    url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[attr-defined]
     hits = httpx.post(url, json={"query": {"match": {"name": "kennedy"}}, "size": 3}).json()["hits"]["hits"]
     key = f"{demo.pipeline.pipeline}:public.planes:N14228"
-    plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[union-attr]
+    plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[attr-defined]
     console.print("\n[bold]One read of each[/]")
     console.print(f"search     airports named kennedy: {', '.join(hit['_source']['name'] for hit in hits)}")
     console.print(f"cache      GET {key}\n           {str(plane)[:68]}...")
@@ -217,7 +219,7 @@ def end_former(state: Path) -> None:
     """Make room: an earlier demo that was kept, or that died."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "cdc.cli" in words and str(state) in words and "run" in words:
+        if "cdc.entry" in words and str(state) in words and "run" in words:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
                 process.wait(60)

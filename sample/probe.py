@@ -18,7 +18,7 @@ import httpx
 import psycopg
 import redis
 
-from cdc.change import row_id
+from cdc.model.table import row_id
 
 EVERY_S = 0.25
 GIVE_UP_S = 60.0

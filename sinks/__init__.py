@@ -1,25 +1,8 @@
-"""Destinations, a folder each. To add one: its folder, its settings, and one line here."""
+"""Destinations, a folder each. To add one: its folder, with its settings, and one line here."""
 
-from typing import TYPE_CHECKING
+from sinks.delta.settings import Delta
+from sinks.elasticsearch.settings import Elasticsearch
+from sinks.redis.settings import Redis
 
-from cdc.settings import Delta, Elasticsearch, Pipeline, Redis
-
-if TYPE_CHECKING:
-    from cdc.sink import Sink
-
-
-def build(pipeline: Pipeline, name: str) -> "Sink":
-    """The sink of that name in the pipeline file. Clients are imported only when used."""
-    settings = pipeline.sinks[name]
-    if isinstance(settings, Elasticsearch):
-        from sinks.elasticsearch import sink as elasticsearch
-
-        return elasticsearch.Elasticsearch(name, settings.url, pipeline.pipeline)
-    if isinstance(settings, Redis):
-        from sinks.redis import sink as redis
-
-        return redis.Redis(name, settings.url, settings.prefix, settings.spare)
-    assert isinstance(settings, Delta)
-    from sinks.delta import sink as delta
-
-    return delta.Delta(name, settings.path, pipeline.pipeline, rewritten=settings.without_deletion_vectors)
+SETTINGS = (Elasticsearch, Redis, Delta)
+"""The kinds that come with the pipeline: an entry point of `cdc.sinks`, see `cdc.config.sink_kinds`."""

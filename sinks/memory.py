@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cdc.change import Advance, Form, Stored, Table, new_generation
 from cdc.codec.forms import Documents
 from cdc.codec.record import Change
-from cdc.lane import Limits, Part, Row, Verdicts
-from cdc.lane_run import run_here
-from cdc.rejection import Source
-from cdc.sink import Batch, Outcome, check, level, stored_after, wait_for
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Advance
+from cdc.model.position import Stored
+from cdc.model.table import Form, Table
+from cdc.sink.contract import Batch, Outcome, check, level, stored_after, wait_for
+from cdc.sink.lane import Limits, Part, Row, Verdicts
+from cdc.sink.lane_run import run_here
+from cdc.sink.rejection import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

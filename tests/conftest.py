@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 # For every JVM that the tests start: none lives long enough for what the second compiler is worth. It took a third of
 # Spark's CPU in its first five minutes. Without it Java keeps 48 MB for compiled code; Spark fills them within
-# minutes, and from then on nothing is compiled. What the first one does is cheap, so it needn't wait (`cdc.java`).
+# minutes, and from then on nothing is compiled. What the first one does is cheap, so it needn't wait
+# (`cdc.model.jvm_options`).
 os.environ.setdefault(
     "JAVA_TOOL_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
@@ -103,8 +104,8 @@ def _without_slots(admin: "psycopg.Connection[tuple[Any, ...]]", database: str) 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    from cdc.cli import LOCAL
-    from cdc.session import session
+    from cdc.cli.verbs import LOCAL
+    from cdc.spark.session import session
 
     built = session(LOCAL, artifacts.spark_jars())
     yield built

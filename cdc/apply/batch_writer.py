@@ -6,16 +6,17 @@ from pyspark.sql import DataFrame, SparkSession
 from tenacity import Retrying
 
 from cdc.apply.plan import Ends
+from cdc.apply.redrive import Redrive
 from cdc.apply.views import Views
-from cdc.change import Applied
+from cdc.config.settings import Pipeline
 from cdc.errors import SinkError
-from cdc.held import Entry
-from cdc.quarantine import SinkQuarantine
-from cdc.redrive import Redrive
-from cdc.rejection import Rejection, Stop, ToQuarantine
-from cdc.settings import Pipeline
-from cdc.sink import Batch, Outcome
-from cdc.topics import Topics
+from cdc.kafka.topics import Topics
+from cdc.model.outcome import Applied
+from cdc.quarantine.log import Entry
+from cdc.quarantine.rejection import ToQuarantine
+from cdc.quarantine.store import SinkQuarantine
+from cdc.sink.contract import Batch, Outcome
+from cdc.sink.rejection import Rejection, Stop
 
 
 class BatchWriter:

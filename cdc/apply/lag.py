@@ -7,7 +7,7 @@ from typing import Any
 
 from cdc.apply.plan import Ends, ResumePlan
 from cdc.apply.progress import Progress
-from cdc.change import Applied
+from cdc.model.outcome import Applied
 
 STALE_S = 30.0
 """How long it holds that nothing was left: an idle query reports every ten seconds that it has looked."""

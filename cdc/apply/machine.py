@@ -28,9 +28,9 @@ from enum import StrEnum
 
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import RunState
-from cdc.change import Position, Reach, Stored, distance
 from cdc.errors import CdcError, Fenced
-from cdc.failures import given_up
+from cdc.model.position import Position, Reach, Stored, distance
+from cdc.sink.remedy import given_up
 
 HOLD_S = 5.0
 """How long the live views wait at most while readers are being shown others: whoever does that may be dead."""
@@ -114,7 +114,7 @@ class Observed:
     """The query has applied all that was there when it started."""
     failure: CdcError | None = None
     bearable: bool = False
-    """The failure may pass, and hasn't come back too often: see `cdc.failures.Patience`."""
+    """The failure may pass, and hasn't come back too often: see `cdc.sink.remedy.Patience`."""
     switching: bool = False
     """Another writer may be at the views because readers are being shown another generation."""
 

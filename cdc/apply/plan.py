@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cdc.change import Advance, Position, Table
-from cdc.ddl import Definition
+from cdc.control.floors import Floors
+from cdc.control.registrations import Registration
 from cdc.errors import CdcError
-from cdc.floors import Floors
-from cdc.registered import Registration
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.model.table import Table
+from cdc.postgres.schema_changes import Definition
 
 Ends = Mapping[str, Mapping[int, int]]
 """Topic, partition: an offset."""

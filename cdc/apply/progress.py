@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from cdc.change import Applied
+from cdc.model.outcome import Applied
 
 ALIVE_S = 30.0
 """A run that has published nothing for so long is dead: it does every second."""

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.apply.plan import Ends, ResumePlan
-from cdc.log import consumer
+from cdc.spark.kafka_source import consumer
 
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
 """Where a run's checkpoint goes if there is one: it need not outlive the run, and is written twice a batch."""

@@ -32,13 +32,13 @@ from cdc.apply.progress import Progress, RunState
 from cdc.apply.query import checkpoint, latest, light, planned_ends, read
 from cdc.apply.views import Describe, Views
 from cdc.apply.watch import Watch
+from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, Fenced
-from cdc.explain import explain
-from cdc.failures import Patience, Remedy, remedy
-from cdc.lane import COLUMNS
-from cdc.settings import Pipeline
-from cdc.sink import Sink
-from cdc.topics import Topics
+from cdc.kafka.topics import Topics
+from cdc.sink.contract import Sink
+from cdc.sink.lane import COLUMNS
+from cdc.sink.remedy import Patience, Remedy, remedy
+from cdc.spark.failures import explain
 
 LOOK_S = 1.0
 """How often an idle stream looks at the control topics; a busy one does before every batch."""

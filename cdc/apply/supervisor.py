@@ -19,8 +19,8 @@ import structlog
 
 from cdc.apply.progress import Progress, RunState
 from cdc.errors import CdcError
-from cdc.failures import classify
-from cdc.trace import kind, trace
+from cdc.model.trace import kind, trace
+from cdc.sink.remedy import classify
 
 TICK_S = 1.0
 STOPPING = b"\nstopping: what is at hand is finished first\n"

@@ -10,19 +10,21 @@ from dataclasses import replace
 import structlog
 
 from cdc.apply.plan import ControlState, Ends, ResumePlan
-from cdc.apply.standby import StandbySink
-from cdc.change import Advance, Position, Stored, Table
-from cdc.continuity import Continuity, Discontinued
-from cdc.control import Control
-from cdc.ddl import Definition
+from cdc.codec.decode_options import Reading
+from cdc.config.settings import Pipeline
+from cdc.control.control_topics import Control
+from cdc.control.registrations import Registration
 from cdc.errors import CdcError, SinkRejected, SourceError
-from cdc.generations import Building, Generations, Registry
-from cdc.names import refused
-from cdc.reading import Reading
-from cdc.registered import Registration
-from cdc.settings import Pipeline
-from cdc.sink import Archive, Replaced, Sink, positions
-from cdc.topics import Topics
+from cdc.generations.registry import Building, Generations, Registry
+from cdc.generations.standby import StandbySink
+from cdc.kafka.log_continuity import Continuity, Discontinued
+from cdc.kafka.topics import Topics
+from cdc.model.column_names import refused
+from cdc.model.outcome import Advance
+from cdc.model.position import Position, Stored
+from cdc.model.table import Table
+from cdc.postgres.schema_changes import Definition
+from cdc.sink.contract import Archive, Replaced, Sink, positions
 
 log = structlog.get_logger()
 Describe = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]

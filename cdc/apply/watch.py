@@ -8,11 +8,11 @@ from typing import Any
 from cdc.apply.machine import Continue, Observed, decide
 from cdc.apply.plan import ResumePlan
 from cdc.apply.views import Views
-from cdc.change import Table
-from cdc.continuity import Continuity, Discontinued
 from cdc.errors import SinkRejected
-from cdc.generations import Building, Retained
-from cdc.sink import Misfit
+from cdc.generations.registry import Building, Retained
+from cdc.kafka.log_continuity import Continuity, Discontinued
+from cdc.model.table import Table
+from cdc.sink.contract import Misfit
 
 AGAIN_S = 10.0
 """How often the sink itself is looked at: a table that waits may fit by now, a view may have been lost or cleared."""

@@ -7,9 +7,9 @@ the same row, or the view, gives these values. Nothing else of the older one cou
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from cdc.change import Table
 from cdc.codec.members import joined, members
 from cdc.codec.table import codec
+from cdc.model.table import Table
 
 
 class Filled(NamedTuple):

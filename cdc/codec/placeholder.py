@@ -12,10 +12,10 @@ from collections.abc import Callable
 from hashlib import md5
 from typing import NamedTuple
 
-from cdc.change import Table
 from cdc.codec.members import NULL, joined, members
 from cdc.codec.table import document_words
 from cdc.codec.types import kind
+from cdc.model.table import Table
 
 
 class Carried(NamedTuple):

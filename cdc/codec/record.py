@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cdc.change import Table
 from cdc.codec.placeholder import Placeholder
 from cdc.codec.problem import Unholdable, Unreadable
 from cdc.codec.table import NO_KEY, codec
+from cdc.model.table import Table
 
 __all__ = ["Change", "RecordDecoder", "Unholdable", "Unreadable"]
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cdc.change import Column, Table
 from cdc.codec.members import NULL, encode
 from cdc.codec.problem import MISFIT, Unholdable, Unreadable
 from cdc.codec.reader import checker, reader
 from cdc.codec.types import Kind, kind
 from cdc.codec.types.arrow import arrow, portable
+from cdc.model.table import Column, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa

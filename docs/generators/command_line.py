@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from cdc.cli import app
+from cdc.cli.verbs import app
 
 HEAD = """\
 # The command line

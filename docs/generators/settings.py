@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from cdc.index_settings import IndexSettings
-from cdc.settings import Delta, Elasticsearch, Pipeline, Redis, Source, TableSettings
+from cdc.config.index_settings import IndexSettings
+from cdc.config.settings import Pipeline, Source, TableSettings
+from sinks import SETTINGS
 
 HEAD = """\
 # Settings
@@ -21,9 +22,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`source`", Source),
     ("An entry of `source.tables`", TableSettings),
     ("`index` of such an entry", IndexSettings),
-    ("A sink of `type: elasticsearch`", Elasticsearch),
-    ("A sink of `type: redis`", Redis),
-    ("A sink of `type: delta`", Delta),
+    *((f"A sink of `type: {typing.get_args(kind.model_fields['type'].annotation)[0]}`", kind) for kind in SETTINGS),
 )
 WORDS = {str: "text", int: "whole number", float: "number", SecretStr: "text", tuple: "list", dict: "mapping"}
 

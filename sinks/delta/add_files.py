@@ -17,8 +17,8 @@ import deltalake
 from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from cdc.change import Stored
-from cdc.lane_run import lasting
+from cdc.model.position import Stored
+from cdc.sink.lane_run import lasting
 from sinks.delta import files, links
 from sinks.delta.commits import APPLICATION, contended, refused, unwritable
 from sinks.delta.files import GROUP_BYTES, GROUP_ROWS, File

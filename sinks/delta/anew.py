@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import SinkUnavailable
-from cdc.lane_run import lasting
+from cdc.sink.lane_run import lasting
 from sinks.delta import files
 from sinks.delta.commits import WRITABLE, unwritable
 from sinks.delta.files import File

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from cdc.change import Stored
 from cdc.errors import SinkUnavailable
+from cdc.model.position import Stored
 from sinks.delta import history
 from sinks.delta.history import Commit, Standing
 

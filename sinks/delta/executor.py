@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cdc.change import Advance, Table
 from cdc.codec.forms import Values
 from cdc.codec.record import Change, Unreadable
 from cdc.codec.table import codec
-from cdc.lane import SUPERSEDED, Failure, Limits, Part, Row, Verdicts
-from cdc.rejection import Source
+from cdc.model.outcome import Advance
+from cdc.model.table import Table
+from cdc.sink.lane import SUPERSEDED, Failure, Limits, Part, Row, Verdicts
+from cdc.sink.rejection import Source
 from sinks.delta.commits import unwritable
 from sinks.delta.files import File, Growing, Name
 from sinks.delta.held import Held

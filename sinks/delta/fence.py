@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from cdc.change import Advance, Applied, Position, Stored
-from cdc.sink import mismatch, stored_after
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Position, Stored
+from cdc.sink.contract import mismatch, stored_after
 from sinks.delta import positions
 
 

@@ -19,8 +19,8 @@ from urllib.parse import unquote
 import deltalake
 from pyspark.sql import SparkSession
 
-from cdc.change import Stored, distance
 from cdc.errors import SinkUnavailable
+from cdc.model.position import Stored, distance
 from sinks.delta import add_files, links, vectors
 from sinks.delta.commits import Commits, Contended, Found
 from sinks.delta.history import CLEARED

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc.change import Table
+from cdc.model.table import Table
 from sinks.delta import add_files, files
 from sinks.delta.commits import Commits
 from sinks.delta.rows import Read, documents, ids
@@ -30,7 +30,7 @@ class Mirror:
 
 
 def frame(spark: "SparkSession", folders: Mapping[Table, str], commits: Commits) -> "DataFrame":
-    """As `cdc.sink.Grouped` says, of the tables whose mirrors are in these folders."""
+    """As `cdc.sink.contract.Grouped` says, of the tables whose mirrors are in these folders."""
     mirrors = [_mirror(table, folder, commits.table(folder)) for table, folder in folders.items()]
     tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
     read = _reader(mirrors, tasks)

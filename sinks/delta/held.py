@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from cdc.change import Table
 from cdc.codec.table import codec
 from cdc.codec.types.arrow import countable
-from cdc.lane import Failure
+from cdc.model.table import Table
+from cdc.sink.lane import Failure
 from sinks.delta import files
 from sinks.delta.commits import refused
 from sinks.delta.files import ID, File

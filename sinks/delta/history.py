@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdc.change import Position, Stored
+from cdc.model.position import Position, Stored
 
 RESTORE = "RESTORE"
 CLEARED = Stored(Position("", ()))

@@ -6,7 +6,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.change import Stored
+from cdc.model.position import Stored
 from sinks.delta.commits import APPLICATION, conflicting, contended
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from cdc.change import Stored
-from cdc.lane_run import lasting
+from cdc.model.position import Stored
+from cdc.sink.lane_run import lasting
 from sinks.delta import add_files, files, frames, jvm, vectors
 from sinks.delta.commits import contended
 from sinks.delta.files import Changed, File

@@ -7,7 +7,7 @@ bring one of them what it has: that one stays where it is.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cdc.change import Position, Reach, Stored, distance
+from cdc.model.position import Position, Reach, Stored, distance
 
 
 def known(stored: Stored | None, topic: Position) -> tuple[int, ...]:

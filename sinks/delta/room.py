@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from cdc.sink import require
+from cdc.sink.contract import require
 from sinks.delta import links
 
 AS_TEXT = 8

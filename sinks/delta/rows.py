@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from cdc.change import Table
 from cdc.codec.table import codec
+from cdc.model.table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cdc import lane_run
-from cdc.change import Applied, Form, Stored, Table, new_generation
 from cdc.errors import CdcError
-from cdc.sink import Batch, Misfit, Outcome, mismatch, wait_for
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Applied
+from cdc.model.position import Stored
+from cdc.model.table import Form, Table
+from cdc.sink import lane_run
+from cdc.sink.contract import Batch, Misfit, Outcome, mismatch, wait_for
 from sinks.delta import add_files, executor, fence, group_scan, step
 from sinks.delta.anew import Rewrite, rewritten
 from sinks.delta.commits import WRITABLE, Commits
@@ -103,7 +106,7 @@ class Delta:
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         from pyspark.sql import functions as F
 
-        from cdc.lane_run import lasting
+        from cdc.sink.lane_run import lasting
 
         folder = self.folder(table, "mirror")
         if self._commits.table(folder) is None:

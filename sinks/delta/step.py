@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import deltalake
 
-from cdc.change import Advance, Stored, Table
-from cdc.sink import Rewound
+from cdc.model.outcome import Advance
+from cdc.model.position import Stored
+from cdc.model.table import Table
+from cdc.sink.contract import Rewound
 from sinks.delta import add_files, files, frames, positions
 from sinks.delta.anew import Rewrite
 from sinks.delta.commits import Found, contended

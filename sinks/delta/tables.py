@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from cdc.change import Stored, Table
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.sink import Misfit
+from cdc.model.position import Stored
+from cdc.model.table import Table
+from cdc.sink.contract import Misfit
 from sinks.delta import add_files, links
 from sinks.delta.commits import Commits, Found
 from sinks.delta.fence import Fence

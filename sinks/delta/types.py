@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cdc.change import Table
+from cdc.model.table import Table
 
 if TYPE_CHECKING:
     import deltalake
@@ -35,7 +35,7 @@ def refusals(table: Table) -> list[str]:
     """Why a warehouse can't hold a table as it is, a sentence for each column concerned; nothing when it can.
 
     Pure, so that it may be asked before anything is made. What repairs it is to rename the column, or `exclude`.
-    What no view can hold (names that differ in case only, our own) is refused before: `cdc.names`.
+    What no view can hold (names that differ in case only, our own) is refused before: `cdc.model.column_names`.
     """
     names = [column.name for column in table.columns]
     return [*_with_unfit_characters(names), *_of_sparks(names)]

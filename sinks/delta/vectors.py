@@ -12,7 +12,7 @@ import deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.change import Stored
+from cdc.model.position import Stored
 from sinks.delta import add_files, jvm, links
 from sinks.delta.add_files import MARKS
 from sinks.delta.commits import Commits, Found, conflicting, contended, numbered

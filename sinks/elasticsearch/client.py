@@ -13,9 +13,9 @@ from elastic_transport import HttpHeaders, NodeConfig, Serializer, Transport, Tr
 from elastic_transport.client_utils import url_to_node_config
 from urllib3 import Timeout
 
-from cdc.address import address
-from cdc.causes import Cause, cause
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.model.address import address
+from cdc.model.causes import Cause, cause
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from cdc.address import address
 from cdc.errors import Fenced, SinkError
+from cdc.model.address import address
 from sinks.elasticsearch.client import GONE, HINTS, OVERTAKEN, answered, unavailable
 
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from cdc.address import address
-from cdc.change import Advance
 from cdc.codec.forms import Documents
 from cdc.codec.members import encode
 from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkError, SinkUnavailable
-from cdc.lane import SUPERSEDED, Failure, Limits, Part, Row, Superseded, Verdicts
-from cdc.rejection import Source
+from cdc.model.address import address
+from cdc.model.outcome import Advance
+from cdc.sink.lane import SUPERSEDED, Failure, Limits, Part, Row, Superseded, Verdicts
+from cdc.sink.rejection import Source
 from sinks.elasticsearch.client import GONE, HINTS, OVERTAKEN, answered, decoded, unavailable
 from sinks.elasticsearch.documents import documents
 from sinks.elasticsearch.ids import OWN_ID, document_id

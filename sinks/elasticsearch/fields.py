@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cdc.change import Table
-from cdc.type_names import base
+from cdc.model.pg_types import base
+from cdc.model.table import Table
 
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
 TEXT = {"type": "text", "fields": {"keyword": KEYWORD}}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from cdc.change import Table
+from cdc.model.table import Table
 from sinks.elasticsearch.client import grouped
 from sinks.elasticsearch.server import Server
 

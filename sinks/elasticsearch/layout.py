@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cdc.change import Table
-from cdc.sink import Misfit
+from cdc.model.table import Table
+from cdc.sink.contract import Misfit
 from sinks.elasticsearch.client import Refusal
 from sinks.elasticsearch.fields import DOUBLE, KEYWORD, WHOLE, adjusted, field
 from sinks.elasticsearch.ids import OWN_ID

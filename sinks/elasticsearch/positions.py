@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cdc.change import Position, Stored
 from cdc.errors import SinkUnavailable
+from cdc.model.position import Position, Stored
 from sinks.elasticsearch.client import HINTS, unavailable
 from sinks.elasticsearch.server import Server
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cdc.address import address
 from cdc.errors import SinkError, SinkRejected
+from cdc.model.address import address
 from sinks.elasticsearch.client import NOT_FOUND, Refusal, answered, decoded, grouped, unavailable
 
 SHARDS = "cluster.max_shards_per_node"

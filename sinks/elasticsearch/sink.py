@@ -18,10 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from cdc.change import Advance, Applied, Form, Stored, Table, new_generation
 from cdc.errors import Fenced, SinkError, SinkUnavailable
-from cdc.lane_run import run
-from cdc.sink import SWITCH_S, Batch, Outcome, behind, check, mismatch, require, stored_after, wait_for
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Stored
+from cdc.model.table import Form, Table
+from cdc.sink.contract import SWITCH_S, Batch, Outcome, behind, check, mismatch, require, stored_after, wait_for
+from cdc.sink.lane_run import run
 from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.fields import refusals

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import redis
 
-from cdc.change import Advance, Position
 from cdc.codec.forms import Documents
 from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkUnavailable
-from cdc.lane import Failure, Limits, Part, Row, Verdicts
-from cdc.rejection import Source
-from cdc.sink import mismatch
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.sink.contract import mismatch
+from cdc.sink.lane import Failure, Limits, Part, Row, Verdicts
+from cdc.sink.rejection import Source
 from sinks.redis.scripts import APPLY
 from sinks.redis.server import client, failure, position_key, view_key
 

@@ -6,9 +6,9 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import redis
 
-from cdc.address import address
-from cdc.causes import Cause, cause
 from cdc.errors import SettingsError
+from cdc.model.address import address
+from cdc.model.causes import Cause, cause
 
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
 PASSING = {

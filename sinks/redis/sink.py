@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 import redis
 import structlog
 
-from cdc.address import address
-from cdc.change import Advance, Applied, Form, Stored, Table, distance, new_generation
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.lane_run import raised, run
-from cdc.sink import Batch, Outcome, Replaced, behind, check, mismatch, require, stored_after, wait_for
+from cdc.model.address import address
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Stored, distance
+from cdc.model.table import Form, Table
+from cdc.sink.contract import Batch, Outcome, Replaced, behind, check, mismatch, require, stored_after, wait_for
+from cdc.sink.lane_run import raised, run
 from sinks.redis.executor import Due, RedisWriter
 from sinks.redis.scan import group_reader
 from sinks.redis.scripts import EXCHANGE, FINISH, REMOVE, TAKE

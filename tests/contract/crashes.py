@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 import sinks.elasticsearch.sink
 import sinks.redis.sink
 from cdc.errors import Fenced, SinkUnavailable
-from cdc.lane import Failure, Limits, Part, Verdicts
-from cdc.sink import Batch, Outcome
+from cdc.sink.contract import Batch, Outcome
+from cdc.sink.lane import Failure, Limits, Part, Verdicts
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.positions import POSITIONS

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.change import Advance, Applied, Position, Reach, Table, distance, new_generation, row_id
+from cdc.codec.decode_options import Reading
+from cdc.control.floors import Floors
 from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, SinkUnavailable
-from cdc.explain import explain
-from cdc.floors import Floors
-from cdc.reading import Reading
-from cdc.sink import Batch, Refused, Rewound, Sink
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Position, Reach, distance
+from cdc.model.table import Table, row_id
+from cdc.sink.contract import Batch, Refused, Rewound, Sink
+from cdc.spark.failures import explain
 from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame, in_lanes
 
 if TYPE_CHECKING:
@@ -413,7 +416,7 @@ def a_generation_that_is_behind_waits(harness: Harness) -> None:
     harness.apply()
     seen = harness.view()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sink.SWITCH_S", 0.5)
+        patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
         with pytest.raises(SinkUnavailable):
             live.promote([harness.table], {harness.table.qualified: name})
     assert harness.view() == seen

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from cdc.change import new_generation
 from cdc.errors import Fenced, SinkUnavailable
-from cdc.sink import Sink
+from cdc.model.generation import new_generation
+from cdc.sink.contract import Sink
 from tests.contract.laws import Harness, fill, row
 
 Act = Callable[[], object]

@@ -13,9 +13,10 @@ import redis
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from cdc.change import Applied, Position, Stored
 from cdc.errors import SinkUnavailable
-from cdc.sink import Batch, Outcome, Rewound, Sink, stored_after
+from cdc.model.outcome import Applied
+from cdc.model.position import Position, Stored
+from cdc.sink.contract import Batch, Outcome, Rewound, Sink, stored_after
 from sinks.delta import add_files, anew, generations, jvm, marks, vectors
 from sinks.delta.commits import Commits, Found, numbered
 from sinks.delta.files import Name

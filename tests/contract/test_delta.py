@@ -14,9 +14,11 @@ from unittest import mock
 import deltalake
 import pytest
 
-from cdc.change import Column, Position, Stored, new_generation
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
-from cdc.sink import Misfit
+from cdc.model.generation import new_generation
+from cdc.model.position import Position, Stored
+from cdc.model.table import Column
+from cdc.sink.contract import Misfit
 from sinks.delta.history import Commit, Standing
 from sinks.delta.sink import Delta
 from tests.contract.crashes import die, survived

@@ -13,12 +13,14 @@ import deltalake
 import pytest
 
 import sinks.delta.sink
-from cdc.change import Advance, Applied, Column, Position, Table
+from cdc.codec.decode_options import Reading
 from cdc.errors import DecodeError, SinkUnavailable
-from cdc.lane import Limits, Part, Row
-from cdc.reading import Reading
-from cdc.rejection import Skip
-from cdc.sink import Batch
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Position
+from cdc.model.table import Column, Table
+from cdc.sink.contract import Batch
+from cdc.sink.lane import Limits, Part, Row
+from cdc.sink.rejection import Skip
 from sinks.delta.executor import Staged, WarehouseWriter
 from sinks.delta.held import Held
 from sinks.delta.sink import Delta

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from cdc.change import Advance, Position, Table, new_generation, row_id
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable
-from cdc.explain import explain
-from cdc.lane import Limits
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.model.table import Table, row_id
+from cdc.sink.lane import Limits
+from cdc.spark.failures import explain
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract import laws
@@ -316,7 +319,7 @@ def test_readers_do_not_go_back_at_a_switch(
     before = seen()
     assert any(before)
     assert not all(before)
-    monkeypatch.setattr("cdc.sink.SWITCH_S", 0.5)
+    monkeypatch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
     with suppress(SinkUnavailable):
         live.promote([made], names)
     assert [now or not then for now, then in zip(seen(), before, strict=True)] == [True] * len(keys)

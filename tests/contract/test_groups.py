@@ -10,12 +10,12 @@ import httpx
 import psycopg
 import pytest
 
-from cdc.census import take_census
-from cdc.change import Table
-from cdc.comparison import Comparison
-from cdc.sink import Grouped, Sink
-from cdc.source_rows import Reader, Sample
-from cdc.verify import compare
+from cdc.model.table import Table
+from cdc.sink.contract import Grouped, Sink
+from cdc.verify.census import take_census
+from cdc.verify.comparison import Comparison
+from cdc.verify.source_rows import Reader, Sample
+from cdc.verify.verification import compare
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract import laws

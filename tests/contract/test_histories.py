@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from cdc.apply.views import prepare
-from cdc.change import Advance, Applied, Position
+from cdc.codec.decode_options import Reading
 from cdc.errors import CdcError
-from cdc.explain import explain
-from cdc.reading import Reading
-from cdc.sink import Batch, Sink
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Position
+from cdc.sink.contract import Batch, Sink
+from cdc.spark.failures import explain
 from sinks.delta.sink import Delta
 from sinks.memory import Memory
 from tests.contract import crashes

@@ -9,8 +9,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from cdc.change import Column, IndexOptions, Table, new_generation, row_id
-from cdc.sink import Misfit, Refused
+from cdc.model.generation import new_generation
+from cdc.model.table import Column, IndexOptions, Table, row_id
+from cdc.sink.contract import Misfit, Refused
 from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract.laws import Harness
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from cdc.apply.standby import StandbySink
-from cdc.change import Position, Stored, row_id
-from cdc.continuity import Discontinued
 from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
-from cdc.lane import Entries
-from cdc.rejection import Rejection, Skip, Stop
-from cdc.sink import Batch, Refused
+from cdc.generations.standby import StandbySink
+from cdc.kafka.log_continuity import Discontinued
+from cdc.model.position import Position, Stored
+from cdc.model.table import row_id
+from cdc.sink.contract import Batch, Refused
+from cdc.sink.lane import Entries
+from cdc.sink.rejection import Rejection, Skip, Stop
 from sinks.memory import Memory
 from tests.contract.laws import TOPIC_ID, Harness, fill, row
 from tests.support.envelopes import table
@@ -99,7 +100,7 @@ def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch
 
     pair.find()
     with monkeypatch.context() as patch:
-        patch.setattr("cdc.apply.standby.AGAIN_S", 0.0)
+        patch.setattr("cdc.generations.standby.AGAIN_S", 0.0)
         patch.setattr(pair.beside, "apply", broken)
         pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.change import Column, Table
+from cdc.model.table import Column, Table
 from tests.contract import laws
 from tests.contract.test_contract import SINKS, maker
 from tests.scenarios.test_names import CARRIED

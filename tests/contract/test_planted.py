@@ -12,19 +12,20 @@ import pytest
 
 import sinks.elasticsearch.sink
 import sinks.redis.sink
-from cdc import tree
-from cdc.change import Advance, Applied, IndexOptions, Table
-from cdc.change import Column as TableColumn
+from cdc.codec.decode_options import Reading
 from cdc.codec.forms import Documents, Filled
 from cdc.codec.placeholder import Placeholder
 from cdc.codec.record import Change, RecordDecoder
 from cdc.codec.table import TableCodec, codec
 from cdc.codec.types import Kind, kind, numeric
 from cdc.errors import SinkRejected
-from cdc.lane import Part, Verdicts
-from cdc.lane_task import Records, Run
-from cdc.reading import Reading
-from cdc.sink import Batch, Outcome, Sink, stored_after
+from cdc.model.outcome import Advance, Applied
+from cdc.model.table import Column as TableColumn
+from cdc.model.table import IndexOptions, Table
+from cdc.sink.contract import Batch, Outcome, Sink, stored_after
+from cdc.sink.lane import Part, Verdicts
+from cdc.sink.lane_task import Records, Run
+from cdc.verify import bucket_hashes
 from sinks.delta import step
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.executor import ElasticsearchWriter
@@ -271,7 +272,7 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     ]
     (document,) = own.documents(pa.RecordBatch.from_arrays(columns, schema=own.schema)).to_pylist()
     view, source = (spark.createDataFrame([("1", text)], "id string, document string") for text in (document, row))
-    return [(found["kind"], found["column"]) for found in tree.differing(made, source, view).collect()]
+    return [(found["kind"], found["column"]) for found in bucket_hashes.differing(made, source, view).collect()]
 
 
 def as_double(precision: int, scale: int) -> Kind:

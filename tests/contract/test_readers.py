@@ -16,8 +16,9 @@ import duckdb
 import polars
 import pytest
 
-from cdc.change import Column, new_generation
 from cdc.errors import SinkUnavailable
+from cdc.model.generation import new_generation
+from cdc.model.table import Column
 from sinks.delta import add_files, vectors
 from sinks.delta.commits import Commits, numbered
 from sinks.delta.links import absolute

@@ -14,11 +14,13 @@ import pytest
 import redis
 
 import sinks.redis.sink
-from cdc.change import Advance, Position, new_generation
+from cdc.control.floors import Floors
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
-from cdc.floors import Floors
-from cdc.lane_run import run_here
-from cdc.sink import Rewound
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.sink.contract import Rewound
+from cdc.sink.lane_run import run_here
 from sinks.redis.executor import Due, RedisWriter
 from sinks.redis.sink import Redis
 from tests.contract import laws
@@ -316,7 +318,7 @@ def test_a_generation_of_a_new_topic_replaces_that_of_the_old(harness: Harness) 
     beside.prepare(harness.table)
     other_topic(harness, (2, 0), beside)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sink.SWITCH_S", 0.5)
+        patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
         harness.sink.promote([harness.table], names)
     assert harness.view() == harness.topic.model((2, 0))
     assert harness.position() == Position("topic-2", (2, 0))
@@ -333,7 +335,7 @@ def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
     harness.floors = Floors(1, {harness.name: 2**53})
     harness.apply(writer="another", sink=beside)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sink.SWITCH_S", 0.5)
+        patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
         with pytest.raises(SinkUnavailable):
             harness.sink.promote([harness.table], names)
 

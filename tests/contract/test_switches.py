@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 
 import sinks.delta.commits
-from cdc.change import Stored, Table
 from cdc.errors import SinkUnavailable
-from cdc.sink import Rewound
+from cdc.model.position import Stored
+from cdc.model.table import Table
+from cdc.sink.contract import Rewound
 from sinks.redis import scripts as redis_scripts
 from sinks.redis.sink import Redis
 from tests.contract import laws, switches

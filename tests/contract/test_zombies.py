@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.sink import Sink
+from cdc.sink.contract import Sink
 from tests.contract import laws
 from tests.contract.switches import Moment
 from tests.contract.test_contract import maker

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from cdc import client, registered, source
-from cdc.client import Token, View
+from cdc import client
+from cdc.apply.schema_follower import Follower
+from cdc.capture.connector import register
+from cdc.client.read_your_writes import Token, View
+from cdc.control import registrations
 from cdc.errors import AnotherServer
-from cdc.follow import Follower
-from cdc.status import collect
-from cdc.topics import Topics
+from cdc.kafka.topics import Topics
+from cdc.observe.status import collect
+from cdc.postgres import source
 from connectors.client import Connect
-from connectors.register import register
 from sinks.memory import Memory
 from tests.support.postgres import strict_postgres
 from tests.support.shop import TABLES, Shop
@@ -34,7 +36,7 @@ def refused(shop: Shop) -> str:
     with pytest.raises(AnotherServer) as caught:
         shop.register()
     with Topics(shop.kafka) as topics:
-        known = registered.read(topics, shop.pipeline)
+        known = registrations.read(topics, shop.pipeline)
     assert known is not None
     # `cdc run`, at every start of a query.
     with pytest.raises(AnotherServer):

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc import cli_topics
-from cdc.audit import Auditor
-from cdc.change import Column, Position, Stored, Table
+from cdc.audit.auditor import Auditor
+from cdc.audit.finding import Audit, of_rows
+from cdc.audit.topic_health import of_views
+from cdc.cli import topics as cli_topics
+from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
-from cdc.finding import Audit, of_rows
-from cdc.records import kafka
-from cdc.settings import Pipeline
-from cdc.topic_state import of_views
-from cdc.topics import Topics
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position, Stored
+from cdc.model.table import Column, Table
 from tests.support.envelopes import PLACEHOLDER, encoded
 from tests.support.envelopes import envelope as enveloped
 from tests.support.pipelines import pipeline

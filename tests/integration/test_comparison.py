@@ -10,11 +10,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc import definitions, source
-from cdc.ddl import Definition, consequences, parse
-from cdc.follow import Follower
-from cdc.registered import Registration
-from cdc.status import collect
+from cdc.apply.schema_follower import Follower
+from cdc.control import definitions
+from cdc.control.registrations import Registration
+from cdc.observe.status import collect
+from cdc.postgres import source
+from cdc.postgres.row_identity import key_index
+from cdc.postgres.schema_changes import Definition, consequences, parse
 from migrations import Wanted, migrate, prepare_source
 from tests.support.pipelines import pipeline
 
@@ -40,7 +42,7 @@ def conn(postgres_dsn: str, unique: str) -> Iterator[Connection]:
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(SHOP)
         migrate(connection)
-        wanted = Wanted(unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication")
+        wanted = Wanted(unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication", key_index)
         prepare_source(connection, wanted)
         for name in EVENT_TRIGGERS:
             connection.execute(sql.SQL("DROP EVENT TRIGGER {}").format(sql.Identifier(name)))

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from cdc import registered
-from cdc.control import Control
+from cdc.config.settings import Pipeline
+from cdc.control import registrations
+from cdc.control.control_topics import Control
+from cdc.control.registrations import Registration
 from cdc.errors import KafkaUnavailable
-from cdc.held import Entry, QuarantineLog, close
-from cdc.records import Records, kafka
-from cdc.registered import Registration
-from cdc.settings import Pipeline
-from cdc.topics import Topics
+from cdc.kafka.records import Records, kafka
+from cdc.kafka.topics import Topics
+from cdc.quarantine.log import Entry, QuarantineLog, close
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
@@ -122,7 +122,7 @@ def test_floors_and_definitions_are_followed(shop: Pipeline) -> None:
         # Another server: what was before says nothing about its log, though it isn't read again.
         ends = topics.ends([truncations, journal])
         write(shop, truncations, [truncation("public.lines", 1)])
-        registered.write(topics, shop, Registration(epoch=1, since=ends))
+        registrations.write(topics, shop, Registration(epoch=1, since=ends))
         assert control.moved()
         control.read()
         assert (control.floors.epoch, control.floors.lsns, control.definitions) == (1, {"public.lines": 1}, ())

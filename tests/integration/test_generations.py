@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from cdc.change import Position, Stored, Table
-from cdc.claim import Claim, claim
+from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, SettingsError, SinkUnavailable
-from cdc.generations import STALE_S, Building, Progress, Registry, Retained, RollingBack
-from cdc.records import kafka
-from cdc.rollback import rollback, settle_rollback
-from cdc.settings import Pipeline
-from cdc.topics import Topics
+from cdc.generations.claim import Claim, claim
+from cdc.generations.registry import STALE_S, Building, Progress, Registry, Retained, RollingBack
+from cdc.generations.rollback import rollback, settle_rollback
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position, Stored
+from cdc.model.table import Table
 from sinks.memory import Memory
 from tests.support.envelopes import table
 from tests.support.pipelines import pipeline

@@ -12,9 +12,9 @@ from uuid import UUID
 import httpx
 import pytest
 
-from cdc import source
-from cdc.change import Table
-from cdc.source_rows import row_query
+from cdc.model.table import Table
+from cdc.postgres import source
+from cdc.verify.source_rows import row_query
 from sinks.elasticsearch import fields
 from sinks.elasticsearch.sink import Elasticsearch
 from tests.support.pipelines import pipeline

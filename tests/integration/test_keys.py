@@ -2,7 +2,7 @@
 
 import pytest
 
-from connectors.resend import resend
+from cdc.postgres.incremental_snapshot import resend
 from tests.support.shop import Change, Shop
 from tests.support.wait import wait_until
 

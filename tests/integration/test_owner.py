@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.cli import main
+from cdc.cli.verbs import main
 from compose.wheels import postgres_bin
 from connectors.client import Connect
 from tests.support.postgres import strict_postgres

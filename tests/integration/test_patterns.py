@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cdc import cli, console, settings
-from cdc.context import Context
+from cdc.cli import console, verbs
+from cdc.config import settings
+from cdc.runtime import Context
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import PASSWORD, Shop
 
@@ -48,7 +49,7 @@ def test_what_is_captured_is_decided_once(
         monkeypatch.setattr(console, "documents", console.Documents())
         monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent), verb, "--json"])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            verbs.main()
         printed = capsys.readouterr().out
         assert code in (None, ended.value.code), printed
         return json.loads(printed)
@@ -146,7 +147,7 @@ def test_a_first_file_from_a_database(
     def init(*words: str, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(path), "init", "--dsn", dsn, *words])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            verbs.main()
         printed = capsys.readouterr()
         assert ended.value.code == code, printed
         return printed.out + printed.err

@@ -10,15 +10,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc import source
-from cdc.change import Position, Stored
+from cdc.capture.connector import register
 from cdc.errors import ConnectorError, SourceError
-from cdc.records import kafka
-from cdc.slow import judged
-from cdc.status import collect
-from cdc.topics import Topics, wanted
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics, wanted
+from cdc.model.position import Position, Stored
+from cdc.observe.diagnosis import judged
+from cdc.observe.status import collect
+from cdc.postgres import source
 from connectors.client import Connect
-from connectors.register import register
 from tests.support.pipelines import NOWHERE, each, pipeline
 from tests.support.postgres import strict_postgres
 from tests.support.shop import PASSWORD, Shop, shop_on
@@ -200,7 +200,7 @@ def test_a_second_pipeline_on_the_slot(
 ) -> None:
     shop.migrate()
     pid = hold()
-    monkeypatch.setattr("connectors.readiness.RELEASE_S", 0.5)
+    monkeypatch.setattr("cdc.capture.readiness.RELEASE_S", 0.5)
     said = shop.refused()
     assert f"Slot {unique} is in use by process {pid}" in said
     assert "second pipeline" in said

@@ -10,16 +10,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.change import Table
 from cdc.errors import ConnectorError, SourceError
-from cdc.records import kafka
-from cdc.reemit import reemit, repair_id
-from cdc.topics import Topics
-from connectors import floor
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
+from cdc.model.table import Table
+from cdc.postgres import truncation_floor
+from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.snapshot_request import COLUMNS
+from cdc.verify.backfill import reemit, repair_id
 from connectors.client import Connect
 from connectors.debezium import TEMPLATE
-from connectors.requests import COLUMNS
-from connectors.resend import resend
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
@@ -167,7 +167,7 @@ def test_dates_that_jdbc_cannot_carry_come_again_as_they_were(shop: Shop) -> Non
 
 def test_read_beside_the_log_a_stored_column_ends_the_task(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of the test above: why such tables are read with the log held up."""
-    monkeypatch.setattr("connectors.requests.COLUMNS", COLUMNS.replace("a.attgenerated::text", "''"))
+    monkeypatch.setattr("cdc.postgres.snapshot_request.COLUMNS", COLUMNS.replace("a.attgenerated::text", "''"))
     shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
     wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
     resend(shop.conn, shop.table("shop.orders"), id="again")
@@ -201,7 +201,7 @@ def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> N
 
 def test_a_floor_waits_for_who_has_written_below_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise that change would come after the floor, with a position below it, and be taken for dead."""
-    monkeypatch.setattr(floor, "LOCK_TIMEOUT", "200ms")
+    monkeypatch.setattr(truncation_floor, "LOCK_TIMEOUT", "200ms")
     with psycopg.connect(shop.pipeline.source.dsn) as application:
         application.execute("UPDATE shop.counters SET n = 0")
         with pytest.raises(SourceError, match="stayed locked"):

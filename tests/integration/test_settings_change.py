@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from cdc import registered
-from cdc.topics import Topics
+from cdc.control import registrations
+from cdc.kafka.topics import Topics
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
@@ -37,7 +37,7 @@ def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) 
     assert (again.changed, again.sent) == (False, [])
     assert reads(shop, "shop.counters") == 10
     with Topics(shop.kafka) as topics:
-        known = registered.read(topics, shop.pipeline)
+        known = registrations.read(topics, shop.pipeline)
     # The log holds its values still, so that whoever reads it leaves them out.
     assert known is not None
     assert set(known.tables["shop.orders"].withdrawn) == {"hidden", "note"}

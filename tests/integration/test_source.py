@@ -7,9 +7,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc import source
-from cdc.change import Column
 from cdc.errors import SettingsError, SourceError
+from cdc.model.table import Column
+from cdc.postgres import source
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.postgres import PASSWORD, strict_postgres
 from tests.support.wait import wait_until

@@ -7,14 +7,14 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from cdc import source
-from cdc.ddl import Definition
+from cdc.apply.schema_follower import Follower
+from cdc.config.settings import Pipeline
+from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceUnavailable
-from cdc.failures import Remedy, remedy
-from cdc.follow import Follower
-from cdc.registered import Captured, Registration
-from cdc.settings import Pipeline
-from cdc.status import collect
+from cdc.observe.status import collect
+from cdc.postgres import source
+from cdc.postgres.schema_changes import Definition
+from cdc.sink.remedy import Remedy, remedy
 from tests.support.pipelines import pipeline
 from tests.support.proxy import breaking
 

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from cdc.change import Column, Table
-from cdc.source_rows import CHUNK_BYTES, READ_ONLY, chosen_rows
+from cdc.model.table import Column, Table
+from cdc.verify.source_rows import CHUNK_BYTES, READ_ONLY, chosen_rows
 
 TABLE = Table("public", "wide", (Column("id", "bigint", False), Column("v", "text", True)), ("id",), "t.public.wide")
 WIDTH = 3_000_000

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from cdc.change import Stored, Table
-from cdc.continuity import Continuity, Discontinued
+from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.rebuild import Rebuild
-from cdc.records import Record, kafka
-from cdc.settings import Pipeline
-from cdc.sink import Sink
-from cdc.topics import Created, Kept, Topics, wanted
+from cdc.kafka.log_continuity import Continuity, Discontinued
+from cdc.kafka.records import Record, kafka
+from cdc.kafka.topics import Created, Kept, Topics, wanted
+from cdc.model.position import Stored
+from cdc.model.table import Table
+from cdc.rebuild.build import Rebuild
+from cdc.sink.contract import Sink
 from tests.support.envelopes import table
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.wait import wait_until
@@ -237,7 +238,7 @@ def test_another_pipelines_view_is_left_alone(
         ).run()
     # The twin: without the check the hint would take the view away from the other pipeline.
     with monkeypatch.context() as planted:
-        planted.setattr("cdc.continuity.refuse_foreign", lambda *_: None)
+        planted.setattr("cdc.kafka.log_continuity.refuse_foreign", lambda *_: None)
         with pytest.raises(Discontinued) as caught:
             continuity.refuse("cache", ours, made)
         assert "rebuild cache" in caught.value.hint

@@ -17,21 +17,23 @@ import psycopg
 import pytest
 import redis
 
-import sinks
-from cdc import fence, settings, source
 from cdc.apply.progress import publish
 from cdc.apply.supervisor import supervise
-from cdc.change import Table
-from cdc.cli_rebuild import build
-from cdc.comparison import Comparison
-from cdc.context import Context
-from cdc.definitions import comparing
+from cdc.cli.rebuild import build
+from cdc.config import settings
+from cdc.control.definitions import comparing
 from cdc.errors import CdcError, SinkUnavailable
-from cdc.generations import Building, Registry, Retained
-from cdc.rollback import rollback
-from cdc.sink import Sink
-from cdc.topics import Topics
-from cdc.verify import compare
+from cdc.generations.registry import Building, Registry, Retained
+from cdc.generations.rollback import rollback
+from cdc.kafka.topics import Topics
+from cdc.model.table import Table
+from cdc.postgres import source
+from cdc.runtime import Context
+from cdc.sink import factory
+from cdc.sink.contract import Sink
+from cdc.verify import barrier
+from cdc.verify.comparison import Comparison
+from cdc.verify.verification import compare
 from connectors.client import Connect
 from tests.support.wait import wait_until
 
@@ -89,7 +91,7 @@ class World:
 
     @property
     def sinks(self) -> list[Sink]:
-        return [sinks.build(self.pipeline, name) for name in self.pipeline.sinks]
+        return [factory.build(self.pipeline, name) for name in self.pipeline.sinks]
 
     def write_file(self, *tables: str) -> None:
         listed = ", ".join(tables)
@@ -182,7 +184,7 @@ class World:
                 assert "Traceback" not in told, told[-3000:]
 
     def settle(self, timeout_s: float = 300) -> None:
-        fence.settle(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
+        barrier.settle(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
 
     def compare(self) -> list[Comparison]:
         found = [one for table in self.described for one in compare(self.spark, table, self.dsn, self.sinks)]
@@ -194,7 +196,7 @@ class World:
 
     def offsets(self, sink: str) -> int:
         """How far a sink has got, over all tables; 0 while it can't be asked."""
-        built = sinks.build(self.pipeline, sink)
+        built = factory.build(self.pipeline, sink)
         try:
             stored = [built.position(table) for table in self.described]
         except SinkUnavailable:

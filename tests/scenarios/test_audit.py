@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from cdc import fence
-from cdc.audit import Auditor
-from cdc.compaction import compact
-from cdc.context import Context
-from cdc.finding import Audit
-from cdc.log import tally
-from cdc.topics import Topics
-from cdc.verify import compare
+from cdc.audit.auditor import Auditor
+from cdc.audit.compaction import compact
+from cdc.audit.finding import Audit
+from cdc.kafka.topics import Topics
+from cdc.runtime import Context
+from cdc.spark.kafka_source import tally
+from cdc.verify import barrier
+from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
 from tests.support.shop import read
 from tests.support.wait import wait_until
@@ -28,7 +28,7 @@ def audited(world: "World", kafka: Topics) -> Audit:
     """Once all that is committed is in the log, whether or not a view has applied it."""
     with psycopg.connect(world.dsn) as connection:
         (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
-    fence.raise_fence(world.pipeline, kafka, world.described, now_ms, timeout_s=30)
+    barrier.raise_fence(world.pipeline, kafka, world.described, now_ms, timeout_s=30)
     placeholder = Context(world.file, world.folder).placeholder
     return Auditor(world.spark, world.pipeline, kafka, placeholder, world.sinks).audit(world.described[0])
 

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc import pace
-from cdc.context import Context
-from cdc.verify import compare
+from cdc.apply import batch_size
+from cdc.runtime import Context
+from cdc.verify.verification import compare
 from tests.scenarios.test_pipeline import items
 from tests.support.wait import wait_until
 
@@ -40,7 +40,7 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     wait_until(lambda: world.json("status")["sinks"][0]["views"][0]["lag_records"] >= 2000, 60, "the rows in the topic")
     names = ("FIRST", "FIRST_BYTES", "LEAST", "MOST", "TARGET_S")
     for name, value in zip(names, (first, first_bytes, *bounds, target_s), strict=True):
-        monkeypatch.setattr(pace, name, value)
+        monkeypatch.setattr(batch_size, name, value)
     context = Context(world.file, world.folder)
     (cache,) = context.sinks(["cache"])
     (stream,) = context.streams(world.spark, [cache])

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from cdc.compaction import Compacted, compact
+from cdc.audit.compaction import Compacted, compact
 from cdc.errors import ConnectorError
-from cdc.log import tally
-from cdc.topics import Topics
-from cdc.verify import compare
+from cdc.kafka.topics import Topics
+from cdc.spark.kafka_source import tally
+from cdc.verify.verification import compare
 from connectors.client import Connect
 from tests.scenarios.test_exact import begin
 from tests.support.load import load

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from cdc.records import kafka
-from cdc.topics import Topics
-from connectors.debezium import placeholder
+from cdc.capture.configuration import placeholder
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 
 from cdc.apply.progress import publish, published
 from cdc.apply.supervisor import supervise
-from cdc.console import configure_logging
-from cdc.context import Context
+from cdc.cli.console import configure_logging
+from cdc.runtime import Context
 from tests.support.pipelines import NOWHERE
 from tests.support.wait import wait_until
 
@@ -34,7 +34,7 @@ def workers() -> list[psutil.Process]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "cdc.daemon" in process.cmdline()
+        return "cdc.spark.python_worker" in process.cmdline()
     except psutil.Error:
         return False
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg import sql
 
-from cdc import source
 from cdc.apply.progress import published
-from cdc.change import Reach, distance
-from cdc.topics import Topics
+from cdc.kafka.topics import Topics
+from cdc.model.position import Reach, distance
+from cdc.postgres import source
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cdc import client, fence
-from cdc.compaction import compact
+from cdc import client
+from cdc.audit.compaction import compact
 from cdc.errors import CdcError, ConnectorError
-from cdc.log import tally
-from cdc.records import kafka
-from cdc.topics import Topics
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
+from cdc.spark.kafka_source import tally
+from cdc.verify import barrier
 from tests.scenarios.test_exact import begin
 from tests.scenarios.test_retention import catch_up
 from tests.support.wait import wait_until
@@ -52,7 +53,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
             lambda: catch_up(world, "cache"),
             lambda: world.rebuild("search"),
             lambda: world.rebuild("warehouse"),
-            lambda: fence.settle(world.pipeline, world.described, world.sinks, timeout_s=60),
+            lambda: barrier.settle(world.pipeline, world.described, world.sinks, timeout_s=60),
             lambda: client.wait_for(cache, token, timeout_s=30),
             lambda: compact(
                 topics, world.pipeline, world.described, count=count, sinks=world.sinks, tombstones=True, timeout_s=60

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from cdc.change import new_generation
-from cdc.context import Context
-from cdc.generations import Building
-from cdc.rebuild import following, narrowed
+from cdc.generations.registry import Building
+from cdc.model.generation import new_generation
+from cdc.rebuild.build import following, narrowed
+from cdc.runtime import Context
 from tests.support import readers, writer
 from tests.support.load import load
 from tests.support.wait import wait_until

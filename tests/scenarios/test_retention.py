@@ -8,13 +8,13 @@ import pytest
 import redis
 from kafka import KafkaAdminClient, TopicPartition
 
-from cdc.compaction import compact
-from cdc.context import Context
+from cdc.audit.compaction import compact
 from cdc.errors import ConnectorError, SettingsError
-from cdc.generations import Building
-from cdc.log import tally
-from cdc.topics import Topics
-from cdc.verify import compare
+from cdc.generations.registry import Building
+from cdc.kafka.topics import Topics
+from cdc.runtime import Context
+from cdc.spark.kafka_source import tally
+from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
 from tests.support.wait import wait_until
 

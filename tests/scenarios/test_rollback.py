@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from cdc.errors import SparkError
-from cdc.generations import Registry
-from cdc.topics import Topics
+from cdc.generations.registry import Registry
+from cdc.kafka.topics import Topics
 from tests.scenarios.test_rebuild import SINKS, begin
 from tests.support import writer
 from tests.support.wait import wait_until

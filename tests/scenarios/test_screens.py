@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from cdc.sink import positions
-from cdc.status import collect
+from cdc.observe.status import collect
+from cdc.sink.contract import positions
 from compose.book import held
 from tests.support.wait import wait_until
 

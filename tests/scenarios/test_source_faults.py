@@ -10,9 +10,9 @@ import httpx
 import psycopg
 import pytest
 
+from cdc.postgres.incremental_snapshot import resend
 from compose import stack as servers
 from connectors.client import Connect
-from connectors.resend import resend
 from tests.support.shop import Shop, shop_on
 from tests.support.wait import wait_until
 

@@ -9,9 +9,9 @@ import pytest
 import redis
 from pyspark.sql import functions as F
 
-from cdc.comparison import Comparison
-from cdc.repair import repair
-from cdc.verify import Options, verify
+from cdc.verify.comparison import Comparison
+from cdc.verify.repair import repair
+from cdc.verify.verification import Options, verify
 from sinks.delta.commits import METADATA, Commits
 from tests.support import writer
 

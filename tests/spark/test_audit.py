@@ -6,11 +6,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc import audit, changed, log_rows, tree
-from cdc.change import Column, Position, Table
-from cdc.lane_run import lasting
-from cdc.log_rows import Looker
-from cdc.reading import Reading
+from cdc.audit import auditor
+from cdc.codec import log_rows
+from cdc.codec.decode_options import Reading
+from cdc.codec.log_rows import Looker
+from cdc.model.position import Position
+from cdc.model.table import Column, Table
+from cdc.sink.lane_run import lasting
+from cdc.verify import bucket_hashes, recent_changes
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, RECORDS, envelope
@@ -43,7 +46,7 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
     records = Scribe(made, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
     looker = Looker(made, Reading(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
     said = framed(spark, records).select(*log_rows.RECORDS).mapInArrow(lasting(looker.work), log_rows.SAID).persist()
-    rows = audit.newest(said).persist()
+    rows = auditor.newest(said).persist()
     decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
     changes = [change for record in records if (change := decode(record)).id is not None]
     folded = {(one.id, one.partition): (one.offset, one.row is not None, one.kept) for one in twin.fold(changes)}
@@ -56,7 +59,7 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
         written = lsn[row["partition"], offset] if offset is not None else None
         assert row["outdated"] == (lives and written is not None and written < BELOW)
     _, lost = twin.applied(changes, {})
-    assert sorted(row["id"] for row in audit.unknown(made, said, rows).collect()) == sorted(lost)
+    assert sorted(row["id"] for row in auditor.unknown(made, said, rows).collect()) == sorted(lost)
     rows.unpersist()
     said.unpersist()
 
@@ -70,14 +73,18 @@ def test_states_and_keys_of_a_topic(spark: "SparkSession", monkeypatch: "pytest.
     values = [packed(event), None, b"no json", packed({**event, "after": {**row, "c5": "[1]"}})]
     records = [Raw(key, value, made.topic, 0, at) for at, value in enumerate(values)]
     records += [Raw(b"no", None, made.topic, 0, 9), Raw(None, None, made.topic, 0, 10)]
-    monkeypatch.setattr(changed, "_records", lambda *_: framed(spark, records))
-    states = [(one["id"], one["seen"]) for one in changed.states_since(spark, "", made, Position("id", (0,))).collect()]
+    monkeypatch.setattr(recent_changes, "_records", lambda *_: framed(spark, records))
+    states = [
+        (one["id"], one["seen"]) for one in recent_changes.states_since(spark, "", made, Position("id", (0,))).collect()
+    ]
     documents = [
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":{}}',
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":[1]}',
     ]
     frame = spark.createDataFrame([(text,) for text in documents], "document string")
-    first, last = (one[0] for one in frame.select(tree.seen(made, "document")).collect())
+    first, last = (one[0] for one in frame.select(bucket_hashes.seen(made, "document")).collect())
     assert states == [('["a",1]', first), ('["a",1]', None), ('["a",1]', last)]
-    assert [(one["id"], bytes(one["key"])) for one in changed.keys(spark, "", made).collect()] == [('["a",1]', key)]
-    assert [tuple(one) for one in changed.since_time(spark, "", made, 0).collect()] == [('["a",1]',)]
+    assert [(one["id"], bytes(one["key"])) for one in recent_changes.keys(spark, "", made).collect()] == [
+        ('["a",1]', key)
+    ]
+    assert [tuple(one) for one in recent_changes.since_time(spark, "", made, 0).collect()] == [('["a",1]',)]

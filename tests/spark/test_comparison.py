@@ -1,11 +1,11 @@
-"""Rows of views compared with their source, one by one: `cdc.tree` and `cdc.canonical`."""
+"""Rows of views compared with their source, one by one: `cdc.verify.bucket_hashes` and `cdc.verify.canonical`."""
 
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc import tree
-from cdc.change import Column, Table
+from cdc.model.table import Column, Table
+from cdc.verify import bucket_hashes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ def differing(spark: "SparkSession", table: Table, pairs: dict[str, tuple[str, s
         spark.createDataFrame([(key, pair[side]) for key, pair in pairs.items()], "id string, document string")
         for side in (0, 1)
     )
-    found = tree.differing(table, source, view).collect()
+    found = bucket_hashes.differing(table, source, view).collect()
     return {row["id"]: (row["kind"], row["column"]) for row in found}
 
 

@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
-from cdc.context import spark_on
 from cdc.errors import SparkError
-from cdc.explain import explain
+from cdc.runtime import spark_on
+from cdc.spark.failures import explain
 
 TOO_LONG = 1_500_000_000
 WIDE = 120_000

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc.change import Column, Table
 from cdc.codec.table import codec
+from cdc.model.table import Column, Table
 from sinks.delta.sink import Delta
 from sinks.delta.types import MIRROR, column_type
 from tests.support.forms import TYPES, compact, wide

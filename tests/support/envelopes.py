@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from cdc.change import Column, Table, row_id
+from cdc.model.table import Column, Table, row_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cdc.change import Column, Table
+from cdc.model.table import Column, Table
 
 UUID = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
 BOX = "AQMAAAABAAAABQAAAAAAAAAAAPA/AAAAAAAA+D8AAAAAAADwPwAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA+D8AAAAAAADwPwAAAAAAAPg/"  # noqa: E501

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from cdc.change import Column, Table, row_id
+from cdc.model.table import Column, Table, row_id
 from tests.support.envelopes import Row, Topic
 
 NAMES = ("k", 'quote"', "sep,", "ü😀", "", "a]", "\\")

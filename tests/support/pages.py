@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from cdc.cli import app, hoisted
+from cdc.cli.verbs import app, hoisted
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cdc.change import Stored, Table
-from cdc.settings import Pipeline
+from cdc.config.settings import Pipeline
+from cdc.model.position import Stored
+from cdc.model.table import Table
 
 NOWHERE = "127.0.0.1:1"
 
@@ -12,7 +13,7 @@ NOWHERE = "127.0.0.1:1"
 def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any) -> Pipeline:
     """A pipeline with one cache; `source_...` settings go into the section `source`."""
     source = {key.removeprefix("source_"): settings.pop(key) for key in list(settings) if key.startswith("source_")}
-    return Pipeline.model_validate(
+    return Pipeline.of_tree(
         {
             "pipeline": name,
             "source": {"dsn": dsn, "tables": list(tables), **source},

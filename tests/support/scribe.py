@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from cdc.change import Table
+from cdc.model.table import Table
 from tests.support.envelopes import PLACEHOLDER, Row, envelope
 from tests.support.twin import Raw, placeholders
 

@@ -9,16 +9,17 @@ import pytest
 from psycopg import sql
 
 import migrations
-from cdc import source
-from cdc.change import Table
-from cdc.control import Control
+from cdc.capture.connector import register
+from cdc.config.settings import Pipeline, TableSettings
+from cdc.control.control_topics import Control
+from cdc.control.floors import Floors
 from cdc.errors import CdcError, SourceError
-from cdc.floors import Floors
-from cdc.records import kafka
-from cdc.settings import Pipeline, TableSettings
-from cdc.topics import Topics
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
+from cdc.model.table import Table
+from cdc.postgres import source
+from cdc.postgres.row_identity import key_index
 from connectors.client import Connect
-from connectors.register import register
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
@@ -70,6 +71,7 @@ class Shop:
             self.pipeline.pipeline,
             [(schema, name) for entry in self.pipeline.source.tables for schema, name in [entry.table.split(".")]],
             self.pipeline.replication_user,
+            key_index,
             password,
             {entry.table: entry.key for entry in self.pipeline.source.tables if entry.key},
         )

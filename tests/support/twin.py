@@ -9,7 +9,7 @@ from hashlib import md5
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cdc.change import Column, Form, Table, row_id
+from cdc.model.table import Column, Form, Table, row_id
 
 Row = dict[str, Any]
 UNKNOWN = object()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import deltalake
 
-from cdc.change import Stored
+from cdc.model.position import Stored
 from sinks.delta import add_files
 from sinks.delta.files import Changed
 

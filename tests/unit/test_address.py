@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.address import address
+from cdc.model.address import address
 
 
 @pytest.mark.parametrize(

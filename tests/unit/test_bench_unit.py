@@ -15,8 +15,8 @@ from bench.__main__ import SCALES, Part, parts, places
 from bench.batches import Batch, spans
 from bench.cost import Cost
 from bench.figure import Figure
-from cdc.change import Position
 from cdc.errors import DivergenceError
+from cdc.model.position import Position
 
 
 def stage(*, equal: bool) -> Any:

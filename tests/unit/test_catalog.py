@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc import settings
-from cdc.catalog import Candidate, chosen
-from cdc.context import Context
+from cdc.config import settings
+from cdc.control.registrations import Captured, Registration, refuse_waiting
 from cdc.errors import SettingsError
-from cdc.registered import Captured, Registration, refuse_waiting
+from cdc.postgres.catalog import Candidate, chosen
+from cdc.runtime import Context
 from tests.support.answering import answering, silent
 from tests.support.pipelines import pipeline
 
@@ -127,8 +127,8 @@ class Nobody:
 
 def test_a_pattern_has_to_mean_something_that_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every verb: views of no table are all right, whatever is asked of them."""
-    monkeypatch.setattr("cdc.topics.Topics", lambda _: Nobody())
-    monkeypatch.setattr("cdc.registered.read", lambda *_: Registration(tables={"public.items": Captured()}))
+    monkeypatch.setattr("cdc.kafka.topics.Topics", lambda _: Nobody())
+    monkeypatch.setattr("cdc.control.registrations.read", lambda *_: Registration(tables={"public.items": Captured()}))
 
     def file(pattern: str) -> Context:
         path = tmp_path / "shop.yaml"

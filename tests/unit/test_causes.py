@@ -7,12 +7,13 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from cdc import follow, source
-from cdc.causes import cause
-from cdc.change import Column, Table
+from cdc.apply import schema_follower
+from cdc.control.registrations import Registration
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable, SourceError, SourceUnavailable
-from cdc.failures import classify
-from cdc.registered import Registration
+from cdc.model.causes import cause
+from cdc.model.table import Column, Table
+from cdc.postgres import source
+from cdc.sink.remedy import classify
 from sinks.elasticsearch.client import forget
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.redis.sink import Redis
@@ -61,11 +62,11 @@ def test_a_postgres_that_falls_silent_is_not_waited_for_without_end() -> None:
 
 def test_a_run_goes_on_with_the_tables_as_they_were_when_postgres_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could not be stopped either as long as it waited."""
-    monkeypatch.setattr(follow, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(schema_follower, "PATIENCE_S", 0.3)
     with answering(wordless_postgres) as port:
         shop = pipeline("shop", WORDLESS.format(port=port), "public.items")
         began = time.monotonic()
-        tables, aside = follow.Follower(lambda: shop, [TABLE])([], Registration())
+        tables, aside = schema_follower.Follower(lambda: shop, [TABLE])([], Registration())
         assert time.monotonic() - began < 5
     assert ([table.qualified for table in tables], aside) == (["public.items"], {})
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import Column, Table
 from cdc.codec.forms import Documents, Filled, Values
 from cdc.codec.members import joined, members
 from cdc.codec.problem import Unreadable
+from cdc.model.table import Column, Table
 from tests.support.budget import budget
 
 TABLE = Table("public", "x", (), (), "t")

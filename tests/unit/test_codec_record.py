@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import Column, Table, row_id
 from cdc.codec.record import Change, RecordDecoder, Unreadable
 from cdc.codec.table import codec
+from cdc.model.table import Column, Table, row_id
 from sinks.elasticsearch.ids import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import Column, Table, row_id
 from cdc.codec.problem import Unholdable, Unreadable
 from cdc.codec.table import codec
 from cdc.codec.types import kind
+from cdc.model.table import Column, Table, row_id
 from tests.support.budget import budget
 from tests.support.forms import FOREVER, KEYS, LOCAL, LOST, NEVER, STAMP, TYPES, compact, wide
 

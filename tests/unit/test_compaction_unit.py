@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.change import Position, Table
-from cdc.compaction import watched
-from cdc.generations import Building, Generations, Retained
-from cdc.ledger import Hole
+from cdc.audit.compaction import watched
+from cdc.generations.registry import Building, Generations, Retained
+from cdc.kafka.ledger import Hole
+from cdc.model.position import Position
+from cdc.model.table import Table
 from sinks.memory import Memory
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")

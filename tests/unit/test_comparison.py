@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc.cli_verify import report
-from cdc.comparison import PROOFS, Comparison, prove
-from cdc.console import out
+from cdc.cli.console import out
+from cdc.cli.render import comparisons
+from cdc.cli.verify import report
 from cdc.errors import DivergenceError, UndecidedError
-from cdc.render import comparisons
+from cdc.verify.comparison import PROOFS, Comparison, prove
 
 EQUAL = Comparison("cache", "public.busy", source_rows=10, view_rows=10)
 UNDECIDED = Comparison("search", "public.busy", source_rows=10, view_rows=10, undecided=3)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cdc.cli import app
-from cdc.context import Context
+from cdc.cli.verbs import app
 from cdc.errors import CdcError, SourceError, StackError
+from cdc.runtime import Context
 from compose import docker
 from compose.book import Book
 from compose.written import Writer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc import console
-from cdc.change import Applied
+from cdc.cli import console
+from cdc.model.outcome import Applied
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def spoken(code: str) -> "subprocess.CompletedProcess[str]":
 
 def test_logs_go_to_standard_error_as_json_lines() -> None:
     code = (
-        "from cdc.console import configure_logging; configure_logging(); "
+        "from cdc.cli.console import configure_logging; configure_logging(); "
         "import structlog; structlog.get_logger().warning('sink_waiting', sink='cache')"
     )
     done = spoken(code)
@@ -41,7 +41,7 @@ def test_what_has_no_json_is_a_bug_not_a_text(odd: object) -> None:
 
 
 def test_a_verb_that_fails_prints_a_document_as_well(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cdc.cli", "-p", str(tmp_path / "none.yaml"), "status", "--json"]
+    command = [sys.executable, "-m", "cdc.entry", "-p", str(tmp_path / "none.yaml"), "status", "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]

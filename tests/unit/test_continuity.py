@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.change import Column, Position, Stored, Table, made_at, new_generation
-from cdc.continuity import Log, doubtful, lasting, missing, refuse_gap
 from cdc.errors import ConnectorError
-from cdc.ledger import Compaction, Hole
+from cdc.kafka.ledger import Compaction, Hole
+from cdc.kafka.log_continuity import Log, doubtful, lasting, missing, refuse_gap
+from cdc.model.generation import made_at, new_generation
+from cdc.model.position import Position, Stored
+from cdc.model.table import Column, Table
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.public.items")
 

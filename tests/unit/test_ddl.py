@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.ddl import Consequence, Definition, Shape, consequences, parse
 from cdc.errors import DecodeError
-from cdc.retype import same_text
+from cdc.postgres.schema_changes import Consequence, Definition, Shape, consequences, parse
+from cdc.postgres.type_change import same_text
 
 ID = Shape("id", "integer", 1, key=1)
 NOTE = Shape("note", "character varying(10)", 2)

@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from cdc.change import Table
+from cdc.capture.configuration import captured_by, configuration, placeholder
+from cdc.config.settings import Pipeline
+from cdc.control.registrations import Captured
 from cdc.errors import ConnectorError, SettingsError
-from cdc.registered import Captured
-from cdc.settings import Pipeline
+from cdc.model.table import Table
 from connectors.client import Connect, redacted
-from connectors.debezium import captured_by, configuration, placeholder
 from tests.support.pipelines import pipeline
 
 DSN = "postgresql://owner:owner-secret@db.example:6432/shop"

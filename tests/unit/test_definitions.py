@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from cdc import definitions, source
-from cdc.settings import Pipeline
+from cdc.config.settings import Pipeline
+from cdc.control import definitions
+from cdc.postgres import source
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 

@@ -10,11 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.change import Advance, Column, Position
-from cdc.lane import Lane, Limits, Report
-from cdc.lane_task import Run
-from cdc.reading import Reading
-from cdc.rejection import Skip
+from cdc.codec.decode_options import Reading
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.model.table import Column
+from cdc.sink.lane import Lane, Limits, Report
+from cdc.sink.lane_task import Run
+from cdc.sink.rejection import Skip
 from sinks.delta import files
 from sinks.delta.executor import Staged, View, WarehouseWriter
 from sinks.delta.files import Name

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.change import Column, Table
+from cdc.model.table import Column, Table
 from sinks.delta.group_scan import Mirror, _rows
 from sinks.delta.rows import documents, reader
 

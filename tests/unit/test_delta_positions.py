@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.change import Position, Stored
+from cdc.model.position import Position, Stored
 from sinks.delta.history import CLEARED, Commit, Standing, standing
 from sinks.delta.positions import further, known, oldest
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.change import Column, Table
+from cdc.model.table import Column, Table
 from sinks.delta.types import refusals
 
 

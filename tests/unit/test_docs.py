@@ -1,5 +1,10 @@
 """What the documentation says of settings is what the code has."""
 
+from graphlib import CycleError
+
+import pytest
+
+from docs import draw_rooms
 from docs.generators.settings import SECTIONS
 
 
@@ -11,3 +16,20 @@ def test_every_setting_says_what_it_does() -> None:
         if not field.description
     ]
     assert silent == []
+
+
+def test_the_picture_of_rooms_is_current() -> None:
+    text = draw_rooms.PAGE.read_text()
+    assert text == draw_rooms.page(text, draw_rooms.arrows()), "python -m docs.draw_rooms"
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    text = draw_rooms.PAGE.read_text().partition(draw_rooms.BEGIN)[0]
+    assert [room for room in draw_rooms.arrows() if f"`{room}`" not in text and room != "sample"] == []
+
+
+def test_an_arrow_that_runs_back_is_found() -> None:
+    arrows = {**draw_rooms.arrows()}
+    arrows["cdc.model"] = {*arrows["cdc.model"], "cdc.apply"}
+    with pytest.raises(CycleError):
+        draw_rooms.block(arrows)

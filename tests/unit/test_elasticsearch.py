@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from cdc.change import Advance, Column, Position, Stored, Table
 from cdc.errors import SinkUnavailable
-from cdc.lane import Failure, Part, Report, Row
+from cdc.model.outcome import Advance
+from cdc.model.position import Position, Stored
+from cdc.model.table import Column, Table
+from cdc.sink.lane import Failure, Part, Report, Row
 from sinks.elasticsearch.client import grouped
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.ids import LONGEST_ID, document_id

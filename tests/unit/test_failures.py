@@ -6,7 +6,6 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from cdc import errors
-from cdc.change import Column, Table
 from cdc.errors import (
     CdcError,
     ConnectorError,
@@ -21,9 +20,10 @@ from cdc.errors import (
     Unexpected,
     WorkerLost,
 )
-from cdc.explain import explain
-from cdc.failures import REMEDIES, REPORTED, SAME, Patience, Remedy, classify, given_up, remedy
-from cdc.sink import Misfit, Refused, Replaced, Rewound
+from cdc.model.table import Column, Table
+from cdc.sink.contract import Misfit, Refused, Replaced, Rewound
+from cdc.sink.remedy import REMEDIES, REPORTED, SAME, Patience, Remedy, classify, given_up, remedy
+from cdc.spark.failures import explain
 
 TABLE = Table("public", "orders", (Column("id", "integer"),), ("id",), "shop.public.orders")
 SECRET = "hunter2-a-row"

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from cdc import fence
-from cdc.change import Position, Stored, Table
+from cdc.control.floors import Floors
 from cdc.errors import ConnectorError, SinkUnavailable
-from cdc.fence import Fence, pass_fence
-from cdc.floors import Floors
+from cdc.model.position import Position, Stored
+from cdc.model.table import Table
+from cdc.verify import barrier
+from cdc.verify.barrier import Fence, pass_fence
 from sinks.memory import Memory
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
@@ -40,7 +41,7 @@ def test_a_sink_that_starts_is_waited_for() -> None:
 
 
 def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "AWAY_S", 0.1)
+    monkeypatch.setattr(barrier, "AWAY_S", 0.1)
     with pytest.raises(SinkUnavailable, match="loading"):
         pass_fence(Fence({TABLE.topic: END}, Floors()), [TABLE], [Starting(1000)], timeout_s=30)
 

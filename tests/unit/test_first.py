@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from cdc import cli, console, settings
+from cdc.cli import console, verbs
+from cdc.config import settings
+from cdc.config.draft import First, name_for, reference, text, write
 from cdc.errors import SettingsError
-from cdc.first import First, name_for, reference, text, write
 from compose.endpoints import Endpoints
 
 SERVERS = Endpoints("postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state").environment()
@@ -82,7 +83,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     monkeypatch.setattr(console, "documents", console.Documents())
     monkeypatch.setattr(sys, "argv", ["cdc", *words])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        verbs.main()
     return ended.value.code
 
 

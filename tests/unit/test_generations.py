@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cdc.generations import STALE_S, Building, Generations, Retained, RollingBack, Work
+from cdc.generations.registry import STALE_S, Building, Generations, Retained, RollingBack, Work
 
 NAME = {"public.items": "20260101t000000000000"}
 OTHER = {"public.orders": "20260101t000000000001"}

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc import names, settings
-from cdc.change import Column, IndexOptions, Table
+from cdc.config import settings
+from cdc.config.index_settings import IndexSettings
 from cdc.errors import SettingsError
-from cdc.index_settings import IndexSettings
+from cdc.model import column_names
+from cdc.model.table import Column, IndexOptions, Table
 from sinks.elasticsearch.fields import adjusted, field
 
 FILE = """\
@@ -74,10 +75,10 @@ def test_what_an_index_can_not_be_asked(tmp_path: Path, written: str, told: str)
 def test_a_column_that_is_not_there() -> None:
     columns = (Column("id", "bigint"), Column("price", "numeric(10,2)"))
     table = Table("public", "items", columns, ("id",), "t", index=IndexOptions({"price": {"type": "double"}}))
-    names.require_indexed([table])
+    column_names.require_indexed([table])
     wrong = Table("public", "items", columns, ("id",), "t", index=IndexOptions({"prize": {"type": "double"}}))
     with pytest.raises(SettingsError, match=r"public\.items names prize") as caught:
-        names.require_indexed([table, wrong])
+        column_names.require_indexed([table, wrong])
     assert caught.value.hint == "did you mean price?"
 
 

@@ -11,13 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import Advance, Column, Position, Table
 from cdc.codec import forms
+from cdc.codec.decode_options import Reading
 from cdc.codec.record import Change
-from cdc.lane import REPORTED_ROWS, SUPERSEDED, TAINTED, UNKNOWN, Failure, Lane, Limits, Part, Report, Row, Verdicts
-from cdc.lane_task import Run, stretches
-from cdc.reading import Reading
-from cdc.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.model.table import Column, Table
+from cdc.sink.lane import (
+    REPORTED_ROWS,
+    SUPERSEDED,
+    TAINTED,
+    UNKNOWN,
+    Failure,
+    Lane,
+    Limits,
+    Part,
+    Report,
+    Row,
+    Verdicts,
+)
+from cdc.sink.lane_task import Run, stretches
+from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded

@@ -2,10 +2,10 @@
 
 import pytest
 
-from cdc.census import SOURCE, Leaves, count_in, proved_equal
-from cdc.change import Table
-from cdc.leaf import Comparable, Leaf, leaf_of
-from cdc.source_group import GROUP_BYTES, GROUP_TABLES, SMALL_BYTES, groups
+from cdc.model.table import Table
+from cdc.verify.census import SOURCE, Leaves, count_in, proved_equal
+from cdc.verify.row_sums import Comparable, Leaf, leaf_of
+from cdc.verify.source_group import GROUP_BYTES, GROUP_TABLES, SMALL_BYTES, groups
 
 COLUMNS = (("id", "text"), ("d", "double"), ("r", "real"), ("l", "doubles"), ("j", "json"), ("v", "text"))
 ROW = '{"id":1,"d":1.5,"r":0.1,"l":[1,2.5],"j":{"a":[1,2]},"v":"x"}'

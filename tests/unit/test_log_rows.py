@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc import log_rows
-from cdc.change import Column, Table
-from cdc.log_rows import DEAD, DELETE, FOREIGN, KEYLESS, ROW, TOMBSTONE, UNREADABLE, Looker, Said
-from cdc.reading import Reading
+from cdc.codec import log_rows
+from cdc.codec.decode_options import Reading
+from cdc.codec.log_rows import DEAD, DELETE, FOREIGN, KEYLESS, ROW, TOMBSTONE, UNREADABLE, Looker, Said
+from cdc.model.table import Column, Table
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Row, envelope

@@ -10,11 +10,13 @@ from cdc.apply.lag import Lag
 from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import Progress, RunState
-from cdc.change import Applied, Position, Stored, Table
-from cdc.ddl import Definition
+from cdc.control.floors import Floors
+from cdc.control.registrations import Registration
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
-from cdc.floors import Floors
-from cdc.registered import Registration
+from cdc.model.outcome import Applied
+from cdc.model.position import Position, Stored
+from cdc.model.table import Table
+from cdc.postgres.schema_changes import Definition
 
 ITEMS = Table("public", "items", (), ("id",), "shop.public.items")
 NAME, TOPIC = ITEMS.qualified, ITEMS.topic

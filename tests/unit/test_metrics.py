@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from cdc.apply.progress import Progress
-from cdc.comparison import Comparison
 from cdc.errors import SettingsError
-from cdc.metrics import Metrics
+from cdc.observe.metrics import Metrics
+from cdc.verify.comparison import Comparison
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.pace import FIRST, FIRST_BYTES, LEAST, MOST, first, fitting
+from cdc.apply.batch_size import FIRST, FIRST_BYTES, LEAST, MOST, first_limit, fitting_limit
 
 PLENTY = 10_000_000
 
@@ -27,7 +27,7 @@ PLENTY = 10_000_000
     ],
 )
 def test_a_batch_takes_some_seconds(limit: int, offsets: int, took_s: float, left: int, found: int) -> None:
-    assert fitting(limit, offsets, took_s, left) == found
+    assert fitting_limit(limit, offsets, took_s, left) == found
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_batch_takes_some_seconds(limit: int, offsets: int, took_s: float, lef
     ids=["unknown", "narrow", "wide", "wider", "huge"],
 )
 def test_the_first_batch_is_shorter_where_records_are_wide(width: int, found: int) -> None:
-    assert first(PLENTY, PLENTY * width) == found
+    assert first_limit(PLENTY, PLENTY * width) == found
 
 
 def test_an_outage_is_caught_up_with_in_few_starts() -> None:
@@ -46,7 +46,7 @@ def test_an_outage_is_caught_up_with_in_few_starts() -> None:
         offsets = min(limit, left)
         took_s = 0.3 + offsets / (80_000 if left > PLENTY / 2 else 4_000)
         left -= offsets
-        changed = fitting(limit, offsets, took_s, left)
+        changed = fitting_limit(limit, offsets, took_s, left)
         starts, limit = starts + (changed != limit), changed
         longest = max(longest, took_s) if left < PLENTY / 3 else longest
     assert starts == 2

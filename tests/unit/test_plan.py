@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cdc.cli_plan import lines
-from cdc.plan import After, Before, Plan, Refusal, plan
-from cdc.registered import Captured, Registration
+from cdc.cli.plan import lines
+from cdc.control.change_plan import After, Before, Plan, Refusal, plan
+from cdc.control.registrations import Captured, Registration
 
 ITEMS, ORDERS = "public.items", "public.orders"
 CONFIG = {"heartbeat.interval.ms": "2000", "database.password": "secret", "table.include.list": "x"}

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from cdc.change import Advance, Applied, Column, Distance, Position, Reach, Stored, Table, distance, row_id
+from cdc.control.floors import Floors
 from cdc.errors import Fenced
-from cdc.floors import Floors
-from cdc.sink import Rewound, check, mismatch, stored_after
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Distance, Position, Reach, Stored, distance
+from cdc.model.table import Column, Table, row_id
+from cdc.sink.contract import Rewound, check, mismatch, stored_after
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 START, UNTIL = Position("id", (1, 2)), Position("id", (3, 2))

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cdc import console, render, words
-from cdc.change import Applied
-from cdc.comparison import Comparison
-from cdc.slow import judged, sentence, verdict
-from cdc.source import Slot
-from cdc.status import Connector, Heartbeat, Sink, Status, View
+from cdc.cli import console, render
+from cdc.model import wording
+from cdc.model.outcome import Applied
+from cdc.observe.diagnosis import judged, sentence, verdict
+from cdc.observe.status import Connector, Heartbeat, Sink, Status, View
+from cdc.postgres.source import Slot
+from cdc.verify.comparison import Comparison
 from docs.generate import FOLDER
 from sample import demo
 from sample.replay import Replayed
@@ -35,7 +36,7 @@ def screens(page: Path, begin: str) -> list[str]:
 def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.call, "file", Path("shop.yaml"))
     monkeypatch.setattr(time, "time", lambda: NOW)
-    monkeypatch.setattr(words, "clock", lambda _: "13:04:17")
+    monkeypatch.setattr(wording, "clock", lambda _: "13:04:17")
     view = View("public.orders", 0, 0.0, 2, NOW - 10, quarantined=1)
     sink = Sink("cache", "running", NOW - 35, views=(view,), rows_per_s=0.0, applied=Applied(3, 2, quarantined=1))
     found = judged(

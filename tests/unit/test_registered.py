@@ -2,9 +2,9 @@
 
 import pytest
 
-from cdc.change import Position, Server
+from cdc.control.registrations import Captured, Registration, refuse_another, refuse_changed, refuse_promoted
 from cdc.errors import AnotherServer, SettingsError, SourceError
-from cdc.registered import Captured, Registration, refuse_another, refuse_changed, refuse_promoted
+from cdc.model.position import Position, Server
 from tests.support.pipelines import pipeline
 
 SHOP = pipeline("shop", "", "public.items")

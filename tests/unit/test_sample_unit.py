@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import sample
-from cdc import settings
+from cdc.config import settings
 from cdc.errors import SettingsError
 from sample import nyc2013
 from sample.plan import KEYS, Change, Transaction, plan, records

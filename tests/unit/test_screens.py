@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from cdc import render
 from cdc.apply.progress import Progress, RunState
-from cdc.change import Applied
-from cdc.cli import hoisted
-from cdc.console import WIDE, Call
-from cdc.held import Entry, Held
-from cdc.status import Sink, Status, View
-from cdc.words import advice, ended, length
+from cdc.cli import render
+from cdc.cli.console import WIDE, Call
+from cdc.cli.verbs import hoisted
+from cdc.model.outcome import Applied
+from cdc.model.wording import advice, ended, length
+from cdc.observe.status import Sink, Status, View
+from cdc.quarantine.log import Entry, Held
 
 ROOT = Path(__file__).parents[2]
 STARTING = Progress("search")
@@ -107,7 +107,7 @@ def test_what_has_to_be_copied_is_in_one_piece() -> None:
 
 
 def test_a_pipe_gets_lines_that_are_not_folded() -> None:
-    code = f"from cdc.console import out, say; out.print({PLACE + ' x' * 90!r}); say({PLACE + ' y' * 90!r})"
+    code = f"from cdc.cli.console import out, say; out.print({PLACE + ' x' * 90!r}); say({PLACE + ' y' * 90!r})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert (len(done.stdout.splitlines()), len(done.stderr.splitlines())) == (1, 1)
 

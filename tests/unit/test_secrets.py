@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import sinks
-from cdc import cli, console, settings
-from cdc.change import Column, Table
+from cdc.cli import console, verbs
+from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
-from cdc.failures import classify
-from cdc.sink import Sink
-from cdc.trace import trace
+from cdc.model.table import Column, Table
+from cdc.model.trace import trace
+from cdc.sink import factory
+from cdc.sink.contract import Sink
+from cdc.sink.remedy import classify
 from tests.support.pipelines import NOWHERE
 
 SECRET = "hunter2"
@@ -77,7 +78,7 @@ def spoken(
     """The exit code of a verb, and all that it printed."""
     monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent / "state"), *words.split()])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        verbs.main()
     printed = capfd.readouterr()
     return ended.value.code, printed.out + printed.err
 
@@ -110,7 +111,7 @@ def asked(sink: Sink) -> Iterator[Callable[[], object]]:
 
 @pytest.mark.parametrize("name", ["search", "cache"])
 def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
-    sink = sinks.build(settings.load(file, {}), name)
+    sink = factory.build(settings.load(file, {}), name)
     failures = []
     for ask in asked(sink):
         try:

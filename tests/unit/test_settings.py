@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc import settings
+from cdc.config import settings
+from cdc.config.references import OF_THE_STACK
 from cdc.errors import SettingsError
-from cdc.references import OF_THE_STACK
 from compose.endpoints import Endpoints
+from sinks.delta.settings import Delta
 
 GOOD = """\
 pipeline: shop
@@ -159,7 +160,7 @@ def test_a_relative_path_is_the_files(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     for name in (path, Path("files/shop.yaml")):
         loaded = settings.load(name, {"DSN": "", "HERE": "."})
-        assert loaded.sinks["warehouse"].path == str(path.parent / "warehouse")  # type: ignore[union-attr]
+        assert loaded.sinks["warehouse"].path == str(path.parent / "warehouse")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_tables_without_deletion_vectors_are_of_the_file(tmp_path: Path, tables:
     text = GOOD.replace("path: /tmp/warehouse", f"path: /tmp/warehouse, without_deletion_vectors: {tables}")
     if not told:
         sink = load(tmp_path, text).sinks["warehouse"]
-        assert isinstance(sink, settings.Delta)
+        assert isinstance(sink, Delta)
         assert list(sink.without_deletion_vectors) == yaml.safe_load(tables)
         return
     with pytest.raises(SettingsError, match=f"without_deletion_vectors.*{told}"):

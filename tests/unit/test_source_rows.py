@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cdc.source_rows import CHUNK_BYTES, CHUNK_ROWS, chunked
+from cdc.verify.source_rows import CHUNK_BYTES, CHUNK_ROWS, chunked
 
 
 def test_narrow_rows_are_counted() -> None:

@@ -18,8 +18,8 @@ import psutil
 import pytest
 import yaml
 
-from cdc import java
 from cdc.errors import StackError
+from cdc.model import jvm_options
 from compose import artifacts, docker, health, machine, ports, process, servers, stack, versions, wheels
 from compose.book import Book
 from compose.endpoints import Endpoints
@@ -196,11 +196,11 @@ def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pyt
 
 def test_java_is_tuned_where_the_caller_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1")
-    assert java.tuning() == ["-XX:+UseParallelGC", "-XX:CompileThresholdScaling=4"]
+    assert jvm_options.tuning() == ["-XX:+UseParallelGC", "-XX:CompileThresholdScaling=4"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -XX:+UseSerialGC")
-    assert java.tuning() == ["-XX:CompileThresholdScaling=4"]
+    assert jvm_options.tuning() == ["-XX:CompileThresholdScaling=4"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:CompileThresholdScaling=1")
-    assert java.tuning() == ["-XX:+UseParallelGC"]
+    assert jvm_options.tuning() == ["-XX:+UseParallelGC"]
 
 
 # refusals

@@ -9,14 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from cdc import catalog, registered, source, status
-from cdc.change import Position, Server, Stored, Table
-from cdc.continuity import waiting
+from cdc.control import registrations
+from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
-from cdc.registered import Captured, Registration
-from cdc.slow import document, exit_code, judged, slow_hop, verdict
-from cdc.source import Slot, check_server
-from cdc.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure
+from cdc.kafka.log_continuity import waiting
+from cdc.model.position import Position, Server, Stored
+from cdc.model.table import Table
+from cdc.observe import status
+from cdc.observe.diagnosis import document, exit_code, judged, slow_hop, verdict
+from cdc.observe.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure
+from cdc.postgres import catalog, source
+from cdc.postgres.source import Slot, check_server
 from tests.support.pipelines import each, pipeline
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")
@@ -280,7 +283,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
         monkeypatch.setattr(status, "Topics", lambda _: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
         monkeypatch.setattr(source, "server", answer)
-        monkeypatch.setattr(registered, "read", lambda *_: known)
+        monkeypatch.setattr(registrations, "read", lambda *_: known)
         monkeypatch.setattr(catalog, "candidates", lambda _: there)
         return list(collect(pipeline("shop", "", *entries).of(known.tables), positions={}, progress={}).problems)
 

@@ -14,7 +14,7 @@ import pytest
 from cdc.apply import supervisor
 from cdc.apply.progress import Progress, RunState, publish, published
 from cdc.apply.supervisor import supervise
-from cdc.console import configure_logging
+from cdc.cli.console import configure_logging
 from cdc.errors import CdcError, SinkRejected
 from tests.support.wait import wait_until
 

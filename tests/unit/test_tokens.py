@@ -2,8 +2,8 @@
 
 import pytest
 
-from cdc.change import Position
-from cdc.client import Heard, Token
+from cdc.client.read_your_writes import Heard, Token
+from cdc.model.position import Position
 
 FIRST, SECOND = Position("id", (10,)), Position("id", (20,))
 OLD, NEW = "77.1", "77.2"

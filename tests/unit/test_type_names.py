@@ -2,9 +2,9 @@
 
 import pytest
 
-from cdc.change import Column, Table
-from cdc.type_names import base, refused
-from connectors.snapshot import overrides
+from cdc.model.pg_types import base, refused
+from cdc.model.table import Column, Table
+from cdc.postgres.snapshot_query import overrides
 
 
 @pytest.mark.parametrize(

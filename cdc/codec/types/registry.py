@@ -7,7 +7,7 @@ from functools import cache
 from cdc.codec.types import geometric, numeric, temporal, text
 from cdc.codec.types.arrays import array
 from cdc.codec.types.kind import Kind
-from cdc.type_names import base
+from cdc.model.pg_types import base
 
 KINDS = {
     "smallint": numeric.SMALLINT,

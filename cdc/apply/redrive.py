@@ -1,0 +1,106 @@
+"""Try rows in quarantine again: written as the log has them now, at the position where the view stands.
+
+Each row is folded from its first record in quarantine up to that position, so whatever newer changes there are win.
+"""
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc.apply.views import Views
+from cdc.codec.record import RecordDecoder
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.model.table import Table
+from cdc.quarantine.log import Entry
+from cdc.quarantine.store import SinkQuarantine
+from cdc.sink.contract import Batch, Outcome
+from cdc.sink.lane import COLUMNS
+from cdc.sink.rejection import Rejection
+from cdc.spark import kafka_source
+
+PLACE = ["topic", "partition", "offset"]
+Rows = Mapping[Entry, str]
+"""The id of each entry's row."""
+
+
+class Redrive:
+    """Answers one sink's requests; nobody else may move its positions meanwhile."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: str,
+        quarantine: SinkQuarantine,
+        views: Views,
+        writer: str,
+        rejection: Rejection,
+    ) -> None:
+        self._spark, self._kafka, self._quarantine, self._views = spark, kafka, quarantine, views
+        self._writer, self._rejection = writer, rejection
+
+    def run(self) -> None:
+        """Settle what can be written now, leave the rest with its newest reason. Raises what the sink raises.
+
+        What is kept beside the live views is given the same rows, as of where it stands.
+        """
+        requests, sink = list(self._quarantine.requests), self._views.sink
+        asked = {request.row or request.place for request in requests}
+        for table in self._views.plan.tables:
+            entries = [entry for entry in self._quarantine.open if entry.topic == table.topic]
+            rows = self._identified(table, [entry for entry in entries if (entry.row or entry.place) in asked])
+            standby_at, live_at = sink.standby_at.get(table.topic), sink.live_at.get(table.topic)
+            outcome = Outcome()
+            if live_at and (passed := _passed(rows, live_at)):
+                outcome = sink.live.apply(self._batch(table, live_at, passed))
+            if standby_at and (also := _passed(rows, standby_at)):
+                sink.write(self._batch(table, standby_at, also), outcome)
+            if live_at:
+                self._quarantine.settle(_done(_passed(rows, live_at), outcome))
+        self._quarantine.settle(requests)
+
+    def _identified(self, table: Table, entries: list[Entry]) -> Rows:
+        """The rows that entries are of; one whose key couldn't be read may have one now. The others are left out."""
+        rows = {entry: entry.id for entry in entries if entry.id is not None}
+        unread = {(entry.partition, entry.offset): entry for entry in entries if entry.id is None}
+        if unread:
+            decoder = RecordDecoder([table], self._views.reading.placeholder)
+            for record in self._quarantine.records(unread.values()).select("key", "partition", "offset").collect():
+                key = None if record["key"] is None else bytes(record["key"])
+                if row_id := decoder.row_id(table.topic, key):
+                    rows[unread[record["partition"], record["offset"]]] = row_id
+        return rows
+
+    def _batch(self, table: Table, position: Position, rows: Rows) -> Batch:
+        step = Advance(table, position, position, self._views.plan.floor(table))
+        records = self._records(table, position, rows)
+        only = {table.topic: frozenset(rows.values())}
+        entries = self._quarantine.entries([table.topic])
+        return Batch(self._writer, (step,), records, self._views.reading, self._rejection, entries, only)
+
+    def _records(self, table: Table, position: Position, rows: Rows) -> DataFrame:
+        """Those in quarantine, and what the topic has of their partitions from the first of them on."""
+        spans: kafka_source.Spans = {}
+        for partition in {entry.partition for entry in rows}:
+            first = min(entry.offset for entry in rows if entry.partition == partition)
+            spans[table.topic, partition] = first, position.offsets[partition]
+        logged = kafka_source.between(self._spark, self._kafka, spans).select(*COLUMNS)
+        both = self._quarantine.records(rows).unionByName(logged).dropDuplicates(PLACE)
+        return both.coalesce(1).sortWithinPartitions(*PLACE)
+
+
+def _passed(rows: Rows, position: Position) -> Rows:
+    """What lies ahead of a view it meets by itself."""
+    return {entry: row for entry, row in rows.items() if entry.offset < position.offsets[entry.partition]}
+
+
+def _done(rows: Rows, outcome: Outcome) -> list[Entry]:
+    """The entries that are applied now, or void: what a batch hasn't rejected, if it names all that it has."""
+    left = {(one.topic, one.partition, one.offset) for one in outcome.rejected}
+    applied = outcome.complete
+    return [
+        entry
+        for entry, row_id in rows.items()
+        if (applied and (entry.topic, entry.partition, entry.offset) not in left)
+        or entry.offset < outcome.cured.get((entry.topic, row_id), 0)
+    ]

@@ -1,0 +1,109 @@
+"""The Debezium connector's configuration: what a pipeline file means to Connect.
+
+In:  the pipeline file, its tables, the id of the Kafka cluster.
+Out: the JSON object that `PUT /connectors/NAME/config` takes.
+Invariant: the same input gives the same text, so registering twice restarts nothing.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from cdc.config.settings import CONTROL_TABLES, Pipeline
+from cdc.control.registrations import Captured
+from cdc.errors import SettingsError
+from cdc.kafka.topics import MAX_MESSAGE_BYTES
+from cdc.model.table import Table
+from cdc.postgres.snapshot_query import overrides
+from cdc.postgres.source import parsed
+from connectors.debezium import TEMPLATE, literal, name_of, names_of, patterns
+from migrations import heartbeat_query
+
+CONNECTOR = {**TEMPLATE, "producer.override.max.request.size": str(MAX_MESSAGE_BYTES)}
+"""What is the same for every pipeline: a record may be as long as a topic takes."""
+
+
+def configuration(
+    pipeline: Pipeline,
+    *,
+    tables: Sequence[Table],
+    cluster_id: str = "",
+    unpublished: Mapping[str, Iterable[str]] | None = None,
+) -> dict[str, str]:
+    """The whole configuration, passwords included: never print it.
+
+    `unpublished` names, by table, generated columns that the log doesn't carry (`source.unpublished`).
+
+    Raises:
+        SettingsError: for a DSN that only libpq can use.
+    """
+    name = pipeline.pipeline
+    captured = [table.qualified for table in tables] + list(CONTROL_TABLES)
+    excluded = [f"{entry.table}.{column}" for entry in pipeline.source.tables for column in entry.exclude]
+    excluded += [f"{table}.{column}" for table, columns in (unpublished or {}).items() for column in columns]
+    config = {
+        **CONNECTOR,
+        "name": name,
+        "topic.prefix": name,
+        "slot.name": name,
+        "publication.name": name,
+        "table.include.list": patterns(captured),
+        "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
+        "heartbeat.action.query": heartbeat_query(name),
+        "unavailable.value.placeholder": placeholder(name, cluster_id),
+        **_database(pipeline),
+        **overrides(tables),
+    }
+    if excluded:
+        config["column.exclude.list"] = patterns(excluded)
+    keyed = [entry for entry in pipeline.source.tables if entry.key]
+    if keys := [f"{literal(entry.table)}:{','.join(map(literal, entry.key))}" for entry in keyed]:
+        config["message.key.columns"] = ";".join(keys)
+    return config
+
+
+def captured_by(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
+    """How a connector with this configuration sends those of the tables that it captures."""
+    included = names_of(config.get("table.include.list", ""))
+    excluded = names_of(config.get("column.exclude.list", ""))
+    entries = (entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
+    keys = {name_of(table): tuple(map(name_of, columns.split(","))) for table, columns in entries}
+    found = {}
+    for table in tables:
+        name = table.qualified
+        if name in included:
+            columns = [column.removeprefix(f"{name}.") for column in excluded if column.startswith(f"{name}.")]
+            found[name] = Captured(tuple(columns), keys.get(name, ()))
+    return found
+
+
+def placeholder(pipeline: str, cluster_id: str) -> str:
+    """What stands in a record for a TOASTed value that the log doesn't carry.
+
+    It lives exactly as long as the topics, so it is derived from the cluster that holds them: the same after
+    a connector was deleted, and unknown to someone who may only write rows and would like to forge it.
+    """
+    return f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
+
+
+def _database(pipeline: Pipeline) -> dict[str, str]:
+    known = parsed(pipeline.source.dsn)
+    host = known.get("host") or known.get("hostaddr") or "localhost"
+    if "," in host or host.startswith(("/", "@")):
+        raise SettingsError(
+            "source.dsn names several hosts or a socket's folder; the connector takes one host over TCP.",
+            hint="write postgresql://user:password@host:port/database",
+        )
+    user = pipeline.replication_user
+    config = {
+        "database.hostname": host,
+        "database.port": str(known.get("port") or 5432),
+        "database.dbname": known.get("dbname") or known.get("user") or "postgres",
+        "database.user": user,
+    }
+    # As given: "${file:...}" and the like are resolved by a config provider of the worker, not here.
+    if pipeline.source.replication_password:
+        config["database.password"] = pipeline.source.replication_password.get_secret_value()
+    for name in ("sslmode", "sslrootcert"):
+        if known.get(name):
+            config[f"database.{name}"] = known[name]
+    return config

@@ -1,0 +1,103 @@
+"""Rows that the connector wouldn't send by itself: of tables that come to a pipeline which has its first snapshot
+behind it, and of those that are sent with other columns or another key from now on.
+
+In:  the registration's connections, what there was before it. Out: requests for their rows; floors.
+Invariant: nothing here runs while the connector does, so that a request is read by a connector that knows the table,
+and a crash at any point leaves something by which the next registration sees what is missing.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from cdc.control.registrations import Captured
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position
+from cdc.model.table import Table
+from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.source import Connection
+from cdc.postgres.truncation_floor import raise_floor
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """A table whose rows have to be sent; `cleanse`: what its topic holds until now is dead from then on."""
+
+    table: Table
+    what: str
+    cleanse: bool
+
+
+def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
+    """Whether a connector with these offsets begins with a copy of every table: it never finished one."""
+
+    def finished(offset: Mapping[str, object]) -> bool:
+        # A blocking snapshot is one on request, after the first, and isn't begun again.
+        return offset.get("snapshot") in (None, "BLOCKING") or bool(offset.get("snapshot_completed"))
+
+    return not any(finished(offset) for offset in offsets)
+
+
+def unsent(
+    conn: Connection,
+    topics: Topics,
+    tables: Sequence[Table],
+    before: Mapping[str, Captured] | None,
+    now: Mapping[str, Captured],
+    created: Collection[str],
+) -> list[Unsent]:
+    """Tables that the next start doesn't copy, yet whose rows aren't in their topics as they are sent from now on.
+
+    `before` is how tables were captured until now; None when nobody knows: the connector was deleted by somebody who
+    had registered it with an older version. `created` are the topics that were made just now.
+    """
+    ends = topics.ends([table.topic for table in tables])
+
+    def is_new(table: Table) -> bool:
+        if table.topic in created:
+            return True
+        if before is not None:
+            return table.qualified not in before
+        # What the connector captured is gone with it: a registration may have ended half way.
+        return not any(ends[table.topic].offsets) and _has_rows(conn, table)
+
+    found = []
+    for table in tables:
+        if is_new(table):
+            found.append(Unsent(table, "it is new here", any(ends[table.topic].offsets)))
+        elif before is not None:
+            was, becomes = before[table.qualified], now[table.qualified]
+            if was.key != becomes.key:
+                found.append(Unsent(table, "it has another key", True))
+            elif was.unsent != becomes.unsent:
+                found.append(Unsent(table, "it has other columns", False))
+    return found
+
+
+def send(conn: Connection, topics: Topics, requests: Iterable[Unsent]) -> dict[str, Position]:
+    """Ask for all rows of tables. Where those topics end now of which all is dead from now on."""
+    listed = list(requests)
+    ends = topics.ends([request.table.topic for request in listed], decided=False)
+    for request in listed:
+        end = ends[request.table.topic]
+        name = f"{request.what.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
+        resend(conn, request.table, id=name, cleanse=request.cleanse)
+    return {request.table.topic: ends[request.table.topic] for request in listed if request.cleanse}
+
+
+def bury(conn: Connection, topics: Topics, tables: Sequence[Table], further: Sequence[str] = ()) -> dict[str, Position]:
+    """Before another first snapshot: set a floor, for rows that were deleted since the last one have no event.
+
+    Where the topics end that hold something; `further` are control topics that are void as well.
+    """
+    ends = topics.ends([*(table.topic for table in tables), *further], decided=False)
+    known = [table.qualified for table in tables if any(ends[table.topic].offsets)]
+    if known:
+        raise_floor(conn, known)
+    return {topic: end for topic, end in ends.items() if any(end.offsets)}
+
+
+def _has_rows(conn: Connection, table: Table) -> bool:
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(table.schema, table.name))
+    return conn.execute(query).fetchone() == (True,)

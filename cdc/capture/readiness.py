@@ -1,0 +1,121 @@
+"""What must hold in Postgres before the connector is put. Reads only; each refusal names the repair."""
+
+import time
+from collections.abc import Sequence
+
+from cdc.config.settings import CONTROL_TABLES, Pipeline
+from cdc.errors import SourceError
+from cdc.model.table import Table
+from cdc.postgres.source import Connection, Slot, slot
+
+RELEASE_S = 10.0
+"""How long Postgres may take to notice that a connector which was just deleted is gone."""
+
+# to_jsonb: before 15 a publication has neither row filters nor column lists.
+PUBLICATION = """
+SELECT pg_get_userbyid(p.pubowner), pg_has_role(p.pubowner, 'USAGE'),
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubviaroot,
+       ARRAY(SELECT schemaname || '.' || tablename FROM pg_publication_tables t WHERE t.pubname = p.pubname),
+       ARRAY(SELECT r.prrelid::regclass::text FROM pg_publication_rel r
+             WHERE r.prpubid = p.oid AND (to_jsonb(r) ->> 'prqual' IS NOT NULL
+                                          OR to_jsonb(r) ->> 'prattrs' IS NOT NULL))
+FROM pg_publication p
+WHERE p.pubname = %s
+"""
+UNREADABLE = """
+SELECT name FROM unnest(%(schemas)s::text[], %(tables)s::text[]) WITH ORDINALITY AS wanted (nsp, rel, at)
+JOIN pg_namespace n ON n.nspname = nsp
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = rel
+CROSS JOIN LATERAL (SELECT nsp || '.' || rel AS name) AS named
+WHERE NOT (has_schema_privilege(%(role)s, n.oid, 'USAGE') AND has_table_privilege(%(role)s, c.oid, 'SELECT'))
+   OR nsp = 'cdc' AND rel = 'heartbeat' AND NOT has_table_privilege(%(role)s, c.oid, 'UPDATE')
+ORDER BY at
+"""
+# Amazon has a role in the place of the attribute.
+ROLE = """
+SELECT rolcanlogin AND (rolreplication OR rolsuper OR EXISTS (
+    SELECT FROM pg_roles s WHERE s.rolname = 'rds_replication' AND pg_has_role(r.oid, s.oid, 'MEMBER')))
+FROM pg_roles r WHERE rolname = %s
+"""
+MIGRATE = "cdc -p FILE migrate"
+
+
+def require_ready(conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool) -> Slot | None:
+    """The slot, if there is one already; `ours`: Connect has a connector of the pipeline's name."""
+    found = _require_slot(conn, pipeline.pipeline, ours)
+    _require_publication(conn, pipeline.pipeline, [table.qualified for table in tables])
+    _require_role(conn, pipeline, tables)
+    _require_heartbeat(conn, pipeline.pipeline)
+    return found
+
+
+def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
+    found = slot(conn, name)
+    deadline = time.monotonic() + RELEASE_S
+    while found and found.active and not ours and time.monotonic() < deadline:
+        time.sleep(0.25)
+        found = slot(conn, name)
+    if found is None:
+        return None
+    if found.plugin != "pgoutput" or found.database != conn.info.dbname:
+        raise SourceError(
+            f"Slot {name} belongs to something else: plugin {found.plugin}, database {found.database}.",
+            hint="give the pipeline another name: it names slot, publication and topics",
+            slot=name,
+        )
+    if found.active and not ours:
+        raise SourceError(
+            f"Slot {name} is in use by process {found.active_pid} of Postgres, yet this Connect has no"
+            f" connector {name}: a second pipeline of that name runs elsewhere.",
+            hint="stop the other one, or give this pipeline another name; who it is:"
+            f" SELECT * FROM pg_stat_activity WHERE pid = {found.active_pid}",
+            slot=name,
+            pid=found.active_pid,
+        )
+    if found.wal_status == "lost":
+        raise SourceError(
+            f"Slot {name} is lost: Postgres has removed log that the connector still needed.",
+            hint=f"SELECT pg_drop_replication_slot('{name}'), delete the connector with its offsets, then run"
+            " cdc -p FILE register and cdc -p FILE rebuild",
+            slot=name,
+        )
+    return found
+
+
+def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> None:
+    found = conn.execute(PUBLICATION, [name]).fetchone()
+    if found is None:
+        raise SourceError(f"There is no publication {name} in {conn.info.dbname}.", hint=MIGRATE, publication=name)
+    owner, owned, whole, published, partial = found
+    if not owned:
+        raise SourceError(
+            f"Publication {name} belongs to {owner}, and source.dsn logs in as {conn.info.user}.",
+            hint=f"use {owner} in source.dsn, or give the pipeline another name",
+            publication=name,
+        )
+    if missing := [table for table in (*tables, *CONTROL_TABLES) if table not in published]:
+        raise SourceError(f"Publication {name} lacks {', '.join(missing)}.", hint=MIGRATE, publication=name)
+    if not whole or partial:
+        what = f"leaves out rows or columns of {', '.join(partial)}" if partial else "leaves out operations or roots"
+        raise SourceError(f"Publication {name} {what}.", hint=MIGRATE, publication=name)
+
+
+def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> None:
+    role = pipeline.replication_user
+    found = conn.execute(ROLE, [role]).fetchone()
+    if found is None:
+        raise SourceError(f"There is no role {role} for the connector.", hint=MIGRATE, role=role)
+    if found != (True,):
+        raise SourceError(f"Role {role} lacks LOGIN or REPLICATION.", hint=MIGRATE, role=role)
+    names = [(table.schema, table.name) for table in tables]
+    names += [("cdc", table.removeprefix("cdc.")) for table in CONTROL_TABLES]
+    schemas, relations = (list(part) for part in zip(*names, strict=True))
+    unreadable = conn.execute(UNREADABLE, {"schemas": schemas, "tables": relations, "role": role}).fetchall()
+    if unreadable:
+        listed = ", ".join(name for (name,) in unreadable)
+        raise SourceError(f"Role {role} may not read (or beat) {listed}.", hint=MIGRATE, role=role)
+
+
+def _require_heartbeat(conn: Connection, name: str) -> None:
+    if conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name]).fetchone() is None:
+        raise SourceError(f"cdc.heartbeat has no row of {name}.", hint=MIGRATE)

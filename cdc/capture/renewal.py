@@ -1,0 +1,33 @@
+"""Topics made anew where what they hold can't make views any more: of another shape, cut, or with keys that have moved.
+
+In:  the pipeline file, the tables. Out: empty topics as the file says; the rows of the tables on their way there.
+Invariant: the connector stands still while a topic goes, and a crash leaves what the next registration mends.
+"""
+
+from collections.abc import Callable, Sequence
+
+from cdc.capture.connector import Registered, register
+from cdc.config.settings import Pipeline
+from cdc.kafka.topics import Topics
+from cdc.model.table import Table
+from connectors.client import Connect
+
+
+def renew(
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    renewed: Sequence[Table],
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Registered:
+    """Delete the topics of some of the pipeline's tables, create them again, have their rows sent.
+
+    Raises:
+        SourceError, ConnectorError: see `register`, which goes on from there.
+    """
+    with Topics(pipeline.kafka) as kafka, Connect(pipeline.connect) as connect:
+        if connect.config(pipeline.pipeline) is not None:
+            connect.stop(pipeline.pipeline)
+        kafka.remove([table.topic for table in renewed])
+        progress(f"the topics of {', '.join(table.qualified for table in renewed)} are gone")
+    return register(pipeline, tables, progress=progress)

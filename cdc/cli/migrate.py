@@ -1,0 +1,111 @@
+"""The verb that prepares Postgres, or says what it would do, or what somebody else has to."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.console import Json, out, print_json
+from cdc.errors import SettingsError
+
+if TYPE_CHECKING:
+    from cdc.postgres.source import Connection
+    from cdc.runtime import Context
+    from migrations import Wanted
+
+Sample = Annotated[bool, typer.Option("--sample", help="The tables of the sample as well.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+Sql = Annotated[bool, typer.Option("--sql", help="Print what is missing as SQL for psql, and do nothing.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(migrate)
+
+
+def migrate(
+    context: typer.Context, sample: Sample = False, dry_run: DryRun = False, sql: Sql = False, as_json: Json = False
+) -> None:
+    """Prepare Postgres: control schema, connector role, publication, triggers. Does nothing that is done already."""
+    from cdc.postgres import catalog, source
+
+    if sample and (dry_run or sql):
+        raise SettingsError("--sample makes the tables that --dry-run and --sql look at.", hint="run it without them")
+    fresh = context.obj.of_catalog()
+    with source.connect(fresh.load().source.dsn) as connection:
+        if sql or dry_run:
+            catalog.refuse_published(connection, fresh.pipeline)
+        if sql:
+            return _print_sql(connection, wanted_by(fresh), as_json)
+        if dry_run:
+            return _print_plan(connection, wanted_by(fresh), as_json)
+        return _run(fresh, connection, sample, as_json)
+
+
+def wanted_by(context: "Context") -> "Wanted":
+    """What the pipeline file asks of its source."""
+    from cdc.postgres.row_identity import key_index
+    from migrations import Wanted
+
+    pipeline = context.pipeline
+    password = pipeline.source.replication_password
+    return Wanted(
+        pipeline=pipeline.pipeline,
+        tables=[(schema, name) for entry in pipeline.source.tables for schema, _, name in [entry.table.partition(".")]],
+        role=pipeline.replication_user,
+        key_index=key_index,
+        password=password.get_secret_value() if password else None,
+        keys={entry.table: entry.key for entry in pipeline.source.tables if entry.key},
+    )
+
+
+def _run(context: "Context", connection: "Connection", sample: bool, as_json: bool) -> None:
+    import migrations
+    from cdc.postgres import catalog
+
+    applied = migrations.migrate(connection)
+    if sample:
+        applied += migrations.migrate(connection, migrations.SAMPLE)
+    catalog.refuse_published(connection, context.pipeline)
+    left_out = catalog.tables(connection, context.pipeline).left_out
+    context.require_carried(connection)
+    now = [migration.name for migration in applied if migration.now]
+    try:
+        done = migrations.prepare_source(connection, wanted_by(context))
+    except migrations.Unprivileged as error:
+        if not as_json:
+            _print_lines([*(f"applied {name}" for name in now), *error.done])
+        raise
+    if as_json:
+        recorded = [one.name for one in applied]
+        return print_json({"applied": now, "recorded": recorded, "done": done, "left_out": dict(left_out)})
+    _print_lines([*(f"applied {name}" for name in now), *done])
+    if not now and all(line.startswith("note: ") for line in done):
+        out.print("nothing to do")
+    _print_lines([f"left out {name}: {why}" for name, why in left_out.items()])
+    return None
+
+
+def _print_plan(connection: "Connection", wanted: "Wanted", as_json: bool) -> None:
+    import migrations
+
+    missing = migrations.plan(connection, wanted)
+    if as_json:
+        return print_json({"would": [{"done": one.lines, "sql": one.text(connection)} for one in missing]})
+    out.print("Nothing has been done. What cdc migrate would say, and run:" if missing else "nothing to do")
+    _print_lines([line for statement in missing for line in migrations.told(connection, statement)])
+    return None
+
+
+def _print_sql(connection: "Connection", wanted: "Wanted", as_json: bool) -> None:
+    import migrations
+
+    text = migrations.script(connection, wanted, migrations.plan(connection, wanted))
+    if as_json:
+        return print_json({"sql": text})
+    sys.stdout.write(text)
+    return None
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)

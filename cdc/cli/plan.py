@@ -1,0 +1,205 @@
+"""`cdc plan`: asks the servers how things stand, and prints what the file would change. Writes nothing."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cdc.cli.console import Json, call, out, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from cdc.config.settings import Pipeline
+    from cdc.control.change_plan import After, Before, Plan, Refusal
+    from cdc.errors import CdcError
+    from cdc.kafka.topics import Topics
+    from cdc.model.table import Table
+    from cdc.postgres.source import Connection
+    from cdc.runtime import Context
+    from cdc.sink.contract import Sink
+
+IDLE = """
+SELECT h.pipeline::text FROM cdc.heartbeat h JOIN pg_replication_slots s ON s.slot_name = h.pipeline
+WHERE NOT s.active AND s.database = current_database() AND h.pipeline <> %s ORDER BY 1
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(plan)
+
+
+def plan(context: typer.Context, as_json: Json = False) -> None:
+    """What migrate, register and run would do with the file as it is now; nothing is done."""
+    made = _made(context.obj.of_catalog())
+    if as_json:
+        print_json(made)
+        return
+    for line in lines(made):
+        out.print(call.name(line), highlight=False, markup=False, soft_wrap=True)
+
+
+def lines(made: "Plan") -> "Iterator[str]":
+    """For people."""
+    for refusal in made.refused:
+        yield f"refused   {refusal.what}"
+        yield f"          {refusal.hint}"
+    for verb in ("migrate", "register", "run"):
+        for what in getattr(made, verb):
+            yield f"{verb:<9} {what}"
+    for name in made.idle:
+        yield f"note      nobody reads the slot of pipeline {name}, and Postgres keeps its log for it. If that was this"
+        yield f"          one's name: delete its connector, then SELECT pg_drop_replication_slot('{name}')"
+    for table, why in made.left_out.items():
+        yield f"left out  {table}: {why}"
+    if made.empty:
+        yield "nothing to do"
+
+
+def _made(context: "Context") -> "Plan":
+    from cdc.control.change_plan import plan as planned
+    from cdc.kafka.topics import Topics
+    from cdc.postgres import source
+    from connectors.client import Connect
+
+    pipeline = context.pipeline
+    with (
+        source.connect(pipeline.source.dsn) as conn,
+        Topics(pipeline.kafka) as kafka,
+        Connect(pipeline.connect) as connect,
+    ):
+        survey = source.survey(conn, pipeline, context.refusals)
+        troubles: list[CdcError] = [*survey.refused.values()]
+        before = _before(context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles)
+        return planned(before, _after(pipeline, conn, kafka, survey.tables, troubles))
+
+
+def _before(
+    context: "Context",
+    conn: "Connection",
+    kafka: "Topics",
+    config: "Mapping[str, str] | None",
+    tables: "Sequence[Table]",
+    troubles: "list[CdcError]",
+) -> "Before":
+    from cdc.capture.configuration import captured_by
+    from cdc.control import registrations
+    from cdc.control.change_plan import Before
+    from cdc.errors import CdcError
+    from cdc.postgres import source
+
+    pipeline = context.pipeline
+    known = registrations.read(kafka, pipeline)
+    if known is None and config:
+        known = registrations.Registration(tables=captured_by(config, tables))
+    for refuse in (registrations.refuse_another, registrations.refuse_promoted):
+        try:
+            refuse(known, source.server(conn), pipeline)
+        except CdcError as error:
+            troubles.append(error)
+    existing = kafka.existing(table.topic for table in tables)
+    there = [table for table in tables if table.topic in existing]
+    settings = kafka.overrides([table.topic for table in there])
+    return Before(
+        _unprepared(context, conn, tables, troubles),
+        known,
+        config,
+        {table.qualified: settings[table.topic] for table in there},
+        _views(context.sinks(None), pipeline, kafka, tables, existing),
+        _idle(conn, pipeline.pipeline),
+    )
+
+
+def _after(
+    pipeline: "Pipeline", conn: "Connection", kafka: "Topics", tables: "Sequence[Table]", troubles: "list[CdcError]"
+) -> "After":
+    from cdc.capture.configuration import configuration
+    from cdc.control import registrations
+    from cdc.control.change_plan import After, Refusal
+    from cdc.errors import SourceError
+    from cdc.kafka.topics import settings_of
+    from cdc.postgres import catalog, source
+
+    try:
+        catalog.refuse_published(conn, pipeline)
+    except SourceError as error:
+        troubles.append(error)
+    unpublished = source.unpublished(conn, pipeline)
+    captured = registrations.captured(pipeline, unpublished)
+    config = configuration(pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished)
+    settings = settings_of(pipeline, [table.topic for table in tables])
+    return After(
+        {table.qualified: captured[table.qualified] for table in tables},
+        config,
+        {table.qualified: settings[table.topic] for table in tables},
+        [*map(Refusal.of, troubles), *_shapes(pipeline, kafka, tables)],
+        catalog.tables(conn, pipeline).left_out,
+    )
+
+
+def _unprepared(
+    context: "Context", conn: "Connection", tables: "Sequence[Table]", troubles: "list[CdcError]"
+) -> list[str]:
+    import migrations
+    from cdc.cli.migrate import wanted_by
+    from cdc.errors import SourceError
+
+    wanted = replace(wanted_by(context), tables=[(table.schema, table.name) for table in tables])
+    try:
+        return [line for statement in migrations.plan(conn, wanted) for line in statement.lines]
+    except SourceError as error:
+        troubles.append(error)
+        return []
+
+
+def _idle(conn: "Connection", name: str) -> list[str]:
+    """Other pipelines of this database whose slots nobody reads."""
+    if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
+        return []
+    return [other for (other,) in conn.execute(IDLE, [name])]
+
+
+def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") -> "Iterator[Refusal]":
+    """Topics with other partitions than the file says."""
+    from cdc.control.change_plan import Refusal
+    from cdc.errors import ConnectorError
+    from cdc.kafka.log_continuity import check_shape
+
+    wanted = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
+    existing = kafka.existing(table.topic for table in tables)
+    for topic, end in kafka.ends(sorted(existing)).items():
+        try:
+            check_shape(topic, wanted[topic], end.partition_count, "compact")
+        except ConnectorError as error:
+            yield Refusal.of(error)
+
+
+def _views(
+    sinks: "Sequence[Sink]", pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]", existing: "set[str]"
+) -> "dict[str, dict[str, Refusal | bool]]":
+    """What is the matter with each view, or whether there is one."""
+    from cdc.control.change_plan import Refusal
+    from cdc.errors import CdcError
+    from cdc.kafka.log_continuity import Continuity, Discontinued
+    from cdc.sink.contract import Fitted, Misfit, positions
+
+    continuity = Continuity(pipeline, kafka).read(sorted(existing))
+    views: dict[str, dict[str, Any]] = {}
+    for sink in sinks:
+        try:
+            standing = positions(sink, tables)
+        except CdcError as error:
+            views[sink.name] = {"": Refusal.of(error)}
+            continue
+        view = views[sink.name] = {}
+        for table in tables:
+            stored = standing[table.qualified]
+            view[table.qualified] = stored is not None
+            try:
+                if table.topic in existing:
+                    continuity.refuse(sink.name, table, stored)
+                if isinstance(sink, Fitted):
+                    sink.require_fit(table)
+            except (Discontinued, Misfit) as error:
+                view[table.qualified] = Refusal.of(error)
+    return views

@@ -1,0 +1,167 @@
+"""`cdc rebuild`, `cdc rollback`, `cdc generations`: views made again beside those that readers see."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.console import Json, Master, call, err, out, print_json
+from cdc.runtime import spark_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from cdc.generations.registry import Building, Generations, Registry, Retained
+    from cdc.model.table import Table
+    from cdc.runtime import Context
+    from cdc.sink.contract import Sink
+
+KEPT_S = 3600.0
+"""What a rollback that was killed has retained, once it is ended by another command."""
+SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
+TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
+Keep = Annotated[float, typer.Option(help="Hours that the generation before is kept current.", min=0)]
+
+
+def add_to(app: typer.Typer) -> None:
+    for verb in (rebuild, rollback, generations):
+        app.command()(verb)
+
+
+def rebuild(
+    context: typer.Context,
+    sink: SinkName,
+    table: TableName = None,
+    keep: Keep = 1.0,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Make views again from offset zero, unseen; show them once they equal their source.
+
+    Exit 8 when they differ, 10 when that couldn't be decided: readers see what they saw.
+    """
+    from cdc.cli import render
+    from cdc.model.column_names import refused, together
+
+    (one,) = context.obj.sinks([sink])
+    # A sink that can only switch all of its views builds all of them.
+    tables = context.obj.captured(None if one.whole else table)
+    if unheld := [why for each in tables if (why := refused(each, one.refusals, one.name))]:
+        raise together(unheld)
+    with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
+        kept = build(context.obj, spark, one, tables, keep * 3600, show)
+    _tell(sink, kept, as_json, "readers see the new generation")
+
+
+def build(
+    context: "Context",
+    spark: "SparkSession",
+    sink: "Sink",
+    tables: "Sequence[Table]",
+    kept_s: float,
+    show: "Callable[[Building], object]",
+) -> "dict[str, Retained]":
+    """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
+    from cdc.apply.schema_follower import Follower
+    from cdc.generations.registry import Registry
+    from cdc.generations.rollback import settle_rollback
+    from cdc.kafka.topics import Topics
+    from cdc.rebuild.build import Rebuild
+    from cdc.verify.comparison import prove
+    from cdc.verify.verification import verify
+
+    def proved(beside: "Sink", tables: "Sequence[Table]") -> None:
+        some = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.whole else ""
+        prove(
+            lambda: verify(spark, context.pipeline, tables, [beside]),
+            sink.name,
+            f"cdc -p FILE rebuild {sink.name}{some}",
+        )
+
+    with Topics(context.pipeline.kafka) as kafka:
+        kafka.ensure(context.pipeline)
+        settle_rollback(Registry(context.pipeline, kafka), sink, context.captured(None), kept_s)
+        return Rebuild(
+            spark,
+            sink,
+            context.pipeline,
+            tables,
+            Follower(context.load, tables),
+            context.placeholder,
+            kafka,
+            kept_s=kept_s,
+            verify=proved,
+            show=show,
+        ).run()
+
+
+def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False) -> None:
+    """Show readers the generation before again, as current as this one; once more, and forward again."""
+    from contextlib import nullcontext
+
+    from cdc.generations.registry import Registry
+    from cdc.generations.rollback import rollback as run
+    from cdc.kafka.topics import Topics
+
+    pipeline, (one,) = context.obj.pipeline, context.obj.sinks([sink])
+    needs_spark = one.form == "events"
+    with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
+        kept = run(Registry(pipeline, kafka), one, context.obj.tables, keep * 3600)
+    _tell(sink, kept, as_json, "readers see the generation before")
+
+
+def generations(
+    context: typer.Context,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what no rebuild and no rollback needs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What is built and kept beside the live views."""
+    from cdc.cli import render
+    from cdc.generations.registry import Registry
+    from cdc.kafka.topics import Topics
+
+    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(None), context.obj.tables
+    with Topics(pipeline.kafka) as kafka, spark_on("local[2]"):
+        registry = Registry(pipeline, kafka)
+        if clean:
+            for one in sinks:
+                _clean(registry, one, tables)
+        registry.read()
+        listed = [_listed(registry.of(one.name), one, table) for one in sinks for table in tables]
+    if as_json:
+        return print_json({"generations": listed})
+    out.print(render.generations(listed))
+    return None
+
+
+def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
+    """Remove what nobody needs; what a killed rebuild has made stays, it goes on with it."""
+    from cdc.generations.claim import claim
+    from cdc.generations.rollback import settle_rollback
+
+    settle_rollback(registry, sink, tables, KEPT_S)
+    with claim(registry, sink.name) as held:
+        sink.sweep(tables, held.generations.needed())
+
+
+def _listed(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
+    work, retained = generations.work, generations.retained.get(table.qualified)
+    phase = work.phase if work and table.qualified in work.names else ("kept" if retained else None)
+    return {
+        "sink": sink.name,
+        "table": table.qualified,
+        "generations": sink.generations(table),
+        "phase": phase,
+        "keep_until": retained.until if retained else None,
+    }
+
+
+def _tell(sink: str, kept: "Mapping[str, Retained]", as_json: bool, what: str) -> None:
+    if as_json:
+        names = {table: one.name for table, one in kept.items()}
+        until = max((one.until for one in kept.values()), default=None)
+        return print_json({"sink": sink, "kept": names, "keep_until": until})
+    back = call.name(f"; cdc rollback {sink} goes back") if kept else ""
+    out.print(f"{sink}: {what}{back}", highlight=False)
+    return None

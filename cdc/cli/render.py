@@ -1,0 +1,350 @@
+"""What the command line shows, from plain data: tables, of 80 columns where names are short, and lines.
+
+No cell is folded or cut, so that what it holds can be copied and found; what isn't known is said to be so.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.live import Live
+from rich.status import Status as Spinner
+from rich.text import Text
+
+from cdc.apply.progress import WORKING
+from cdc.cli.console import call
+from cdc.model.wording import UNKNOWN, advice, clock, length, since
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from cdc.apply.progress import Progress
+    from cdc.audit.finding import Audit
+    from cdc.generations.registry import Building
+    from cdc.observe.status import Problem, Sink, Status
+    from cdc.quarantine.log import Held
+    from cdc.verify.comparison import Comparison
+
+OCCASIONALLY_S = 10.0
+"""How often numbers that go on changing are shown where nobody looks on, at most."""
+SILENT_S = 4.0
+HUNG_S = 10.0
+"""What was measured longer ago isn't known any more."""
+SHOWN = 5
+"""Keys on one line."""
+LISTED = 20
+"""Problems on one screen."""
+WATCHED = {
+    "comparison": "Table definitions are compared while cdc run runs: there are no event triggers.",
+}
+VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
+ENDED = {"caught up": "ended, caught up", "stopped": "ended"}
+COLOURS = {"running": "green", "caught up": "green", "stopped": "dim", "waiting": "yellow", "failed": "red"}
+
+
+def endpoints(found: Mapping[str, str]) -> RenderableType:
+    grid = _grid("", "")
+    for name, value in found.items():
+        grid.add_row(name, value)
+    return grid
+
+
+def topics(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
+    grid = _grid("topic", ">partitions", ">end offsets", "")
+    for one in listed:
+        grid.add_row(
+            one["topic"],
+            str(one["partitions"]),
+            f"{sum(one['end_offsets']):,}",
+            "created" if one["created"] else "",
+        )
+    return grid
+
+
+def progress(sinks: Sequence[Progress]) -> RenderableType:
+    """One line per sink: what `cdc run` shows on a terminal."""
+    grid = _grid("sink", "state", ">changes", ">per s", ">waiting", ">behind for")
+    for sink in sinks:
+        state = Text(sink.state, COLOURS.get(sink.state, ""))
+        grid.add_row(
+            sink.sink, state, f"{sink.applied.rows:,}", f"{sink.rows_per_s:,.0f}", _waiting(sink), _behind(sink)
+        )
+    return Group(grid, *(Text(trouble, "yellow") for sink in sinks for trouble in _waits(sink)))
+
+
+def _waiting(sink: Progress) -> str:
+    known = sink.lag_records is not None and sink.looked_s < HUNG_S
+    return f"{sink.lag_records:,}" if known else UNKNOWN
+
+
+def _behind(sink: Progress) -> str:
+    if sink.lag_seconds is None or sink.looked_s >= HUNG_S:
+        return UNKNOWN
+    return length(sink.lag_seconds) if sink.lag_records else "-"
+
+
+def _waits(sink: Progress) -> Iterator[str]:
+    """What a sink and its tables wait for, and since when."""
+    if sink.looked_s >= HUNG_S and sink.state == "running":
+        yield f"{sink.sink} hasn't answered for {length(sink.looked_s)}"
+    if sink.error:
+        yield _dated(f"{sink.sink}: {_advised(sink.error, sink.hint or '')}", sink.state_since)
+    for table, (what, hint) in sink.aside.items():
+        yield _dated(f"{sink.sink}: {table} waits: {_advised(what, hint)}", sink.aside_since.get(table))
+
+
+def _advised(what: str, hint: str) -> str:
+    return advice(what, call.name(hint)) if hint else what
+
+
+def _dated(text: str, moment: float | None) -> str:
+    return f"{text} ({since(moment)})" if moment else text
+
+
+def generations(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
+    grid = _grid("sink", "table", "live", "beside", "")
+    for one in listed:
+        live, *others = one["generations"] or [""]
+        grid.add_row(one["sink"], one["table"], live or "first", ", ".join(others), one["phase"] or "")
+    return grid
+
+
+@contextmanager
+def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], None]]:
+    """A line for each phase of a rebuild, with how far it is; where nobody looks on, a line every few seconds."""
+    if quiet:
+        yield lambda _: None
+        return
+    with Spinner("", console=console) as status:
+        phases: list[str] = []
+        told_at = 0.0
+
+        def show(build: Building) -> None:
+            nonlocal told_at
+            if build.phase not in phases:
+                phases.append(build.phase)
+                console.print(f"{build.sink}: {build.phase}", highlight=False)
+            left = f", {build.left_s:.0f} s left" if build.left_s is not None and build.phase == "replay" else ""
+            done = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{left}"
+            line = f"{build.sink}: {build.phase} {done}"
+            status.update(line)
+            if not console.is_terminal and time.monotonic() > told_at + SILENT_S:
+                told_at = time.monotonic()
+                console.print(line, highlight=False)
+
+        yield show
+
+
+@contextmanager
+def live(console: Console, *, quiet: bool) -> Iterator[Callable[[Sequence[Progress]], None]]:
+    """One line per sink: kept up to date on a terminal; elsewhere only what has changed, with the time."""
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as screen:
+            yield lambda sinks: screen.update(progress(sinks))
+    else:
+        news = News()
+
+        def show(sinks: Sequence[Progress]) -> None:
+            for line in news.of(sinks, time.time()):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        yield show
+
+
+class News:
+    """Lines for a log: of each sink what is new. States and troubles at once, numbers every ten seconds at most."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, tuple[Any, Any, float]] = {}
+
+    def of(self, sinks: Sequence[Progress], now: float) -> Iterator[str]:
+        for sink in sinks:
+            standing = (sink.state, sink.error, tuple(sink.aside.items()), sink.looked_s >= HUNG_S)
+            numbers = (sink.applied.rows, _waiting(sink))
+            before, counted, shown_at = self._shown.get(sink.sink, (None, None, 0.0))
+            if standing != before or (numbers != counted and now - shown_at >= OCCASIONALLY_S):
+                self._shown[sink.sink] = standing, numbers, now
+                yield f"{clock(now)} {_line(sink)}"
+                yield from (f"{clock(now)} {trouble}" for trouble in (_waits(sink) if standing != before else ()))
+
+
+def _line(sink: Progress) -> str:
+    behind = "" if _behind(sink) in (UNKNOWN, "-") else f" for {_behind(sink)}"
+    done = f"{sink.applied.rows:,} changes applied, {sink.rows_per_s:,.0f}/s"
+    return f"{sink.sink} {sink.state}: {done}; waiting: {_waiting(sink)}{behind}"
+
+
+def quarantine(found: Sequence[Held]) -> RenderableType:
+    grid = _grid("place", "row", "since", "reason")
+    for one in found:
+        grid.add_row(one.entry.place, one.entry.id or UNKNOWN, _ago(one.at), one.reason)
+    return grid
+
+
+def comparisons(found: Sequence[Comparison]) -> RenderableType:
+    grid = _grid("table", "sink", ">source", ">view", ">missing", ">extra", ">different", "")
+    for one in found:
+        counts = (one.source_rows, one.view_rows, one.missing, one.extra, one.different)
+        grid.add_row(one.table, one.sink, *(f"{count:,}" for count in counts), _verdict(one))
+    samples = [
+        Text(f"{one.table} in {one.sink}: {d.kind} {d.id}" + (f", column {d.column}" if d.column else ""))
+        for one in found
+        for d in one.sample
+    ]
+    return Group(grid, *samples)
+
+
+def _verdict(one: Comparison) -> Text:
+    """What isn't decided is said of a view that differs as well."""
+    undecided = f"{one.undecided:,} undecided" if one.undecided else ""
+    words = {"equal": "equal", "undecided": undecided, "differs": ", ".join(filter(None, ("differs", undecided)))}
+    return Text(words[one.verdict], VERDICTS[one.verdict])
+
+
+def audits(found: Sequence[Audit]) -> RenderableType:
+    grid = _grid("table", ">records", ">keys", ">compaction saves", ">dirty", "")
+    for one in found:
+        verdict = Text("can't be replayed", "red") if not one.replayable else Text("replayable", "green")
+        grid.add_row(
+            one.table, f"{one.records:,}", f"{one.keys:,}", f"{one.saved:,}", f"{one.dirty_ratio:.0%}", verdict
+        )
+    told = [
+        Text(
+            f"{audit.table}: {_advised(one.what + _named(one.keys), one.hint)}",
+            "red" if one.defect else "yellow",
+        )
+        for audit in found
+        for one in audit.findings
+    ]
+    return Group(grid, *told)
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = " and more" if len(keys) > SHOWN else ""
+    return f": {', '.join(keys[:SHOWN])}{more}" if keys else ""
+
+
+def status(found: Status, verdict: str, lines: Sequence[str]) -> RenderableType:
+    """The SRE's one screen: what is the matter and what to do, then each hop from Postgres to the views.
+
+    `lines`: a sentence for each problem, or the one that there is none.
+    """
+    views = _grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
+    for sink in found.sinks:
+        for view in sink.views:
+            read = view.changes is not None
+            views.add_row(
+                view.table,
+                sink.name,
+                UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
+                UNKNOWN if view.lag_seconds is None else length(view.lag_seconds) if view.lag_seconds else "-",
+                f"{view.changes:,}" if read else UNKNOWN,
+                _ago(view.at) if read else UNKNOWN,
+            )
+    colour = {"ok": "green", "degraded": "yellow"}.get(verdict, "red")
+    first = Text.assemble((f"{verdict}: ", f"bold {colour}"), (_of(found.problems[:1], lines[0]), "bold"))
+    others = [
+        Text(_of([problem], line), "red" if problem.severity == "down" else "yellow")
+        for problem, line in zip(found.problems[1:LISTED], lines[1:LISTED], strict=False)
+    ]
+    more = [Text(f"and {len(lines) - LISTED} more: --json has all of them")] if len(lines) > LISTED else []
+    watch = [Text(WATCHED[found.definitions], "yellow")] if found.definitions in WATCHED else []
+    return Group(first, *others, *more, Text(), _hops(found), Text(), views, *watch, *_holes(found))
+
+
+def _of(problems: Sequence[Problem], line: str) -> str:
+    """A problem's sentence, with since when."""
+    return _dated(call.name(line), problems[0].since if problems else None)
+
+
+def _holes(found: Status) -> Iterator[Text]:
+    for sink in found.sinks:
+        for view in sink.views:
+            for hole in view.holes:
+                what = f"The log of changes of {view.table} in {sink.name} may lack superseded records: {hole}."
+                yield Text(what, "yellow")
+
+
+def _account(sink: Sink) -> str:
+    """Every record that `cdc run` has read, and what became of it."""
+    if not (done := sink.applied):
+        return ""
+    parts = {"applied": done.rows, "folded": done.folded, "stale": done.stale, "quarantined": done.quarantined}
+    return f"{done.read:,} read = " + " + ".join(f"{count:,} {name}" for name, count in parts.items())
+
+
+def _hops(found: Status) -> RenderableType:
+    grid = _grid("hop", "state", "")
+    unread = {one.part for one in found.problems}
+    if slot := found.slot:
+        bytes_ = f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
+        grid.add_row("slot", "active" if slot.active else Text("not read", "red"), f"{bytes_}, {slot.wal_status}")
+    else:
+        grid.add_row("slot", Text(UNKNOWN if "postgres" in unread else "missing", "red"))
+    if connector := found.connector:
+        tasks = ", ".join(connector.tasks) or "none"
+        grid.add_row("connector", Text(connector.state, "" if connector.state == "RUNNING" else "red"), f"task {tasks}")
+    else:
+        grid.add_row("connector", Text(UNKNOWN, "red"))
+    if beat := found.heartbeat:
+        ages = f"{beat.age_s:.1f} s ago, {beat.delay_s:.3f} s under way"
+        grid.add_row("heartbeat", "late" if beat.late else "beats", ages)
+    else:
+        grid.add_row("heartbeat", Text(UNKNOWN if "kafka" in unread else "none yet", "red"))
+    for sink in found.sinks:
+        grid.add_row(sink.name, Text(ENDED.get(sink.state, sink.state), COLOURS.get(sink.state, "yellow")), _done(sink))
+    return grid
+
+
+def _done(sink: Sink) -> str:
+    """What its `cdc run` does; nothing of one that isn't at work."""
+    parts = [since(sink.since)]
+    if sink.state in WORKING and sink.rows_per_s is not None:
+        parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
+        parts += [f"last started again for: {sink.restarted}"] if sink.restarted else []
+    return ", ".join(filter(None, parts))
+
+
+def _size(count: int | None) -> str:
+    return UNKNOWN if count is None else decimal(count)
+
+
+def _ago(moment: float | None) -> str:
+    return "never" if moment is None else f"{length(max(0.0, time.time() - moment))} ago"
+
+
+class Grid:
+    """Columns of cells as wide as they need to be; nothing behind the last one of a line."""
+
+    def __init__(self, headings: Sequence[str]) -> None:
+        self._right = [heading.startswith(">") for heading in headings]
+        self._rows: list[list[Text]] = []
+        if any(headings):
+            self.add_row(*(Text(heading.removeprefix(">"), "bold") for heading in headings))
+
+    def add_row(self, *cells: str | Text) -> None:
+        row = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
+        self._rows.append(row + [Text()] * (len(self._right) - len(row)))
+
+    def __rich__(self) -> Text:
+        widths = [max(cell.cell_len for cell in column) for column in zip(*self._rows, strict=True)]
+        return Text("\n").join(self._line(row, widths) for row in self._rows)
+
+    def _line(self, row: Sequence[Text], widths: Sequence[int]) -> Text:
+        line = Text()
+        for cell, width, right in zip(row, widths, self._right, strict=True):
+            room = " " * (width - cell.cell_len)
+            line.append_text(Text.assemble(room, cell, " ") if right else Text.assemble(cell, room, " "))
+        line.rstrip()
+        return line
+
+
+def _grid(*headings: str) -> Grid:
+    """A table without lines; a heading that begins with > is set to the right."""
+    return Grid(headings)

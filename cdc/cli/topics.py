@@ -1,0 +1,151 @@
+"""`cdc topics`: create, show, renew and compact the topics, tell whether they can be replayed."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.console import Json, Master, call, out, print_json, say
+from cdc.errors import DivergenceError, SettingsError
+from cdc.runtime import spark_on
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.audit.finding import Audit
+
+app = typer.Typer(help="The topics: create, show, renew, compact, audit.", rich_markup_mode=None)
+TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
+
+
+@app.callback(invoke_without_command=True)
+def topics(context: typer.Context, as_json: Json = False) -> None:
+    """Create the topics that are missing, and show them all; without a verb of its own."""
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise SettingsError("--json goes behind the verb.", hint=f"cdc topics {context.invoked_subcommand} --json")
+        return None
+    from cdc.audit.compaction import restore
+    from cdc.kafka.topics import Topics
+
+    pipeline = context.obj.pipeline
+    with Topics(pipeline.kafka) as kafka:
+        for topic in restore(kafka, pipeline):
+            say(f"the settings of {topic} are as they were before a compaction that was interrupted")
+        ensured = kafka.ensure(pipeline)
+        ends = kafka.ends([one.topic for one in ensured])
+    listed = [
+        {
+            "topic": one.topic,
+            "partitions": ends[one.topic].partition_count,
+            "created": type(one).__name__ == "Created",
+            "topic_id": ends[one.topic].topic_id,
+            "end_offsets": list(ends[one.topic].offsets),
+        }
+        for one in ensured
+    ]
+    if as_json:
+        return print_json({"topics": listed})
+    from cdc.cli import render
+
+    out.print(render.topics(listed))
+    return None
+
+
+@app.command()
+def compact(
+    context: typer.Context,
+    table: TableName = None,
+    tombstones: Annotated[bool, typer.Option("--tombstones", help="Tombstones as well; waits for the views.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.")] = 600,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Have the broker compact the topics of tables now, once the views that need it have all there is.
+
+    Settings lowered for it are restored, also after a crash.
+    """
+    from cdc.audit.compaction import compact as run
+    from cdc.audit.compaction import ended_in_order
+    from cdc.kafka.topics import Topics
+
+    pipeline, tables = context.obj.pipeline, context.obj.captured(table)
+    with ended_in_order(), Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
+        from cdc.spark.kafka_source import tally
+
+        done = run(
+            kafka,
+            pipeline,
+            tables,
+            count=lambda goal: tally(spark, pipeline.kafka, goal),
+            sinks=context.obj.sinks(None),
+            tombstones=tombstones,
+            timeout_s=timeout_s,
+            progress=say,
+        )
+    if as_json:
+        return print_json({"topics": [asdict(one) for one in done]})
+    for one in done:
+        words = f"{one.topic}: {one.before:,} records, now {one.records:,} of {one.keys:,} keys"
+        out.print(words, highlight=False)
+    return None
+
+
+@app.command()
+def renew(
+    context: typer.Context,
+    table: Annotated[list[str], typer.Option("--table", help="This table, schema.table; may be given again.")],
+    as_json: Json = False,
+) -> None:
+    """Make topics anew, as the pipeline file says, and have their rows sent again; then their views want a rebuild."""
+    from cdc.capture.renewal import renew as run
+
+    renewed = [one for name in table for one in context.obj.captured(name)]
+    registered = run(context.obj.pipeline, context.obj.tables, renewed, progress=say)
+    if as_json:
+        return print_json(registered.to_dict())
+    for one in renewed:
+        for sink in context.obj.pipeline.sinks:
+            out.print(call.name(f"next: cdc -p FILE rebuild {sink} --table {one.qualified}"), highlight=False)
+    return None
+
+
+@app.command()
+def audit(
+    context: typer.Context,
+    table: TableName = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Have rows sent again that the log no longer holds whole; audit again.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for repaired rows.")] = 600,
+    master: Master = "local[*]",
+    as_json: Json = False,
+) -> None:
+    """Whether the log can still make the views again, and if not, for which keys. Exit 8 when it can't."""
+    from cdc.kafka.topics import Topics
+
+    pipeline, tables = context.obj.pipeline, context.obj.captured(table)
+    with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
+        from cdc.audit.auditor import Auditor
+
+        auditor = Auditor(spark, pipeline, kafka, context.obj.placeholder, context.obj.sinks(None))
+        found = [auditor.audit(one, timeout_s if repair else None) for one in tables]
+    tell(found, as_json=as_json)
+
+
+def tell(found: "Sequence[Audit]", *, as_json: bool) -> None:
+    from cdc.cli import render
+
+    sent = sum(one.repaired for one in found)
+    wrong = [one for one in found if one.defects]
+    if as_json:
+        print_json({"replayable": all(one.replayable for one in found), "topics": [one.to_dict() for one in found]})
+    else:
+        if sent:
+            out.print(f"{sent:,} rows were sent again", highlight=False)
+        out.print(render.audits(found))
+    if wrong:
+        unable = [one for one in wrong if not one.replayable]
+        what = "can't make their views again" if unable else "can't continue their views"
+        first = (unable or wrong)[0]
+        raise DivergenceError(f"{len(unable or wrong)} of {len(found)} topics {what}.", hint=first.defects[0].hint)

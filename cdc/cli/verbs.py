@@ -1,0 +1,267 @@
+"""The command line: the only place that wires the parts together, prints and exits."""
+
+import os
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import structlog
+import typer
+
+from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify
+from cdc.cli.console import Json, Master, call, configure_logging, err, out, print_error, print_failure, print_json, say
+from cdc.errors import CdcError, Interrupted, SettingsError
+from cdc.model.trace import kind, trace
+from cdc.runtime import Context, spark_on, stack_of
+
+if TYPE_CHECKING:
+    from threading import Event
+
+    from cdc.apply.progress import Progress
+
+app = typer.Typer(
+    help="Postgres changes, applied in order to a search index, a cache and a warehouse.\n\n"
+    "-p and --state may stand before or behind the verb.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(topics.app, name="topics")
+init.add_to(app)
+plan.add_to(app)
+migrate.add_to(app)
+rebuild.add_to(app)
+verify.add_to(app)
+SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
+StackKind = Annotated[str | None, typer.Option("--stack", help="embedded or compose; the state's own by default.")]
+log = structlog.get_logger()
+LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
+"""More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"cdc {version('cdc')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    pipeline: Annotated[Path, typer.Option("-p", "--pipeline", help="The pipeline file.")] = Path("pipeline.yaml"),
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Where the local stack and `run` keep their state; a folder of the pipeline's by default."),
+    ] = None,
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """These go before or behind the verb."""
+    context.obj = Context(pipeline, state, on_worker_log=call.found_worker_log)
+    call.file, call.state = pipeline, state
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    stack: StackKind = None,
+    as_json: Json = False,
+) -> None:
+    """Start the local servers; does nothing when they are up."""
+    endpoints = stack_of(stack, context.obj.state).up(context.obj.state, progress=say)
+    if as_json:
+        return print_json(endpoints.to_dict())
+    from cdc.cli import render
+
+    out.print(render.endpoints(endpoints.to_dict()))
+    return None
+
+
+@app.command()
+def down(
+    context: typer.Context,
+    stack: StackKind = None,
+    as_json: Json = False,
+) -> None:
+    """Stop the local servers; their data stays."""
+    stopped = stack_of(stack, context.obj.state).down(context.obj.state, progress=say)
+    if as_json:
+        return print_json({"stopped": stopped})
+    out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+    return None
+
+
+@app.command()
+def register(
+    context: typer.Context,
+    another_server: Annotated[
+        bool, typer.Option("--another-server", help="Postgres was replaced: all views are made again from this one.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Create or update the connector, and wait until its changes arrive."""
+    from cdc.capture.connector import register as run
+    from cdc.postgres import catalog, source
+
+    fresh = context.obj.of_catalog()
+    with source.connect(fresh.load().source.dsn) as connection:
+        catalog.refuse_published(connection, fresh.pipeline)
+        fresh.require_carried(connection)
+    registered = run(fresh.pipeline, fresh.tables, another_server=another_server, progress=say)
+    if as_json:
+        return print_json(registered.to_dict())
+    out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
+    return None
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    sink: SinkNames = None,
+    until_caught_up: Annotated[bool, typer.Option(help="Stop when all that is there is applied.")] = False,
+    for_s: Annotated[float | None, typer.Option("--for", help="Stop after so many seconds.")] = None,
+    master: Master = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Apply changes to the views until stopped; the batch at hand is finished first."""
+    from cdc.apply.supervisor import told_to_stop
+
+    with told_to_stop() as stopping:
+        try:
+            progress, errors = _apply(context.obj, sink, master, stopping, until_caught_up, for_s, as_json)
+        except Exception as error:
+            if not stopping.is_set():
+                raise
+            # What is ended while it starts fails at something that was ended with it.
+            log.info("stopped_while_starting", error=kind(error))
+            progress, errors = [], []
+    if as_json:
+        print_json({"sinks": [asdict(one) for one in progress]})
+    if errors:
+        for failure in errors[1:]:
+            print_error(failure)
+        raise errors[0]
+
+
+def _apply(
+    context: Context,
+    chosen: list[str] | None,
+    master: str,
+    stopping: "Event",
+    until_caught_up: bool,
+    for_s: float | None,
+    as_json: bool,
+) -> "tuple[list[Progress], list[CdcError]]":
+    """What the sinks' streams have done in the end, and the errors that ended some of them."""
+    from cdc.apply.progress import publish
+    from cdc.apply.supervisor import supervise
+    from cdc.audit.compaction import restore
+    from cdc.cli import render
+    from cdc.control import registrations
+    from cdc.control.definitions import comparing
+    from cdc.kafka.topics import Topics
+
+    pipeline, sinks = context.pipeline, context.sinks(chosen)
+    with Topics(pipeline.kafka) as kafka:
+        for topic in restore(kafka, pipeline):
+            say(f"the settings of {topic} are as they were before a compaction that was interrupted")
+        kafka.check(pipeline)
+        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
+    if stopping.is_set():
+        return [], []
+    say("starting Spark; the first rows are applied in some 20 seconds")
+    with spark_on(master) as spark:
+        streams = [] if stopping.is_set() else context.streams(spark, sinks)
+        with comparing(context.load) as uncompared_s, render.live(err, quiet=as_json) as show:
+
+            def tick(progress: "list[Progress]") -> None:
+                publish(context.runs, progress, uncompared_s())
+                show(progress)
+
+            errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
+    for one in sinks:
+        one.close()
+    return [stream.progress for stream in streams], errors
+
+
+@app.command()
+def status(context: typer.Context, as_json: Json = False) -> None:
+    """What is the matter, and where each hop stands; answers within five seconds.
+
+    Exit 0 when all is well, or with the code of the worst problem's class.
+    """
+    from cdc.apply.progress import published
+    from cdc.observe.diagnosis import document, exit_code, judged, sentence, slow_hop, verdict
+    from cdc.observe.status import collect
+    from cdc.sink.contract import positions
+
+    began, pipeline = time.monotonic(), context.obj.shown
+    asked = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
+    collected = collect(pipeline, positions=asked, progress=published(context.obj.runs), began=began)
+    health = judged(collected)
+    if as_json:
+        print_json(document(health))
+    else:
+        from cdc.cli import render
+
+        lines = [sentence(one) for one in health.problems] or [slow_hop(health)]
+        out.print(render.status(health, verdict(health), lines))
+    raise typer.Exit(exit_code(health))
+
+
+def hoisted(words: list[str]) -> list[str]:
+    """The arguments, with the options that are of all verbs in front of the verb, wherever they were."""
+    names, front, others = ("-p", "--pipeline", "--state"), list[str](), list[str]()
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            others += [word, *rest]
+        elif word in names:
+            front += [word, *[value for value in [next(rest, None)] if value is not None]]
+        elif word.startswith(("--pipeline=", "--state=")):
+            front.append(word)
+        else:
+            others.append(word)
+    return front + others
+
+
+def main() -> NoReturn:
+    """Run a verb; whatever ends it is printed as a paragraph, what nobody has met yet with its trace."""
+    as_json = "--json" in sys.argv[1:]
+    configure_logging()
+    try:
+        code = app(hoisted(sys.argv[1:]), standalone_mode=False)
+    except typer.Abort:
+        if as_json:
+            print_failure(Interrupted("Interrupted.", hint="the same command goes on"))
+        sys.exit(Interrupted.exit_code)
+    except Exception as error:
+        # typer's own usage errors know how to show themselves.
+        show = getattr(error, "show", None)
+        failure = (
+            SettingsError(str(error), hint="cdc --help lists the verbs, cdc VERB --help the options of one")
+            if show
+            else _failure(error)
+        )
+        (show or (lambda: print_error(failure)))()
+        if as_json:
+            print_failure(failure)
+        sys.exit(failure.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _failure(error: Exception) -> CdcError:
+    """What has no class is a bug: its trace is logged, without what it quotes."""
+    if isinstance(error, CdcError):
+        return error
+    from cdc.sink.remedy import classify
+
+    log.error("verb_failed", exception=trace(error))
+    return classify(error, "cdc")

@@ -1,0 +1,254 @@
+"""What executors make of a topic's raw records: which row each is of, and what it says of that row.
+
+In:  records as Spark's Kafka source gives them, a partition's in the order of offsets
+Out: rows that Spark counts, compares and folds; of an audit's records no value leaves the executor
+
+`Looker` is for the audit, `documents` and `ids` are for `cdc.verify.recent_changes`, `unknown` ends what `cdc.audit`
+folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdc.codec.decode_options import Reading
+from cdc.codec.members import members
+from cdc.codec.record import Change, RecordDecoder, Unreadable
+from cdc.codec.table import TableCodec, codec
+from cdc.model.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    """What is done with the Arrow batches of a task."""
+
+RECORDS = ("key", "value", "partition", "offset")
+"""Of the records that an audit takes."""
+KEYLESS, FOREIGN, UNREADABLE = "keyless", "foreign", "unreadable"
+TOMBSTONE, DELETE, ROW, DEAD = "tombstone", "delete", "row", "dead"
+SAID = (
+    "partition int, offset long, id string, says string, living boolean, outdated boolean, missing array<string>,"
+    " carried array<string>"
+)
+IDS = "id string, key binary"
+DOCUMENTS = "id string, document string"
+NOTHING: frozenset[str] = frozenset()
+
+
+class Said(NamedTuple):
+    """What an audit needs to know of a record; as columns they are `SAID`.
+
+    id        of its row; None where the key isn't one of the table
+    says      KEYLESS or FOREIGN: of no row. UNREADABLE: no change that the views can hold, also one from before a
+              TRUNCATE. DEAD: from before that, or of another server. TOMBSTONE, DELETE, ROW: what a view makes of it
+    living    whether a view would make that of it; a tombstone may be dead, too
+    outdated  a row from before the definition that tells what it means
+    missing   the columns whose value a row doesn't carry, None for one that carries all
+    carried   those that it does carry, None where these are the table's own and no others
+    """
+
+    partition: int
+    offset: int
+    id: str | None
+    says: str
+    living: bool = False
+    outdated: bool = False
+    missing: list[str] | None = None
+    carried: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Looker:
+    """Looks at the records of one topic as a rebuild of all its views would meet them. Can be pickled.
+
+    warehouse  whether one of the views is a warehouse, which can't hold all that the others can
+    below      the LSN from which on records are what the table's definition makes of them
+    """
+
+    table: Table
+    reading: Reading
+    warehouse: bool
+    below: int = 0
+
+    def __reduce__(self) -> tuple[type[Looker], tuple[Table, Reading, bool, int]]:
+        return Looker, (self.table, self.reading, self.warehouse, self.below)
+
+    def work(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """RECORDS in, `Said` out."""
+        for batch in batches:
+            columns = (batch.column(name).to_pylist() for name in RECORDS)
+            yield _batch([self.look(*record) for record in zip(*columns, strict=True)])
+
+    def look(self, key: bytes | None, value: bytes | None, partition: int, offset: int) -> Said:
+        if key is None:
+            return Said(partition, offset, None, KEYLESS)
+        row_id = self._decoder.row_id(self.table.topic, key)
+        if row_id is None or members(key).keys() != self._key:
+            return Said(partition, offset, None, FOREIGN)
+        if offset < self._since(partition):
+            # Of another server or with another key: it need not be a change of the table as it is now.
+            return Said(partition, offset, row_id, TOMBSTONE if value is None else DEAD)
+        return self._change(row_id, key, value, partition, offset)
+
+    def _change(self, row_id: str, key: bytes, value: bytes | None, partition: int, offset: int) -> Said:
+        try:
+            change = self._decoder.decode(self.table.topic, key, value)
+        except Unreadable:
+            return Said(partition, offset, row_id, UNREADABLE)
+        # Before its values are looked at: what is dead needs to fit no view.
+        if change.lsn is not None and change.lsn < self._floor:
+            return Said(partition, offset, row_id, DEAD)
+        if change.row is not None and self._codec.problem(change.row, warehouse=self.warehouse):
+            return Said(partition, offset, row_id, UNREADABLE)
+        if change.row is None:
+            return Said(partition, offset, row_id, TOMBSTONE if value is None else DELETE, living=True)
+        return self._row(change, change.row, partition, offset)
+
+    def _row(self, change: Change, row: bytes, partition: int, offset: int) -> Said:
+        outdated = change.lsn is not None and change.lsn < self.below
+        carried = members(row).keys() - change.missing
+        if self.table.reshaped:
+            carried &= self._columns
+        others = None if carried == self._columns else sorted(carried)
+        missing = list(change.missing) or None
+        return Said(partition, offset, change.id, ROW, True, outdated, missing, others)
+
+    def _since(self, partition: int) -> int:
+        offsets = self.reading.since.get(self.table.topic, ())
+        return offsets[partition] if partition < len(offsets) else 0
+
+    @cached_property
+    def _floor(self) -> int:
+        return self.reading.floors.get(self.table.topic, 0)
+
+    @cached_property
+    def _decoder(self) -> RecordDecoder:
+        return RecordDecoder([self.table], self.reading.placeholder)
+
+    @cached_property
+    def _codec(self) -> TableCodec:
+        return codec(self.table)
+
+    @cached_property
+    def _key(self) -> frozenset[str]:
+        return frozenset(self.table.key)
+
+    @cached_property
+    def _columns(self) -> frozenset[str]:
+        return frozenset(column.name for column in self.table.columns)
+
+
+def unknown(table: Table) -> Work:
+    """The ids of rows whose newest change lacks a value that a view which is empty couldn't give it.
+
+    In:  `Said` of some rows, whatever is living or UNREADABLE of them; those of a row and partition one after the
+         other, in the order of offsets
+    Out: id string
+    """
+    own = frozenset(column.name for column in table.columns)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        chain = Chain(own)
+        for batch in batches:
+            names = ("id", "partition", "says", "missing", "carried")
+            columns = (batch.column(name).to_pylist() for name in names)
+            ids = []
+            for row_id, partition, *said in zip(*columns, strict=True):
+                if chain.place != (row_id, partition):
+                    ids += chain.lacking
+                    chain = Chain(own, (row_id, partition))
+                chain.add(*said)
+            yield _ids(ids)
+        yield _ids(chain.lacking)
+
+    return work
+
+
+class Chain:
+    """The changes of one row since the last that was whole: which values they leave in an empty view."""
+
+    def __init__(self, columns: frozenset[str], place: tuple[str, int] | None = None) -> None:
+        self.place, self._columns = place, columns
+        self._known, self._lacks = NOTHING, False
+
+    def add(self, says: str, missing: Collection[str] | None, carried: Collection[str] | None) -> None:
+        if says == ROW:
+            given = self._known.intersection(missing or ())
+            self._lacks = len(given) < len(missing or ())
+            self._known = given.union(self._columns if carried is None else carried)
+            return
+        # What lies before a delete is void, and before a record in quarantine too; this one leaves the row as it is.
+        self._known = NOTHING
+        if says != UNREADABLE:
+            self._lacks = False
+
+    @property
+    def lacking(self) -> list[str]:
+        """The row's id, if its newest change lacks a value."""
+        return [self.place[0]] if self.place and self._lacks else []
+
+
+def documents(table: Table) -> Work:
+    """What each record makes of its row: DOCUMENTS, the document null where the row is gone.
+
+    Takes key and value. Records that can't be read are left out. A value that a record doesn't carry is what the
+    connector has put in its place.
+    """
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        decoder, document = RecordDecoder([table], Reading().placeholder), codec(table).document
+        for batch in batches:
+            rows: list[tuple[str, bytes | None]] = []
+            for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
+                try:
+                    change = decoder.decode(table.topic, key, value)
+                    rows.append((change.id, None if change.row is None else document(change.row)))
+                except Unreadable:
+                    continue
+            yield _documents(rows)
+
+    return work
+
+
+def ids(table: Table) -> Work:
+    """The row that each key names: IDS. Takes keys; those that aren't of the table are left out."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        decoder = RecordDecoder([table], Reading().placeholder)
+        for batch in batches:
+            pairs = [(decoder.row_id(table.topic, key), key) for key in batch.column("key").to_pylist()]
+            own = [pair for pair in pairs if pair[0] is not None]
+            names = pa.array([row_id for row_id, _ in own], pa.string())
+            keys = pa.array([key for _, key in own], pa.binary())
+            yield pa.RecordBatch.from_arrays([names, keys], names=["id", "key"])
+
+    return work
+
+
+def _batch(said: list[Said]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    texts = pa.list_(pa.string())
+    types = (pa.int32(), pa.int64(), pa.string(), pa.string(), pa.bool_(), pa.bool_(), texts, texts)
+    columns = [pa.array([record[at] for record in said], type_) for at, type_ in enumerate(types)]
+    return pa.RecordBatch.from_arrays(columns, names=list(Said._fields))
+
+
+def _documents(rows: list[tuple[str, bytes | None]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    names = pa.array([row_id for row_id, _ in rows], pa.string())
+    texts = pa.array([text for _, text in rows], pa.binary()).cast(pa.string())
+    return pa.RecordBatch.from_arrays([names, texts], names=["id", "document"])
+
+
+def _ids(ids: list[str]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array(ids, pa.string())], names=["id"])

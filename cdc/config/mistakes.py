@@ -1,0 +1,228 @@
+"""What is wrong in a pipeline file, in the words of the file: its line, the accepted form, what to write instead.
+
+In:  the file's text and what yaml, pydantic or `references` found. Out: SettingsError.
+Invariant: no value is quoted: any of them may be a password in the wrong place.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cdc.config.references import OF_THE_STACK, Reference
+from cdc.errors import SettingsError
+
+WHOLE = "a whole file, with comments, is written by: cdc -p NEW.yaml init"
+QUOTED = re.compile(r"(['\"])[^'\"]{2,}\1")
+BARE = re.compile(r"[{,].*?[\s:]\$\{([A-Za-z_][A-Za-z0-9_]*)")
+"""A reference without quotes inside of { }."""
+PLAIN: Mapping[str, str] = {
+    "missing": "required, but missing",
+    "too_short": "at least one is needed",
+    "tuple_type": "a list is needed: [a, b]",
+    "list_type": "a list is needed: [a, b]",
+    "dict_type": "settings are needed: {{name: value}}",
+    "model_type": "settings are needed: {{name: value}}",
+    "model_attributes_type": "settings are needed: {{name: value}}",
+    "string_type": "a text is needed (in quotes, where it looks like a number)",
+    "int_type": "a whole number is needed",
+    "int_parsing": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed",
+    "float_parsing": "a number is needed",
+    "finite_number": "a number is needed",
+    "bool_type": "true or false is needed",
+    "bool_parsing": "true or false is needed",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be {le:g} or less",
+    "literal_error": "must be {expected}",
+    "union_tag_not_found": "its type is missing",
+    "union_tag_invalid": "no such sink type",
+}
+"""By pydantic's name of a mistake, whose own words are those of Python."""
+
+
+class Refused(ValueError):
+    """What a check of a setting has against it, and what to write instead."""
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+def unparsed(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
+    mark = getattr(error, "problem_mark", None)
+    line, before, whole = "", "", ""
+    if mark:
+        line = f":{mark.line + 1}"
+        whole = [*text.splitlines(), ""][mark.line]
+        before = whole[: mark.column + 1]
+    bare = BARE.search(whole)
+    if bare and "$" in before:
+        return SettingsError(
+            f"{path}{line}: ${{{bare[1]}}} inside of {{ }} is taken apart: its braces are YAML's there.",
+            hint=f'quote it: "${{{bare[1]}}}"',
+        )
+    if "*" in before and "alias" in f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}":
+        return SettingsError(
+            f"{path}{line}: a text that begins with * is taken for something else.", hint='quote it: "*.*"'
+        )
+    # It may quote a password that isn't in quotes itself: one that begins with * or !.
+    problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
+    return SettingsError(f"{path}{line}: {problem}.", hint=WHOLE)
+
+
+def repeated(path: Path, text: str) -> SettingsError | None:
+    """A setting that is there twice: YAML takes the last, in silence."""
+    lines: dict[tuple[str, ...], int] = {}
+    for where, line in _settings(yaml.compose(text)):
+        if where in lines:
+            return SettingsError(
+                f"{path}:{line}: {'.'.join(where)} is there twice: the first is on line {lines[where]}.",
+                hint="take one of them out",
+            )
+        lines[where] = line
+    return None
+
+
+def _settings(node: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Every name of every mapping, with where it is."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inside = (*where, str(key.value))
+            yield inside, key.start_mark.line + 1
+            yield from _settings(value, inside)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _settings(value, (*where, str(number)))
+
+
+def unreplaced(path: Path, text: str, reference: Reference) -> SettingsError:
+    where = ".".join(reference.where)
+    before = f"{place(path, text, reference.where)}: {where}"
+    name = reference.name
+    if name is None:
+        return SettingsError(
+            f"{before} has {reference.text}, which is no reference to the environment.",
+            hint="write ${NAME}, or ${NAME:-default} for where it may be unset",
+        )
+    stack = f", or start servers that it stands for: cdc -p {path} up" if name in OF_THE_STACK else ""
+    near = difflib.get_close_matches(name, OF_THE_STACK, n=1, cutoff=0.85)
+    meant = f"did you mean ${{{near[0]}}}? else " if near and not stack else ""
+    return SettingsError(
+        f"{before} refers to ${{{name}}}, which is not set.", hint=f"{meant}export {name}=...{stack}", variable=name
+    )
+
+
+def explained(path: Path, text: str, error: ValidationError, model: type[BaseModel]) -> SettingsError:
+    """The first mistake; a setting that doesn't exist goes first, for what is missing may be what it was to be."""
+    listed = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
+    first = listed[0]
+    where, kinds = _walked(model, first["loc"])
+    problem, hint = _worded(first, where, kinds)
+    return SettingsError(f"{place(path, text, where)}: {'.'.join(where) or 'the file'}: {problem}.", hint=hint)
+
+
+def place(path: Path, text: str, where: Sequence[str]) -> str:
+    """`file:line` of the deepest part of `where` that the text has."""
+    node, line = yaml.compose(text), None
+    for part in where:
+        if isinstance(node, yaml.MappingNode):
+            entry = next(((key, value) for key, value in node.value if key.value == part), None)
+            if entry is None:
+                break
+            line, node = entry[0].start_mark.line + 1, entry[1]
+        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return f"{path}:{line}" if line else str(path)
+
+
+def _worded(mistake: Any, where: Sequence[str], kinds: Sequence[Any]) -> tuple[str, str]:
+    """What is wrong, and what to write instead."""
+    kind, context = mistake["type"], mistake.get("ctx", {})
+    section: Any = kinds[-2] if len(kinds) > 1 else None
+    names = sorted(section.model_fields) if _is_section(section) else []
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(where[-1], names, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        return "no such setting", f"{meant}accepted here: {', '.join(names)}"
+    if kind == "value_error":
+        return str(context["error"]), getattr(context["error"], "hint", WHOLE)
+    if kind.startswith("union_tag"):
+        return PLAIN[kind], f"type: {' or '.join(_tags(kinds[-1]))}"
+    if kind == "string_pattern_mismatch":
+        return _misspelt(where, section)
+    if mistake["input"] is None and kind != "missing":
+        return "is empty", _example(where[-1:], section)
+    problem = PLAIN[kind].format(**context) if kind in PLAIN else "isn't accepted"
+    return problem, _example(where[-1:], section)
+
+
+def _misspelt(where: Sequence[str], section: Any) -> tuple[str, str]:
+    if where[-1] == "table":
+        return "a table is written schema.table", "for example: public.flights; a name with a dot can't be one"
+    if where[0] == "sinks" and not _is_section(section):
+        return "a sink's name begins with a letter and has lower case letters, digits, _ and -", "for example: search"
+    return f"takes {section.model_fields[where[-1]].description}", _example(where[-1:], section)
+
+
+def _example(name: Sequence[str], section: Any) -> str:
+    field = section.model_fields.get(name[0]) if name and _is_section(section) else None
+    return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else WHOLE
+
+
+def _walked(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:
+    """A place in the file's own names, without pydantic's; the kind of what is there, and of all that it is in."""
+    where: list[str] = []
+    kinds: list[Any] = [model]
+    for part in loc:
+        kind = kinds[-1]
+        tagged = {tag: member for member in _members(kind) for tag in _tags(member)}
+        if part in tagged:
+            kinds[-1] = tagged[str(part)]
+        elif part != "[key]":
+            where.append(str(part))
+            inside = _inside(kind, part)
+            members = _members(inside)
+            kinds.append(members[0] if len(members) == 1 else inside)
+    return where, kinds
+
+
+def _inside(kind: Any, part: str | int) -> Any:
+    if _is_section(kind):
+        return kind.model_fields[part].annotation if part in kind.model_fields else None
+    return {dict: get_args(kind)[1:2], tuple: get_args(kind)[:1], list: get_args(kind)}.get(get_origin(kind), [None])[0]
+
+
+def _members(kind: Any) -> list[Any]:
+    """What a union is of, but None; anything else is itself."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [bare for member in get_args(kind) if member is not NoneType for bare in _members(member)]
+    return [kind]
+
+
+def _tags(kind: Any) -> list[str]:
+    """What tells the members of a union apart."""
+    fields = [member.model_fields.get("type") for member in _members(kind) if _is_section(member)]
+    return [
+        str(tag)
+        for field in fields
+        if field and get_origin(field.annotation) is Literal
+        for tag in get_args(field.annotation)
+    ]
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,302 @@
+"""The pipeline file: what to capture, where to put it. Wrong input is named with its line and the accepted form."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from cdc.config import mistakes, places
+from cdc.config.index_settings import IndexSettings
+from cdc.config.mistakes import Refused
+from cdc.config.references import References
+from cdc.config.section import Section, Web
+from cdc.config.sink_kinds import SinkSettings, kinds
+from cdc.errors import SettingsError
+
+NAME = r"^[a-z][a-z0-9_]{0,47}$"
+TABLE = r"^[^.]+\.[^.]+$"
+CARRIED = r"[A-Za-z0-9_-]+"
+"""What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
+
+CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
+"""The pipeline's own tables in the source: captured like any other."""
+
+
+class TableSettings(Section):
+    table: str = Field(pattern=TABLE, description="schema.table")
+    partitions: int = Field(default=4, ge=1, le=1000)
+    """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to be made anew."""
+    exclude: tuple[str, ...] = ()
+    """Columns that no view has, and no topic."""
+    key: tuple[str, ...] = ()
+    """Columns that tell rows apart where there is no primary key: those of a unique index, none of them nullable."""
+    index: IndexSettings = IndexSettings()
+    """How the table's search index is made."""
+
+    @field_validator("table")
+    @classmethod
+    def _simple(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
+        if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
+            raise Refused("a pattern has letters, digits, _, - and * only", "for example: public.*")
+        return table
+
+    @model_validator(mode="after")
+    def _named(self) -> "TableSettings":
+        if self.pattern and (self.exclude or self.key or self.index.fields):
+            raise Refused(
+                "exclude, key and index.fields are a single table's, not a pattern's",
+                f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
+            )
+        return self
+
+    @property
+    def pattern(self) -> bool:
+        return "*" in self.table
+
+    def means(self, table: str) -> bool:
+        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's name."""
+        return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
+
+
+def alike(table: str) -> tuple[str, str]:
+    """What two tables can't have in common: an index's name, a topic's in the broker's metrics."""
+    return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
+
+
+def _table(value: object) -> object:
+    return {"table": value} if isinstance(value, str) else value
+
+
+class Source(Section):
+    dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
+    """The database, as the owner of the tables logs in."""
+    tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
+    """Names, patterns like `public.*`, or entries with settings of their own."""
+    replication_user: str | None = None
+    """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes the role."""
+    replication_password: SecretStr | None = None
+    """The password of that role; needless where Postgres trusts the connector's address."""
+    heartbeat_s: float = Field(default=2.0, gt=0)
+    """Seconds between two heartbeats of the connector, by which an idle database's lag is known."""
+
+    @field_validator("tables")
+    @classmethod
+    def _once(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
+        names = [entry.table for entry in tables if not entry.pattern]
+        rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
+        if strange := [name for name in names if not all(re.fullmatch(CARRIED, part) for part in name.split("."))]:
+            raise Refused(
+                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(strange)}",
+                rename,
+            )
+        every = [entry.table for entry in tables]
+        if twice := {name for name in every if every.count(name) > 1}:
+            raise Refused(f"listed twice: {', '.join(sorted(twice))}", "take one of them out")
+        lowered = [name.lower() for name in names]
+        if alike := {name for name in names if lowered.count(name.lower()) > 1}:
+            shared = ", ".join(sorted(alike))
+            raise Refused(f"an index's name is in lower case, so these would share one: {shared}", rename)
+        # The broker takes one of them only: its metrics tell . and _ not apart.
+        flat = [name.replace(".", "_") for name in names]
+        if alike := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
+            raise Refused(f"topics that differ only in . and _ can't both be: {', '.join(sorted(alike))}", rename)
+        return tables
+
+
+SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+SINKS = "Where the views are, by a name of your own."
+
+
+class Pipeline(Section):
+    """One pipeline. Its name is also the slot, the publication, the topic prefix and the connector."""
+
+    pipeline: str = Field(
+        pattern=NAME, description="a letter and up to 47 lower case letters, digits and _", examples=["shop"]
+    )
+    source: Source
+    """What is captured."""
+    sinks: dict[SinkName, SinkSettings] = Field(min_length=1, description=SINKS)
+    kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
+    """A broker, host:port."""
+    connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
+    """Kafka Connect's REST interface."""
+    delete_retention_hours: float = Field(default=168.0, gt=0)
+    """How long tombstones stay readable: must exceed the longest outage of a sink."""
+    changes_retention_hours: float = Field(default=24.0, ge=0)
+    """How long superseded records stay in the topics of a pipeline whose sinks keep every change: must exceed the
+    longest outage of these."""
+    on_error: Literal["quarantine", "stop"] = "quarantine"
+    """What a sink does with a record that can't be decoded or held: put it aside and go on, or stop."""
+
+    @field_validator("sinks")
+    @classmethod
+    def _apart(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
+        if pair := places.shared({name: sink.place for name, sink in sinks.items()}):
+            raise Refused(
+                f"{pair[0]} and {pair[1]} are on one place, so each would overwrite what the other writes",
+                f"give {pair[1]} another {sinks[pair[0]].told_apart_by}, or take it out",
+            )
+        return sinks
+
+    @field_validator("sinks")
+    @classmethod
+    def _known(cls, sinks: dict[str, SinkSettings], info: ValidationInfo) -> dict[str, SinkSettings]:
+        listed = [entry.table for entry in info.data["source"].tables] if "source" in info.data else ["*"]
+        for name, sink in sinks.items():
+            sink.refuse_strangers(name, listed)
+        return sinks
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Any], folder: Path | None = None) -> "Pipeline":
+        """Check a file's tree, the sinks in it by the settings of their kinds; relative paths are the folder's.
+
+        Raises:
+            ValidationError: of `checking()`, whose fields tell what would be accepted.
+        """
+        checked = checking().model_validate(tree, context={"folder": folder} if folder else None)
+        values = {name: getattr(checked, name) for name in cls.model_fields}
+        return cls.model_construct(checked.model_fields_set, **values)
+
+    _written: tuple[TableSettings, ...] | None = PrivateAttr(None)
+
+    @property
+    def written(self) -> tuple[TableSettings, ...]:
+        """The tables as the file has them, patterns and all; `source.tables` may be what these mean by now."""
+        return self.source.tables if self._written is None else self._written
+
+    @property
+    def patterns(self) -> list[TableSettings]:
+        return [entry for entry in self.written if entry.pattern]
+
+    def of(self, names: Iterable[str]) -> "Pipeline":
+        """The same, with those of these tables that its patterns mean in the place of the patterns."""
+        known = list(names)
+        taken = {entry.table for entry in self.written if not entry.pattern}
+        entries: list[TableSettings] = []
+        for entry in self.written:
+            if not entry.pattern:
+                entries.append(entry)
+                continue
+            meant = [name for name in known if name not in taken and entry.means(name)]
+            taken.update(meant)
+            entries += [entry.model_copy(update={"table": name}) for name in meant]
+        resolved = self.model_copy(update={"source": self.source.model_copy(update={"tables": tuple(entries)})})
+        resolved._written = self.written
+        return resolved
+
+    @property
+    def changes_kept_s(self) -> float:
+        """How long superseded records have to stay in the topics of tables, in seconds."""
+        keeps = any(sink.keeps_changes for sink in self.sinks.values())
+        return self.changes_retention_hours * 3600 if keeps else 0.0
+
+    @property
+    def replication_user(self) -> str:
+        return self.source.replication_user or f"{self.pipeline}_replication"
+
+    def topic(self, table: str) -> str:
+        return f"{self.pipeline}.{table}"
+
+    @property
+    def heartbeat_topic(self) -> str:
+        return self.topic("cdc.heartbeat")
+
+    @property
+    def quarantine_topic(self) -> str:
+        return f"{self.pipeline}.quarantine"
+
+    @property
+    def generations_topic(self) -> str:
+        """What is built and kept beside the live views, see `cdc.generations`."""
+        return f"{self.pipeline}.generations"
+
+    @property
+    def message_topic(self) -> str:
+        """Where the connector sends logical messages, see `cdc.client`."""
+        return f"{self.pipeline}.message"
+
+    @property
+    def registered_topic(self) -> str:
+        """What the connector was registered with, see `cdc.control.registrations`."""
+        return f"{self.pipeline}.registered"
+
+    @property
+    def settings_topic(self) -> str:
+        """What settings of topics were before they were lowered for a while, see `cdc.audit.compaction`."""
+        return f"{self.pipeline}.settings"
+
+
+def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
+    """Read and check a pipeline file, with `${NAME}` replaced from the environment.
+
+    Raises:
+        SettingsError: naming the file, the line and the accepted form.
+    """
+    text, tree = _read(path)
+    references = References(os.environ if environment is None else environment)
+    resolved = references.replaced({"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree})
+    if references.open:
+        raise mistakes.unreplaced(path, text, references.open[0])
+    try:
+        return Pipeline.of_tree(resolved, path.absolute().parent)
+    except ValidationError as error:
+        raise mistakes.explained(path, text, error, checking()) from None
+
+
+@cache
+def checking() -> type[Pipeline]:
+    """The pipeline file with the kinds of sinks that are installed: known only when a file is read."""
+    several = kinds()
+    kind: Any = Annotated[reduce(or_, several), Field(discriminator="type")] if len(several) > 1 else several[0]
+    return create_model(
+        "Pipeline", __base__=Pipeline, sinks=(dict[SinkName, kind], Field(min_length=1, description=SINKS))
+    )
+
+
+def name_of(path: Path) -> str:
+    """The pipeline's name alone, readable before any server runs."""
+    _, tree = _read(path)
+    name = tree.get("pipeline")
+    if not isinstance(name, str) or not re.match(NAME, name):
+        raise SettingsError(
+            f"{path}: `pipeline` must be a name of lower case letters, digits and _.",
+            hint="for example: pipeline: shop",
+        )
+    return name
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"The pipeline file {path} can't be read: {error.strerror}.",
+            hint=f"name yours with: cdc -p FILE.yaml ...; a first one is written by: cdc -p {path} init",
+        ) from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.WHOLE) from None
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise mistakes.unparsed(path, text, error) from None
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.WHOLE)
+    if twice := mistakes.repeated(path, text):
+        raise twice
+    return text, tree

@@ -1,0 +1,58 @@
+"""The kinds of sinks that a pipeline file may name: each brings its settings, and is found by its entry point.
+
+In:  the entry points of the group `cdc.sinks`, of any installed package: a class of settings each, or a tuple of them.
+Out: the classes. To add a sink is to write one, with `build`, and to name it in an entry point.
+"""
+
+from collections.abc import Hashable, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cdc.config.section import Section
+from cdc.errors import SettingsError
+
+GROUP = "cdc.sinks"
+TRIGGER = "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."
+"""What every kind says of its `trigger_s`."""
+
+
+class SinkSettings(Section):
+    """The settings of one sink. Each kind has a `type`, a literal that no other has, and its own `trigger_s`."""
+
+    keeps_changes: ClassVar[bool] = False
+    """Whether it keeps every change, not only what a row is by now."""
+    told_apart_by: ClassVar[str]
+    """The setting to change where two sinks are on one place."""
+
+    if TYPE_CHECKING:
+        type: str
+        trigger_s: float
+
+    @property
+    def place(self) -> Hashable:
+        """Where its views are, as far as its settings tell: equal for two that would overwrite each other's."""
+        raise NotImplementedError
+
+    def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
+        """Raise Refused for a table that the settings name and `source.tables` doesn't; `name` is the sink's."""
+
+    def build(self, name: str, pipeline: str) -> Any:
+        """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here, so that a file is read without it."""
+        raise NotImplementedError
+
+
+@cache
+def kinds() -> tuple[type[SinkSettings], ...]:
+    """All that are installed.
+
+    Raises:
+        SettingsError: there is none, for this package itself isn't installed, or was before it had entry points.
+    """
+    found: list[type[SinkSettings]] = []
+    for entry in entry_points(group=GROUP):
+        loaded = entry.load()
+        found += loaded if isinstance(loaded, tuple) else [loaded]
+    if not found:
+        raise SettingsError("No kind of sink is installed.", hint="install this package again: make clean setup")
+    return tuple(found)

@@ -1,0 +1,121 @@
+"""What the pipeline's control topics say: which changes are dead, what tables looked like when, how they are sent.
+
+In:  the topics of `cdc.truncation` and `cdc.ddl`, the registration. Out: floors, definitions, and whether they have
+changed since.
+Invariant: asked after the end of a batch is known, `moved` misses nothing that was committed before any change in it:
+the connector writes both in commit order, and a broker that hasn't yet shown one of them is waited for.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+
+from cdc.config.settings import Pipeline
+from cdc.control import registrations
+from cdc.control.floors import Floors
+from cdc.control.registrations import Registration
+from cdc.errors import KafkaUnavailable
+from cdc.kafka.records import Record
+from cdc.kafka.tail import Tail
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position
+from cdc.postgres.schema_changes import Definition, lsn_number, parse
+
+WAIT_S = 20.0
+POLL_S = 0.005
+
+
+class Truncations:
+    """Floors alone: who asks no more needn't read the journal. Reads when told to; one reader per thread."""
+
+    def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
+        self._kafka, self._pipeline = kafka, pipeline
+        self._truncation = pipeline.topic("cdc.truncation")
+        self._tails = {self._truncation: Tail(kafka, self._truncation, begin=self._forget, take=self._take)}
+        self._seen: dict[str, Position] = {}
+        self._lsns: dict[str, tuple[int, int]] = {}
+        """By table, the offset and the LSN of its last TRUNCATE."""
+        self.registration = Registration()
+
+    @property
+    def topics(self) -> list[str]:
+        return [*self._tails, self._pipeline.registered_topic]
+
+    @property
+    def floors(self) -> Floors:
+        start = self._start(self._truncation)
+        lsns = {table: lsn for table, (offset, lsn) in self._lsns.items() if offset >= start}
+        return Floors(self.registration.epoch, lsns)
+
+    def read(self) -> None:
+        """Take what has been written since the last time. Raises ConnectorError."""
+        ends, registered_topic = self._decided(), self._pipeline.registered_topic
+        if ends[registered_topic] != self._seen.get(registered_topic):
+            self.registration = registrations.read(self._kafka, self._pipeline) or Registration()
+        self._seen = ends
+        for topic, tail in self._tails.items():
+            tail.read(ends[topic])
+
+    def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
+        """Whether there is something to read that `read` hasn't seen; `ends`: where the topics end, decided or not."""
+        now = ends or self._ends(decided=False)
+        registered_topic = self._pipeline.registered_topic
+        renewed = now[registered_topic] != self._seen.get(registered_topic)
+        return renewed or any(tail.moved(now) for tail in self._tails.values())
+
+    def _start(self, topic: str) -> int:
+        """Where the records of the current server begin: another's LSNs and numbers mean something else."""
+        seen = self._seen.get(topic)
+        return sum(self.registration.start(topic, seen.topic_id)) if seen else 0
+
+    def _decided(self) -> dict[str, Position]:
+        """The topics' ends, once whatever is written there is committed or not: markers reach topics one by one."""
+        written, deadline = self._ends(decided=False), time.monotonic() + WAIT_S
+        while (ends := self._ends(decided=True)) != written:
+            if time.monotonic() > deadline:
+                raise KafkaUnavailable(
+                    f"A transaction in {' or '.join(self.topics)} has been open for {WAIT_S:.0f} s.",
+                    hint="is the connector's worker alive? it is tried again",
+                )
+            time.sleep(POLL_S)
+            written = self._ends(decided=False)
+        return ends
+
+    def _ends(self, *, decided: bool) -> dict[str, Position]:
+        return self._kafka.ends(self.topics, decided=decided)
+
+    def _forget(self) -> None:
+        self._lsns = {}
+
+    def _take(self, record: Record) -> None:
+        if floor := _floor(record):
+            table, lsn = floor
+            self._lsns[table] = record.offset, lsn
+
+
+class Control(Truncations):
+    """Floors, and the journal of definitions in its order."""
+
+    def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
+        super().__init__(pipeline, kafka)
+        self._ddl = pipeline.topic("cdc.ddl")
+        self._tails[self._ddl] = Tail(kafka, self._ddl, begin=self._begin, take=self._journal)
+        self._definitions: list[tuple[int, Definition]] = []
+
+    @property
+    def definitions(self) -> tuple[Definition, ...]:
+        start = self._start(self._ddl)
+        return tuple(definition for offset, definition in self._definitions if offset >= start)
+
+    def _begin(self) -> None:
+        self._definitions = []
+
+    def _journal(self, record: Record) -> None:
+        if record.offset >= self._start(self._ddl) and (definition := parse(record.value or b"")):
+            self._definitions.append((record.offset, definition))
+
+
+def _floor(record: Record) -> tuple[str, int] | None:
+    """The floor of one table; a later record of the same table stands for it."""
+    row = (json.loads(record.value).get("after") if record.value else None) or {}
+    return (row["table_name"], lsn_number(row["lsn"])) if row else None

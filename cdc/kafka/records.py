@@ -1,0 +1,251 @@
+"""Single records of a topic: read for what they tell about time, written as notes of the pipeline's own.
+
+In:  the broker's address; positions from `cdc.kafka.topics`. Out: `Record`s and times, as read_committed sees them.
+Invariant: no consumer group, nothing is committed; a read ends when nothing comes, never because there is much.
+"""
+
+import contextlib
+import logging
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.errors import KafkaUnavailable
+from cdc.model.position import Position
+
+# kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings back.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka as kafka  # noqa: PLC0414  # the one import of it in the project
+    import kafka.admin
+    import kafka.errors
+
+# It also logs every failed connection attempt as an error of its own; ours says it once.
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+
+TIMEOUT_MS = 5000
+TIMES_S = 2.0
+NEXT_S = 30.0
+LARGEST_BYTES = 32 * 1024 * 1024
+"""Of what is written at once: a record of the connector's largest, in base64, is a third longer than itself."""
+PAUSE_MS = 10
+"""So long a reader sleeps that doesn't know yet where to fetch from; 100 by default."""
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record; `timestamp_ms` is when the connector handed it to Kafka."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Records:
+    """Reads and writes single records. Connects at the first call; every method raises ConnectorError.
+
+    Not `decided`: reads what isn't committed as well. `patience_s`: how long a read waits for the next record, however
+    many there are.
+    """
+
+    def __init__(self, bootstrap: str, *, decided: bool = True, patience_s: float = TIMEOUT_MS / 1000) -> None:
+        self._bootstrap, self._decided, self._patience_s = bootstrap, decided, patience_s
+        self._consumer: Any = None
+        self._producer: Any = None
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False)
+        if self._producer is not None:
+            self._producer.close()
+
+    def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Durable on return."""
+        with reaching(self._bootstrap):
+            if self._producer is None:
+                knock(self._bootstrap)
+                self._producer = kafka.KafkaProducer(
+                    bootstrap_servers=self._bootstrap,
+                    acks="all",
+                    max_block_ms=TIMEOUT_MS,
+                    max_request_size=LARGEST_BYTES,
+                    compression_type="lz4",
+                )
+            sent = [self._producer.send(topic, key=key, value=value) for key, value in records]
+            for one in sent:
+                one.get(timeout=TIMEOUT_MS / 1000)
+
+    @contextlib.contextmanager
+    def pending(
+        self, name: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], timeout_s: float
+    ) -> Iterator[None]:
+        """Write records now that count once the block has ended; if it fails, or the process does, they never do.
+
+        They have their place in the topic from now on: what is written within the block comes after them. Readers wait
+        there, for `timeout_s` at most if the process is killed. Who uses the same name next ends what it left, and
+        whoever had it.
+        """
+        with reaching(self._bootstrap):
+            producer = kafka.KafkaProducer(
+                bootstrap_servers=self._bootstrap,
+                transactional_id=name,
+                transaction_timeout_ms=int(timeout_s * 1000) + TIMEOUT_MS,
+                max_block_ms=TIMEOUT_MS,
+            )
+        try:
+            with reaching(self._bootstrap):
+                producer.init_transactions()
+                producer.begin_transaction()
+                for sent in [producer.send(topic, key=key, value=value) for key, value in records]:
+                    sent.get(timeout=TIMEOUT_MS / 1000)
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(kafka.errors.KafkaError):
+                    producer.abort_transaction()
+                raise
+            with reaching(self._bootstrap):
+                producer.commit_transaction()
+        finally:
+            producer.close()
+
+    def last(self, topic: str, start: int, end: int, accept: Callable[[Record], bool]) -> Record | None:
+        """The newest record of partition 0 in [start, end) that `accept` takes.
+
+        Reads ever longer tails: the last offsets of a topic are transaction markers, not records.
+        """
+        tail = 16
+        while end > start:
+            since = max(start, end - tail)
+            records = [record for record in self.read(topic, since, end) if accept(record)]
+            if records or since == start:
+                return records[-1] if records else None
+            tail *= 16
+        return None
+
+    def first(self, places: list[Place], ends: Mapping[str, Position]) -> dict[Place, tuple[int, int]]:
+        """The first record at or after each place: its offset, and when it was written in Unix milliseconds.
+
+        Left out: places after which no record is committed, and those not answered within 2 s.
+        """
+        deadline = time.monotonic() + TIMES_S
+        found: dict[Place, tuple[int, int]] = {}
+        with reaching(self._bootstrap):
+            for batch in _rounds(places, ends):
+                answered = self._first(batch, ends, deadline)
+                found |= {place: record for place, record in answered.items() if record}
+        return found
+
+    def next(self, places: Iterable[Place], ends: Mapping[str, Position]) -> dict[Place, tuple[int, int] | None]:
+        """As `first`, for every place: None where no record is left."""
+        found: dict[Place, tuple[int, int] | None] = dict.fromkeys(places)
+        deadline = time.monotonic() + NEXT_S
+        with reaching(self._bootstrap):
+            for batch in _rounds(found, ends):
+                answered = self._first(batch, ends, deadline)
+                if len(answered) < len(batch):
+                    raise kafka.errors.KafkaTimeoutError
+                found |= answered
+        return found
+
+    def _reader(self, places: Mapping[Any, int]) -> Any:
+        if self._consumer is None:
+            knock(self._bootstrap)
+            self._consumer = kafka.KafkaConsumer(
+                bootstrap_servers=self._bootstrap,
+                bootstrap_timeout_ms=TIMEOUT_MS,
+                request_timeout_ms=TIMEOUT_MS,
+                isolation_level="read_committed" if self._decided else "read_uncommitted",
+                enable_auto_commit=False,
+                group_id=None,
+                fetch_max_wait_ms=50,
+                retry_backoff_ms=PAUSE_MS,
+                auto_offset_reset="earliest",
+            )
+        self._consumer.assign(list(places))
+        for place, offset in places.items():
+            self._consumer.seek(place, offset)
+        return self._consumer
+
+    def read(self, topic: str, since: int, end: int) -> Iterator[Record]:
+        """The records of partition 0 in [since, end)."""
+        at = kafka.TopicPartition(topic, 0)
+        with reaching(self._bootstrap):
+            consumer = self._reader({at: since})
+            reached, deadline = since, time.monotonic() + self._patience_s
+            while reached < end:
+                if time.monotonic() > deadline:
+                    raise kafka.errors.KafkaTimeoutError
+                for record in consumer.poll(timeout_ms=100).get(at, []):
+                    if record.offset < end:
+                        yield Record(record.offset, record.timestamp, record.key, record.value)
+                if (now := consumer.position(at)) > reached:
+                    reached, deadline = now, time.monotonic() + self._patience_s
+
+    def _first(
+        self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float
+    ) -> dict[Place, tuple[int, int] | None]:
+        """None where no record is left; left out: what wasn't answered in time."""
+        found: dict[Place, tuple[int, int] | None] = {}
+        waiting = dict(batch)
+        while waiting and time.monotonic() < deadline:
+            # Assigned anew without those that are answered: kafka-python doesn't fetch again for a partition
+            # that was paused once.
+            consumer = self._reader(waiting)
+            answered: dict[Any, Any] = {}
+            while not answered and time.monotonic() < deadline:
+                polled = consumer.poll(timeout_ms=100)
+                past = [at for at in waiting if consumer.position(at) >= ends[at.topic].offsets[at.partition]]
+                answered = {**dict.fromkeys(past), **{at: first for at, (first, *_) in polled.items()}}
+            for at, record in answered.items():
+                offset = waiting.pop(at)
+                answer = record and (int(record.offset), int(record.timestamp))
+                found[at.topic, at.partition, offset] = answer
+        return found
+
+
+def _rounds(places: Iterable[Place], ends: Mapping[str, Position]) -> list[dict[Any, int]]:
+    """Places to be asked for at the same time: one of a partition, each before its end."""
+    rounds: list[dict[Any, int]] = []
+    for topic, partition, offset in sorted(set(places)):
+        # A seek beyond the end would start again at the first record.
+        if offset >= ends[topic].offsets[partition]:
+            continue
+        at = kafka.TopicPartition(topic, partition)
+        free = next((batch for batch in rounds if at not in batch), None)
+        if free is None:
+            rounds.append(free := {})
+        free[at] = offset
+    return rounds
+
+
+@contextlib.contextmanager
+def reaching(bootstrap: str) -> Iterator[None]:
+    """Turn what the client raises into KafkaUnavailable."""
+    try:
+        yield
+    except (kafka.errors.KafkaError, OSError, ValueError) as error:
+        raise KafkaUnavailable(
+            f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
+            hint="check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
+            server=bootstrap,
+        ) from error
+
+
+def knock(bootstrap: str) -> None:
+    """Raise OSError when no server listens: a client that can't start leaves sockets and a thread behind."""
+    refused: OSError = ConnectionRefusedError(bootstrap)
+    for server in bootstrap.split(","):
+        host, _, port = server.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_MS / 1000):
+                return
+        except OSError as error:
+            refused = error
+    raise refused

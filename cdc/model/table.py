@@ -1,0 +1,58 @@
+"""A captured table and what names its rows, as plain data. Standard library only."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Form = Literal["events", "documents"]
+"""What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One captured column: `type` is Postgres' own text for it, as `format_type` prints it: numeric(10,2)."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """What the pipeline file adds to how a search index is made: by column, and for the index as a whole."""
+
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A captured table; `key` names the columns that identify a row, in the order of the primary key."""
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    topic: str
+    reshaped: bool = False
+    """Whether the log holds rows with columns that the table has no more: they are left out."""
+    index: IndexOptions = field(default=IndexOptions(), hash=False)
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+
+def row_id(values: list[Any]) -> str:
+    """The id of a row in every view: one key column is its text, several are a JSON array.
+
+    The twin of `TableCodec.row_id`, for clients and tests. Values are what the topic's key holds.
+    """
+    if len(values) == 1:
+        value = values[0]
+        return value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False)

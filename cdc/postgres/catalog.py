@@ -1,0 +1,183 @@
+"""Which tables of a database a pipeline file means: patterns such as `public.*` against the catalog.
+
+In:  a connection, the file's entries. Out: names of tables; those that a pattern leaves out, and why.
+Invariant: the names are decided where `cdc migrate` and `cdc register` look, and are the registration's from then on: a
+table that is created later waits for the next of both, so that no other command sees more tables than are captured.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+from psycopg.rows import class_row
+
+from cdc.config.settings import CARRIED, Pipeline, alike
+from cdc.errors import SettingsError, SourceError
+from cdc.postgres.row_identity import Connection
+
+KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+CANDIDATES = """
+SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS kind,
+       c.relpersistence <> 'p' AS unlogged,
+       (SELECT rn.nspname || '.' || r.relname FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
+        WHERE c.relispartition AND r.oid = pg_partition_root(c.oid)) AS root,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) AS keyed,
+       c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS inherited,
+       (SELECT e.extname::text FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+        WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
+              AND d.refclassid = 'pg_extension'::regclass LIMIT 1) AS extension
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+ORDER BY 1, 2
+"""
+PUBLISHED = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
+BESIDE = """
+SELECT n.nspname || '.' || c.relname, an.nspname || '.' || a.relname
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN LATERAL pg_partition_ancestors(c.oid) up (oid) ON up.oid <> c.oid
+JOIN pg_class a ON a.oid = up.oid JOIN pg_namespace an ON an.oid = a.relnamespace
+WHERE c.relispartition AND n.nspname || '.' || c.relname = ANY (%(names)s)
+      AND an.nspname || '.' || a.relname = ANY (%(names)s)
+"""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a pattern may match; `root` is the partitioned table whose rows it holds."""
+
+    schema: str
+    name: str
+    kind: str = "r"
+    unlogged: bool = False
+    root: str | None = None
+    keyed: bool = True
+    inherited: bool = False
+    extension: str | None = None
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why a pattern doesn't mean it."""
+        reasons = {
+            "the pipeline's own": self.schema == "cdc",
+            f"{KINDS.get(self.kind)}: the log has rows of tables only": self.kind in KINDS,
+            f"a partition of {self.root}, which has its rows": self.root is not None,
+            f"of the extension {self.extension}": self.extension is not None,
+            "not logged: its rows never reach the log": self.unlogged,
+            "tables inherit from it: list those by name": self.inherited,
+            "a topic's name can't have other characters than letters, digits, _ and -": not all(
+                re.fullmatch(CARRIED, part) for part in (self.schema, self.name)
+            ),
+            f"no primary key: list it with one, {{table: {self.qualified}, key: [...]}}": not self.keyed,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The tables of a file, in its order; `left_out` are what its patterns match and don't mean, with the reasons."""
+
+    names: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+def candidates(conn: Connection) -> list[Candidate]:
+    with conn.cursor(row_factory=class_row(Candidate)) as cursor:
+        return cursor.execute(CANDIDATES).fetchall()
+
+
+def chosen(pipeline: Pipeline, there: Sequence[Candidate]) -> Choice:
+    """Pure. A table that is listed by its name is meant in any case, whatever patterns say of it.
+
+    Raises:
+        SettingsError: a pattern matches nothing that can be captured, or tables whose views would have one name.
+    """
+    listed = [entry.table for entry in pipeline.written if not entry.pattern]
+    good = [candidate.qualified for candidate in there if candidate.obstacle is None]
+    left_out: dict[str, str] = {}
+    for entry in pipeline.patterns:
+        matched = [
+            candidate for candidate in there if entry.means(candidate.qualified) and candidate.qualified not in listed
+        ]
+        left_out |= {candidate.qualified: candidate.obstacle for candidate in matched if candidate.obstacle}
+        if not any(entry.means(name) for name in [*good, *listed]):
+            raise _nothing(entry.table, there, left_out)
+    taken = {shape: name for name in listed for shape in alike(name)}
+    names = [entry.table for entry in pipeline.of(good).source.tables]
+    for name in names:
+        if name not in listed and (other := next((taken[shape] for shape in alike(name) if shape in taken), None)):
+            left_out[name] = f"an index's or a topic's name of it would be that of {other}"
+    names = [name for name in names if name not in left_out]
+    _refuse_alike(names)
+    return Choice(tuple(names), left_out)
+
+
+def tables(conn: Connection, pipeline: Pipeline) -> Choice:
+    """What the file means in this database; nobody is asked where it has no patterns. Raises SettingsError."""
+    return chosen(pipeline, candidates(conn) if pipeline.patterns else [])
+
+
+def refuse_published(conn: Connection, pipeline: Pipeline) -> None:
+    """Raise SourceError for a table that is published, is still there, and would no longer be by a pattern alone."""
+    if pipeline.patterns:
+        published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]
+        refuse_slipped(published, tables(conn, pipeline), pipeline)
+
+
+def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) -> None:
+    """Raise SourceError for a captured table that a pattern leaves out by now: nobody has taken it out of the file.
+
+    A partition of a table that is captured isn't one: its rows come as that one's.
+    """
+    wholes = {f"a partition of {name}, which has its rows" for name in choice.names}
+    for name in captured:
+        if name in choice.left_out and choice.left_out[name] not in wholes:
+            table = sql.Identifier(*name.split(".", 1)).as_string()
+            raise SourceError(
+                f"{name} is captured, and by patterns in source.tables alone it no longer would be:"
+                f" {choice.left_out[name]}. Its changes would be lost from then on.",
+                hint=f"undo that, or list {name} by its name; or, to give its views up: ALTER PUBLICATION"
+                f" {pipeline.pipeline} DROP TABLE {table}, then cdc -p FILE migrate, and register",
+                table=name,
+            )
+
+
+def beside_parents(conn: Connection, names: Iterable[str]) -> dict[str, SourceError]:
+    """Those that are partitions of others among them: their rows come as those of the whole, once."""
+    return {
+        part: SourceError(
+            f"{part} is a partition of {whole}, which is listed, too: its rows come as rows of {whole}.",
+            hint=f"take {part} out of source.tables",
+            table=part,
+        )
+        for part, whole in conn.execute(BESIDE, {"names": list(names)}).fetchall()
+    }
+
+
+def _refuse_alike(names: Sequence[str]) -> None:
+    taken: dict[str, str] = {}
+    for name in names:
+        for shape in alike(name):
+            if taken.setdefault(shape, name) != name:
+                raise SettingsError(
+                    f"The views of {taken[shape]} and {name} would have one name: an index's is in lower case, and of"
+                    " topics that differ only in . and _ only one can be.",
+                    hint="list the one that you mean by its name in source.tables: patterns then leave the other out",
+                )
+
+
+def _nothing(pattern: str, there: Sequence[Candidate], left_out: Mapping[str, str]) -> SettingsError:
+    if met := list(left_out):
+        return SettingsError(
+            f"{pattern} in source.tables matches no table that can be captured: {met[0]} is left out"
+            f" ({left_out[met[0]]}).",
+            hint="list tables by their names",
+        )
+    schemas = sorted({candidate.schema for candidate in there if candidate.obstacle is None})
+    return SettingsError(
+        f"{pattern} in source.tables matches no table.", hint=f"tables are in: {', '.join(schemas) or 'no schema yet'}"
+    )

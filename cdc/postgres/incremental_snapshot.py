@@ -1,0 +1,68 @@
+"""Have the running connector send rows of a table again, while it goes on with the log.
+
+In:  a connection of the table's owner, the table. Out: a row of cdc.signal, which the connector reads from the log.
+Invariant: a request has an id and is made once; a crash before the commit makes none.
+"""
+
+from psycopg import sql
+
+from cdc.errors import SourceError
+from cdc.model.table import Table
+from cdc.postgres.snapshot_request import request
+from cdc.postgres.source import Connection
+from cdc.postgres.truncation_floor import raise_floor
+
+ID_CHARACTERS = 42
+
+# Debezium writes two rows for each chunk that it reads, and never looks at them again: it takes them from the log.
+SWEEP = "DELETE FROM cdc.signal WHERE type IN ('snapshot-window-open', 'snapshot-window-close')"
+# A table is read in chunks by its key; without one the connector would skip it with a line in its log.
+READABLE = """
+SELECT FROM pg_index i
+WHERE i.indrelid = to_regclass(quote_ident(%s) || '.' || quote_ident(%s))
+  AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+  AND NOT EXISTS (SELECT FROM pg_attribute a
+                  WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
+"""
+
+
+def resend(
+    conn: Connection,
+    table: Table,
+    *,
+    id: str,  # noqa: A002  # the column's name
+    cleanse: bool = False,
+    where: sql.Composable | None = None,
+) -> bool:
+    """Ask for all rows of a table, or those that meet a condition; false when the request of that id was made before.
+
+    A table with stored generated columns, with a time or a time stamp in its key, or with dates that JDBC can't carry
+    (infinite, before 1582-10-15), holds up the log while it is read, and a connector that is restarted meanwhile
+    forgets it; all others are read beside the log, also across restarts.
+
+    With `cleanse` rows that vanished without an event vanish from the views as well: a floor is set, so that only what
+    is sent again counts.
+
+    Raises:
+        SourceError: for a table without a key, or one that stays locked; nothing has been asked then.
+    """
+    if len(id) > ID_CHARACTERS:
+        raise ValueError(f"an id of {len(id)} characters: cdc.signal takes {ID_CHARACTERS}")
+    if conn.execute(READABLE, [table.schema, table.name]).fetchone() is None:
+        raise SourceError(
+            f"{table.qualified} can't be sent again: no table of that name has a primary key or a unique index"
+            " without nulls.",
+            hint="add one, or delete the connector with its offsets, then run cdc -p FILE register: a new snapshot",
+        )
+    with conn.transaction():
+        conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")
+        if conn.execute("SELECT FROM cdc.signal WHERE id = %s", [id]).fetchone() is not None:
+            return False
+        # Before the request: what is sent again has the position of the request, or a later one.
+        if cleanse:
+            raise_floor(conn, [table.qualified])
+        conn.execute(SWEEP)
+        conn.execute(
+            "INSERT INTO cdc.signal VALUES (%s, 'execute-snapshot', %s)", [id, request(conn, table, id, where)]
+        )
+    return True

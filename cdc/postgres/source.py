@@ -1,0 +1,379 @@
+"""Postgres as the pipeline sees it: the captured tables, the slot and the server's fitness. Reads only.
+
+In:  a libpq DSN and the pipeline file.
+Out: `Table`s in the order of the file, `Slot`; SourceError with what repairs it.
+Invariant: nothing here writes or leaves a setting behind, and no message holds a password.
+"""
+
+import difflib
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import class_row
+
+from cdc.config.settings import Pipeline, TableSettings
+from cdc.errors import SettingsError, SourceError, SourceUnavailable
+from cdc.model import column_names, pg_types
+from cdc.model.causes import UNKNOWN, cause
+from cdc.model.position import Server
+from cdc.model.table import Column, IndexOptions, Table
+from cdc.postgres import catalog, row_identity
+
+Connection = row_identity.Connection
+
+OLDEST = 140000
+CONNECT_TIMEOUT_S = 5
+
+# libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another language
+# falls through to the general hint.
+REFUSALS = (
+    ("password authentication failed", "check the user and the password of source.dsn"),
+    ("no password supplied", "source.dsn names no password, and the server asks for one"),
+    ("role ", "source.dsn names a user that the server lacks: check it, or CREATE ROLE ... LOGIN"),
+    ("database ", "source.dsn names a database that the server lacks: check it, or createdb"),
+    ("no pg_hba.conf entry", "allow this client in the server's pg_hba.conf"),
+    ("too many clients", "raise max_connections, or close idle clients"),
+)
+
+UNTRUSTED = {
+    "trust": "append sslrootcert=/path/of/its/ca.pem (or sslrootcert=system) to source.dsn",
+    "certificate": "write the host name of its certificate in source.dsn, or renew the certificate",
+    "client": "append sslcert=... and sslkey=... to source.dsn",
+    "plain": "enable TLS at the server, or take sslmode out of source.dsn",
+}
+"""By the kind of a `Cause`."""
+FOR_NOW = ("starting up", "shutting down", "recovery mode", "too many clients", "remaining connection slots")
+"""What a server says that will take connections again by itself."""
+
+TABLES = """
+SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s
+"""
+# Of all columns: the connector looks at those that it leaves out as well.
+NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+# A domain is captured as what it is made of. A type that the connector doesn't know comes as its text.
+COLUMNS = """
+WITH RECURSIVE bare (at, name, nullable, type, mod) AS (
+    SELECT attnum, attname::text, NOT attnotnull, atttypid, atttypmod FROM pg_attribute
+    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated::text = ANY (%s)
+    UNION ALL
+    SELECT at, name, nullable, typbasetype, CASE mod WHEN -1 THEN typtypmod ELSE mod END
+    FROM bare JOIN pg_type d ON d.oid = type WHERE typtype = 'd'
+)
+SELECT name, CASE WHEN e.typtype IN ('c', 'd') OR e.typtype <> 'e' AND e.typname <> ALL (%s)
+                       AND e.typnamespace <> 'pg_catalog'::regnamespace
+                  THEN CASE e.oid WHEN t.oid THEN 'unknown' ELSE 'unknown[]' END
+                  ELSE format_type(type, mod) END, nullable
+FROM bare JOIN pg_type t ON t.oid = type
+JOIN pg_type e ON e.oid = CASE t.typcategory WHEN 'A' THEN t.typelem ELSE t.oid END
+WHERE t.typtype <> 'd'
+ORDER BY at
+"""
+GENERATED = """
+SELECT n.nspname || '.' || c.relname, array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = ANY (%s) AND NOT a.attisdropped AND a.attgenerated <> ''
+      AND a.attgenerated::text <> ALL (%s)
+GROUP BY 1
+"""
+# Only a transaction that has written holds the slot back; to_jsonb reads what older servers lack.
+SLOT = """
+SELECT s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn)::bigint AS lag_bytes,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS retained_bytes,
+       s.safe_wal_size, s.plugin::text, s.database::text,
+       to_jsonb(s) ->> 'invalidation_reason' AS lost_because,
+       (SELECT extract(epoch FROM clock_timestamp() - min(started))::float8 FROM (
+            SELECT xact_start AS started FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+            UNION ALL SELECT prepared FROM pg_prepared_xacts) AS writing) AS oldest_transaction_s
+FROM pg_replication_slots s
+WHERE s.slot_name = %s
+"""
+
+
+# The timeline that is written to now: the one in the control file is that of the last checkpoint.
+SERVER = """
+SELECT system_identifier::text,
+       CASE WHEN NOT pg_is_in_recovery()
+            THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
+FROM pg_control_system()
+"""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A replication slot as the server reports it; bytes are of WAL, None where it gives none."""
+
+    active: bool
+    active_pid: int | None
+    restart_lsn: str | None
+    confirmed_flush_lsn: str | None
+    wal_status: str | None
+    lag_bytes: int | None
+    """Written by the server, not yet confirmed by the connector."""
+    retained_bytes: int | None
+    safe_wal_size: int | None
+    """Bytes that may still be written before the slot is lost; None without max_slot_wal_keep_size."""
+    plugin: str | None
+    database: str | None
+    lost_because: str | None
+    oldest_transaction_s: float | None
+    """Age of the oldest open transaction that has written: the connector can't get past it."""
+
+
+def connect(dsn: str) -> Connection:
+    """Open a connection in autocommit mode.
+
+    Raises:
+        SettingsError: for a DSN that can't be read. SourceError: for a server that is down or refuses.
+    """
+    known = parsed(dsn)
+    # Of a database in SQL_ASCII psycopg would otherwise give texts as bytes.
+    defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc", "client_encoding": "UTF8"}
+    settings = {**defaults, **known}
+    try:
+        return psycopg.connect(make_conninfo("", **settings), autocommit=True)
+    except psycopg.OperationalError as error:
+        raise _refused(str(error), known) from None
+
+
+@contextmanager
+def within(conn: Connection, seconds: float) -> Iterator[None]:
+    """End what is asked of a connection after so long: a server that says nothing would be waited for without end.
+
+    Whoever waits gets psycopg's error of a connection that was lost.
+    """
+    patience = threading.Timer(seconds, _shut, [conn])
+    patience.daemon = True
+    patience.start()
+    try:
+        yield
+    finally:
+        patience.cancel()
+        # What has begun to shut must be done before the connection's number may be somebody else's.
+        patience.join()
+
+
+def _shut(conn: Connection) -> None:
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
+
+
+def parsed(dsn: str) -> dict[str, Any]:
+    """The parts of a DSN. Raises SettingsError without quoting it: it may hold a password."""
+    try:
+        return dict(conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError:
+        raise SettingsError(
+            "source.dsn isn't a Postgres connection string.",
+            hint="write postgresql://user:password@host:port/database, with %XX for special characters",
+        ) from None
+
+
+UNREADABLE = "the address in source.dsn"
+
+
+def _server(known: Mapping[str, Any]) -> str:
+    """Host and port to show. Of a password with one of `@/` in it libpq takes a part for the host, port or database."""
+    host = str(known.get("host") or known.get("hostaddr") or "localhost")
+    port, database = str(known.get("port") or 5432), str(known.get("dbname") or "")
+    if "@" in host + database or not port.replace(",", "").isdigit():
+        return UNREADABLE
+    return f"{host}:{port}"
+
+
+def _refused(text: str, known: dict[str, Any]) -> SourceError:
+    server = _server(known)
+    # libpq itself gives up, without a word from the server, when it has no password to send.
+    _, refusal, reason = text.partition("FATAL:" if "FATAL:" in text else "fe_sendauth:")
+    if not refusal:
+        why = cause(text) if server != UNREADABLE else UNKNOWN
+        hint = UNTRUSTED.get(
+            why.kind, "check host and port of source.dsn; the local stack is started by: cdc -p FILE up"
+        )
+        kind = SourceUnavailable if why.passes else SourceError
+        return kind(f"Postgres at {server} can't be reached{why}.", hint=hint, server=server)
+    first = reason.strip().splitlines()[0]
+    hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
+    if server == UNREADABLE:
+        first, hint = "the login", "write special characters of the user and the password in source.dsn as %XX"
+    kind = SourceUnavailable if any(words in first for words in FOR_NOW) else SourceError
+    return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
+
+
+def server(conn: Connection) -> Server | None:
+    """Which server this is; None for a standby, and where the role may not ask."""
+    try:
+        system, timeline = conn.execute(SERVER).fetchone() or (None, None)
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    return Server(system, timeline) if timeline is not None else None
+
+
+def preflight(conn: Connection, pipeline: Pipeline) -> None:
+    """Refuse a server that can't be captured from. Raises SourceError."""
+    level = conn.execute("SHOW wal_level").fetchone()
+    assert level is not None
+    check_server(level[0], conn.info.server_version, pipeline.pipeline)
+
+
+def check_server(wal_level: str, version: int, pipeline: str) -> None:
+    """The rule of `preflight`; version as `server_version_num` has it: 140000."""
+    if version < OLDEST:
+        raise SourceError(
+            f"Postgres {version // 10000} is too old for pipeline {pipeline}.",
+            hint="upgrade the server to 14 or later",
+        )
+    if wal_level != "logical":
+        raise SourceError(
+            f"The server has wal_level = {wal_level}; pipeline {pipeline} takes logical.",
+            hint="ALTER SYSTEM SET wal_level = 'logical', restart the server, then run the command again",
+        )
+
+
+def describe(
+    conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals
+) -> tuple[Table, ...]:
+    """The captured tables, in the order of the pipeline file. `refusals` may say more than what holds for any view.
+
+    Raises:
+        SourceError: for those that aren't there or can't be captured, with what repairs them.
+    """
+    found = survey(conn, pipeline, refusals)
+    if found.refused:
+        raise column_names.together(list(found.refused.values()))
+    return found.tables
+
+
+class Superfluous(SourceError):
+    """The pipeline file leaves out a column that isn't there: nothing that the table holds is in doubt."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The captured tables that can be carried, in the order of the pipeline file; why the others can't."""
+
+    tables: tuple[Table, ...]
+    refused: Mapping[str, SourceError]
+
+
+def survey(conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals) -> Survey:
+    """Look at every captured table by itself."""
+    tables, refused = [], {}
+    # format_type leaves the schema out when the search path reaches the type; the rollback restores the path.
+    with conn.transaction(force_rollback=True):
+        conn.execute("SET LOCAL search_path = ''")
+        kinds = _published_kinds(conn, pipeline.pipeline)
+        for entry in pipeline.source.tables:
+            try:
+                tables.append(_describe(conn, entry, pipeline, kinds, refusals))
+            except SourceError as error:
+                refused[entry.table] = error
+        refused |= catalog.beside_parents(conn, [table.qualified for table in tables])
+    return Survey(tuple(table for table in tables if table.qualified not in refused), refused)
+
+
+def unpublished(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
+    """Generated columns that the log doesn't carry, by table; a snapshot would: exclude them."""
+    kinds = _published_kinds(conn, pipeline.pipeline)
+    tables = [entry.table for entry in pipeline.source.tables]
+    return {table: tuple(columns) for table, columns in conn.execute(GENERATED, [tables, kinds])}
+
+
+def _published_kinds(conn: Connection, publication: str) -> list[str]:
+    """Values of `attgenerated` in the log: before 18 no generated column is, after it stored ones may be."""
+    if conn.info.server_version < 180000:
+        return [""]
+    row = conn.execute("SELECT pubgencols FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
+    # `cdc migrate`, which comes before `cdc register`, makes the publication with stored ones.
+    return ["", "s"] if row is None or row[0] == "s" else [""]
+
+
+def named(tables: Sequence[Table], name: str) -> Table:
+    """The table of that name, schema.table. Raises SettingsError."""
+    for table in tables:
+        if table.qualified == name:
+            return table
+    known = ", ".join(table.qualified for table in tables)
+    raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {known}")
+
+
+def undescribed(pipeline: Pipeline) -> tuple[Table, ...]:
+    """The captured tables by name alone, without columns and key: what is known while Postgres is down."""
+    return tuple(
+        Table(schema, name, (), (), pipeline.topic(entry.table))
+        for entry in pipeline.source.tables
+        for schema, name in [entry.table.split(".")]
+    )
+
+
+def _describe(
+    conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds: list[str], refusals: column_names.Refusals
+) -> Table:
+    schema, name = entry.table.split(".")
+    found = conn.execute(TABLES, [schema, name]).fetchone()
+    if found is None:
+        raise _unknown(conn, entry.table)
+    oid, kind = found
+    _check_kind(entry.table, kind)
+    unique = row_identity.key_index(conn, oid, entry.table, entry.key)
+    key = entry.key or tuple(unique.columns)
+    columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(pg_types.KNOWN)])]
+    _check_exclude(entry, [column.name for column in columns], key)
+    captured = tuple(column for column in columns if column.name not in entry.exclude)
+    index = IndexOptions(entry.index.fields, entry.index.settings)
+    table = Table(schema, name, captured, key, pipeline.topic(entry.table), index=index)
+    alike = column_names.alike(name for (name,) in conn.execute(NAMES, [oid]))
+    if error := column_names.refused(table, lambda table: [*alike, *refusals(table)]):
+        raise error
+    return table
+
+
+def _unknown(conn: Connection, table: str) -> SourceError:
+    rows = conn.execute(
+        "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^(pg_|information_schema$|cdc$)' ORDER BY 1"
+    )
+    folded = {name.lower(): name for (name,) in rows}
+    near = difflib.get_close_matches(table.lower(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]}?" if near else "create it, or correct source.tables"
+    return SourceError(f"There is no table {table} in database {conn.info.dbname}.", hint=hint, table=table)
+
+
+def _check_kind(table: str, kind: str) -> None:
+    if kind not in ("r", "p"):
+        raise SourceError(
+            f"{table} isn't a table; the replication log has rows of tables only.",
+            hint="list the tables that it is made from under source.tables",
+            table=table,
+        )
+
+
+def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str]) -> None:
+    for column in entry.exclude:
+        if column in key:
+            raise SourceError(
+                f"{entry.table} excludes {column}, which is part of its key.",
+                hint=f"take {column} out of exclude: without it rows can't be told apart",
+                table=entry.table,
+            )
+        if column not in columns:
+            near = difflib.get_close_matches(column, columns, n=1)
+            raise Superfluous(
+                f"{entry.table} excludes {column}, but has no such column.",
+                hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
+                table=entry.table,
+            )
+
+
+def slot(conn: Connection, name: str) -> Slot | None:
+    """The slot of that name, in whichever database; None when there is none."""
+    with conn.cursor(row_factory=class_row(Slot)) as cursor:
+        return cursor.execute(SLOT, [name]).fetchone()

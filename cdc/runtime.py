@@ -1,0 +1,231 @@
+"""What the options before a verb stand for: settings, tables, sinks, streams; made when first asked for."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import psycopg
+
+from cdc.config import settings
+from cdc.errors import CdcError, SettingsError
+from cdc.model import column_names
+from cdc.model.table import Table
+from cdc.postgres import catalog, source
+from cdc.sink import factory
+from compose import book, stack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc.apply.schema_follower import Follower
+    from cdc.apply.stream import Stream
+    from cdc.sink.contract import Sink
+    from compose.endpoints import Endpoints
+
+
+SHOWN_S = 2.5
+T = TypeVar("T")
+
+
+def _later(ask: Callable[[], T]) -> "Future[T]":
+    """The answer of a server, from a thread that nobody waits for in the end."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return answer
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the options before the verb say."""
+
+    path: Path
+    state_option: Path | None
+    fresh: bool = False
+    """Whether patterns of the file mean what is in the catalog now; else what was registered, once anything was."""
+    on_worker_log: Callable[[Path | None], None] = lambda _: None
+    """Is told where Connect's log lies, each time the file is loaded; None where Connect is not of a local stack."""
+
+    @cached_property
+    def state(self) -> Path:
+        return self.state_option or stack.state_dir(settings.name_of(self.path))
+
+    @cached_property
+    def pipeline(self) -> settings.Pipeline:
+        """The pipeline file with the tables that its patterns mean.
+
+        Raises:
+            SettingsError: a pattern means none of them.
+        """
+        from cdc.control.registrations import refuse_meaningless
+
+        written = self.load()
+        if not written.patterns:
+            return written
+        captured = None if self.fresh else self._captured(written)
+        if captured is None:
+            return self._in_catalog(written)
+        refuse_meaningless(captured, written)
+        return written.of(captured)
+
+    @cached_property
+    def shown(self) -> settings.Pipeline:
+        """The same for who only looks, within seconds, whatever hangs.
+
+        With Kafka down patterns mean what the catalog says; with that down as well, what is named is all.
+        """
+        written = self.load()
+        if not written.patterns:
+            return written
+        asked, catalogued = _later(lambda: self._captured(written)), _later(lambda: self._in_catalog(written))
+        deadline = time.monotonic() + SHOWN_S
+        with suppress(TimeoutError, CdcError):
+            if (captured := asked.result(SHOWN_S * 0.75)) is not None:
+                return written.of(captured)
+        with suppress(TimeoutError, CdcError, psycopg.Error):
+            return catalogued.result(max(0.0, deadline - time.monotonic()))
+        return written.of([])
+
+    def of_catalog(self) -> "Context":
+        """The same, for those commands that decide which tables are captured from then on."""
+        return replace(self, fresh=True)
+
+    def _captured(self, written: settings.Pipeline) -> Collection[str] | None:
+        """The tables that were registered last; None when nothing was."""
+        from cdc.control import registrations
+        from cdc.kafka.topics import Topics
+
+        with Topics(written.kafka) as kafka:
+            known = registrations.read(kafka, written)
+        return known.tables.keys() if known else None
+
+    def _in_catalog(self, written: settings.Pipeline) -> settings.Pipeline:
+        with source.connect(written.source.dsn) as connection:
+            return written.of(catalog.tables(connection, written).names)
+
+    def load(self) -> settings.Pipeline:
+        """The pipeline file as it is now."""
+        # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
+        endpoints = book.known(self.state)
+        log = self.state / "connect" / "log" / "connect.log"
+        self.on_worker_log(log if log.exists() else None)
+        own = endpoints.environment() if endpoints else {}
+        return settings.load(self.path, {**own, **os.environ})
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        with source.connect(self.pipeline.source.dsn) as connection:
+            return source.describe(connection, self.pipeline)
+
+    def require_carried(self, connection: source.Connection) -> None:
+        """Raise SourceError for all tables with columns that Spark or a sink of the file can't carry.
+
+        Raise SettingsError for what the file asks of an index for columns that aren't there.
+        """
+        column_names.require_indexed(source.describe(connection, self.pipeline, self.refusals))
+
+    def refusals(self, table: Table) -> list[str]:
+        """Why the pipeline as a whole can't carry a table as it is, a sentence for each column concerned."""
+        views = [f"{why} ({sink.name})" for sink in self._judges for why in sink.refusals(table)]
+        return [*column_names.refusals(table), *views]
+
+    @cached_property
+    def _judges(self) -> "list[Sink]":
+        """All sinks, once for all tables: to read a file of 500 tables takes a third of a second."""
+        return self.sinks(None)
+
+    def captured(self, name: str | None) -> tuple[Table, ...]:
+        """The table of that name, schema.table; all for None."""
+        return self.tables if name is None else (source.named(self.tables, name),)
+
+    @cached_property
+    def placeholder(self) -> str:
+        """What the connector writes for a value that the log doesn't carry."""
+        from cdc.capture.configuration import placeholder
+        from cdc.kafka.topics import Topics
+
+        with Topics(self.pipeline.kafka) as kafka:
+            return placeholder(self.pipeline.pipeline, kafka.cluster_id())
+
+    def sinks(self, chosen: list[str] | None) -> "list[Sink]":
+        pipeline = self.load()
+        known = list(pipeline.sinks)
+        if unknown := [name for name in chosen or () if name not in known]:
+            raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
+        return [factory.build(pipeline, name) for name in chosen or known]
+
+    @cached_property
+    def follower(self) -> "Follower":
+        from cdc.apply.schema_follower import Follower, patience_s
+
+        pipeline = self.pipeline
+        with source.connect(pipeline.source.dsn) as connection, source.within(connection, patience_s(pipeline)):
+            return Follower(self.load, source.survey(connection, pipeline).tables)
+
+    def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
+        """One that applies all tables to each sink, and follows the file and the tables while it does."""
+        from cdc.apply.stream import Stream
+
+        return [Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks]
+
+
+class Stack(Protocol):
+    """What `compose` has two of: servers as processes, servers as containers."""
+
+    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints": ...
+
+    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]: ...
+
+
+def stack_of(kind: str | None, state: Path) -> Stack:
+    """The local stack of that kind; without a word the one that the state is of, so that one verb has to be told."""
+    from compose import docker
+
+    stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
+    kind = kind or book.kind(state) or "embedded"
+    if kind not in stacks:
+        raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
+    return stacks[kind]
+
+
+@contextmanager
+def spark_on(master: str) -> "Iterator[SparkSession]":
+    """A session for one verb.
+
+    Raises:
+        SparkError: Spark's own process has ended meanwhile, whatever that looks like from here.
+    """
+    from compose import artifacts
+
+    jars = artifacts.spark_jars()
+    from cdc.spark.session import ended, session
+
+    spark = session(master, jars)
+    try:
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except CdcError:
+        raise
+    except Exception as error:
+        if gone := ended(spark):
+            raise gone from error
+        raise

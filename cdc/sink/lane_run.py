@@ -1,0 +1,110 @@
+"""Have a lane run by Spark's executors, and say what became of its batch.
+
+In:  a lane and the records of a batch. Out: `Outcome`; the error of the first failure that an executor reports.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cdc.errors import CdcError, DecodeError, Unholdable
+from cdc.model.outcome import Applied
+from cdc.sink.contract import Outcome, Refused
+from cdc.sink.lane import COLUMNS, REPORT, Lane, Report
+from cdc.sink.lane_task import Run, work
+from cdc.sink.rejection import DECODE, UNHOLDABLE, Rejected
+from cdc.sink.remedy import REPORTED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    """What is done with the Arrow batches of a task."""
+
+OF_ALL = {"broker": "nothing to do: it is tried again; is Kafka up?"}
+"""Hints by kind of a failure, whatever the sink."""
+_decode = msgspec.json.Decoder(Report).decode
+
+
+def run(lane: Lane, records: DataFrame, sink: str, hints: Mapping[str, str]) -> Outcome:
+    """Run a lane over a batch's records; hints: by kind of a failure, what a person can do about it.
+
+    Raises:
+        CdcError: of the first failure that is reported, or of a record that ends the batch.
+    """
+    rows = records.select(*COLUMNS).mapInArrow(lasting(partial(work, lane)), REPORT).collect()
+    return outcome(lane, [_decode(row["report"]) for row in rows], sink, hints)
+
+
+def run_here(lane: Lane, records: DataFrame, sink: str) -> Outcome:
+    """The same in this process: for the reference, whose view is in it."""
+    task = Run(lane)
+    rows = records.select(*COLUMNS).collect()
+    for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"])):
+        if not task.ended:
+            task.take(row["topic"], row["partition"], [(_bytes(row["key"]), _bytes(row["value"]), row["offset"])])
+    return outcome(lane, task.end(), sink, {})
+
+
+def _bytes(part: bytearray | None) -> bytes | None:
+    return None if part is None else bytes(part)
+
+
+def outcome(lane: Lane, reports: Iterable[Report], sink: str, hints: Mapping[str, str]) -> Outcome:
+    names = {advance.table.topic: advance.table.qualified for advance in lane.advances}
+    result = Outcome({name: Applied() for name in names.values()})
+    for report in reports:
+        if report.failure:
+            raise raised(report.failure, report.message, hints, topic=report.topic, partition=report.partition)
+        result.applied[names[report.topic]].add(report.applied)
+        result.rejected.extend(report.rejected)
+        result.cured.update(((report.topic, key), offset) for key, offset in report.cured.items())
+        result.told.setdefault(names[report.topic], []).extend(report.told)
+    if lane.rejection.stops and result.rejected:
+        raise _stopped(result.rejected, sink)
+    return result
+
+
+def _stopped(rejected: list[Rejected], sink: str) -> CdcError:
+    first = rejected[0]
+    place = f"{first.topic} partition {first.partition} offset {first.offset}: {first.reason}"
+    if first.kind == DECODE:
+        return DecodeError(
+            f"A record is not what the connector writes: {place}.",
+            hint="look at the record; who else writes to this topic?",
+            sink=sink,
+        )
+    if first.kind == UNHOLDABLE:
+        return Unholdable(
+            f"{sink} has no way to hold a record: {place}.",
+            hint="change the row, or leave the column out with `exclude`",
+            sink=sink,
+        )
+    return Refused({(one.topic, one.id or ""): one.reason for one in rejected}, sink)
+
+
+def raised(kind: str, message: str, hints: Mapping[str, str], **where: object) -> CdcError:
+    """The error of a failure that is told by a word, with the hint for its kind."""
+    return REPORTED[kind](message, hint={**OF_ALL, **hints}.get(kind, "see the message"), **where)
+
+
+def lasting(work: Work) -> Work:
+    """The same for a worker that takes many tasks: Spark collects garbage after each, over all that is loaded."""
+
+    def worked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from work(batches)
+        _freeze(getattr(work, "func", work).__qualname__)
+
+    return worked
+
+
+@cache
+def _freeze(_: str) -> None:
+    """Leave what is loaded out of it, after the first task of each kind."""
+    gc.freeze()

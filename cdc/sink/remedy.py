@@ -1,0 +1,142 @@
+"""What is done about a failure: one table, by the class of the error.
+
+In:  whatever was raised. Out: an error with a class, and its remedy.
+Spark tells what went wrong inside it as text: `cdc.spark.failures` gives that its class first.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import psycopg
+
+from cdc.errors import (
+    CdcError,
+    ConnectorError,
+    DecodeError,
+    Fenced,
+    KafkaUnavailable,
+    SettingsError,
+    SinkError,
+    SinkRejected,
+    SinkUnavailable,
+    SourceError,
+    SourceUnavailable,
+    SparkError,
+    Unexpected,
+    Unholdable,
+    WorkerLost,
+)
+from cdc.model.trace import kind, place
+from cdc.sink.contract import Misfit, Refused, Rewound
+
+
+class Remedy(StrEnum):
+    RETRY = "retry"
+    """The same step again after a pause, for as long as it takes: positions tell what is still to do."""
+    RESTART = "restart"
+    """The query again from where the sink stands; when it fails the same way again and again: stop, see `Patience`."""
+    STOP = "stop"
+    """The sink's stream ends and says why: trying again would change nothing, or would do harm."""
+
+
+REMEDIES: Mapping[type[BaseException], Remedy] = {
+    # A destination that is away, busy or failing over; one that has gone back by itself; one that refuses.
+    SinkUnavailable: Remedy.RETRY,
+    Rewound: Remedy.RESTART,
+    SinkRejected: Remedy.STOP,
+    Fenced: Remedy.STOP,
+    SinkError: Remedy.STOP,
+    # A broker that is away; one that answers, with what won't change: no such topic, not allowed, records gone.
+    KafkaUnavailable: Remedy.RETRY,
+    ConnectorError: Remedy.STOP,
+    # Postgres that is away while tables are described; what it says about them.
+    SourceUnavailable: Remedy.RETRY,
+    SourceError: Remedy.STOP,
+    # A Python worker or an executor that was killed; Spark itself.
+    WorkerLost: Remedy.RESTART,
+    SparkError: Remedy.STOP,
+    # Single records, where `on_error` is to stop: not what the connector writes, not what a view can hold or take.
+    DecodeError: Remedy.STOP,
+    Unholdable: Remedy.STOP,
+    Refused: Remedy.STOP,
+    # A view for other columns: its table is set aside (`Views.load`); where that isn't possible, nothing else helps.
+    Misfit: Remedy.STOP,
+    SettingsError: Remedy.STOP,
+    Unexpected: Remedy.STOP,
+    BaseException: Remedy.STOP,
+}
+"""By class; one that isn't named is treated as the one that it is a kind of."""
+
+REPORTED: Mapping[str, type[CdcError]] = {
+    "unavailable": SinkUnavailable,
+    "rejected": SinkRejected,
+    "forbidden": SinkRejected,
+    "misplaced": SinkRejected,
+    "stranger": SinkRejected,
+    **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
+    "fenced": Fenced,
+    "rewound": Rewound,
+    "broker": KafkaUnavailable,
+}
+"""The classes that executors report, as a word: an exception would lose its class on the way."""
+
+SAME = 5
+"""So often the very same failure may come back before there is any progress."""
+PASSING_STATES = ("08", "40", "53", "55", "57")
+"""SQLSTATE classes that pass: connection, rollback, resources, object in use, operator's intervention."""
+
+
+def remedy(error: BaseException) -> Remedy:
+    """What is done about an error; of the classes that it is of, the narrowest that the table names."""
+    return next(REMEDIES[one] for one in type(error).__mro__ if one in REMEDIES)
+
+
+def classify(error: Exception, part: str, following: str = "the same command") -> CdcError:
+    """The error itself if it has a class; otherwise what is known by its kind, never by its text: that may quote a row.
+
+    `part` is who failed, a sink or a verb; `following` is the command that goes on.
+    """
+    if isinstance(error, CdcError):
+        return error
+    if isinstance(error, psycopg.Error):
+        return _of_postgres(error)
+    return Unexpected(
+        f"{part} has failed: {kind(error)} in {place(error)}.",
+        hint=f"{following} goes on from where the views stand; the log has the trace",
+        part=part,
+    )
+
+
+def given_up(error: CdcError) -> CdcError:
+    """The same error, once it has come back too often."""
+    if remedy(error) is not Remedy.RESTART:
+        return error
+    return type(error)(f"{error.message} That is {SAME} times without any progress.", hint=error.hint, **error.where)
+
+
+def _of_postgres(error: psycopg.Error) -> SourceError:
+    state = error.sqlstate
+    if state is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return SourceUnavailable("Postgres went away while it was asked.", hint="nothing to do: it is asked again")
+    name = type(error).__name__
+    if state and state.startswith(PASSING_STATES):
+        return SourceUnavailable(f"Postgres can't answer now: {name} ({state}).", hint="look at the server's log")
+    return SourceError(f"Postgres refuses: {name} ({state}).", hint="the server's log says more")
+
+
+@dataclass
+class Patience:
+    """Counts how often the same failure comes back without progress in between: for ever is not for a while."""
+
+    count: int = 0
+    _failure: tuple[type[BaseException], str] | None = None
+    _reached: Hashable = None
+
+    def meet(self, error: BaseException, reached: Hashable) -> bool:
+        """Take note of a failure at a position; whether it may be tried again."""
+        failure = type(error), str(error)
+        self.count = self.count + 1 if (failure, reached) == (self._failure, self._reached) else 1
+        self._failure, self._reached = failure, reached
+        action = remedy(error)
+        return action is Remedy.RETRY or (action is Remedy.RESTART and self.count < SAME)

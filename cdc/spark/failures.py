@@ -1,0 +1,74 @@
+"""Failures inside Spark come as text: give them back their class, and never let a row's value through."""
+
+import re
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from cdc.errors import (
+    CdcError,
+    ConnectorError,
+    KafkaUnavailable,
+    SinkError,
+    SinkUnavailable,
+    SparkError,
+    WorkerLost,
+)
+from cdc.sink.remedy import classify
+from cdc.spark.session import MEMORY_HINT
+
+BROKER = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+)")
+FINAL = ("Authorization", "Authentication", "InvalidTopic", "InvalidGroup", "UnsupportedVersion", "CorruptRecord")
+"""What a broker answers for good; anything else of its errors passes."""
+LOST = re.compile(
+    r"Python worker (?:exited unexpectedly|failed to connect back|process is dead)|ExecutorLostFailure|SlaveLost"
+    r"|Executor heartbeat timed out|EOFException occurred while reading .* from Python worker"
+)
+
+
+def explain(error: Exception, sink: str) -> CdcError:
+    """Name a failure, also one inside Spark, by what a person can do about it."""
+    if isinstance(error, CdcError):
+        return error
+    text = str(error)
+    return _of_a_server(text, sink) or _of_spark(error, text, sink)
+
+
+def _of_a_server(text: str, sink: str) -> CdcError | None:
+    """What the broker, or a process of Spark, has done."""
+    if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
+        return ConnectorError(
+            "Kafka no longer holds records that the view still needs.",
+            hint=f"cdc -p FILE rebuild {sink}",
+            sink=sink,
+        )
+    if broker := BROKER.search(text):
+        return _of_a_broker(broker[1], sink)
+    if f"{SinkUnavailable.__module__}.{SinkUnavailable.__name__}: " in text:
+        return SinkUnavailable(f"{sink} can't be read.", hint="is the server up? the same command goes on", sink=sink)
+    if "OutOfMemoryError" in text:
+        return SparkError("Spark has run out of memory.", hint=MEMORY_HINT)
+    if LOST.search(text):
+        return WorkerLost(
+            "Spark has lost a worker in mid-batch.",
+            hint=f"is there memory left on this machine? cdc -p FILE run --sink {sink} goes on from where it stands",
+            sink=sink,
+        )
+    return None
+
+
+def _of_a_broker(name: str, sink: str) -> ConnectorError:
+    if name.startswith(FINAL) or any(f"{word}Exception" in name for word in FINAL):
+        return ConnectorError(f"Kafka refuses: {name}.", hint="look at the broker's log, then: cdc -p FILE topics")
+    return KafkaUnavailable(f"Kafka doesn't answer: {name}.", hint="nothing to do: it is tried again", sink=sink)
+
+
+def _of_spark(error: Exception, text: str, sink: str) -> CdcError:
+    if isinstance(error, Py4JNetworkError):
+        return SparkError("Spark's process doesn't answer.", hint="start again; views go on from where they stand")
+    if not isinstance(error, PySparkException | Py4JError):
+        return classify(error, sink, f"cdc -p FILE run --sink {sink}")
+    # Spark's message may quote a value; its class never does.
+    condition = re.search(r"\[([A-Z][A-Z0-9_.]+)\]", text)
+    what = condition[1] if condition else type(error).__name__
+    return SinkError(f"Spark failed: {what}.", hint="the log has the trace", sink=sink)

@@ -1,0 +1,86 @@
+"""Whole topics as one batch: every committed record below a position.
+
+In:  the broker, the positions to read up to. Out: records as Spark's Kafka source gives them; counts of them.
+Invariant: no row leaves the executors.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc.model.position import Position
+
+FETCHES = {
+    "kafka.isolation.level": "read_committed",
+    # How long the broker may hold an empty answer: paid for each partition whose last offsets are markers.
+    "kafka.fetch.max.wait.ms": "1",
+    # Spark asks for the topic's first and last offset at every poll, and throws away what was fetched ahead.
+    "kafka.max.poll.records": "2000",
+}
+
+EARLIEST = -2
+"""As an offset to start from: the first that the broker has."""
+Spans = dict[tuple[str, int], tuple[int, int]]
+"""By topic and partition: an offset to start from, one to stop before."""
+
+
+def consumer(bootstrap: str, group: str | None = None) -> dict[str, str]:
+    """Options of Spark's Kafka source, for a stream as for a batch: whose topics, and how records are fetched.
+
+    Executors keep consumers, and what these have fetched ahead, for the next reader of the same group; five minutes
+    long, so that a reader with a group of its own leaves them behind.
+    """
+    named = {"kafka.group.id": group} if group else {}
+    return {"kafka.bootstrap.servers": bootstrap, **FETCHES, **named}
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many records a partition holds, of how many keys, and how many of the records are tombstones."""
+
+    records: int = 0
+    keys: int = 0
+    tombstones: int = 0
+
+
+def records(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:
+    """Every committed record below the ends: key, value binary; topic, partition, offset, timestamp."""
+    places = {(topic, at): (EARLIEST, offset) for topic, end in ends.items() for at, offset in enumerate(end.offsets)}
+    return between(spark, bootstrap, places)
+
+
+def between(spark: SparkSession, bootstrap: str, spans: Spans, group: str | None = None) -> DataFrame:
+    """Every committed record of these spans, as `records` gives them."""
+    starts, ends = ({place: span[at] for place, span in spans.items()} for at in (0, 1))
+    return (
+        spark.read.format("kafka")
+        .options(**consumer(bootstrap, group))
+        .option("assign", json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}))
+        .option("startingOffsets", json.dumps(_by_topic(starts)))
+        .option("endingOffsets", json.dumps(_by_topic(ends)))
+        .load()
+    )
+
+
+def _by_topic(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[partition] = offset
+    return found
+
+
+def tally(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> dict[str, list[Tally]]:
+    """What each partition holds below the ends, by topic."""
+    by_key = records(spark, bootstrap, ends).groupBy("topic", "partition", "key")
+    counted = (
+        by_key.agg(F.count("*").alias("records"), F.count_if(F.col("value").isNull()).alias("tombstones"))
+        .groupBy("topic", "partition")
+        .agg(F.sum("records").alias("records"), F.count("*").alias("keys"), F.sum("tombstones").alias("tombstones"))
+    )
+    found = {topic: [Tally()] * end.partition_count for topic, end in ends.items()}
+    for row in counted.collect():
+        found[row["topic"]][row["partition"]] = Tally(row["records"], row["keys"], row["tombstones"])
+    return found

@@ -1,0 +1,61 @@
+"""What the pipeline file may say of a sink of `type: delta`."""
+
+import os
+from collections.abc import Hashable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from cdc.config.mistakes import Refused
+from cdc.config.sink_kinds import TRIGGER, SinkSettings
+
+if TYPE_CHECKING:
+    from cdc.sink.contract import Sink
+
+
+def _folder(path: str, info: ValidationInfo) -> str:
+    """A relative one is the pipeline file's, wherever a command is given."""
+    if "://" in path or path.startswith("file:"):
+        scheme = path.partition(":")[0]
+        raise Refused(
+            f"is a folder's path, and {scheme}: isn't supported", "name a folder that all of Spark's executors reach"
+        )
+    if not path.strip():
+        raise Refused("is empty", "for example: path: /srv/warehouse")
+    folder = (info.context or {}).get("folder")
+    return os.path.normpath(Path(folder, Path(path).expanduser())) if folder else path
+
+
+Folder = Annotated[str, AfterValidator(_folder)]
+
+
+class Delta(SinkSettings):
+    keeps_changes = True
+    told_apart_by = "path"
+    type: Literal["delta"]
+    """Which kind of sink it is."""
+    path: Folder = Field(examples=["/srv/warehouse"])
+    """The warehouse's folder; a relative path is the pipeline file's."""
+    without_deletion_vectors: tuple[str, ...] = Field(default=(), examples=[["public.orders"]])
+    """Tables, or patterns of them, whose mirror is for readers that can't have deletion vectors (pandas, pyarrow): a
+    merge writes files anew instead of marking rows in them."""
+    trigger_s: float = Field(default=5.0, ge=0, description=TRIGGER)
+
+    @property
+    def place(self) -> Hashable:
+        return "delta", os.path.realpath(self.path)
+
+    def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
+        wanted = [one for one in self.without_deletion_vectors if "*" not in one]
+        if strange := [one for one in wanted if not any(fnmatchcase(one, entry) for entry in listed)]:
+            raise Refused(
+                f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
+                f"there are {', '.join(listed)}",
+            )
+
+    def build(self, name: str, pipeline: str) -> "Sink":
+        from sinks.delta import sink
+
+        return sink.Delta(name, self.path, pipeline, rewritten=self.without_deletion_vectors)

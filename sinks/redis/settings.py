@@ -1,0 +1,50 @@
+"""What the pipeline file may say of a sink of `type: redis`."""
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import AfterValidator, Field
+
+from cdc.config.mistakes import Refused
+from cdc.config.places import server
+from cdc.config.section import readable
+from cdc.config.sink_kinds import TRIGGER, SinkSettings
+
+if TYPE_CHECKING:
+    from cdc.sink.contract import Sink
+
+PORTS = {"redis": 6379, "rediss": 6379}
+
+
+def _cache(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise Refused("needs redis://, rediss:// or unix:// before its host", "for example: redis://localhost:6379/0")
+    if scheme not in ("redis", "rediss", "unix"):
+        raise Refused("is no cache's: it begins with another scheme", "write redis://, rediss:// (TLS) or unix://")
+    return readable(url)
+
+
+class Redis(SinkSettings):
+    told_apart_by = "prefix"
+    type: Literal["redis"]
+    """Which kind of sink it is."""
+    url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
+    """The server and the number of the database, which must hold nothing else."""
+    prefix: str = Field(pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"])
+    spare: int | None = Field(default=None, ge=0)
+    """The number of the database where `cdc rebuild` makes the next generation: the one after the url's when None."""
+    trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
+
+    @property
+    def place(self) -> Hashable:
+        parts = urlsplit(self.url)
+        socket = parts.path if parts.scheme == "unix" else ""
+        number = parse_qs(parts.query).get("db", ["" if socket else parts.path.strip("/")])[0]
+        return "redis", *server(self.url, PORTS), socket, number or "0", self.prefix
+
+    def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
+        from sinks.redis import sink
+
+        return sink.Redis(name, self.url, self.prefix, self.spare)
