@@ -1,4 +1,7 @@
-"""What the options before a verb stand for: settings, tables, sinks, streams; made when first asked for."""
+"""The only place that wires: what a pipeline file stands for, made when first asked for.
+
+In:  the options before a verb. Out: settings, tables, sinks, streams; a Spark session; the local servers.
+"""
 
 import os
 import time
@@ -195,7 +198,7 @@ class Stack(Protocol):
 
 
 def stack_of(kind: str | None, state: Path) -> Stack:
-    """The local stack of that kind; without a word the one that the state is of, so that one verb has to be told."""
+    """The local stack of that kind. Without one it is what the state is of, so that one verb alone has to say it."""
     from compose import docker
 
     stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}

@@ -1,4 +1,4 @@
-"""The command line: the only place that wires the parts together, prints and exits."""
+"""The command line: reads what a verb is given, has `cdc.runtime` wire the parts, prints and exits."""
 
 import os
 import sys
