@@ -29,7 +29,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes, recent_changes
-from cdc.verify.barrier import Fence, pass_fence, raise_fence, settle
+from cdc.verify.barrier import Barrier, WaitOptions, await_barrier, place_barrier, wait_until_current
 from cdc.verify.census import View, drawn, small_and_equal
 from cdc.verify.comparison import KNOWN, Comparison, Difference
 from cdc.verify.source_rows import Reader, Sample, Snapshot, bucket, within
@@ -81,7 +81,7 @@ def verify(
         SettingsError: more keys have changed than can be looked at one by one.
         SourceError, SinkError: a server can't be read.
     """
-    settle(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
+    wait_until_current(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
     compared: dict[View, Comparison] = {}
     # One for all that follows: what differs in a first look must be among what the next one looks at.
     sample = drawn(options.sample) if options.sample is not None else None
@@ -192,7 +192,7 @@ class _Verification:
             with self._snapshot() as snapshot:
                 chosen = self._reader.chosen(snapshot, ids)
                 expected = persisted(kept, chosen if suspects else _of_buckets(self._reader, snapshot, buckets))
-            fence = self._passed(snapshot.taken_ms, sinks)
+            barrier = self._passed(snapshot.taken_ms, sinks)
             wrong = {}
             for sink in sinks:
                 mine = suspects[sink.name] if suspects else None
@@ -202,7 +202,7 @@ class _Verification:
                 wrong[sink.name] = differing(kept, self._table, sink, rows, view)
             if all(frame.isEmpty() for frame in wrong.values()):
                 return {}
-            intact = {sink.name for sink in sinks if self._holds(fence, sink)}
+            intact = {sink.name for sink in sinks if self._holds(barrier, sink)}
             states = persisted(
                 kept, recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, before)
             )
@@ -223,19 +223,19 @@ class _Verification:
             self._found[name].undecided += wrong.count() - SUSPECTS
         return ids
 
-    def _passed(self, taken_ms: float, sinks: Sequence[Sink]) -> Fence:
-        timeout_s = self._options.timeout_s
-        fence = raise_fence(self._pipeline, self._kafka, [self._table], taken_ms, timeout_s=timeout_s, tell=self._tell)
-        pass_fence(fence, [self._table], sinks, timeout_s=timeout_s, tell=self._tell)
-        return fence
+    def _passed(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
+        options = WaitOptions(self._options.timeout_s, tell=self._tell)
+        barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, options)
+        await_barrier(barrier, [self._table], sinks, options)
+        return barrier
 
-    def _holds(self, fence: Fence, sink: Sink) -> bool:
+    def _holds(self, barrier: Barrier, sink: Sink) -> bool:
         """Whether the view has stood past its fence all the time: a TRUNCATE or a rebuild would have set it back."""
         self._truncations.read()
         name = self._table.qualified
         return (
-            self._truncations.floors.number(name) == fence.floors.number(name)
-            and fence.problem(sink, self._table) is None
+            self._truncations.floors.number(name) == barrier.floors.number(name)
+            and barrier.problem(sink, self._table) is None
         )
 
     def _snapshot(self) -> Snapshot:
