@@ -34,10 +34,10 @@ def repair(
 ) -> list[Comparison]:
     """Repair the rows that differ, and compare them again. Returns all comparisons, the repaired ones updated.
 
-    A view with MAX_DIFFERENCES wrong rows or more is left as it is. So are rows that the warehouse holds twice: a
-    change goes to both of them. The topic first gets a tombstone for each row that a view has and the source lacks,
-    then all of the rows as the source has them: a row that was inserted meanwhile exists in the end. The tombstones
-    count only together with these rows (`backfill`): a repair that ends half way has deleted nothing.
+    A view with MAX_DIFFERENCES wrong rows or more is left as it is; so is a row that the warehouse holds twice, since a
+    change goes to both copies. The topic first gets a tombstone for each row that the source lacks, then all rows as
+    the source has them: a row that was inserted meanwhile exists in the end. Tombstones count only together with these
+    rows (`backfill`): a repair that ends half way has deleted nothing.
 
     Raises:
         ConnectorError: the rows didn't come in time, or a view didn't apply them.
@@ -45,26 +45,20 @@ def repair(
     """
     results = list(comparisons)
     for table in tables:
-        repairable = {
-            comparison.sink: comparison
-            for comparison in comparisons
-            if comparison.table == table.qualified and 0 < comparison.wrong < MAX_DIFFERENCES
-        }
+        of_table = [comparison for comparison in comparisons if comparison.table == table.qualified]
+        repairable = {c.sink: c for c in of_table if 0 < c.wrong < MAX_DIFFERENCES}
         if not repairable:
             continue
-        ids = sorted({row.id for comparison in repairable.values() for row in comparison.differences})
-        extra_ids = sorted(
-            {row.id for comparison in repairable.values() for row in comparison.differences if row.kind == "extra"}
-        )
+        differences = [row for comparison in repairable.values() for row in comparison.differences]
+        ids = sorted({row.id for row in differences})
+        extra_ids = sorted({row.id for row in differences if row.kind == "extra"})
         with Topics(pipeline.kafka) as kafka:
             keys = _tombstone_keys(spark, pipeline, table, extra_ids)
             backfill(pipeline, kafka, table, ids, timeout_s=options.timeout_s, delete_keys=keys)
-        rechecked = verify_rows(
-            spark, pipeline, table, [comparison for comparison in sinks if comparison.name in repairable], options, ids
-        )
-        for recheck in rechecked:
-            index = results.index(repairable[recheck.sink])
-            results[index] = repairable[recheck.sink].with_recheck(recheck)
+        repaired_sinks = [sink for sink in sinks if sink.name in repairable]
+        for recheck in verify_rows(spark, pipeline, table, repaired_sinks, options, ids):
+            comparison = repairable[recheck.sink]
+            results[results.index(comparison)] = comparison.with_recheck(recheck)
     return results
 
 
