@@ -12,7 +12,7 @@ from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
     from cdc.kafka.topics import Topics
-    from cdc.quarantine.log import Held, QuarantineLog
+    from cdc.quarantine.log import QuarantinedRecord, QuarantineLog
 
 WAIT_S = 30.0
 app = typer.Typer(help="Records that could not be applied.", no_args_is_help=True, rich_markup_mode=None)
@@ -38,7 +38,7 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
     """One record with its key and value, as the topic has them."""
     with _ledger(context) as (_, ledger):
         (one,) = _chosen(_entries(ledger), [place])
-        record = ledger.record(one)
+        record = ledger.read_record(one)
     key, value = (None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in record)
     if as_json:
         return print_json({**_told(one), "key": key, "value": value})
@@ -50,11 +50,11 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
 @app.command()
 def redrive(context: typer.Context, places: Places = None, as_json: Json = False) -> None:
     """Have `cdc run` try records again; it can't overwrite a newer state of their rows."""
-    from cdc.quarantine.log import request
+    from cdc.quarantine.log import request_redrive
 
     with _ledger(context) as (kafka, ledger):
         entries = {one.entry for one in _chosen(_entries(ledger), places)}
-        request(kafka, context.obj.pipeline, entries)
+        request_redrive(kafka, context.obj.pipeline, entries)
         deadline, left = time.monotonic() + WAIT_S, entries
         while entries and time.monotonic() < deadline:
             found = {one.entry for one in ledger.read()}
@@ -75,11 +75,11 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
 @app.command()
 def discard(context: typer.Context, places: Annotated[list[str], typer.Argument(help="As `list` shows them.")]) -> None:
     """Give records up: their rows stay as they are until a newer change, or a rebuild."""
-    from cdc.quarantine.log import close
+    from cdc.quarantine.log import settle_entries
 
     with _ledger(context) as (kafka, ledger):
         chosen = _chosen(_entries(ledger), places)
-        close(kafka, context.obj.pipeline, [one.entry for one in chosen])
+        settle_entries(kafka, context.obj.pipeline, [one.entry for one in chosen])
     out.print(f"discarded {len(chosen)}", highlight=False)
 
 
@@ -92,19 +92,19 @@ def _ledger(context: typer.Context) -> "Iterator[tuple[Topics, QuarantineLog]]":
         yield kafka, QuarantineLog(kafka, context.obj.pipeline)
 
 
-def _entries(ledger: "QuarantineLog") -> "list[Held]":
+def _entries(ledger: "QuarantineLog") -> "list[QuarantinedRecord]":
     entries = (one for one in ledger.read() if not one.entry.redrive)
     return sorted(entries, key=lambda held: held.entry.order)
 
 
-def _chosen(found: "list[Held]", places: list[str] | None) -> "list[Held]":
+def _chosen(found: "list[QuarantinedRecord]", places: list[str] | None) -> "list[QuarantinedRecord]":
     by_place = {one.entry.place: one for one in found}
     if unknown := [place for place in places or () if place not in by_place]:
         raise SettingsError(f"{unknown[0]} isn't in quarantine.", hint="cdc -p FILE quarantine list")
     return [by_place[place] for place in (places or by_place)]
 
 
-def _told(one: "Held") -> dict[str, Any]:
+def _told(one: "QuarantinedRecord") -> dict[str, Any]:
     entry = one.entry
     return {
         "place": entry.place,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from cdc.generations.registry import Building, Generations, Registry, Retained
+    from cdc.generations.registry import GenerationBuild, Generations, Registry, RetainedView
     from cdc.model.table import Table
     from cdc.runtime import Context
     from cdc.sink.contract import Sink
@@ -60,8 +60,8 @@ def build(
     sink: "Sink",
     tables: "Sequence[Table]",
     kept_s: float,
-    show: "Callable[[Building], object]",
-) -> "dict[str, Retained]":
+    show: "Callable[[GenerationBuild], object]",
+) -> "dict[str, RetainedView]":
     """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
     from cdc.apply.schema_follower import Follower
     from cdc.generations.registry import Registry
@@ -128,7 +128,7 @@ def generations(
             for one in sinks:
                 _clean(registry, one, tables)
         registry.read()
-        listed = [_listed(registry.of(one.name), one, table) for one in sinks for table in tables]
+        listed = [_listed(registry.for_sink(one.name), one, table) for one in sinks for table in tables]
     if as_json:
         return print_json({"generations": listed})
     out.print(render.generations(listed))
@@ -142,7 +142,7 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
 
     settle_rollback(registry, sink, tables, KEPT_S)
     with claim(registry, sink.name) as held:
-        sink.sweep(tables, held.generations.needed())
+        sink.sweep(tables, held.generations.needed_names())
 
 
 def _listed(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
@@ -157,7 +157,7 @@ def _listed(generations: "Generations", sink: "Sink", table: "Table") -> "dict[s
     }
 
 
-def _tell(sink: str, kept: "Mapping[str, Retained]", as_json: bool, what: str) -> None:
+def _tell(sink: str, kept: "Mapping[str, RetainedView]", as_json: bool, what: str) -> None:
     if as_json:
         names = {table: one.name for table, one in kept.items()}
         until = max((one.until for one in kept.values()), default=None)

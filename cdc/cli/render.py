@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from cdc.apply.progress import Progress
     from cdc.audit.finding import Audit
-    from cdc.generations.registry import Building
+    from cdc.generations.registry import GenerationBuild
     from cdc.observe.status import Problem, Sink, Status
-    from cdc.quarantine.log import Held
+    from cdc.quarantine.log import QuarantinedRecord
     from cdc.verify.comparison import Comparison
 
 OCCASIONALLY_S = 10.0
@@ -114,7 +114,7 @@ def generations(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 @contextmanager
-def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], None]]:
+def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationBuild], None]]:
     """A line for each phase of a rebuild, with how far it is; where nobody looks on, a line every few seconds."""
     if quiet:
         yield lambda _: None
@@ -123,12 +123,14 @@ def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], 
         phases: list[str] = []
         told_at = 0.0
 
-        def show(build: Building) -> None:
+        def show(build: GenerationBuild) -> None:
             nonlocal told_at
             if build.phase not in phases:
                 phases.append(build.phase)
                 console.print(f"{build.sink}: {build.phase}", highlight=False)
-            left = f", {build.left_s:.0f} s left" if build.left_s is not None and build.phase == "replay" else ""
+            left = (
+                f", {build.remaining_s:.0f} s left" if build.remaining_s is not None and build.phase == "replay" else ""
+            )
             done = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{left}"
             line = f"{build.sink}: {build.phase} {done}"
             status.update(line)
@@ -180,7 +182,7 @@ def _line(sink: Progress) -> str:
     return f"{sink.sink} {sink.state}: {done}; waiting: {_waiting(sink)}{behind}"
 
 
-def quarantine(found: Sequence[Held]) -> RenderableType:
+def quarantine(found: Sequence[QuarantinedRecord]) -> RenderableType:
     grid = _grid("place", "row", "since", "reason")
     for one in found:
         grid.add_row(one.entry.place, one.entry.id or UNKNOWN, _ago(one.at), one.reason)
