@@ -176,8 +176,8 @@ class JavaServer(Server):
         """Return java with the options of a small server that leaves nothing outside its folder."""
         return [
             place.java,
-            *jvm_options.options(),
-            *jvm_options.tuning(),
+            *jvm_options.caller_options(),
+            *jvm_options.default_options(),
             *("-Xms128m", *self.heap, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={place.home / 'tmp'}",
@@ -253,7 +253,7 @@ class Elasticsearch(Server):
             **super().environment(place),
             # The start script's own Java would leave files in the system's folder and in the user's home.
             "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
-            "ES_JAVA_OPTS": shlex.join(jvm_options.options()),
+            "ES_JAVA_OPTS": shlex.join(jvm_options.caller_options()),
             "ES_JAVA_HOME": str(place.java.parent.parent),
             "ES_PATH_CONF": str(place.conf),
             "ES_TMPDIR": str(tmp),

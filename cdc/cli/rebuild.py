@@ -42,13 +42,13 @@ def rebuild(
     Exit 8 when they differ, 10 when that couldn't be decided: readers see what they saw.
     """
     from cdc.cli import render
-    from cdc.model.column_names import refused, together
+    from cdc.model.column_names import combined_error, refusal_error
 
     (one,) = context.obj.sinks([sink])
     # A sink that can only switch all of its views builds all of them.
     tables = context.obj.captured(None if one.whole else table)
-    if unheld := [why for each in tables if (why := refused(each, one.refusals, one.name))]:
-        raise together(unheld)
+    if unheld := [why for each in tables if (why := refusal_error(each, one.refusals, one.name))]:
+        raise combined_error(unheld)
     with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
         kept = build(context.obj, spark, one, tables, keep * 3600, show)
     _tell(sink, kept, as_json, "readers see the new generation")

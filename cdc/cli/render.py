@@ -17,7 +17,7 @@ from rich.text import Text
 
 from cdc.apply.progress import WORKING
 from cdc.cli.console import call
-from cdc.model.wording import UNKNOWN, advice, clock, length, since
+from cdc.model.wording import UNKNOWN, advice, clock, duration, since_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,13 +84,13 @@ def _waiting(sink: Progress) -> str:
 def _behind(sink: Progress) -> str:
     if sink.lag_seconds is None or sink.looked_s >= HUNG_S:
         return UNKNOWN
-    return length(sink.lag_seconds) if sink.lag_records else "-"
+    return duration(sink.lag_seconds) if sink.lag_records else "-"
 
 
 def _waits(sink: Progress) -> Iterator[str]:
     """What a sink and its tables wait for, and since when."""
     if sink.looked_s >= HUNG_S and sink.state == "running":
-        yield f"{sink.sink} hasn't answered for {length(sink.looked_s)}"
+        yield f"{sink.sink} hasn't answered for {duration(sink.looked_s)}"
     if sink.error:
         yield _dated(f"{sink.sink}: {_advised(sink.error, sink.hint or '')}", sink.state_since)
     for table, (what, hint) in sink.aside.items():
@@ -102,7 +102,7 @@ def _advised(what: str, hint: str) -> str:
 
 
 def _dated(text: str, moment: float | None) -> str:
-    return f"{text} ({since(moment)})" if moment else text
+    return f"{text} ({since_text(moment)})" if moment else text
 
 
 def generations(listed: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -243,7 +243,7 @@ def status(found: Status, verdict: str, lines: Sequence[str]) -> RenderableType:
                 view.table,
                 sink.name,
                 UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
-                UNKNOWN if view.lag_seconds is None else length(view.lag_seconds) if view.lag_seconds else "-",
+                UNKNOWN if view.lag_seconds is None else duration(view.lag_seconds) if view.lag_seconds else "-",
                 f"{view.changes:,}" if read else UNKNOWN,
                 _ago(view.at) if read else UNKNOWN,
             )
@@ -304,7 +304,7 @@ def _hops(found: Status) -> RenderableType:
 
 def _done(sink: Sink) -> str:
     """What its `cdc run` does; nothing of one that isn't at work."""
-    parts = [since(sink.since)]
+    parts = [since_text(sink.since)]
     if sink.state in WORKING and sink.rows_per_s is not None:
         parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
         parts += [f"last started again for: {sink.restarted}"] if sink.restarted else []
@@ -316,7 +316,7 @@ def _size(count: int | None) -> str:
 
 
 def _ago(moment: float | None) -> str:
-    return "never" if moment is None else f"{length(max(0.0, time.time() - moment))} ago"
+    return "never" if moment is None else f"{duration(max(0.0, time.time() - moment))} ago"
 
 
 class Grid:

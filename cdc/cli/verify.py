@@ -10,7 +10,7 @@ import typer
 
 from cdc.cli.console import Json, Master, out, print_error, print_json, say
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
-from cdc.model.wording import ended
+from cdc.model.wording import full_stopped
 from cdc.runtime import spark_on
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def look_ahead(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout
         raise ConnectorError(what, hint="cdc -p FILE register")
     if "FAILED" in (state.connector, *state.tasks):
         what = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker tells no more'}"
-        raise ConnectorError(ended(what), hint="cdc -p FILE register")
+        raise ConnectorError(full_stopped(what), hint="cdc -p FILE register")
     known = published(runs)
     if idle := [name for name in sinks if name not in known or known[name].state not in WORKING]:
         waits = f"what is behind there is waited for, {timeout_s:g} s at most (--timeout)"

@@ -25,7 +25,7 @@ from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_continuity import Continuity, Discontinued, waiting
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Applied
-from cdc.model.position import Position, Stored, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.postgres import catalog, source
@@ -33,7 +33,7 @@ from cdc.quarantine.log import QuarantineLog
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()
-Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, Stored | None]]]
+Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]]
 """By sink, `cdc.sink.contract.positions`."""
 Severity = Literal["down", "degraded"]
 ANSWER_S, TABLE_S = 4.0, 0.02
@@ -170,7 +170,7 @@ def collect(
     patience_s = max(ANSWER_S, len(tables) * TABLE_S)
     asked = {name: _asked(name, _stored(position, tables)) for name, position in positions.items()}
 
-    def standing() -> dict[str, dict[str, Stored | None]]:
+    def standing() -> dict[str, dict[str, ViewCheckpoint | None]]:
         """Where the views stand of those sinks that have told in time."""
         stored = {name: _answered(name, asked[name], began, patience_s * POSITIONS)[0] for name in positions}
         return {name: places for name, places in stored.items() if places is not None}
@@ -276,9 +276,9 @@ def _connector(pipeline: Pipeline) -> Connector:
 
 
 def _stored(
-    positions: Callable[[Sequence[Table]], Mapping[str, Stored | None]], tables: Sequence[Table]
-) -> Callable[[], dict[str, Stored | None]]:
-    def by_topic() -> dict[str, Stored | None]:
+    positions: Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]], tables: Sequence[Table]
+) -> Callable[[], dict[str, ViewCheckpoint | None]]:
+    def by_topic() -> dict[str, ViewCheckpoint | None]:
         stored = positions(tables)
         return {table.topic: stored[table.qualified] for table in tables}
 
@@ -286,7 +286,9 @@ def _stored(
 
 
 def _log(
-    pipeline: Pipeline, tables: Sequence[Table], standing: Callable[[], Mapping[str, Mapping[str, Stored | None]]]
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    standing: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
 ) -> Read:
     """The heartbeat, each sink's views measured against the topics, what is wrong with these. Raises ConnectorError."""
     with Topics(pipeline.kafka) as topics:
@@ -339,7 +341,7 @@ def _judged(
     continuity: Continuity,
     sink: str,
     table: Table,
-    stored: Stored | None,
+    stored: ViewCheckpoint | None,
     oldest: Mapping[tuple[str, int, int], int],
 ) -> View:
     """One view, and what is the matter where the log can't continue it."""
@@ -357,10 +359,10 @@ def _judged(
 
 
 def measure(
-    table: Table, stored: Stored | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
+    table: Table, stored: ViewCheckpoint | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
 ) -> View:
     """One view against the end of its topic; `oldest` holds Unix milliseconds of the places of `waiting`."""
-    rows, last = (stored.rows, stored.at) if stored else (0, None)
+    rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
     there = distance(stored, end)
     if not there.comparable:
         return View(table.qualified, changes=rows, at=last)
@@ -392,12 +394,12 @@ def _sink(name: str, progress: Progress | None, views: tuple[View, ...]) -> Sink
     )
 
 
-def _unread(tables: Sequence[Table], stored: Mapping[str, Stored | None] | None) -> tuple[View, ...]:
+def _unread(tables: Sequence[Table], stored: Mapping[str, ViewCheckpoint | None] | None) -> tuple[View, ...]:
     """Views that couldn't be measured: what the sink itself told is shown, lag isn't."""
     if stored is None:
         return tuple(View(table.qualified) for table in tables)
     return tuple(
-        View(table.qualified, changes=place.rows if place else 0, at=place.at if place else None)
+        View(table.qualified, changes=place.rows if place else 0, at=place.changed_at if place else None)
         for table in tables
         for place in [stored[table.topic]]
     )

@@ -13,7 +13,7 @@ from cdc.kafka.log_continuity import refuse_other
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
-from cdc.model.wording import ended
+from cdc.model.wording import full_stopped
 from cdc.postgres import source
 from cdc.sink.contract import Sink, positions
 
@@ -149,7 +149,7 @@ def _until(
         now = time.monotonic()
         more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
         if now > began + timeout_s:
-            message = ended(f"Waited in vain: {waiting[0]}{more}")
+            message = full_stopped(f"Waited in vain: {waiting[0]}{more}")
             raise ConnectorError(message, hint="cdc -p FILE status names the slow hop", more=len(waiting) - 1)
         if now >= told_at + SILENT_S:
             told_at = now

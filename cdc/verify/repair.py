@@ -73,7 +73,7 @@ def _keys(spark: SparkSession, pipeline: Pipeline, table: Table, ids: Sequence[s
 
 def _written(table: Table, row_id: str) -> bytes | None:
     """A key that the topic has never had; None when an id doesn't tell how the connector would write it."""
-    kinds = [pg_types.base(table.column(name).type) for name in table.key]
+    kinds = [pg_types.base_type(table.column(name).type) for name in table.key]
     if not set(kinds) <= set(WRITTEN_ALIKE):
         return None
     try:

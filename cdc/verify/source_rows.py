@@ -188,7 +188,7 @@ def by_id(table: Table, ids: Sequence[str]) -> sql.Composable:
 
     A query with it may raise DataError: then one of the ids is no value of the key's type.
     """
-    kinds = [pg_types.base(table.column(name).type) for name in table.key]
+    kinds = [pg_types.base_type(table.column(name).type) for name in table.key]
     values = [_values(key, len(kinds)) for key in ids]
     if not all(_castable(kinds, each) for each in values):
         return by_text(table, ids)

@@ -15,7 +15,7 @@ from cdc.cli import render
 from cdc.cli.console import WIDE, Call
 from cdc.cli.verbs import hoisted
 from cdc.model.outcome import Applied
-from cdc.model.wording import advice, ended, length
+from cdc.model.wording import advice, duration, full_stopped
 from cdc.observe.status import Sink, Status, View
 from cdc.quarantine.log import Entry, Held
 
@@ -171,9 +171,16 @@ def test_the_version_is_told() -> None:
 
 
 def test_sentences_end_once() -> None:
-    assert [ended(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
+    assert [full_stopped(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
     assert advice("was renamed to public.tags", "is it there?") == "was renamed to public.tags. Next: is it there?"
 
 
 def test_lengths_are_told_in_fitting_units() -> None:
-    assert [length(s) for s in (0.25, 12, 119, 180, 7200, 200_000)] == ["0.2 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
+    assert [duration(s) for s in (0.25, 12, 119, 180, 7200, 200_000)] == [
+        "0.2 s",
+        "12 s",
+        "119 s",
+        "3 min",
+        "2 h",
+        "2 d",
+    ]

@@ -13,7 +13,7 @@ from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
 from cdc.kafka.log_continuity import waiting
-from cdc.model.position import Position, Server, Stored
+from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.observe import status
 from cdc.observe.diagnosis import document, exit_code, judged, slow_hop, verdict
@@ -34,8 +34,8 @@ GOOD = Status(
 )
 
 
-def stored(*offsets: int, topic_id: str = "id-1") -> Stored:
-    return Stored(Position(topic_id, offsets), "writer", rows=7, at=5.0)
+def stored(*offsets: int, topic_id: str = "id-1") -> ViewCheckpoint:
+    return ViewCheckpoint(Position(topic_id, offsets), "writer", rows=7, changed_at=5.0)
 
 
 def test_a_view_at_the_end_has_no_lag() -> None:
@@ -62,7 +62,7 @@ def test_a_view_without_a_position_waits_for_everything() -> None:
 
 
 @pytest.mark.parametrize("at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"])
-def test_a_position_in_another_topic_has_no_lag(at: Stored) -> None:
+def test_a_position_in_another_topic_has_no_lag(at: ViewCheckpoint) -> None:
     assert measure(TABLE, at, END, {}, now=100) == View(TABLE.qualified, changes=7, at=5.0)
     assert waiting(TABLE.topic, at, END) == []
 
@@ -200,7 +200,7 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
     """A sink, and a server that takes connections and says nothing: as a stopped process does."""
     release = threading.Event()
 
-    def hang(_: Table) -> Stored | None:
+    def hang(_: Table) -> ViewCheckpoint | None:
         release.wait(60)
         return None
 
