@@ -26,7 +26,7 @@ from cdc.sink.contract import Batch, Outcome, Sink, stored_after
 from cdc.sink.lane import Part, Verdicts
 from cdc.sink.lane_task import Records, Run
 from cdc.verify import bucket_hashes
-from sinks.delta import step
+from sinks.delta import table_commit
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.sink import Elasticsearch
@@ -160,7 +160,7 @@ def test_what_a_mirror_has_is_merged_again(
         return (0,) * advance.until.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(step, "_known", nothing)
+    monkeypatch.setattr(table_commit, "_known", nothing)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from cdc.verify.comparison import Comparison
 from cdc.verify.repair import repair
 from cdc.verify.verification import Options, verify
-from sinks.delta.commits import METADATA, Commits
+from sinks.delta.log.commits import METADATA, Commits
 from tests.support import writer
 
 if TYPE_CHECKING:
