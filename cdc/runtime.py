@@ -218,12 +218,11 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     Raises:
         SparkError: Spark's own process has ended meanwhile, whatever that looks like from here.
     """
+    # First, so that nothing is fetched where there is no Spark.
+    from cdc.spark.session import ended, session
     from compose import artifacts
 
-    jars = artifacts.spark_jars()
-    from cdc.spark.session import ended, session
-
-    spark = session(master, jars)
+    spark = session(master, artifacts.spark_jars())
     try:
         try:
             yield spark

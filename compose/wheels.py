@@ -56,7 +56,9 @@ def _site(package: str) -> Path:
     try:
         return Path(str(distribution(package).locate_file("")))
     except PackageNotFoundError:
-        raise StackError(f"{package} isn't installed beside cdc", hint="run: make setup") from None
+        raise StackError(
+            f"{package} isn't installed beside cdc", hint="pip install 'cdc[local]'; in a checkout: make setup"
+        ) from None
 
 
 def _shared_copy(site: Path) -> Path:

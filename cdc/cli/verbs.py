@@ -14,6 +14,7 @@ import typer
 
 from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify
 from cdc.cli.console import Json, Master, call, configure_logging, err, out, print_error, print_failure, print_json, say
+from cdc.cli.extras import missing_extra
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
 from cdc.runtime import Context, local_stack, spark_on
@@ -263,6 +264,8 @@ def _failure(error: Exception) -> CdcError:
     """What has no class is a bug: its trace is logged, without what it quotes."""
     if isinstance(error, CdcError):
         return error
+    if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+        return missing
     from cdc.sink.remedy import classify
 
     log.error("verb_failed", exception=trace(error))

@@ -272,7 +272,7 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     ]
     (document,) = own.documents(pa.RecordBatch.from_arrays(columns, schema=own.schema)).to_pylist()
     view, source = (spark.createDataFrame([("1", text)], "id string, document string") for text in (document, row))
-    return [(found["kind"], found["column"]) for found in bucket_hashes.differing(made, source, view).collect()]
+    return [(found["kind"], found["column"]) for found in bucket_hashes.compare_rows(made, source, view).collect()]
 
 
 def as_double(precision: int, scale: int) -> Kind:
