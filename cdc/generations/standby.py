@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, Unholdable
+from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, ValueNotRepresentable
 from cdc.kafka.log_continuity import Discontinued
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint, distance
@@ -189,7 +189,7 @@ class StandbySink(Sink):
         assert self._standby is not None
         try:
             self._standby.apply(batch)
-        except (DecodeError, Unholdable, Refused) as rejection:
+        except (DecodeError, ValueNotRepresentable, Refused) as rejection:
             return rejection
         except Exception as error:
             self.drop(explain(error, self.name))

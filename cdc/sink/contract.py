@@ -56,8 +56,8 @@ class Sink(Protocol):
         A batch of no length (start = until) writes its rows all the same: it repairs single rows.
 
         Raises:
-            Refused, DecodeError, Unholdable: a record can't be applied, and the batch's `rejection` is to stop; the
-            positions are where it can still be read from.
+            Refused, DecodeError, ValueNotRepresentable: a record can't be applied, and the batch's `rejection`
+            is to stop; the positions are where it can still be read from.
             Fenced: a stored position is neither the batch's start nor of this writer's own making.
             Rewound: the destination has lost what this writer had stored; read the position again.
         """

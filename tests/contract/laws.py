@@ -167,7 +167,7 @@ def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
     try:
         harness.send(batch)
     except (SinkRejected, DecodeError) as error:
-        assert "secret" not in f"{error.message}{error.hint}{error.where}"
+        assert "secret" not in f"{error.message}{error.hint}{error.details}"
         assert harness.position() == before
     else:
         assert harness.position() == Position(TOPIC_ID, harness.topic.ends)

@@ -263,7 +263,7 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     damaged = Audit("public.items", "t.public.items", (of_rows("unknown", 123, keys),), 20_000, 150, 3)
     warned = Audit("public.others", "t.public.others", (of_rows("unreadable", 1),), 10, 10, repaired=7)
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
-        cli_topics.tell([damaged, warned], as_json=False)
+        cli_topics.report([damaged, warned], as_json=False)
     assert "--repair" in caught.value.hint
     told = capsys.readouterr().out
     # Piped, a sentence is one line, so that it can be searched for.
@@ -279,7 +279,7 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         "quarantine",
     ):
         assert words in " ".join(told.split()), told
-    cli_topics.tell([warned], as_json=True)
+    cli_topics.report([warned], as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["replayable"], document["topics"][0]["repaired"]) == (True, 7)
     assert document["topics"][0]["findings"][0] | {"what": "", "hint": ""} == {

@@ -15,8 +15,8 @@ from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics, wanted
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.observe.diagnosis import judged
-from cdc.observe.status import collect
+from cdc.observe.collection import collect
+from cdc.observe.diagnosis import diagnose
 from cdc.postgres import source
 from connectors.client import Connect
 from tests.support.pipelines import NOWHERE, each, pipeline
@@ -122,7 +122,7 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     assert [view.lag_records for view in views["empty"]] == [view.lag_records for view in views["behind"]]
     anew = "is not the topic that the view was made from: it has been created anew."
     assert all(view.problem and view.problem.endswith(anew) for view in views["elsewhere"])
-    assert "rebuild elsewhere" in " ".join(one.hint for one in judged(found).problems)
+    assert "rebuild elsewhere" in " ".join(one.hint for one in diagnose(found).problems)
 
 
 def test_no_publication(shop: Shop, unique: str) -> None:

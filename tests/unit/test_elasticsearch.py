@@ -22,7 +22,7 @@ NOBODY = "http://elastic:secret@127.0.0.1:1"
 def test_the_driver_names_no_login() -> None:
     with pytest.raises(SinkUnavailable) as caught:
         Elasticsearch("search", NOBODY, "shop").position(TABLE)
-    assert "secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.where}"
+    assert "secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
     assert "127.0.0.1:1" in caught.value.message
 
 
