@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, Unholdable
+from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, ValueNotRepresentable
 from cdc.kafka.log_continuity import Discontinued
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, Stored, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Misfit, Outcome, Refused, Rewound, Sink, positions
 from cdc.sink.lane import Entries
@@ -48,9 +48,9 @@ class StandbySink(Sink):
     def resume(
         self,
         names: Mapping[str, str],
-        views: Mapping[Table, Stored | None],
+        views: Mapping[Table, ViewCheckpoint | None],
         floor: Callable[[Table], int],
-        refuse: Callable[[Table, Stored | None], object],
+        refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
         """Resume from the positions of the live `views`, with the generations of these names as the standby, by table.
 
@@ -73,7 +73,7 @@ class StandbySink(Sink):
         except Exception as error:
             self.drop(explain(error, self.name))
 
-    def _read_positions(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+    def _read_positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         try:
             return positions(self._standby_sink, tables)
         except Misfit:
@@ -88,10 +88,10 @@ class StandbySink(Sink):
     def _resume_table(
         self,
         table: Table,
-        standing: Mapping[str, Stored | None],
-        live: Stored | None,
+        standing: Mapping[str, ViewCheckpoint | None],
+        live: ViewCheckpoint | None,
         floor: int,
-        refuse: Callable[[Table, Stored | None], object],
+        refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
         try:
             name = table.qualified
@@ -124,11 +124,11 @@ class StandbySink(Sink):
         """Return the older position of both generations, by topic: both have everything below it."""
         return {topic: _older_position(live, self.standby_at.get(topic, live)) for topic, live in self.live_at.items()}
 
-    def live_position(self, table: Table) -> Stored | None:
+    def live_position(self, table: Table) -> ViewCheckpoint | None:
         """Return the position of the live view."""
         return self.live.position(table)
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         """Return the older position of the live view and its standby: both have everything below it."""
         stored = self.live.position(table)
         if stored is None or table.topic not in self.standby_at:
@@ -159,7 +159,7 @@ class StandbySink(Sink):
         started = {step.table.topic: step.start for step in batch.advances}
         steps = _advances_from(batch.advances, {**started, **self.live_at})
         outcome = self.live.apply(replace(batch, advances=tuple(steps))) if steps else Outcome()
-        self.live_at |= {step.table.topic: step.until for step in steps}
+        self.live_at |= {step.table.topic: step.end for step in steps}
         return outcome
 
     def write_standby(self, batch: Batch, live: Outcome) -> None:
@@ -174,7 +174,7 @@ class StandbySink(Sink):
         except Exception as error:
             self.drop(explain(error, self.name))
             return
-        self.standby_at |= {step.table.topic: step.until for step in batch.advances}
+        self.standby_at |= {step.table.topic: step.end for step in batch.advances}
         if unmatched := _rejected_by_standby_only(outcome, live, batch.entries):
             reasons = {(rejected.topic, rejected.id or ""): rejected.reason for rejected in unmatched}
             self.drop(Refused(reasons, self.name))
@@ -191,12 +191,12 @@ class StandbySink(Sink):
         assert self._standby is not None
         try:
             self._standby.apply(batch)
-        except (DecodeError, Unholdable, Refused) as rejection:
+        except (DecodeError, ValueNotRepresentable, Refused) as rejection:
             return rejection
         except Exception as error:
             self.drop(explain(error, self.name))
             return None
-        self.standby_at |= {step.table.topic: step.until for step in batch.advances}
+        self.standby_at |= {step.table.topic: step.end for step in batch.advances}
         return None
 
     def drop(self, error: CdcError) -> None:
@@ -253,7 +253,7 @@ def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries)
     ]
 
 
-def _is_standby(name: str | None, live: Stored | None) -> bool:
+def _is_standby(name: str | None, live: ViewCheckpoint | None) -> bool:
     """Whether a generation is another one than the live view's."""
     live_name = live.generation if live else None
     return name is not None and name != live_name
@@ -273,8 +273,8 @@ def _advances_from(advances: Sequence[Advance], positions_by_topic: Mapping[str,
         if step.table.topic not in positions_by_topic:
             continue
         position = positions_by_topic[step.table.topic]
-        start = position.offsets if position else (0,) * step.until.partition_count
-        until = Position(step.until.topic_id, tuple(map(max, start, step.until.offsets)))
-        if step.repairs or until != position:
-            steps.append(replace(step, start=position, until=position or until if step.repairs else until))
+        start = position.offsets if position else (0,) * step.end.partition_count
+        until = Position(step.end.topic_id, tuple(map(max, start, step.end.offsets)))
+        if step.is_repair or until != position:
+            steps.append(replace(step, start=position, end=position or until if step.is_repair else until))
     return steps
