@@ -65,7 +65,7 @@ def build(
     show: "Callable[[GenerationBuild], object]",
 ) -> "dict[str, RetainedView]":
     """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
-    from cdc.apply.schema_follower import Follower
+    from cdc.apply.schema_follower import SchemaFollower
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
@@ -89,7 +89,7 @@ def build(
             sink,
             context.pipeline,
             tables,
-            Follower(context.load, tables),
+            SchemaFollower(context.load, tables),
             context.placeholder,
             kafka,
             kept_s=kept_s,

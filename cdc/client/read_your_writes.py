@@ -32,7 +32,7 @@ from psycopg.rows import tuple_row
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
 from cdc.errors import KafkaUnavailable, ReadTimeout, SinkUnavailable, SourceError
-from cdc.kafka.log_continuity import refuse_other
+from cdc.kafka.log_continuity import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
@@ -141,12 +141,12 @@ class View:
     def holds(self, fence: Position, floor: int) -> bool:
         """Whether the view has got there. Raises ConnectorError when it never will: its offsets count other records."""
         there = distance(self.sink.position(self.table), fence, floor)
-        refuse_other(self.sink.name, self.table, there)
+        refuse_incomparable(self.sink.name, self.table, there)
         return there.reached
 
     def _look_back(self) -> None:
         """Begin at the newest message that is there: tokens of before are older than it."""
-        if found := self._kafka.last(self._topic):
+        if found := self._kafka.last_record(self._topic):
             self._read = found.offset
             self._look()
 
@@ -155,14 +155,14 @@ class View:
         if end == self._read:
             return
         news: dict[str, Token] = {}
-        for token in filter(None, map(_token, self._kafka.between(self._topic, self._read, end))):
+        for token in filter(None, map(_token, self._kafka.read_range(self._topic, self._read, end))):
             if self._heard.lacks(token) and token.lsn >= news.get(token.server, token).lsn:
                 news[token.server] = token
         self._read = end
         if not news:
             return
         # After the message is seen: a floor of before it is in its topic as well.
-        if self._control.moved():
+        if self._control.has_changed():
             self._control.read()
         until = self._kafka.ends([self.table.topic], decided=False)[self.table.topic]
         for token in news.values():
@@ -177,7 +177,7 @@ def view(path: str | Path, sink: str, table: str) -> View:
     """
     context = Context(Path(path), None)
     (built,) = context.sinks([sink])
-    return View(context.pipeline, built, source.named(source.undescribed(context.pipeline), table))
+    return View(context.pipeline, built, source.table_named(source.tables_by_name_only(context.pipeline), table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

@@ -20,7 +20,7 @@ from tenacity.wait import wait_exponential
 
 from cdc.apply.batch_writer import BatchWriter
 from cdc.apply.stream import Stream
-from cdc.apply.views import Describe, Views
+from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
@@ -54,7 +54,7 @@ class Rebuild:
         sink: Sink,
         pipeline: Pipeline,
         tables: Sequence[Table],
-        describe: Describe,
+        describe: DescribeTables,
         placeholder: str,
         kafka: Topics,
         *,
@@ -207,7 +207,7 @@ class Rebuild:
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
-def narrowed(describe: Describe, names: Collection[str]) -> Describe:
+def narrowed(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
     """The same description, of these tables only."""
 
     def some(
@@ -226,7 +226,7 @@ def following(
     sink: Sink,
     names: Mapping[str, str],
     pipeline: Pipeline,
-    describe: Describe,
+    describe: DescribeTables,
     placeholder: str,
 ) -> Iterator[Stream]:
     """Apply changes to a generation that readers don't see, in a thread. A failure ends it: positions tell."""
