@@ -58,7 +58,7 @@ class RebuildJob:
 
     sink: Sink
     tables: Sequence[Table]
-    describe: Describe
+    describe: DescribeTables
     placeholder: str
     retention_s: float
     verify: Verify
@@ -215,7 +215,7 @@ class Rebuild:
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
-def only_tables(describe: Describe, names: Collection[str]) -> Describe:
+def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
     """Restrict a description to these tables."""
 
     def describe_subset(
