@@ -14,7 +14,7 @@
     |  +- SinkUnavailable      may come back by itself: wait and try again
     |  |  +- Late              a view has not got as far in time as its reader asked for
     |  +- SinkRejected         won't: the view or the row has to change
-    |  |  +- Unholdable        a value that the destination has no way to hold
+    |  |  +- ValueNotRepresentable        a value that the destination has no way to hold
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
@@ -90,7 +90,7 @@ class SinkRejected(SinkError):
     """The destination refuses for good: a mapping conflict, an oversized document, a wrong setting."""
 
 
-class Unholdable(SinkRejected):
+class ValueNotRepresentable(SinkRejected):
     """A sink has no way to hold a value."""
 
 

@@ -46,7 +46,7 @@ def rebuild(
 
     (one,) = context.obj.sinks([sink])
     # A sink that can only switch all of its views builds all of them.
-    tables = context.obj.captured(None if one.whole else table)
+    tables = context.obj.captured(None if one.promotes_all_tables else table)
     if unheld := [why for each in tables if (why := refused(each, one.refusals, one.name))]:
         raise together(unheld)
     with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
@@ -72,7 +72,7 @@ def build(
     from cdc.verify.verification import verify
 
     def proved(beside: "Sink", tables: "Sequence[Table]") -> None:
-        some = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.whole else ""
+        some = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.promotes_all_tables else ""
         prove(
             lambda: verify(spark, context.pipeline, tables, [beside]),
             sink.name,
@@ -105,7 +105,7 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
     from cdc.kafka.topics import Topics
 
     pipeline, (one,) = context.obj.pipeline, context.obj.sinks([sink])
-    needs_spark = one.form == "events"
+    needs_spark = one.row_format == "events"
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
         kept = run(Registry(pipeline, kafka), one, context.obj.tables, keep * 3600)
     _tell(sink, kept, as_json, "readers see the generation before")
@@ -142,7 +142,7 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
 
     settle_rollback(registry, sink, tables, KEPT_S)
     with claim(registry, sink.name) as held:
-        sink.sweep(tables, held.generations.needed())
+        sink.drop_unreferenced(tables, held.generations.needed())
 
 
 def _listed(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":

@@ -54,7 +54,7 @@ def retain(
     now = time.time()
     retained = {table: Retained(name, now + kept_s, now) for table, name in names.items() if kept_s > 0}
     held.end(retained, [table.qualified for table in tables])
-    sink.sweep(tables, {table: one.name for table, one in retained.items()})
+    sink.drop_unreferenced(tables, {table: one.name for table, one in retained.items()})
     return retained
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, Unholdable
+from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, ValueNotRepresentable
 from cdc.kafka.log_continuity import Discontinued
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, Stored, distance
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Misfit, Outcome, Refused, Rewound, Sink, positions
+from cdc.sink.contract import Batch, Outcome, PositionLost, RowsRejected, SchemaMismatch, Sink, positions
 from cdc.sink.lane import Entries
 from cdc.sink.rejection import Rejected, Skip, Stop
 from cdc.sink.remedy import Remedy, remedy
@@ -37,7 +37,12 @@ class StandbySink(Sink):
     """
 
     def __init__(self, live: Sink) -> None:
-        self.live, self.name, self.form, self.whole = live, live.name, live.form, live.whole
+        self.live, self.name, self.row_format, self.promotes_all_tables = (
+            live,
+            live.name,
+            live.row_format,
+            live.promotes_all_tables,
+        )
         self.live_at: dict[str, Position | None] = {}
         self.standby_at: dict[str, Position | None] = {}
         self.lost: Discontinued | None = None
@@ -58,7 +63,7 @@ class StandbySink(Sink):
         """
         self.live_at = {table.topic: stored.position if stored else None for table, stored in views.items()}
         self.standby_at, self.lost, self._retry_at = {}, None, float("inf")
-        self._standby = self.live.beside(names) if names else None
+        self._standby = self.live.for_generation(names) if names else None
         # Just after a switch the record still names what readers see by now.
         kept = [table for table, live in views.items() if names.get(table.qualified, _name(live)) != _name(live)]
         if not kept:
@@ -76,7 +81,7 @@ class StandbySink(Sink):
     def _positions(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
         try:
             return positions(self._beside, tables)
-        except Misfit:
+        except SchemaMismatch:
             # Of one table: each is asked alone then.
             return {}
 
@@ -105,7 +110,7 @@ class StandbySink(Sink):
             refuse(table, stored)
             self._beside.prepare(table)
             self.standby_at[table.topic] = stored.position if stored else None
-        except Misfit as error:
+        except SchemaMismatch as error:
             # As after a rebuild that gave the view other columns or fields; the other tables' way back stays open.
             log.warning("standby_dropped", sink=self.name, table=table.qualified, error=error.message)
 
@@ -175,7 +180,7 @@ class StandbySink(Sink):
             return
         self.standby_at |= {step.table.topic: step.until for step in batch.advances}
         if alone := _rejected_alone(outcome, live, batch.entries):
-            self.drop(Refused({(one.topic, one.id or ""): one.reason for one in alone}, self.name))
+            self.drop(RowsRejected({(one.topic, one.id or ""): one.reason for one in alone}, self.name))
         elif not (outcome.complete and live.complete):
             self.drop(
                 SinkRejected(
@@ -189,7 +194,7 @@ class StandbySink(Sink):
         assert self._standby is not None
         try:
             self._standby.apply(batch)
-        except (DecodeError, Unholdable, Refused) as rejection:
+        except (DecodeError, ValueNotRepresentable, RowsRejected) as rejection:
             return rejection
         except Exception as error:
             self.drop(explain(error, self.name))
@@ -200,7 +205,7 @@ class StandbySink(Sink):
     def drop(self, error: CdcError) -> None:
         """Apply nothing to the standby from now on; after what may pass, it is looked for again."""
         # Another process has just shown it to readers, or made something newer: the registry will say which.
-        if not isinstance(error, Fenced | Rewound):
+        if not isinstance(error, Fenced | PositionLost):
             log.warning("standby_dropped", sink=self.name, error=error.message)
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
             self._retry_at = time.monotonic() + AGAIN_S
@@ -221,11 +226,11 @@ class StandbySink(Sink):
     def close(self) -> None:
         self.live.close()
 
-    def beside(self, names: Mapping[str, str]) -> Sink:
-        return self.live.beside(names)
+    def for_generation(self, names: Mapping[str, str]) -> Sink:
+        return self.live.for_generation(names)
 
-    def require_room(self, tables: Sequence[Table]) -> None:
-        self.live.require_room(tables)
+    def check_capacity(self, tables: Sequence[Table]) -> None:
+        self.live.check_capacity(tables)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         return self.live.promote(tables, names)
@@ -233,8 +238,8 @@ class StandbySink(Sink):
     def generations(self, table: Table) -> list[str]:
         return self.live.generations(table)
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        self.live.sweep(tables, keep)
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        self.live.drop_unreferenced(tables, keep)
 
 
 def _rejected_alone(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Form = Literal["events", "documents"]
+RowFormat = Literal["events", "documents"]
 """What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
 
 

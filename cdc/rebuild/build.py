@@ -33,8 +33,8 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
-from cdc.sink.contract import Misfit, Replaced, Sink, positions
-from cdc.spark.kafka_source import records
+from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, positions
+from cdc.spark.kafka_source import read_until
 
 POLL_S = 0.1
 LAG_S = 1.0
@@ -83,7 +83,7 @@ class Rebuild:
                 return self._end(before(self._sink, self._tables))
             self._say()
             self._claim.forget(list(self._build.names))
-            self._sink.sweep(self._tables, self._build.names)
+            self._sink.drop_unreferenced(self._tables, self._build.names)
             self._began = time.monotonic()
             self._claim.progress = self._progress
             return self._end(self._made())
@@ -100,7 +100,7 @@ class Rebuild:
         work = self._claim.generations.work
         if isinstance(work, Building) and work.names.keys() == {table.qualified for table in self._tables}:
             return work
-        self._sink.require_room(self._tables)
+        self._sink.check_capacity(self._tables)
         name = new_generation()
         return Building(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
 
@@ -111,13 +111,13 @@ class Rebuild:
             for table in self._tables:
                 continuity.refuse(self._sink.name, table, beside.position(table))
                 beside.prepare(table)
-        except (Discontinued, Misfit) as error:
+        except (Discontinued, SchemaMismatch) as error:
             return error
         return None
 
     def _made(self) -> Mapping[str, str]:
         """Replay, catch up, verify, promote; what readers saw until then, by table."""
-        beside = self._sink.beside(self._build.names)
+        beside = self._sink.for_generation(self._build.names)
         if self._build.phase != "replay" and (gap := self._gap(beside)):
             log.warning("build_begun_again", sink=self._sink.name, error=gap.message)
             self._say(phase="replay", done=0)
@@ -143,7 +143,7 @@ class Rebuild:
         self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in shapes.values()))
         batches = BatchWriter(self._spark, self._pipeline, self._kafka, views, uuid4().hex, _patiently, shadow=True)
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        batches.write(records(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
+        batches.write(read_until(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
 
     def _catch_up(self, beside: Sink, stream: Stream) -> None:
         """Wait until what the topics hold at a moment is in the view within a second, or no sooner than before."""
@@ -174,7 +174,7 @@ class Rebuild:
         """Whether readers see it already: the rebuild was killed after the switch."""
         try:
             found = {table.qualified: self._sink.position(table) for table in self._tables}
-        except Misfit:
+        except SchemaMismatch:
             # What readers see is what has to be replaced.
             return False
         return all(at and at.generation == self._build.names[name] for name, at in found.items())
@@ -233,7 +233,7 @@ def following(
     def run() -> None:
         try:
             stream.run()
-        except Replaced:
+        except GenerationReplaced:
             # Whoever did that goes on from here.
             log.info("standby_replaced", sink=sink.name)
         except CdcError as error:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from cdc.codec.types import kind
 from cdc.model.table import Table
-from cdc.sink.contract import Grouped, Sink
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.comparison import Comparison
 from cdc.verify.row_sums import Comparable, Leaf, leaf_of
 from cdc.verify.source_group import groups, rows_of_group, sizes
@@ -51,7 +51,7 @@ def small_and_equal(
         SourceError, SinkError: a server can't be read.
     """
     equal: dict[View, Comparison] = {}
-    grouped = {sink.name: sink for sink in sinks if isinstance(sink, Grouped)}
+    grouped = {sink.name: sink for sink in sinks if isinstance(sink, GroupScanner)}
     for group in groups(tables, sizes(dsn, tables)) if grouped else ():
         rest, before = group, 0
         # A second look tells what was changed at the first one from what is wrong, as long as it is fewer each time.
@@ -67,7 +67,7 @@ def small_and_equal(
 
 
 def take_census(
-    reader: Reader, dsn: str, tables: Sequence[Table], sinks: Mapping[str, Grouped], sample: Sample | None
+    reader: Reader, dsn: str, tables: Sequence[Table], sinks: Mapping[str, GroupScanner], sample: Sample | None
 ) -> dict[View, int]:
     """The views, of sinks by name, that are equal to one snapshot of these tables; the rows of each.
 

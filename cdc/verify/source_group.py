@@ -56,7 +56,7 @@ def groups(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[list[Ta
 
 
 def rows_of_group(reader: Reader, snapshot: Snapshot, where: Mapping[str, sql.Composable]) -> DataFrame:
-    """The rows of all tables of a snapshot: as `cdc.sink.contract.Grouped` gives a view's.
+    """The rows of all tables of a snapshot: as `cdc.sink.contract.GroupScanner` gives a view's.
 
     `where` may have a condition for a table, by its name.
     """

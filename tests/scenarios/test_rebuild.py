@@ -123,7 +123,9 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     context, names = Context(world.file, world.folder), {table.qualified: new_generation()}
     (search,) = context.sinks(["search"])
     describe = narrowed(context.follower, names)
-    with following(world.spark, search.beside(names), names, world.pipeline, describe, context.placeholder) as removed:
+    with following(
+        world.spark, search.for_generation(names), names, world.pipeline, describe, context.placeholder
+    ) as removed:
         wait_until(lambda: removed.progress.state == "failed", 30, "who keeps current what isn't there any more to end")
     assert [sink.generations(table) for sink in world.sinks] == before
 
