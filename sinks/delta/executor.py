@@ -19,10 +19,10 @@ from cdc.model.outcome import Advance
 from cdc.model.table import Table
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
-from sinks.delta.commits import unwritable
-from sinks.delta.files import File, Growing, Name
-from sinks.delta.held import Held
-from sinks.delta.types import arrow_schema
+from sinks.delta.files.columns import arrow_schema
+from sinks.delta.files.failures import unwritable
+from sinks.delta.files.parquet import File, Growing, Name
+from sinks.delta.mirror.stored_rows import Held
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,7 +130,7 @@ class _Stage:
         self._events: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
 
     def add(self, partition: int, change: Change, source: Source, value: tuple[Any, ...] | None) -> None:
-        """Keep an event until the chunk is written; own columns as `types.CHANGES`."""
+        """Keep an event until the chunk is written; own columns as `columns.CHANGES`."""
         own = (
             *(change.id, partition, source.offset, change.op, self._view.topic_id),
             *(change.lsn, change.missing or None, change.commit_us),

@@ -21,9 +21,11 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import SinkUnavailable
 from cdc.model.position import Stored, distance
-from sinks.delta import add_files, links, vectors
-from sinks.delta.commits import Commits, Contended, Found
-from sinks.delta.history import CLEARED
+from sinks.delta.files import links
+from sinks.delta.files.failures import Contended
+from sinks.delta.log import add_files, spark_generations
+from sinks.delta.log.commits import Commits, Found
+from sinks.delta.log.history import CLEARED
 
 SWITCHES = ("Manual Update", "SWITCH")
 """What a table's history calls a switch: the operation of one through Spark, the mark of another."""
@@ -51,9 +53,9 @@ def switch(spark: SparkSession, commits: Commits, live: str, other: str) -> bool
     try:
         if needed:
             # A commit by itself: the next try begins with what the table is after it.
-            vectors.ask(spark, live, needed)
+            spark_generations.ask(spark, live, needed)
         elif not add_files.unmarked(fresh):
-            return vectors.switch(spark, commits, live, other, stored, partial(lags, there))
+            return spark_generations.switch(spark, commits, live, other, stored, partial(lags, there))
         else:
             files, mark = add_files.shared(fresh, other, live), {"cdc": SWITCHES[1]}
             add_files.commit(table, files, "overwrite", fresh.schema(), stored, here.number + 1, mark)
@@ -78,7 +80,7 @@ def gather(spark: SparkSession, commits: Commits, live: str) -> None:
             files = add_files.shared(table, live, live)
             add_files.commit(table, files, "overwrite", table.schema(), found.stored, found.number + 1)
         else:
-            vectors.gather(spark, live, table.version(), found.stored, found.number + 1)
+            spark_generations.gather(spark, live, table.version(), found.stored, found.number + 1)
 
 
 def unmark(spark: SparkSession, commits: Commits, live: str) -> bool:
@@ -86,7 +88,7 @@ def unmark(spark: SparkSession, commits: Commits, live: str) -> bool:
     table = commits.table(live)
     if table and add_files.MARKS in add_files.features(table) and add_files.unmarked(table):
         try:
-            vectors.drop(spark, live, table.version())
+            spark_generations.drop(spark, live, table.version())
         except Contended:
             return False
     return True
@@ -185,11 +187,11 @@ def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, targe
     if add_files.unmarked(source):
         add_files.create(target, add_files.shared(source, folder, target), source.schema(), stored, 1)
     else:
-        vectors.clone(spark, source, folder, target, stored)
+        spark_generations.clone(spark, source, folder, target, stored)
 
 
 def _paths(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> list[str]:
-    return add_files.paths(table) if add_files.unmarked(table) else vectors.paths(spark, folder)
+    return add_files.paths(table) if add_files.unmarked(table) else spark_generations.paths(spark, folder)
 
 
 def _place(path: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Delta Lake: per table a folder <path>/<schema>.<table> with `changes` (every event) and `mirror` (current rows).
 
 Each of the two has its own position, in the metadata of the very commit that brought its rows; what lies below it is
-filtered out before the write. Executors write the files of a batch (`executor`), the driver commits them (`step`). The
+filtered out before the write. Executors write the files of a batch (`executor`), the driver commits them
+(`table_commit`). The
 commit is a compare-and-set on a transaction number of the table: a second writer's commit either conflicts or is
 skipped, and is told apart by reading the position again.
 """
@@ -21,16 +22,19 @@ from cdc.model.position import Stored
 from cdc.model.table import RowFormat, Table
 from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch, mismatch, wait_until_caught_up
-from sinks.delta import add_files, executor, fence, group_scan, step
-from sinks.delta.anew import Rewrite, rewritten
-from sinks.delta.commits import WRITABLE, Commits
+from sinks.delta import executor, table_commit
+from sinks.delta.commit_pool import each
 from sinks.delta.executor import Staged, WarehouseWriter
-from sinks.delta.files import File, Name
-from sinks.delta.parallel import each
-from sinks.delta.rows import ROW_ID, SCANNED, reader
-from sinks.delta.step import Step
+from sinks.delta.files.columns import refusals
+from sinks.delta.files.failures import WRITABLE
+from sinks.delta.files.parquet import File, Name
+from sinks.delta.log import add_files, writer_fence
+from sinks.delta.log.commits import Commits
+from sinks.delta.mirror import group_scan
+from sinks.delta.mirror.rewrite import Rewrite, rewritten
+from sinks.delta.mirror.scan import ROW_ID, SCANNED, reader
+from sinks.delta.table_commit import Step
 from sinks.delta.tables import Tables
-from sinks.delta.types import refusals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,8 +89,11 @@ class Delta:
             self._tables.make(table, kind)
 
     def position(self, table: Table) -> Stored | None:
-        """The older of the two positions: where reading has to start again. Raises SchemaMismatch, see `step.look`."""
-        return step.look(self._tables, table)
+        """The older of the two positions: where reading has to start again.
+
+        Raises SchemaMismatch, see `table_commit.look`.
+        """
+        return table_commit.look(self._tables, table)
 
     def archived(self, table: Table) -> Stored | None:
         """Where the log of changes stands, wherever the mirror does."""
@@ -132,10 +139,10 @@ class Delta:
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
         """Room for the files, and for the rows as text on the disk of this machine's Spark."""
-        from sinks.delta import room
+        from sinks.delta import capacity
 
         mirrors = (self._commits.table(self.folder(table, "mirror")) for table in tables)
-        room.require_room(sum(add_files.size(mirror) for mirror in mirrors if mirror), self.path, self.name)
+        capacity.require_room(sum(add_files.size(mirror) for mirror in mirrors if mirror), self.path, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One commit a view; the clones of what readers saw come after all of them."""
@@ -196,7 +203,7 @@ class Delta:
         failures: list[CdcError] = []
         for advance in batch.advances:
             try:
-                begun = step.begin(self._tables, batch.writer, advance)
+                begun = table_commit.begin(self._tables, batch.writer, advance)
             except CdcError as error:
                 failures.append(error)
                 continue
@@ -256,7 +263,7 @@ class Delta:
         try:
             for kind, before in begun.due.items():
                 applied, generation = outcome.applied[table.qualified], self._tables.generation(table)
-                stored = fence.after(batch.writer, begun.advance, before.stored, applied, generation)
+                stored = writer_fence.after(batch.writer, begun.advance, before.stored, applied, generation)
                 if kind == "changes":
                     self._append(spark, begun, staged, stored)
                 else:
@@ -264,7 +271,7 @@ class Delta:
                 folder = self.folder(table, kind)
                 now = self._commits.found(folder)
                 if now.stored is None or (now.number, now.stored.position) != (before.number + 1, stored.position):
-                    raise mismatch(table, begun.advance.until, fence.position(now.stored), ours=False)
+                    raise mismatch(table, begun.advance.until, writer_fence.position(now.stored), ours=False)
                 self._tables.fence.leave(folder, now.stored)
         except CdcError:
             begun.discard(name, committed=True)

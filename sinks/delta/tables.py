@@ -7,11 +7,12 @@ from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import Stored
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
-from sinks.delta import add_files, links
-from sinks.delta.commits import Commits, Found
-from sinks.delta.fence import Fence
-from sinks.delta.history import CLEARED
-from sinks.delta.types import features, misfits, refusals, schema
+from sinks.delta.files import links
+from sinks.delta.files.columns import features, misfits, refusals, schema
+from sinks.delta.log import add_files
+from sinks.delta.log.commits import Commits, Found
+from sinks.delta.log.history import CLEARED
+from sinks.delta.log.writer_fence import Fence
 
 KINDS = ("changes", "mirror")
 
@@ -127,9 +128,9 @@ class Tables:
         if needed := features(columns) - add_files.features(held):
             from pyspark.sql import SparkSession
 
-            from sinks.delta import vectors
+            from sinks.delta.log import spark_generations
 
-            vectors.ask(SparkSession.active(), folder, needed)
+            spark_generations.ask(SparkSession.active(), folder, needed)
             held.update_incremental()
         add_files.commit(held, [], "overwrite", columns, stored, found.number + 1)
 

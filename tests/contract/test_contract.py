@@ -17,10 +17,12 @@ from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, Stored
 from cdc.sink.contract import Batch, Outcome, PositionLost, Sink, checkpoint_after
-from sinks.delta import add_files, anew, generations, jvm, marks, vectors
-from sinks.delta.commits import Commits, Found, numbered
-from sinks.delta.files import Name
-from sinks.delta.parallel import each
+from sinks.delta import generations
+from sinks.delta.commit_pool import each
+from sinks.delta.files.parquet import Name
+from sinks.delta.log import add_files, jvm, spark_generations
+from sinks.delta.log.commits import Commits, Found, numbered
+from sinks.delta.mirror import merge, rewrite
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
@@ -60,7 +62,7 @@ def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) 
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
             monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
-            monkeypatch.setattr("sinks.delta.marks.MANY", 3)
+            monkeypatch.setattr("sinks.delta.mirror.merge.MANY", 3)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
@@ -174,7 +176,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
         held = commits.opened(folder)
         assert held
         add_files.extend(held, columns(with_column.drop("_cdc_gone")))
-        marks.merge(spark, held, folder, staged(folder, with_column), stored, found.number + 1)
+        merge.merge(spark, held, folder, staged(folder, with_column), stored, found.number + 1)
         assert commits.found(folder) == Found(stored, found.number + 1)
         table = deltalake.DeltaTable(folder)
         assert (first in add_files.paths(table)) is (number < 4)
@@ -186,7 +188,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     assert later == [("3", "new")]
     older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        marks.merge(spark, older, folder, staged(folder, change), stored, found.number + 1)
+        merge.merge(spark, older, folder, staged(folder, change), stored, found.number + 1)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -200,20 +202,20 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tm
     assert table
     changed = staged(folder, change)
     if large:
-        marks.merge(spark, table, folder, changed, stored, 2)
+        merge.merge(spark, table, folder, changed, stored, 2)
     else:
         schema, places = pa.schema(table.schema().to_arrow()), add_files.places(table, folder)
         new = [file.name for file in changed.rows]
-        rewrite = anew.Rewrite(folder, places, changed.names, new, schema, Name().new())
-        (made,) = anew.rewritten(spark, {"items": rewrite}).values()
+        request = rewrite.Rewrite(folder, places, changed.names, new, schema, Name().new())
+        (made,) = rewrite.rewritten(spark, {"items": request}).values()
         add_files.commit(table, add_files.actions(made), "overwrite", table.schema(), stored, 2)
     assert sorted(spark.read.format("delta").load(folder).collect()) == [("1", None, 3), ("2", "b", 2)]
 
 
 def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of them, with what the merge at hand brings to their rows; the others stay, marked."""
-    monkeypatch.setattr("sinks.delta.marks.MANY", 5)
-    monkeypatch.setattr("sinks.delta.marks.AT_ONCE_BYTES", 4000)
+    monkeypatch.setattr("sinks.delta.mirror.merge.MANY", 5)
+    monkeypatch.setattr("sinks.delta.mirror.merge.AT_ONCE_BYTES", 4000)
     folder, commits = str(tmp_path / "table"), Commits()
     expected: dict[str, int | None] = {}
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
@@ -226,7 +228,7 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
         table = commits.opened(folder)
         assert table
         stored = Stored(Position("id", (number + 1,)))
-        marks.merge(spark, table, folder, staged(folder, change), stored, found.number + 1)
+        merge.merge(spark, table, folder, staged(folder, change), stored, found.number + 1)
         expected |= {str(key): number for key in (number, number // 2) if key != number or number % 5 != 4}
         expected |= {} if number % 5 != 4 else {str(number): None}
         held = spark.read.format("delta").load(folder).where("note >= 0").collect()
@@ -257,7 +259,7 @@ def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp
     dated = rows.withColumn("at", F.lit("2026-01-01").cast("timestamp_ntz")).coalesce(1)
     begin(other, dated, Stored(Position("id", (2,))), 1)
     if marked:
-        vectors.ask(spark, other, [add_files.MARKS])
+        spark_generations.ask(spark, other, [add_files.MARKS])
         with numbered(spark, Stored(Position("id", (2,))), 2):
             spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
         assert not add_files.unmarked(deltalake.DeltaTable(other))

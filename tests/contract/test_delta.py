@@ -19,7 +19,7 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, Stored
 from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
-from sinks.delta.history import Commit, Standing
+from sinks.delta.log.history import Commit, Standing
 from sinks.delta.sink import Delta
 from tests.contract.crashes import die, survived
 from tests.contract.laws import Harness, row
@@ -384,7 +384,7 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
     harness.apply()
     harness.sink.check_capacity([harness.table])
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr("sinks.delta.room.AS_TEXT", 2**40)
+    monkeypatch.setattr("sinks.delta.capacity.AS_TEXT", 2**40)
     with pytest.raises(SinkRejected, match=f"in {tmp_path};"):
         harness.sink.check_capacity([harness.table])
 
@@ -404,10 +404,10 @@ def end_of_batch(_: Stored | None, until: Position) -> Position:
 @pytest.mark.parametrize(
     ("place", "bug", "test"),
     [
-        ("sinks.delta.positions.further", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
-        ("sinks.delta.positions.further", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
+        ("sinks.delta.log.positions.further", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
+        ("sinks.delta.log.positions.further", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
         (
-            "sinks.delta.history.standing",
+            "sinks.delta.log.history.standing",
             newest_word,
             partial(test_a_restored_table_goes_on_from_what_it_holds, kind="mirror", restore=by_version),
         ),

@@ -22,7 +22,7 @@ from cdc.sink.contract import Batch
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part
 from cdc.sink.rejection import Skip
 from sinks.delta.executor import Staged, WarehouseWriter
-from sinks.delta.held import Held
+from sinks.delta.mirror.stored_rows import Held
 from sinks.delta.sink import Delta
 from tests.contract.laws import TOPIC_ID, row
 from tests.support.envelopes import PLACEHOLDER, Topic, frame

@@ -26,7 +26,7 @@ from cdc.sink.contract import Batch, Outcome, Sink, checkpoint_after
 from cdc.sink.lane import Part, Verdicts
 from cdc.sink.lane_task import LaneRun, Records
 from cdc.verify import bucket_hashes
-from sinks.delta import step
+from sinks.delta import table_commit
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.sink import Elasticsearch
@@ -163,7 +163,7 @@ def test_what_a_mirror_has_is_merged_again(
         return (0,) * advance.until.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(step, "_known", nothing)
+    monkeypatch.setattr(table_commit, "_known", nothing)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 
@@ -275,7 +275,7 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     ]
     (document,) = own.documents(pa.RecordBatch.from_arrays(columns, schema=own.schema)).to_pylist()
     view, source = (spark.createDataFrame([("1", text)], "id string, document string") for text in (document, row))
-    return [(found["kind"], found["column"]) for found in bucket_hashes.differing(made, source, view).collect()]
+    return [(found["kind"], found["column"]) for found in bucket_hashes.compare_rows(made, source, view).collect()]
 
 
 def as_double(precision: int, scale: int) -> Kind:

@@ -19,9 +19,9 @@ import pytest
 from cdc.errors import SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.table import Column
-from sinks.delta import add_files, vectors
-from sinks.delta.commits import Commits, numbered
-from sinks.delta.links import absolute
+from sinks.delta.files.links import absolute
+from sinks.delta.log import add_files, spark_generations
+from sinks.delta.log.commits import Commits, numbered
 from sinks.delta.sink import Delta
 from tests.contract.laws import Harness, fill, row
 from tests.support.envelopes import table
@@ -264,7 +264,7 @@ def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
     fill(made.harness)
     made.apply()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sinks.delta.links.share", lying_elsewhere)
+        patch.setattr("sinks.delta.files.links.share", lying_elsewhere)
         made.rebuild()
     assert by_spark(spark, made.mirror)() == made.rows
     for reader in (by_duckdb, by_polars, by_pandas, by_pyarrow):
@@ -313,7 +313,7 @@ def test_what_nobody_looked_at_gets_no_position(spark: "SparkSession", tmp_path:
     assert found.stored
     spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ('somebody' = 'else')")
     with pytest.raises(SinkUnavailable):
-        vectors.gather(spark, folder, version, found.stored, found.number + 1)
+        spark_generations.gather(spark, folder, version, found.stored, found.number + 1)
     with pytest.raises(SinkUnavailable):
-        vectors.drop(spark, folder, version)
+        spark_generations.drop(spark, folder, version)
     assert Commits().found(folder).stored == found.stored

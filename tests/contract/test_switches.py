@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-import sinks.delta.commits
+import sinks.delta.log.commits
 from cdc.errors import SinkUnavailable
 from cdc.model.position import Stored
 from cdc.model.table import Table
@@ -109,8 +109,8 @@ def _history(self: Any, folder: str, depth: int | None = None) -> Any:
 
 def as_told() -> AbstractContextManager[object]:
     """The last commit's position, whichever version the table was opened at."""
-    told = types.FunctionType(_history.__code__, vars(sinks.delta.commits), argdefs=(None,))
-    return mock.patch.object(sinks.delta.commits.Commits, "history", told)
+    told = types.FunctionType(_history.__code__, vars(sinks.delta.log.commits), argdefs=(None,))
+    return mock.patch.object(sinks.delta.log.commits.Commits, "history", told)
 
 
 @pytest.mark.parametrize(

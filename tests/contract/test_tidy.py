@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from sinks.delta import generations
-from sinks.delta.commits import Commits
+from sinks.delta.log.commits import Commits
 from sinks.delta.sink import Delta
 from tests.contract import laws
 from tests.contract.crashes import die, survived

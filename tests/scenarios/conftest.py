@@ -184,7 +184,7 @@ class World:
                 assert "Traceback" not in told, told[-3000:]
 
     def settle(self, timeout_s: float = 300) -> None:
-        barrier.settle(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
+        barrier.wait_until_current(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
 
     def compare(self) -> list[Comparison]:
         found = [one for table in self.described for one in compare(self.spark, table, self.dsn, self.sinks)]

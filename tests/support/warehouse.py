@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import deltalake
 
 from cdc.model.position import Stored
-from sinks.delta import add_files
-from sinks.delta.files import Changed
+from sinks.delta.files.parquet import Changed
+from sinks.delta.log import add_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sinks.delta.add_files import Mode
+    from sinks.delta.log.add_files import Mode
 
 
 def begin(folder: str, rows: "DataFrame", stored: Stored, number: int) -> None:

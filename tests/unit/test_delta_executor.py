@@ -17,10 +17,10 @@ from cdc.model.table import Column
 from cdc.sink.lane import ChunkLimits, Lane, PartitionOutcome
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
-from sinks.delta import files
 from sinks.delta.executor import Staged, View, WarehouseWriter
-from sinks.delta.files import Name
-from sinks.delta.held import Held
+from sinks.delta.files import parquet
+from sinks.delta.files.parquet import Name
+from sinks.delta.mirror.stored_rows import Held
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 
@@ -60,7 +60,7 @@ def run(of: View, topic: Topic, rows: int = 100) -> tuple[list[PartitionOutcome]
     return reports, staged
 
 
-def held(folder: Path, kind: str, of: list[files.File]) -> list[dict[str, Any]]:
+def held(folder: Path, kind: str, of: list[parquet.File]) -> list[dict[str, Any]]:
     return [one for file in of for one in pq.read_table(folder / kind / file.name).to_pylist()]
 
 
@@ -133,19 +133,19 @@ def test_half_a_file_is_removed(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        files.write(str(folder / "mirror"), "part-1.parquet", tables())
+        parquet.write(str(folder / "mirror"), "part-1.parquet", tables())
     assert not list((folder / "mirror").iterdir())
 
 
 def test_rows_are_read_back_by_their_ids(tmp_path: Path) -> None:
     """From any row group, without those that are marked; what a file lacks is null."""
     made = (pa.table({"_cdc_id": [f"{at}", f"{at + 1}"], "n": [at, at + 1]}) for at in (10, 20, 30))
-    assert files.write(str(tmp_path), "part-1.parquet", made)
+    assert parquet.write(str(tmp_path), "part-1.parquet", made)
     schema = pa.schema([("_cdc_id", pa.string()), ("n", pa.int32()), ("later", pa.string())])
     wanted = pa.array(["11", "20", "31", "nobody"])
 
     def read(keep: list[bool] | None = None) -> list[dict[str, Any]]:
-        found = files.matching(f"{tmp_path}/part-1.parquet", wanted, schema, keep and pa.array(keep))
+        found = parquet.matching(f"{tmp_path}/part-1.parquet", wanted, schema, keep and pa.array(keep))
         return [one for part in found for one in part.to_pylist()]
 
     assert [(one["_cdc_id"], one["n"], one["later"]) for one in read()] == [

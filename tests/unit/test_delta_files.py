@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from sinks.delta.add_files import _groups
-from sinks.delta.commits import unwritable
-from sinks.delta.files import GROUP_BYTES, GROUP_ROWS
+from sinks.delta.files.failures import unwritable
+from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS
+from sinks.delta.log.add_files import _groups
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.model.table import Column, Table
-from sinks.delta.group_scan import Mirror, _rows
-from sinks.delta.rows import documents, reader
+from sinks.delta.mirror.group_scan import Mirror, _rows
+from sinks.delta.mirror.scan import documents, reader
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
 VALUES: list[tuple[str, pa.DataType, Any, str]] = [

@@ -9,8 +9,9 @@ from typing import NoReturn
 import pytest
 
 from cdc.errors import SinkRejected, SinkUnavailable
-from sinks.delta import links, room
-from sinks.delta.links import Lost, share, share_as
+from sinks.delta import capacity
+from sinks.delta.files import links
+from sinks.delta.files.links import Lost, share, share_as
 
 
 def no_links(*_: object) -> NoReturn:
@@ -74,10 +75,10 @@ def test_a_file_that_is_gone_is_told(source: Path) -> None:
 def test_a_second_generation_needs_more_room_where_links_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "COPIES", 2**40)
+    monkeypatch.setattr(capacity, "COPIES", 2**40)
     assert links.can_link(str(tmp_path))
-    room.require_room(1, str(tmp_path), "warehouse")
+    capacity.require_room(1, str(tmp_path), "warehouse")
     monkeypatch.setattr(os, "link", no_links)
     with pytest.raises(SinkRejected, match="needs"):
-        room.require_room(1, str(tmp_path), "warehouse")
+        capacity.require_room(1, str(tmp_path), "warehouse")
     assert not list(tmp_path.iterdir())

@@ -3,8 +3,8 @@
 import pytest
 
 from cdc.model.position import Position, Stored
-from sinks.delta.history import CLEARED, Commit, Standing, standing
-from sinks.delta.positions import further, known, oldest
+from sinks.delta.log.history import CLEARED, Commit, Standing, standing
+from sinks.delta.log.positions import further, known, oldest
 
 
 def at(*offsets: int, topic: str = "one") -> Stored:

@@ -9,7 +9,7 @@ import yaml
 from cdc.errors import SourceError
 from cdc.model import column_names
 from cdc.model.table import Column, Table
-from sinks.delta import types
+from sinks.delta.files import columns
 from sinks.elasticsearch import fields
 
 
@@ -35,7 +35,7 @@ def test_names_that_differ_in_case_only_are_found(pair: tuple[str, str]) -> None
 
 def test_one_error_names_all_columns_and_which_to_leave_out() -> None:
     table = made_of("fine", "_cdc_x", "bits", "order date", bits="bit varying")
-    error = column_names.refused(table, lambda table: [*column_names.refusals(table), *types.refusals(table)])
+    error = column_names.refused(table, lambda table: [*column_names.refusals(table), *columns.refusals(table)])
     assert isinstance(error, SourceError)
     assert all(name in error.message for name in ("public.items", "_cdc_x", "bits", "order date"))
     found = re.search(r"\{.*\}", error.hint)

@@ -10,13 +10,16 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Stored
 from cdc.model.table import Table
 from cdc.sink.contract import PositionLost
-from sinks.delta import add_files, files, frames, positions
-from sinks.delta.anew import Rewrite
-from sinks.delta.commits import Found, contended
 from sinks.delta.executor import Staged, View
-from sinks.delta.files import Changed, File, Name
+from sinks.delta.files import parquet
+from sinks.delta.files.columns import NOTHING, schema
+from sinks.delta.files.failures import contended
+from sinks.delta.files.parquet import Changed, File, Name
+from sinks.delta.log import add_files, positions
+from sinks.delta.log.commits import Found
+from sinks.delta.mirror import frames
+from sinks.delta.mirror.rewrite import Rewrite
 from sinks.delta.tables import Tables
-from sinks.delta.types import NOTHING, schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +48,7 @@ class Step:
         for kind in self.due:
             folder = self.tables.folder(self.table, kind)
             if not committed or ("://" not in folder and _version(folder) == self.versions[kind]):
-                files.remove(folder, files.beginning(folder, name.beginning))
+                parquet.remove(folder, parquet.beginning(folder, name.beginning))
 
     def append(self, spark: "SparkSession", staged: Staged, stored: Stored) -> None:
         """Commit the events to the log of changes; those of a repair as far as it lacks them."""
@@ -57,7 +60,7 @@ class Step:
             events = add_files.written(folder, frames.lacking(brought, log, self.view.topic_id), columns)
         self._add("changes", events, columns, stored)
         if events is not staged.events:
-            files.remove(folder, _names(staged.events))
+            parquet.remove(folder, _names(staged.events))
 
     def rewrite(self, staged: Staged, name: Name, limit_bytes: int, *, marks: bool) -> Rewrite | None:
         """What to make of a mirror that stays smaller than the limit: one file of all its rows; None of any other.
@@ -94,10 +97,10 @@ class Step:
         elif table is None or before.stored is None or not changed.names:
             self._add("mirror", rows, columns, stored)
         else:
-            from sinks.delta.marks import merge
+            from sinks.delta.mirror.merge import merge
 
             merge(spark, table, folder, changed, stored, before.number + 1, marks)
-        files.remove(folder, [one for one in changed.names if one not in _names(rows)])
+        parquet.remove(folder, [one for one in changed.names if one not in _names(rows)])
 
     def _opened(self, kind: str) -> deltalake.DeltaTable | None:
         """A part's table as it was when the step was begun. Raises SinkUnavailable when it isn't that any more."""

@@ -19,9 +19,10 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.model.position import Stored
 from cdc.sink.lane_run import freeze_gc_after
-from sinks.delta import files, links
-from sinks.delta.commits import APPLICATION, contended, refused, unwritable
-from sinks.delta.files import GROUP_BYTES, GROUP_ROWS, File
+from sinks.delta.files import links, parquet
+from sinks.delta.files.failures import contended, refused, unwritable
+from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, File
+from sinks.delta.log.commits import APPLICATION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,7 +151,7 @@ def _plain(values: "pa.StructScalar") -> dict[str, Any]:
     found = {}
     for name, value in values.items() if values.is_valid else ():
         with suppress(ValueError, OverflowError):
-            if (bound := files.bound(value.as_py())) is not None:
+            if (bound := parquet.bound(value.as_py())) is not None:
                 found[name] = bound
     return found
 
@@ -185,7 +186,7 @@ def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordB
         import pyarrow as pa
 
         groups = (one.rename_columns(names) for one in _groups(parts))
-        if file := files.write(folder, links.new_name(), groups):
+        if file := parquet.write(folder, links.new_name(), groups):
             yield pa.RecordBatch.from_pylist([{"name": file.name, "size": file.size, "stats": file.stats}])
 
     return write_file

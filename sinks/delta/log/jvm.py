@@ -7,7 +7,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.model.position import Stored
-from sinks.delta.commits import APPLICATION, conflicting, contended
+from sinks.delta.files.failures import conflicting, contended
+from sinks.delta.log.commits import APPLICATION
 
 
 def begin(spark: SparkSession, folder: str) -> Any:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from cdc.errors import SinkRejected
-from sinks.delta.commits import unwritable
+from sinks.delta.files.failures import unwritable
 
 URI = re.compile(r"[a-z0-9]+:/")
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import SinkUnavailable
 from cdc.sink.lane_run import freeze_gc_after
-from sinks.delta import files
-from sinks.delta.commits import WRITABLE, unwritable
-from sinks.delta.files import File
+from sinks.delta.files import parquet
+from sinks.delta.files.failures import WRITABLE, unwritable
+from sinks.delta.files.parquet import File
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,12 +75,12 @@ def remade(rewrite: Rewrite) -> File | None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    parts = (part for place in rewrite.places for part in files.rows(place, rewrite.schema))
+    parts = (part for place in rewrite.places for part in parquet.rows(place, rewrite.schema))
     rows = pa.concat_tables([rewrite.schema.empty_table(), *parts])
     for name in rewrite.changed:
-        for ids in files.ids(f"{rewrite.folder}/{name}"):
-            rows = rows.filter(pc.invert(pc.is_in(rows[files.ID], ids)))
-    new = (part for name in rewrite.new for part in files.rows(f"{rewrite.folder}/{name}", rewrite.schema))
+        for ids in parquet.ids(f"{rewrite.folder}/{name}"):
+            rows = rows.filter(pc.invert(pc.is_in(rows[parquet.ID], ids)))
+    new = (part for name in rewrite.new for part in parquet.rows(f"{rewrite.folder}/{name}", rewrite.schema))
     # One row group: other readers take each for a thread of its own.
     whole = pa.concat_tables([rows, *new]).combine_chunks()
-    return files.write(rewrite.folder, rewrite.name, iter([whole] if whole.num_rows else []))
+    return parquet.write(rewrite.folder, rewrite.name, iter([whole] if whole.num_rows else []))

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from cdc.sink.contract import require_free_space
-from sinks.delta import links
+from sinks.delta.files import links
 
 AS_TEXT = 8
 """How much larger the newest rows are as the connector's text, which they are kept as meanwhile, than in the mirror."""

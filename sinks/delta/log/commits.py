@@ -1,7 +1,6 @@
 """Our commits in a Delta table: each carries the position that it leads to, and a number that orders it among ours."""
 
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from cdc.errors import SinkUnavailable
 from cdc.model.position import Stored
-from sinks.delta import history
-from sinks.delta.history import Commit, Standing
+from sinks.delta.files.failures import conflicting, contended
+from sinks.delta.log import history
+from sinks.delta.log.history import Commit, Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,10 +23,7 @@ APPLICATION = "cdc"
 """The name under which our commits are numbered in a Delta table (its `txn` actions)."""
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 NUMBER = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
-WRITABLE = "make room there, or see who may write to it; it is tried again"
 _SETTINGS = threading.Lock()
-REASON = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)")
-"""How Rust, Python and Arrow tell what the operating system said; Arrow says its own word for it before."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ def _changed(folder: str, version: int) -> bool:
 
 def _restored(folder: str, version: int) -> int | None:
     """The newest version below one that has the same files; None where marks may tell them apart, or there is none."""
-    from sinks.delta import add_files
+    from sinks.delta.log import add_files
 
     held = deltalake.DeltaTable(folder, version=version)
     if not add_files.unmarked(held):
@@ -150,31 +146,3 @@ def _restored(folder: str, version: int) -> int | None:
         if add_files.unmarked(before) and sorted(add_files.paths(before)) == files:
             return earlier
     return None
-
-
-def refused(error: Exception) -> str:
-    """What the operating system said to a write, when it was that."""
-    said = REASON.findall(str(error))
-    return "".join(said[-1]).strip() if said else ""
-
-
-def unwritable(folder: str, error: Exception) -> SinkUnavailable:
-    """What to say of a disk, or a store, that takes no more."""
-    return SinkUnavailable(
-        f"The warehouse folder {folder} can't be written: {refused(error) or type(error).__name__}.", hint=WRITABLE
-    )
-
-
-class Contended(SinkUnavailable):
-    """Another commit came in between; to be tried again with what the table is after it."""
-
-
-def contended() -> Contended:
-    return Contended(
-        "Somebody else committed to the Delta table at the same time.", hint="nothing to do: it is tried again"
-    )
-
-
-def conflicting(error: Exception) -> bool:
-    """Whether a commit failed because of another. In Python these errors have no class in common, but their module."""
-    return type(error).__module__.startswith("delta.exceptions")

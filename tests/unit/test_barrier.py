@@ -9,7 +9,7 @@ from cdc.errors import ConnectorError, SinkUnavailable
 from cdc.model.position import Position, Stored
 from cdc.model.table import Table
 from cdc.verify import barrier
-from cdc.verify.barrier import Fence, pass_fence
+from cdc.verify.barrier import Barrier, WaitOptions, await_barrier
 from sinks.memory import Memory
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
@@ -36,18 +36,18 @@ class Starting(Memory):
 
 def test_a_sink_that_starts_is_waited_for() -> None:
     sink = Starting(2)
-    pass_fence(Fence({TABLE.topic: END}, Floors()), [TABLE], [sink], timeout_s=30)
+    await_barrier(Barrier({TABLE.topic: END}, Floors()), [TABLE], [sink], WaitOptions(30))
     assert not sink.refusals_left
 
 
 def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barrier, "AWAY_S", 0.1)
     with pytest.raises(SinkUnavailable, match="loading"):
-        pass_fence(Fence({TABLE.topic: END}, Floors()), [TABLE], [Starting(1000)], timeout_s=30)
+        await_barrier(Barrier({TABLE.topic: END}, Floors()), [TABLE], [Starting(1000)], WaitOptions(30))
 
 
 def test_a_view_that_never_gets_there_is_told() -> None:
     sink = Starting(0)
     sink.stored.clear()
     with pytest.raises(ConnectorError, match="3 offsets behind"):
-        pass_fence(Fence({TABLE.topic: END}, Floors()), [TABLE], [sink], timeout_s=0)
+        await_barrier(Barrier({TABLE.topic: END}, Floors()), [TABLE], [sink], WaitOptions(0))

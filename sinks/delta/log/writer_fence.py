@@ -6,7 +6,7 @@ from dataclasses import replace
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, Stored
 from cdc.sink.contract import checkpoint_after, mismatch
-from sinks.delta import positions
+from sinks.delta.log import positions
 
 
 class Fence:

@@ -13,10 +13,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.model.position import Stored
-from sinks.delta import add_files, jvm, links
-from sinks.delta.add_files import MARKS
-from sinks.delta.commits import Commits, Found, conflicting, contended, numbered
-from sinks.delta.history import CLEARED
+from sinks.delta.files import links
+from sinks.delta.files.failures import conflicting, contended
+from sinks.delta.log import add_files, jvm
+from sinks.delta.log.add_files import MARKS
+from sinks.delta.log.commits import Commits, Found, numbered
+from sinks.delta.log.history import CLEARED
 
 ASKED = {MARKS: ("delta.enableDeletionVectors", "true")}
 """Properties that ask readers for more than the name of a feature would."""

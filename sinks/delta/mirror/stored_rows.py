@@ -9,10 +9,10 @@ from cdc.codec.table import codec
 from cdc.codec.types.arrow import countable
 from cdc.model.table import Table
 from cdc.sink.lane import Failure
-from sinks.delta import files
-from sinks.delta.commits import refused
-from sinks.delta.files import ID, File
-from sinks.delta.mirror import Mirror
+from sinks.delta.files import parquet
+from sinks.delta.files.failures import refused
+from sinks.delta.files.parquet import ID, File
+from sinks.delta.mirror.version import Mirror
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,9 +75,9 @@ class Held:
         newest: dict[str, tuple[int, tuple[Any, ...] | None]] = {}
         if met := self.met(list(lacking)):
             for file in rows:
-                self._note(newest, files.matching(f"{self._folder}/{file.name}", _sorted(met), schema))
+                self._note(newest, parquet.matching(f"{self._folder}/{file.name}", _sorted(met), schema))
             for file in gone:
-                self._note(newest, files.matching(f"{self._folder}/{file.name}", _sorted(met), place))
+                self._note(newest, parquet.matching(f"{self._folder}/{file.name}", _sorted(met), place))
         if self._mirror and (asked := self._asked(lacking, newest)):
             self._note(newest, self._mirror.rows(_sorted(asked), schema))
         return {key: values for key, (_, values) in newest.items() if values is not None}

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc.model.table import Table
-from sinks.delta import add_files, files
-from sinks.delta.commits import Commits
-from sinks.delta.rows import Read, documents, ids
+from sinks.delta.files import parquet
+from sinks.delta.log import add_files
+from sinks.delta.log.commits import Commits
+from sinks.delta.mirror.scan import Read, documents, ids
 
 if TYPE_CHECKING:
     import deltalake
@@ -69,7 +70,7 @@ def _rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
 
 
 def _parts(file: str) -> Iterator["pa.RecordBatch"]:
-    with files.opened(file) as held:
+    with parquet.opened(file) as held:
         yield from held.iter_batches(BATCH_ROWS)
 
 

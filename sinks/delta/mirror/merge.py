@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.model.position import Stored
 from cdc.sink.lane_run import freeze_gc_after
-from sinks.delta import add_files, files, frames, jvm, vectors
-from sinks.delta.commits import contended
-from sinks.delta.files import Changed, File
-from sinks.delta.types import NOTHING, schema
+from sinks.delta.files import parquet
+from sinks.delta.files.columns import NOTHING, schema
+from sinks.delta.files.failures import contended
+from sinks.delta.files.parquet import Changed, File
+from sinks.delta.log import add_files, jvm, spark_generations
+from sinks.delta.mirror import frames
 
 if TYPE_CHECKING:
     import deltalake
@@ -54,7 +56,7 @@ def merge(
     version = table.version()
     asked = add_files.MARKS in add_files.features(table)
     if marks and not asked:
-        vectors.ask(spark, folder, [add_files.MARKS])
+        spark_generations.ask(spark, folder, [add_files.MARKS])
         version += 1
     transaction = jvm.begin(spark, folder)
     if transaction.snapshot().version() != version:
@@ -75,7 +77,7 @@ def merge(
     actions += [action.fromJson(_add(file)) for file in new]
     jvm.commit(spark, transaction, actions, jvm.update(spark, stored, number), number)
     if asked and not marks:
-        vectors.drop(spark, folder, version + 1)
+        spark_generations.drop(spark, folder, version + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +155,7 @@ def _found(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         wanted = task["ids"].values
         for file in task["files"].as_py():
             before = 0
-            for ids in files.ids(file["path"]):
+            for ids in parquet.ids(file["path"]):
                 rows = pc.indices_nonzero(pc.is_in(ids, wanted))
                 name, marks = (pa.repeat(pa.scalar(file[of], pa.string()), len(rows)) for of in ("name", "marks"))
                 yield pa.RecordBatch.from_arrays([name, pc.add(rows.cast(pa.int64()), before), marks], columns)

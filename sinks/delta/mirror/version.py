@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from sinks.delta import add_files, files, links
+from sinks.delta.files import links, parquet
+from sinks.delta.log import add_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +26,7 @@ class Mirror:
     def rows(self, ids: "pa.Array", schema: "pa.Schema") -> Iterator["pa.Table"]:
         """The rows of sorted ids, as the columns of a schema. Raises OSError, DeltaError."""
         for path in self._paths:
-            yield from files.matching(path, ids, schema, self._unmarked.get(path))
+            yield from parquet.matching(path, ids, schema, self._unmarked.get(path))
 
     @cached_property
     def _table(self) -> deltalake.DeltaTable:
