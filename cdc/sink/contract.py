@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Position, Reach, Stored, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import RowFormat, Table
 from cdc.sink.lane import Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
@@ -76,7 +76,7 @@ class Sink(Protocol):
             SchemaMismatch: this table can't be held, or can't be continued; others can.
         """
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         """Read the view's checkpoint; None when nothing has been applied yet. Needs no Spark.
 
         Called for each table whenever a stream loads its plan; by `status`, `rollback`, `rebuild`, `audit`; and by
@@ -88,7 +88,7 @@ class Sink(Protocol):
 
         Called once per batch, one batch at a time, several a second under load; repeated with the same batch after
         SinkUnavailable. Runs on the driver; rows travel through a `Writer` on the executors. A batch of no length
-        (start = until) writes its rows all the same: it repairs single rows, and moves no position.
+        (start = end) writes its rows all the same: it repairs single rows, and moves no position.
 
         Raises:
             RowsRejected, DecodeError, ValueNotRepresentable: a record can't be applied, and the batch's `rejection`
@@ -158,11 +158,11 @@ class Sink(Protocol):
 class PositionReader(Protocol):
     """A sink that can be asked about many views at once. Optional; `positions` falls back to one request a view."""
 
-    def positions(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+    def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         """Read `Sink.position` of each table, by table name. Called as often as `position`, by the same callers."""
 
 
-def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
     """Read the checkpoint of each view, by table name, in as few requests as the sink can do with."""
     if isinstance(sink, PositionReader):
         return sink.positions(tables)
@@ -193,7 +193,7 @@ class FitChecker(Protocol):
 class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 
-    def archived(self, table: Table) -> Stored | None:
+    def archived(self, table: Table) -> ViewCheckpoint | None:
         """Read how far its log of a table's changes has got; None when there is none yet.
 
         Called when a plan is loaded, to look for changes that Kafka removed before they were archived.
@@ -213,7 +213,7 @@ def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
     return all(candidate and not would_go_back(candidate, stored) for stored, candidate in pairs)
 
 
-def would_go_back(candidate: Stored, live: Stored) -> bool:
+def would_go_back(candidate: ViewCheckpoint, live: ViewCheckpoint) -> bool:
     """Say whether readers who are shown the candidate instead of the live view would go back in time."""
     gap = distance(candidate, live.position, live.floor)
     return gap.comparable and not gap.reached
@@ -343,7 +343,7 @@ class Outcome:
         return sum(applied.quarantined for applied in self.applied.values()) <= len(self.rejected)
 
 
-def must_apply(advance: Advance, stored: Stored | None, writer: str) -> bool:
+def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> bool:
     """Compare a stored position with the one that a batch starts from; False when the batch is already applied.
 
     Raises:
@@ -352,7 +352,7 @@ def must_apply(advance: Advance, stored: Stored | None, writer: str) -> bool:
     position = stored.position if stored else None
     if position == advance.start:
         return True
-    if stored and stored.writer == writer and position == advance.until:
+    if stored and stored.writer == writer and position == advance.end:
         return False
     raise mismatch(advance.table, advance.start, position, ours=stored is None or stored.writer == writer)
 
@@ -377,16 +377,16 @@ def mismatch(table: Table, expected: Position | None, stored: Position | None, *
 
 
 def checkpoint_after(
-    advance: Advance, stored: Stored | None, applied: Applied, writer: str, generation: str | None = None
-) -> Stored:
+    advance: Advance, stored: ViewCheckpoint | None, applied: Applied, writer: str, generation: str | None = None
+) -> ViewCheckpoint:
     """Build the checkpoint to store once `advance` is applied."""
-    base = stored or Stored(advance.until)
+    base = stored or ViewCheckpoint(advance.end)
     return replace(
         base,
-        position=advance.until,
+        position=advance.end,
         writer=writer,
         rows=base.rows + applied.rows,
-        at=round(time.time(), 3),
+        changed_at=round(time.time(), 3),
         floor=advance.floor,
         generation=base.generation if generation is None else generation,
     )

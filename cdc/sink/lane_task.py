@@ -180,7 +180,7 @@ class LaneRun:
                 if state.entries and offset >= first_offset:
                     self._note_cure(state, source)
                 continue
-            if not state.repairs:
+            if not state.is_repair:
                 part.end_offset = offset + 1
             is_dead = offset < first_offset
             try:
@@ -253,7 +253,7 @@ class LaneRun:
             self._rejections.append((rejected, source))
             self._bytes += len(source.key or b"") + len(source.value or b"") + SOURCE_BYTES
             # Of a repair all: what isn't named is taken for mended.
-            if state.repairs or len(report.rejected) < REPORTED_ROWS:
+            if state.is_repair or len(report.rejected) < REPORTED_ROWS:
                 report.rejected.append(rejected)
         report.applied.quarantined += len(sources)
         if row_id is not None:
@@ -337,11 +337,11 @@ class _PartitionState:
 
     def __init__(self, lane: Lane, part: Part, form: Form | None) -> None:
         advance, partition, topic = part.advance, part.partition, part.topic
-        self.part, self.repairs = part, advance.repairs
+        self.part, self.is_repair = part, advance.is_repair
         # All records that a repair is given are for it.
-        self.view_offset = 0 if self.repairs else part.view_offset
-        self.start_offset = 0 if self.repairs else advance.start_offsets[partition]
-        self.end_offset = sys.maxsize if self.repairs else advance.until.offsets[partition]
+        self.view_offset = 0 if self.is_repair else part.view_offset
+        self.start_offset = 0 if self.is_repair else advance.start_offsets[partition]
+        self.end_offset = sys.maxsize if self.is_repair else advance.end.offsets[partition]
         first_offsets = lane.reading.since.get(topic, ())
         self.first_offset = first_offsets[partition] if partition < len(first_offsets) else 0
         self.floor = lane.reading.floors.get(topic, 0)

@@ -112,7 +112,7 @@ def given_up(error: CdcError) -> CdcError:
     """The same error, once it has come back too often."""
     if remedy(error) is not Remedy.RESTART:
         return error
-    return type(error)(f"{error.message} That is {SAME} times without any progress.", hint=error.hint, **error.where)
+    return type(error)(f"{error.message} That is {SAME} times without any progress.", hint=error.hint, **error.details)
 
 
 def _of_postgres(error: psycopg.Error) -> SourceError:

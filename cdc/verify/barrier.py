@@ -13,7 +13,7 @@ from cdc.kafka.log_continuity import refuse_other
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
-from cdc.model.wording import ended
+from cdc.model.wording import full_stopped
 from cdc.postgres import source
 from cdc.sink.contract import Sink, positions
 
@@ -150,7 +150,7 @@ def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) ->
         now = time.monotonic()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         if now > start + options.timeout_s:
-            message = ended(f"Waited in vain: {problems[0]}{more}")
+            message = full_stopped(f"Waited in vain: {problems[0]}{more}")
             raise ConnectorError(message, hint="cdc -p FILE status names the slow hop", more=len(problems) - 1)
         if now >= last_report + SILENT_S:
             last_report = now

@@ -18,7 +18,7 @@ import msgspec
 from cdc.errors import CdcError
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Applied
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch, mismatch, wait_until_caught_up
@@ -88,14 +88,14 @@ class Delta:
         for kind in self._tables.kinds:
             self._tables.make(table, kind)
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         """The older of the two positions: where reading has to start again.
 
         Raises SchemaMismatch, see `table_commit.look`.
         """
         return table_commit.look(self._tables, table)
 
-    def archived(self, table: Table) -> Stored | None:
+    def archived(self, table: Table) -> ViewCheckpoint | None:
         """Where the log of changes stands, wherever the mirror does."""
         return self._commits.found(self.folder(table, "changes")).stored
 
@@ -271,18 +271,18 @@ class Delta:
                 folder = self.folder(table, kind)
                 now = self._commits.found(folder)
                 if now.stored is None or (now.number, now.stored.position) != (before.number + 1, stored.position):
-                    raise mismatch(table, begun.advance.until, writer_fence.position(now.stored), ours=False)
+                    raise mismatch(table, begun.advance.end, writer_fence.position(now.stored), ours=False)
                 self._tables.fence.leave(folder, now.stored)
         except CdcError:
             begun.discard(name, committed=True)
             raise
         self._tidy(self.folder(table, "mirror"), spark)
 
-    def _append(self, spark: "SparkSession", begun: Step, staged: Staged, stored: Stored) -> None:
+    def _append(self, spark: "SparkSession", begun: Step, staged: Staged, stored: ViewCheckpoint) -> None:
         begun.append(spark, staged, stored)
 
     def _merge(
-        self, spark: "SparkSession", begun: Step, staged: Staged, stored: Stored, made: list[File] | None
+        self, spark: "SparkSession", begun: Step, staged: Staged, stored: ViewCheckpoint, made: list[File] | None
     ) -> None:
         begun.merge(spark, staged, stored, made, marks=self._marks(begun.table.qualified))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 from sinks.delta.files import links
@@ -118,7 +118,7 @@ class Tables:
         elif found.trouble and found.stored:
             add_files.commit(held, [], "append", held.schema(), found.stored, found.number + 1)
 
-    def empty(self, table: Table, kind: str, stored: Stored) -> None:
+    def empty(self, table: Table, kind: str, stored: ViewCheckpoint) -> None:
         """Take all rows out of a Delta table and give it the columns of the source's, in one commit."""
         folder, columns = self.folder(table, kind), schema(table, kind)
         self.fence.forget(folder)

@@ -160,7 +160,7 @@ def test_what_a_mirror_has_is_merged_again(
         return harness_of(spark, name, lambda: Delta("warehouse", str(tmp_path), name))
 
     def nothing(advance: Advance, _: object) -> tuple[int, ...]:
-        return (0,) * advance.until.partition_count
+        return (0,) * advance.end.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
     monkeypatch.setattr(table_commit, "_known", nothing)

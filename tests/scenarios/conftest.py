@@ -135,7 +135,7 @@ class World:
         """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
         context = Context(self.file, self.folder)
         (sink,) = context.sinks([name])
-        return build(context, self.spark, sink, context.captured(table), KEPT_S, show)
+        return build(context, self.spark, sink, context.select_tables(table), KEPT_S, show)
 
     def rollback(self, name: str) -> float:
         """`cdc rollback`, in this process; the seconds that it took."""

@@ -41,7 +41,7 @@ def made(kind: type[CdcError]) -> CdcError:
     ("error", "action"),
     [
         (made(SinkUnavailable), Remedy.RETRY),
-        (made(errors.Late), Remedy.RETRY),
+        (made(errors.ReadTimeout), Remedy.RETRY),
         (made(PositionLost), Remedy.RESTART),
         (made(SinkRejected), Remedy.STOP),
         (made(Fenced), Remedy.STOP),

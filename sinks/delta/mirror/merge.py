@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NOTHING, schema
@@ -44,7 +44,7 @@ def merge(
     table: "deltalake.DeltaTable",
     folder: str,
     changed: Changed,
-    stored: Stored,
+    stored: ViewCheckpoint,
     number: int,
     marks: bool = True,
 ) -> None:
