@@ -163,10 +163,10 @@ class Stage:
         return stream
 
     @contextmanager
-    def running(self) -> Iterator[list[Watched]]:
-        """All three sinks, caught up."""
+    def running(self, sinks: Sequence[str] = ()) -> Iterator[list[Watched]]:
+        """These sinks, all three without a name, caught up."""
         stopping = threading.Event()
-        streams = [self.stream(sink) for sink in self.context.sinks(None)]
+        streams = [self.stream(sink) for sink in self.context.sinks(list(sinks) or None)]
         thread = threading.Thread(target=supervise, args=(streams, stopping))
         thread.start()
         try:

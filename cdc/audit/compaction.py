@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.generations.registry import Building, Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.ledger import Compaction, Ledger
 from cdc.kafka.log_continuity import refuse_other, waiting
 from cdc.kafka.records import TIMEOUT_MS, kafka, reaching
@@ -92,7 +92,7 @@ def compact(
     with _Lowered(kafka, pipeline, topics, tombstones=tombstones) as lowered, _Roller(kafka, pipeline) as roller:
         while True:
             ends = lowered.roll(roller, goal)
-            views = watched(tables, sinks, registry.read().of, tombstones=tombstones)
+            views = watched(tables, sinks, registry.read().for_sink, tombstones=tombstones)
             _await_views(kafka, views, ends, deadline, progress)
             lowered.clean(ends)
             now = _counted(count, goal)
@@ -132,9 +132,9 @@ def watched(
 
 def _beside(generations: Generations) -> Iterator[tuple[Mapping[str, str], str]]:
     """The generations beside the live views that somebody keeps current, by table, and what becomes of each."""
-    if due := generations.due:
-        yield due, "kept"
-    if isinstance(generations.work, Building) and generations.busy:
+    if standby := generations.standby_names:
+        yield standby, "kept"
+    if isinstance(generations.work, GenerationBuild) and generations.in_progress:
         yield generations.work.names, "being built"
 
 

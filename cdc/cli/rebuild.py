@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from cdc.generations.registry import Building, Generations, Registry, Retained
+    from cdc.generations.registry import GenerationBuild, Generations, Registry, RetainedView
     from cdc.model.table import Table
     from cdc.runtime import Context
     from cdc.sink.contract import Sink
@@ -62,8 +62,8 @@ def build(
     sink: "Sink",
     tables: "Sequence[Table]",
     kept_s: float,
-    show: "Callable[[Building], object]",
-) -> "dict[str, Retained]":
+    show: "Callable[[GenerationBuild], object]",
+) -> "dict[str, RetainedView]":
     """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
     from cdc.apply.schema_follower import Follower
     from cdc.generations.registry import Registry
@@ -130,7 +130,7 @@ def generations(
             for sink in sinks:
                 _clean(registry, sink, tables)
         registry.read()
-        rows = [_to_row(registry.of(sink.name), sink, table) for sink in sinks for table in tables]
+        rows = [_to_row(registry.for_sink(sink.name), sink, table) for sink in sinks for table in tables]
     if as_json:
         return print_json({"generations": rows})
     out.print(render.generations(rows))
@@ -144,7 +144,7 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
 
     settle_rollback(registry, sink, tables, KEPT_S)
     with claim(registry, sink.name) as held_claim:
-        sink.drop_unreferenced(tables, held_claim.generations.needed())
+        sink.drop_unreferenced(tables, held_claim.generations.needed_names())
 
 
 def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
@@ -159,7 +159,7 @@ def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[s
     }
 
 
-def _print_result(sink: str, retained: "Mapping[str, Retained]", as_json: bool, outcome: str) -> None:
+def _print_result(sink: str, retained: "Mapping[str, RetainedView]", as_json: bool, outcome: str) -> None:
     if as_json:
         names = {table: generation.name for table, generation in retained.items()}
         keep_until = max((generation.until for generation in retained.values()), default=None)

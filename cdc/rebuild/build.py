@@ -25,8 +25,8 @@ from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.generations.claim import claim
-from cdc.generations.registry import Building, Progress, Registry, Retained
-from cdc.generations.rollback import before, retain
+from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
+from cdc.generations.rollback import previous_generations, retain
 from cdc.kafka.log_continuity import Continuity, Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
@@ -60,14 +60,14 @@ class Rebuild:
         *,
         kept_s: float,
         verify: Verify,
-        show: Callable[[Building], object],
+        show: Callable[[GenerationBuild], object],
     ) -> None:
         self._spark, self._sink, self._pipeline, self._tables = spark, sink, pipeline, tuple(tables)
         self._describe, self._placeholder, self._kafka = describe, placeholder, kafka
         self._kept_s, self._verify, self._show = kept_s, verify, show
         self._registry, self._saying = Registry(pipeline, kafka), threading.Lock()
 
-    def run(self) -> dict[str, Retained]:
+    def run(self) -> dict[str, RetainedView]:
         """Do what is left to do; what was seen before and is retained, by table.
 
         Raises:
@@ -80,9 +80,9 @@ class Rebuild:
         with claim(self._registry, self._sink.name) as self._claim:
             self._build = self._begun()
             if self._build.phase == "promote" and self._promoted():
-                return self._end(before(self._sink, self._tables))
+                return self._end(previous_generations(self._sink, self._tables))
             self._say()
-            self._claim.forget(list(self._build.names))
+            self._claim.forget_retained(list(self._build.names))
             self._sink.drop_unreferenced(self._tables, self._build.names)
             self._began = time.monotonic()
             self._claim.progress = self._progress
@@ -95,14 +95,16 @@ class Rebuild:
         for table in self._tables:
             refuse_foreign(self._kafka, self._sink.name, table, standing[table.qualified], ends[table.topic])
 
-    def _begun(self) -> Building:
+    def _begun(self) -> GenerationBuild:
         """The build to go on with, or a new one."""
         work = self._claim.generations.work
-        if isinstance(work, Building) and work.names.keys() == {table.qualified for table in self._tables}:
+        if isinstance(work, GenerationBuild) and work.names.keys() == {table.qualified for table in self._tables}:
             return work
         self._sink.check_capacity(self._tables)
         name = new_generation()
-        return Building(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
+        return GenerationBuild(
+            self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time()
+        )
 
     def _gap(self, beside: Sink) -> CdcError | None:
         """Why the build that was begun can't be gone on with, if so: the log is gone, or it is made otherwise now."""
@@ -149,7 +151,7 @@ class Rebuild:
         """Wait until what the topics hold at a moment is in the view within a second, or no sooner than before."""
         took = float("inf")
         while True:
-            before, asked = took, time.monotonic()
+            previous_generations, asked = took, time.monotonic()
             there = _reached(self._kafka, beside, self._tables)
             while not there():
                 if stream.progress.state == "failed":
@@ -160,7 +162,7 @@ class Rebuild:
                     )
                 time.sleep(POLL_S)
             took = time.monotonic() - asked
-            if took < LAG_S or took > before / 2:
+            if took < LAG_S or took > previous_generations / 2:
                 return
 
     def _verified(self, beside: Sink) -> None:
@@ -179,7 +181,7 @@ class Rebuild:
             return False
         return all(at and at.generation == self._build.names[name] for name, at in found.items())
 
-    def _end(self, seen: Mapping[str, str]) -> dict[str, Retained]:
+    def _end(self, seen: Mapping[str, str]) -> dict[str, RetainedView]:
         return retain(self._claim, self._sink, self._tables, seen, self._kept_s)
 
     def _narrowed(
@@ -190,7 +192,7 @@ class Rebuild:
     def _say(self, **news: Any) -> None:
         with self._saying:
             self._build = replace(self._build, **news)
-        self._claim.begin(self._build)
+        self._claim.announce(self._build)
         self._show(self._build)
 
     def _progress(self) -> Progress:

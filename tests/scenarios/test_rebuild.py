@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from cdc.generations.registry import Building
+from cdc.generations.registry import GenerationBuild
 from cdc.model.generation import new_generation
 from cdc.rebuild.build import following, narrowed
 from cdc.runtime import Context
@@ -50,7 +50,7 @@ def rebuilt(world: "World", name: str) -> dict[str, float]:
     """`cdc rebuild`; the seconds that each phase took."""
     began: dict[str, float] = {}
 
-    def show(one: Building) -> None:
+    def show(one: GenerationBuild) -> None:
         began.setdefault(one.phase, time.monotonic())
 
     world.rebuild(name, show=show)

@@ -10,7 +10,7 @@ from kafka import KafkaAdminClient, TopicPartition
 
 from cdc.audit.compaction import compact
 from cdc.errors import ConnectorError, SettingsError
-from cdc.generations.registry import Building
+from cdc.generations.registry import GenerationBuild
 from cdc.kafka.topics import Topics
 from cdc.runtime import Context
 from cdc.spark.kafka_source import census
@@ -29,7 +29,7 @@ class Ended(Exception):
     """As if somebody had ended a command."""
 
 
-def end_at_verify(build: Building) -> None:
+def end_at_verify(build: GenerationBuild) -> None:
     if build.phase == "verify":
         raise Ended
 
