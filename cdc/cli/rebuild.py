@@ -69,7 +69,7 @@ def build(
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
-    from cdc.rebuild.build import Rebuild
+    from cdc.rebuild.build import Rebuild, RebuildJob
     from cdc.verify.comparison import prove
     from cdc.verify.verification import verify
 
@@ -84,18 +84,16 @@ def build(
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)
         settle_rollback(Registry(context.pipeline, kafka), sink, context.select_tables(None), kept_s)
-        return Rebuild(
-            spark,
+        job = RebuildJob(
             sink,
-            context.pipeline,
             tables,
             Follower(context.load, tables),
             context.placeholder,
-            kafka,
-            kept_s=kept_s,
+            retention_s=kept_s,
             verify=require_equal,
             show=show,
-        ).run()
+        )
+        return Rebuild(spark, context.pipeline, kafka, job).run()
 
 
 def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False) -> None:

@@ -13,7 +13,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from cdc.generations.registry import GenerationBuild
 from cdc.model.generation import new_generation
-from cdc.rebuild.build import following, narrowed
+from cdc.rebuild.build import keep_current, only_tables
 from cdc.runtime import Context
 from tests.support import readers, writer
 from tests.support.load import load
@@ -122,8 +122,8 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     world.assert_equal()
     context, names = Context(world.file, world.folder), {table.qualified: new_generation()}
     (search,) = context.sinks(["search"])
-    describe = narrowed(context.follower, names)
-    with following(
+    describe = only_tables(context.follower, names)
+    with keep_current(
         world.spark, search.for_generation(names), names, world.pipeline, describe, context.placeholder
     ) as removed:
         wait_until(lambda: removed.progress.state == "failed", 30, "who keeps current what isn't there any more to end")
@@ -132,21 +132,22 @@ def test_what_differs_is_never_shown(world: "World") -> None:
 
 KILLED = """
 import os, signal, sys, threading
-from cdc import cli, rebuild
+from cdc import entry
+from cdc.rebuild import build as rebuild
 at, after_s = sys.argv[1], float(sys.argv[2])
 def kill(): os.kill(os.getpid(), signal.SIGKILL)
-say = rebuild.Rebuild._say
-def told(self, **news):
-    say(self, **news)
-    if self._build.phase == at and not told.armed:
-        told.armed = True
+publish = rebuild.Rebuild._publish
+def published(self, **changes):
+    publish(self, **changes)
+    if self._build.phase == at and not published.armed:
+        published.armed = True
         threading.Timer(after_s, kill).start() if after_s else kill()
-told.armed = False
-rebuild.Rebuild._say = told
+published.armed = False
+rebuild.Rebuild._publish = published
 if at == "retire":
     rebuild.retain = lambda *_: kill()
 sys.argv = ["cdc", *sys.argv[3:]]
-cli.main()
+entry.main()
 """
 PHASES = (("replay", 1.0), ("catch up", 0.0), ("verify", 1.0), ("promote", 0.0), ("retire", 0.0))
 
