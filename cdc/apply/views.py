@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from cdc.apply.plan import ControlState, Ends, ResumePlan
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.control.registrations import Registration
@@ -24,7 +24,7 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
-from cdc.sink.contract import Archive, Replaced, Sink, positions
+from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
 
 log = structlog.get_logger()
 DescribeTables = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
@@ -49,7 +49,7 @@ class Views:
         self.kafka, self.pipeline, self.names, self.describe = kafka, pipeline, names, describe
         self.registry = Registry(pipeline, kafka)
         self.control = ControlState()
-        self.reading = Reading(placeholder)
+        self.reading = DecodeOptions(placeholder)
         self._control = Control(pipeline, kafka)
         self._continuity = Continuity(pipeline, kafka)
 
@@ -74,7 +74,8 @@ class Views:
         """Ask the sink where it stands, and make sure that the log still reaches back to there.
 
         Raises:
-            CdcError: what sink and broker raise; Replaced when the generation isn't to be kept current any more.
+            CdcError: what sink and broker raise; GenerationReplaced when the generation isn't to be kept current
+                any more.
         """
         control = self.read_control()
         self.registry.read()
@@ -199,7 +200,7 @@ class Views:
         """To make ready what has just been removed would leave it lying about."""
         work = self.sink_generations.work
         if self.names and not (isinstance(work, GenerationBuild) and work.names == self.names):
-            raise Replaced(*next(iter(self.names.items())), self.sink.name)
+            raise GenerationReplaced(*next(iter(self.names.items())), self.sink.name)
 
     def _retire(self, tables: Sequence[Table]) -> None:
         """Remove what has been retained long enough."""
@@ -211,7 +212,7 @@ class Views:
     def _remove(self, tables: Sequence[Table]) -> None:
         """Forgotten first, so that what is left of it when this fails is a leftover and no way back."""
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
-        self.sink.sweep(tables, {})
+        self.sink.drop_unreferenced(tables, {})
         self.registry.read()
 
     def _lsns(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from cdc.errors import SinkRejected
 from cdc.generations.registry import GenerationBuild, RetainedView
 from cdc.kafka.log_continuity import Continuity, Discontinued
 from cdc.model.table import Table
-from cdc.sink.contract import Misfit
+from cdc.sink.contract import SchemaMismatch
 
 AGAIN_S = 10.0
 """How often the sink itself is looked at: a table that waits may fit by now, a view may have been lost or cleared."""
@@ -70,7 +70,7 @@ class Watch:
         try:
             standing = self._views.standing(plan.tables)
             facts["views"] = {table.topic: standing[table.qualified] for table in plan.tables}
-        except Misfit as error:
+        except SchemaMismatch as error:
             # Set aside when the plan is loaded again.
             facts["unheld"] = str(error.details.get("table") or self._views.sink.name)
         if overdue:

@@ -168,7 +168,7 @@ class Killed(Memory):
 def kept_beside(registry: Registry, when: str) -> Killed:
     """A sink whose view of before is retained."""
     sink, at = Killed(SINK), Position("topic", (5,))
-    other = sink.beside({ITEMS.qualified: FIRST})
+    other = sink.for_generation({ITEMS.qualified: FIRST})
     for view, name in ((sink, SECOND), (other, FIRST)):
         view.prepare(ITEMS)
         view.stored[ITEMS.qualified] = ViewCheckpoint(at, generation=name)

@@ -18,7 +18,7 @@ NAMES = {TABLE.qualified: "20260101t000000000000"}
 
 
 class Warehouse(Memory):
-    form = "events"
+    row_format = "events"
 
 
 def names(cache: Generations, *, tombstones: bool) -> list[str]:
