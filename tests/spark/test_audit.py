@@ -46,7 +46,7 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
     records = Scribe(made, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
     looker = Looker(made, Reading(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
     said = framed(spark, records).select(*log_rows.RECORDS).mapInArrow(lasting(looker.work), log_rows.SAID).persist()
-    rows = auditor.newest(said).persist()
+    rows = auditor.newest_states(said).persist()
     decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
     changes = [change for record in records if (change := decode(record)).id is not None]
     folded = {(one.id, one.partition): (one.offset, one.row is not None, one.kept) for one in twin.fold(changes)}
@@ -59,7 +59,7 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
         written = lsn[row["partition"], offset] if offset is not None else None
         assert row["outdated"] == (lives and written is not None and written < BELOW)
     _, lost = twin.applied(changes, {})
-    assert sorted(row["id"] for row in auditor.unknown(made, said, rows).collect()) == sorted(lost)
+    assert sorted(row["id"] for row in auditor.unrecoverable_ids(made, said, rows).collect()) == sorted(lost)
     rows.unpersist()
     said.unpersist()
 
