@@ -80,11 +80,11 @@ class Redrive:
 
     def _records(self, table: Table, position: Position, rows: Rows) -> DataFrame:
         """Those in quarantine, and what the topic has of their partitions from the first of them on."""
-        spans: kafka_source.Spans = {}
+        spans: kafka_source.OffsetRanges = {}
         for partition in {entry.partition for entry in rows}:
             first = min(entry.offset for entry in rows if entry.partition == partition)
             spans[table.topic, partition] = first, position.offsets[partition]
-        logged = kafka_source.between(self._spark, self._kafka, spans).select(*COLUMNS)
+        logged = kafka_source.read_ranges(self._spark, self._kafka, spans).select(*COLUMNS)
         both = self._quarantine.read_records(rows).unionByName(logged).dropDuplicates(PLACE)
         return both.coalesce(1).sortWithinPartitions(*PLACE)
 

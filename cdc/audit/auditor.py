@@ -18,15 +18,15 @@ from pyspark.sql import functions as F
 from cdc.audit.finding import MAX_KEYS, REPAIRABLE_KINDS, Audit, Finding, row_finding
 from cdc.audit.topic_health import topic_findings, view_findings
 from cdc.codec import log_rows
-from cdc.codec.decode_options import Reading
-from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, Looker
+from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, RecordClassifier
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import unsent_below
+from cdc.postgres.schema_changes import last_silent_change_lsn
 from cdc.sink.contract import Sink
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from cdc.spark import kafka_source
 from cdc.verify.backfill import backfill
 
@@ -55,7 +55,7 @@ class Auditor:
         self._spark, self._pipeline, self._kafka, self._sinks = spark, pipeline, kafka, sinks
         self._placeholder = placeholder
         # Values that only a warehouse can't hold are no defect where there is no warehouse.
-        self._warehouse = any(sink.form == "events" for sink in sinks)
+        self._warehouse = any(sink.row_format == "events" for sink in sinks)
 
     def audit(self, table: Table, repair_s: float | None = None) -> Audit:
         """Audit a table's topic: find what would make a rebuild of its views wrong.
@@ -101,10 +101,12 @@ class Auditor:
         control.read()
         floors = {table.topic: control.floors.lsn(table.qualified)}
         start_offsets = {table.topic: control.registration.start(table.topic, end.topic_id)}
-        reading = Reading(self._placeholder, floors, start_offsets)
-        looker = Looker(table, reading, self._warehouse, unsent_below(control.definitions, table.qualified))
-        topic_records = kafka_source.records(self._spark, self._pipeline.kafka, {table.topic: end})
-        assessed = topic_records.select(*log_rows.RECORDS).mapInArrow(lasting(looker.work), log_rows.SAID)
+        reading = DecodeOptions(self._placeholder, floors, start_offsets)
+        classifier = RecordClassifier(
+            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
+        )
+        topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
+        assessed = topic_records.select(*log_rows.RECORDS).mapInArrow(freeze_gc_after(classifier.work), log_rows.SAID)
         assessments = self._persist(frames, assessed)
         observation = Observation()
         rows = self._persist(frames, newest_states(assessments.observe(observation, *_count_columns())))
@@ -154,7 +156,7 @@ def unrecoverable_ids(table: Table, assessments: DataFrame, rows: DataFrame) -> 
     changes = assessments.where((F.col("says") == UNREADABLE) | F.col("living"))
     chains = changes.join(partial, ["id", "partition"], "left_semi").repartition("id", "partition")
     ordered = chains.sortWithinPartitions("id", "partition", "offset")
-    return ordered.mapInArrow(lasting(log_rows.unknown(table)), "id string")
+    return ordered.mapInArrow(freeze_gc_after(log_rows.unknown(table)), "id string")
 
 
 def _key_finding(kind: str, ids: DataFrame) -> Finding:

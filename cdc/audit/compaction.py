@@ -26,15 +26,15 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.ledger import Compaction, Ledger
-from cdc.kafka.log_continuity import refuse_other, waiting
-from cdc.kafka.records import TIMEOUT_MS, kafka, reaching
+from cdc.kafka.log_continuity import pending_records, refuse_incomparable
+from cdc.kafka.records import TIMEOUT_MS, kafka, translated_errors
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 
 if TYPE_CHECKING:
-    from cdc.spark.kafka_source import Tally
+    from cdc.spark.kafka_source import PartitionCensus
 
 SEGMENT_MS = 1000
 PAUSED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
@@ -50,8 +50,8 @@ TOMBSTONES = {"delete.retention.ms": str(RETENTION_MS)}
 TRANSACTION_MS = 10_000
 """Bounds the wait of readers for an open transaction after a crash: the broker aborts it then."""
 HEARTBEAT_S = 1.0
-Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[Tally]]"]
-"""Counts the records of each partition below positions, by topic: `cdc.spark.kafka_source.tally`."""
+Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[PartitionCensus]]"]
+"""Counts the records of each partition below positions, by topic: `cdc.spark.kafka_source.census`."""
 View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
 """Its name in messages, its table, and the function that reads its checkpoint."""
 
@@ -126,7 +126,7 @@ def compact(
 def restore(kafka: Topics, pipeline: Pipeline) -> list[str]:
     """Restore the settings of topics that an interrupted compaction has lowered. Returns the topics' names."""
     ledger = Ledger(pipeline, kafka).read()
-    return _restore_settings(kafka, ledger) if ledger.interrupted() else []
+    return _restore_settings(kafka, ledger) if ledger.is_interrupted() else []
 
 
 def required_views(
@@ -138,11 +138,11 @@ def required_views(
     build that no command works on begins again when it has missed a tombstone.
     """
     if not tombstones:
-        return [(sink.name, table, sink.position) for sink in sinks if sink.form == "events" for table in tables]
+        return [(sink.name, table, sink.position) for sink in sinks if sink.row_format == "events" for table in tables]
     views: list[View] = [(sink.name, table, sink.position) for sink in sinks for table in tables]
     for sink in sinks:
         for names, state in _standby_generations(generations(sink.name)):
-            generation_sink = sink.beside(names)
+            generation_sink = sink.for_generation(names)
             label = f"the generation of {sink.name} that is {state}"
             views += [(label, table, generation_sink.position) for table in tables if table.qualified in names]
     return views
@@ -173,18 +173,18 @@ def restored_on_sigterm() -> Iterator[None]:
 
 def _refuse_concurrent(kafka: Topics, pipeline: Pipeline) -> None:
     ledger = Ledger(pipeline, kafka).read()
-    if ledger.lowered and not ledger.interrupted():
+    if ledger.lowered and not ledger.is_interrupted():
         raise ConnectorError("Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end")
 
 
 def _restore_settings(kafka: Topics, ledger: Ledger) -> list[str]:
     existing, now = kafka.existing(ledger.lowered), time.time()
     kafka.override({topic: _owned_settings(ledger.lowered[topic]) for topic in existing})
-    for compactions, tombstones in ((ledger.compacted, False), (ledger.unburied, True)):
+    for compactions, tombstones in ((ledger.compacted, False), (ledger.tombstones_removed, True)):
         unfinished = {topic: compactions[topic] for topic in compactions if topic in ledger.lowered}
         finished = {topic: replace(entry, ended=now) for topic, entry in unfinished.items() if not entry.ended}
-        ledger.compact(finished, tombstones=tombstones)
-    ledger.raised(ledger.lowered)
+        ledger.add_compactions(finished, tombstones=tombstones)
+    ledger.forget_lowered(ledger.lowered)
     return sorted(existing)
 
 
@@ -203,8 +203,8 @@ class _LoweredSettings:
         self._heartbeat_thread = threading.Thread(target=self._write_heartbeats, daemon=True)
 
     def __enter__(self) -> "_LoweredSettings":
-        self._ledger.lower(self._original)
-        self._ledger.beating(at_work=True)
+        self._ledger.add_lowered(self._original)
+        self._ledger.write_heartbeat(at_work=True)
         self._heartbeat_thread.start()
         return self
 
@@ -216,7 +216,7 @@ class _LoweredSettings:
         finally:
             self._stopped.set()
             self._heartbeat_thread.join()
-            self._ledger.beating(at_work=False)
+            self._ledger.write_heartbeat(at_work=False)
 
     def roll(self, roller: "_SegmentRoller", places: Mapping[str, Position]) -> dict[str, Position]:
         """Begin a segment and hold it open, with cleaning off. Returns ends above everything that can be cleaned."""
@@ -229,7 +229,7 @@ class _LoweredSettings:
         """Let the broker clean what lies below the ends, and write that to the ledger first."""
         now = time.time()
         compactions = {topic: Compaction(end, now) for topic, end in ends.items()}
-        self._ledger.compact(compactions, tombstones=self._tombstones)
+        self._ledger.add_compactions(compactions, tombstones=self._tombstones)
         settings = {**CLEANING, **(TOMBSTONES if self._tombstones else {})}
         self._kafka.override(dict.fromkeys(self._topics, settings))
 
@@ -237,7 +237,7 @@ class _LoweredSettings:
         while not self._stopped.wait(HEARTBEAT_S):
             # A heartbeat may fail: another command that takes this one for dead only restores the settings.
             with suppress(ConnectorError):
-                self._ledger.beating(at_work=True)
+                self._ledger.write_heartbeat(at_work=True)
 
 
 class _SegmentRoller:
@@ -245,7 +245,7 @@ class _SegmentRoller:
 
     def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
         self._bootstrap = topics.bootstrap
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             self._producer = kafka.KafkaProducer(
                 bootstrap_servers=self._bootstrap,
                 transactional_id=f"{pipeline.pipeline}-compaction",
@@ -264,7 +264,7 @@ class _SegmentRoller:
     def roll(self, places: Mapping[str, Position]) -> None:
         """Append to every partition of these topics, and abort. Raises ConnectorError."""
         try:
-            with reaching(self._bootstrap):
+            with translated_errors(self._bootstrap):
                 self._producer.begin_transaction()
                 futures = [
                     self._producer.send(topic, key=b"null", value=None, partition=partition)
@@ -291,10 +291,10 @@ def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Posi
     unread = []
     for name, table, position in views:
         checkpoint = position(table)
-        refuse_other(name, table, distance(checkpoint, ends[table.topic]))
-        unread.append((name, table, waiting(table.topic, checkpoint, ends[table.topic])))
+        refuse_incomparable(name, table, distance(checkpoint, ends[table.topic]))
+        unread.append((name, table, pending_records(table.topic, checkpoint, ends[table.topic])))
     # Aborted records and transaction markers need not be applied: look for the next committed record instead.
-    next_records = kafka.next({place for _, _, places in unread for place in places}, decided=True)
+    next_records = kafka.next_records({place for _, _, places in unread for place in places}, decided=True)
     return [
         f"{table.qualified} in {name} has not caught up"
         for name, table, places in unread
@@ -320,7 +320,7 @@ def _await_views(
         time.sleep(0.5)
 
 
-def _count_after_cleaning(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[Tally]]":
+def _count_after_cleaning(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[PartitionCensus]]":
     """Count once the broker has had time to clean. It needs about as long as the counting, so wait that long, too."""
     time.sleep(2 * SEGMENT_MS / 1000)
     start = time.monotonic()
@@ -330,7 +330,7 @@ def _count_after_cleaning(count: Count, goal: Mapping[str, Position]) -> "Mappin
     return counts
 
 
-def _unfinished_topics(counts: "Mapping[str, Sequence[Tally]]", *, tombstones: bool) -> dict[str, str]:
+def _unfinished_topics(counts: "Mapping[str, Sequence[PartitionCensus]]", *, tombstones: bool) -> dict[str, str]:
     """Describe the topics that aren't compacted yet, in words by topic."""
     unfinished = {}
     for topic, partitions in counts.items():
@@ -354,7 +354,7 @@ def _timeout_error(unfinished: Mapping[str, str], timeout_s: float) -> Connector
     )
 
 
-def _result(topic: str, before: "Sequence[Tally]", counts: "Sequence[Tally]") -> CompactionResult:
+def _result(topic: str, before: "Sequence[PartitionCensus]", counts: "Sequence[PartitionCensus]") -> CompactionResult:
     return CompactionResult(
         topic,
         sum(partition.records for partition in before),

@@ -10,7 +10,7 @@ from cdc.audit.finding import RENEW_HINT, Finding
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity, Discontinued, check_shape
-from cdc.kafka.topics import Topics, wanted
+from cdc.kafka.topics import Topics, topic_specs
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 
@@ -29,8 +29,9 @@ def topic_findings(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Find
     findings = [Finding("missing", 1, f"there is no topic {topic}", "cdc -p FILE register") for topic in missing]
     present = [topic for topic in topics if topic in existing]
     settings, starts = kafka.settings(present), kafka.starts(present)
+    specs = topic_specs(pipeline)
     for topic in present:
-        findings += _shape_findings(topic, wanted(pipeline)[topic], starts[topic], settings[topic]["cleanup.policy"])
+        findings += _shape_findings(topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"])
     if table.topic in existing:
         requirements = (
             ("tombstones", RETENTION, pipeline.delete_retention_hours),

@@ -46,7 +46,7 @@ def rebuild(
 
     (destination,) = context.obj.sinks([sink])
     # A sink that can only switch all of its views builds all of them.
-    tables = context.obj.select_tables(None if destination.whole else table)
+    tables = context.obj.select_tables(None if destination.promotes_all_tables else table)
     if reasons := [
         reason for captured in tables if (reason := refusal_error(captured, destination.refusals, destination.name))
     ]:
@@ -65,7 +65,7 @@ def build(
     show: "Callable[[GenerationBuild], object]",
 ) -> "dict[str, RetainedView]":
     """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
-    from cdc.apply.schema_follower import Follower
+    from cdc.apply.schema_follower import SchemaFollower
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
@@ -74,7 +74,7 @@ def build(
     from cdc.verify.verification import verify
 
     def require_equal(candidate: "Sink", tables: "Sequence[Table]") -> None:
-        table_option = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.whole else ""
+        table_option = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.promotes_all_tables else ""
         prove(
             lambda: verify(spark, context.pipeline, tables, [candidate]),
             sink.name,
@@ -87,7 +87,7 @@ def build(
         job = RebuildJob(
             sink,
             tables,
-            Follower(context.load, tables),
+            SchemaFollower(context.load, tables),
             context.placeholder,
             retention_s=kept_s,
             verify=require_equal,
@@ -105,7 +105,7 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
     from cdc.kafka.topics import Topics
 
     pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
-    needs_spark = destination.form == "events"
+    needs_spark = destination.row_format == "events"
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
         retained = run(Registry(pipeline, kafka), destination, context.obj.tables, keep * 3600)
     _print_result(sink, retained, as_json, "readers see the generation before")
@@ -142,7 +142,7 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
 
     settle_rollback(registry, sink, tables, KEPT_S)
     with claim(registry, sink.name) as held_claim:
-        sink.sweep(tables, held_claim.generations.needed_names())
+        sink.drop_unreferenced(tables, held_claim.generations.needed_names())
 
 
 def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":

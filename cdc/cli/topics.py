@@ -38,7 +38,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         {
             "topic": topic.topic,
             "partitions": ends[topic.topic].partition_count,
-            "created": type(topic).__name__ == "Created",
+            "created": type(topic).__name__ == "CreatedTopic",
             "topic_id": ends[topic.topic].topic_id,
             "end_offsets": list(ends[topic.topic].offsets),
         }
@@ -71,14 +71,14 @@ def compact(
 
     pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
     with restored_on_sigterm(), Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
-        from cdc.spark.kafka_source import tally
+        from cdc.spark.kafka_source import census
 
         compacted = compact_topics(
             kafka,
             pipeline,
             tables,
             context.obj.sinks(None),
-            lambda goal: tally(spark, pipeline.kafka, goal),
+            lambda goal: census(spark, pipeline.kafka, goal),
             CompactionOptions(timeout_s, tombstones=tombstones, progress=say),
         )
     if as_json:

@@ -54,7 +54,7 @@ def retain(
     now = time.time()
     retained = {table: RetainedView(name, now + retention_s, now) for table, name in names.items() if retention_s > 0}
     own_claim.complete(retained, [table.qualified for table in tables])
-    sink.sweep(tables, {table: view.name for table, view in retained.items()})
+    sink.drop_unreferenced(tables, {table: view.name for table, view in retained.items()})
     return retained
 
 

@@ -16,7 +16,7 @@ from cdc.kafka.log_continuity import Discontinued
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Misfit, Outcome, Refused, Rewound, Sink, positions
+from cdc.sink.contract import Batch, Outcome, PositionLost, RowsRejected, SchemaMismatch, Sink, positions
 from cdc.sink.lane import Entries
 from cdc.sink.rejection import Rejected, Skip, Stop
 from cdc.sink.remedy import Remedy, remedy
@@ -37,7 +37,12 @@ class StandbySink(Sink):
     """
 
     def __init__(self, live: Sink) -> None:
-        self.live, self.name, self.form, self.whole = live, live.name, live.form, live.whole
+        self.live, self.name, self.row_format, self.promotes_all_tables = (
+            live,
+            live.name,
+            live.row_format,
+            live.promotes_all_tables,
+        )
         self.live_at: dict[str, Position | None] = {}
         self.standby_at: dict[str, Position | None] = {}
         self.discontinued: Discontinued | None = None
@@ -58,7 +63,7 @@ class StandbySink(Sink):
         """
         self.live_at = {table.topic: stored.position if stored else None for table, stored in views.items()}
         self.standby_at, self.discontinued, self._retry_at = {}, None, float("inf")
-        self._standby = self.live.beside(names) if names else None
+        self._standby = self.live.for_generation(names) if names else None
         # Right after a promotion the registry still lists the generation that has just become live; skip it.
         standby_tables = [table for table, live in views.items() if _is_standby(names.get(table.qualified), live)]
         if not standby_tables:
@@ -76,7 +81,7 @@ class StandbySink(Sink):
     def _read_positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         try:
             return positions(self._standby_sink, tables)
-        except Misfit:
+        except SchemaMismatch:
             # Of a single table: the caller then reads each table by itself.
             return {}
 
@@ -105,7 +110,7 @@ class StandbySink(Sink):
             refuse(table, stored)
             self._standby_sink.prepare(table)
             self.standby_at[table.topic] = stored.position if stored else None
-        except Misfit as error:
+        except SchemaMismatch as error:
             # After a rebuild with other columns, say. The standby of the other tables goes on.
             log.warning("standby_dropped", sink=self.name, table=table.qualified, error=error.message)
 
@@ -177,7 +182,7 @@ class StandbySink(Sink):
         self.standby_at |= {step.table.topic: step.end for step in batch.advances}
         if unmatched := _rejected_by_standby_only(outcome, live, batch.entries):
             reasons = {(rejected.topic, rejected.id or ""): rejected.reason for rejected in unmatched}
-            self.drop(Refused(reasons, self.name))
+            self.drop(RowsRejected(reasons, self.name))
         elif not (outcome.complete and live.complete):
             self.drop(
                 SinkRejected(
@@ -191,7 +196,7 @@ class StandbySink(Sink):
         assert self._standby is not None
         try:
             self._standby.apply(batch)
-        except (DecodeError, ValueNotRepresentable, Refused) as rejection:
+        except (DecodeError, ValueNotRepresentable, RowsRejected) as rejection:
             return rejection
         except Exception as error:
             self.drop(explain(error, self.name))
@@ -202,7 +207,7 @@ class StandbySink(Sink):
     def drop(self, error: CdcError) -> None:
         """Stop applying to the standby. After an error that may pass it is resumed later: see `may_retry`."""
         # Another process has promoted the standby, or built a newer generation: the registry will say which.
-        if not isinstance(error, Fenced | Rewound):
+        if not isinstance(error, Fenced | PositionLost):
             log.warning("standby_dropped", sink=self.name, error=error.message)
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
             self._retry_at = time.monotonic() + RETRY_S
@@ -225,11 +230,11 @@ class StandbySink(Sink):
     def close(self) -> None:
         self.live.close()
 
-    def beside(self, names: Mapping[str, str]) -> Sink:
-        return self.live.beside(names)
+    def for_generation(self, names: Mapping[str, str]) -> Sink:
+        return self.live.for_generation(names)
 
-    def require_room(self, tables: Sequence[Table]) -> None:
-        self.live.require_room(tables)
+    def check_capacity(self, tables: Sequence[Table]) -> None:
+        self.live.check_capacity(tables)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         return self.live.promote(tables, names)
@@ -237,8 +242,8 @@ class StandbySink(Sink):
     def generations(self, table: Table) -> list[str]:
         return self.live.generations(table)
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        self.live.sweep(tables, keep)
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        self.live.drop_unreferenced(tables, keep)
 
 
 def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:

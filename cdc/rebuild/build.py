@@ -20,7 +20,7 @@ from tenacity.wait import wait_exponential
 
 from cdc.apply.batch_writer import BatchWriter
 from cdc.apply.stream import Stream
-from cdc.apply.views import Describe, Views
+from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
@@ -33,8 +33,8 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
-from cdc.sink.contract import Misfit, Replaced, Sink, positions
-from cdc.spark.kafka_source import records
+from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, positions
+from cdc.spark.kafka_source import read_until
 
 POLL_S = 0.1
 CAUGHT_UP_S = 1.0
@@ -58,7 +58,7 @@ class RebuildJob:
 
     sink: Sink
     tables: Sequence[Table]
-    describe: Describe
+    describe: DescribeTables
     placeholder: str
     retention_s: float
     verify: Verify
@@ -89,7 +89,7 @@ class Rebuild:
                 return self._finish(previous_generations(self._sink, self._tables))
             self._publish()
             self._claim.forget_retained(list(self._build.names))
-            self._sink.sweep(self._tables, self._build.names)
+            self._sink.drop_unreferenced(self._tables, self._build.names)
             self._started_at = time.monotonic()
             self._claim.progress = self._progress
             return self._finish(self._build_and_promote())
@@ -106,7 +106,7 @@ class Rebuild:
         work = self._claim.generations.work
         if isinstance(work, GenerationBuild) and work.names.keys() == {table.qualified for table in self._tables}:
             return work
-        self._sink.require_room(self._tables)
+        self._sink.check_capacity(self._tables)
         name = new_generation()
         return GenerationBuild(
             self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time()
@@ -119,13 +119,13 @@ class Rebuild:
             for table in self._tables:
                 continuity.refuse(self._sink.name, table, candidate.position(table))
                 candidate.prepare(table)
-        except (Discontinued, Misfit) as error:
+        except (Discontinued, SchemaMismatch) as error:
             return error
         return None
 
     def _build_and_promote(self) -> Mapping[str, str]:
         """Replay, catch up, verify, promote. Returns the previous generation, by table."""
-        candidate = self._sink.beside(self._build.names)
+        candidate = self._sink.for_generation(self._build.names)
         if self._build.phase != "replay" and (error := self._resume_error(candidate)):
             log.warning("build_begun_again", sink=self._sink.name, error=error.message)
             self._publish(phase="replay", done=0)
@@ -152,7 +152,7 @@ class Rebuild:
         writer = uuid4().hex
         batches = BatchWriter(self._spark, self._pipeline, self._kafka, views, writer, _retry_while_away, shadow=True)
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        batches.write(records(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
+        batches.write(read_until(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
 
     def _catch_up(self, candidate: Sink, stream: Stream) -> None:
         """Wait until the view takes less than a second to apply what is in the topics, or stops getting faster."""
@@ -183,7 +183,7 @@ class Rebuild:
         """Whether the new generation is live already: the rebuild was killed after the promotion."""
         try:
             checkpoints = {table.qualified: self._sink.position(table) for table in self._tables}
-        except Misfit:
+        except SchemaMismatch:
             # A live view doesn't fit its table: that is the generation to replace.
             return False
         names = self._build.names
@@ -215,7 +215,7 @@ class Rebuild:
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
-def only_tables(describe: Describe, names: Collection[str]) -> Describe:
+def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
     """Restrict a description to these tables."""
 
     def describe_subset(
@@ -234,7 +234,7 @@ def keep_current(
     sink: Sink,
     names: Mapping[str, str],
     pipeline: Pipeline,
-    describe: Describe,
+    describe: DescribeTables,
     placeholder: str,
 ) -> Iterator[Stream]:
     """Apply changes to a generation that isn't live, in a thread, until the context ends.
@@ -246,7 +246,7 @@ def keep_current(
     def run() -> None:
         try:
             stream.run()
-        except Replaced:
+        except GenerationReplaced:
             # Another command has promoted or replaced the generation, and continues it.
             log.info("standby_replaced", sink=sink.name)
         except CdcError as error:

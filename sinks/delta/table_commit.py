@@ -9,7 +9,7 @@ import deltalake
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Rewound
+from cdc.sink.contract import PositionLost
 from sinks.delta.executor import Staged, View
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NOTHING, schema
@@ -133,14 +133,14 @@ def begin(tables: Tables, writer: str, advance: Advance) -> Step:
     """Look at a view's parts, and take note of a step from where they stand; see `Fence` for where that is refused.
 
     Raises:
-        Fenced, Rewound: see `Sink.apply`.
+        Fenced, PositionLost: see `Sink.apply`.
     """
     table, commits = advance.table, tables.commits
     folders = tables.folders(table)
     found = {kind: commits.found(folder) for kind, folder in folders.items()}
     for kind, standing in found.items():
         if standing.trouble:
-            raise Rewound(
+            raise PositionLost(
                 f"The Delta table {folders[kind]} can't be gone on with: {standing.trouble}.",
                 hint=f"cdc -p FILE rebuild {tables.sink} --table {table.qualified}",
                 table=table.qualified,
@@ -169,7 +169,7 @@ def look(tables: Tables, table: Table) -> ViewCheckpoint | None:
     """Where reading has to start again: at the older of the two positions, which the fence takes note of.
 
     Raises:
-        Misfit: it is lost. One that isn't true of the rows any more is told, so that these can be looked at.
+        SchemaMismatch: it is lost. One that isn't true of the rows any more is told, so that these can be looked at.
     """
     found = {kind: tables.standing(table, kind).stored for kind in tables.kinds}
     for kind, stored in found.items():

@@ -11,7 +11,7 @@ from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Discontinued
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import row_id
-from cdc.sink.contract import Batch, Refused
+from cdc.sink.contract import Batch, RowsRejected
 from cdc.sink.lane import Entries
 from cdc.sink.rejection import Rejection, Skip, Stop
 from sinks.memory import Memory
@@ -32,7 +32,7 @@ class Pair:
         self.harness = Harness(spark, lambda: self.live, table(f"{unique}.public.items"))
         self.table = self.harness.table
         self.names = {self.table.qualified: NAME}
-        self.beside = self.live.beside(self.names)
+        self.beside = self.live.for_generation(self.names)
         self.beside.prepare(self.table)
         self.pair = StandbySink(self.live)
         fill(self.harness)
@@ -164,7 +164,7 @@ def test_what_both_refuse(pair: Pair) -> None:
     pair.find()
     pair.apply()
     pair.harness.topic.add("u", row("never seen", 1, None), lacking=["v"])
-    with pytest.raises(Refused):
+    with pytest.raises(RowsRejected):
         pair.apply()
     assert pair.pair.standby_at
 

@@ -124,7 +124,7 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     (search,) = context.sinks(["search"])
     describe = only_tables(context.follower, names)
     with keep_current(
-        world.spark, search.beside(names), names, world.pipeline, describe, context.placeholder
+        world.spark, search.for_generation(names), names, world.pipeline, describe, context.placeholder
     ) as removed:
         wait_until(lambda: removed.progress.state == "failed", 30, "who keeps current what isn't there any more to end")
     assert [sink.generations(table) for sink in world.sinks] == before

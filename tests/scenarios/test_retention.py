@@ -13,7 +13,7 @@ from cdc.errors import ConnectorError, SettingsError
 from cdc.generations.registry import GenerationBuild
 from cdc.kafka.topics import Topics
 from cdc.runtime import Context
-from cdc.spark.kafka_source import tally
+from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
 from tests.support.wait import wait_until
@@ -105,7 +105,7 @@ def events(world: "World") -> int:
 
 
 def compacted(world: "World", kafka: Topics, timeout_s: float) -> None:
-    count = lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
+    count = lambda goal: census(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
     compact(kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(timeout_s))
 
 

@@ -18,7 +18,7 @@ from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import links, parquet
 from sinks.delta.files.failures import contended, refused, unwritable
 from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, File
@@ -59,7 +59,7 @@ def written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[Fi
     # By number: Spark takes a dot or a backtick in a name for its own.
     numbered = whole.toDF(*(f"c{number}" for number in range(len(whole.columns))))
     try:
-        made = numbered.mapInArrow(lasting(_writer(folder, whole.columns)), WRITTEN).collect()
+        made = numbered.mapInArrow(freeze_gc_after(_writer(folder, whole.columns)), WRITTEN).collect()
     except PySparkException as error:
         if FULL.search(str(error)):
             raise unwritable(folder, error) from None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import mismatch, stored_after
+from cdc.sink.contract import checkpoint_after, mismatch
 from sinks.delta.log import positions
 
 
@@ -29,7 +29,7 @@ class Fence:
         folders: by kind; look: takes note of where they stand, when that isn't known yet.
 
         Raises:
-            Fenced, Rewound: see `Sink.apply`.
+            Fenced, PositionLost: see `Sink.apply`.
         """
         step = (writer, advance.start, advance.end)
         if any(folder not in self._left for folder in folders.values()):
@@ -42,7 +42,7 @@ class Fence:
         self._begun[advance.table.topic] = step
 
     def is_due(self, writer: str, advance: Advance, folder: str, stored: ViewCheckpoint | None) -> bool:
-        """Whether a part of the view gains something by a step. Raises Fenced, Rewound: see `Sink.apply`."""
+        """Whether a part of the view gains something by a step. Raises Fenced, PositionLost: see `Sink.apply`."""
         gains = advance.is_repair or positions.further(stored, advance.end) != position(stored)
         if not gains and stored and stored.writer == writer:
             # Perhaps of this very step, whose answer was lost.
@@ -62,7 +62,7 @@ def after(
         # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
         return before
     further = replace(advance, end=positions.further(before, advance.end))
-    return stored_after(further, before, applied, writer, generation)
+    return checkpoint_after(further, before, applied, writer, generation)
 
 
 def position(stored: ViewCheckpoint | None) -> Position | None:
