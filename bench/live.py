@@ -19,7 +19,7 @@ from bench.stage import Stage
 from cdc.cli.rebuild import build
 from cdc.errors import DivergenceError
 from cdc.generations.registry import Building
-from cdc.verify.barrier import settle
+from cdc.verify.barrier import wait_until_current
 from cdc.verify.verification import verify
 from sample.probe import Watch
 
@@ -45,13 +45,13 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
 
     def load() -> None:
         stage.data.mixed(changes)
-        settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
+        wait_until_current(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
 
     quiet = subprocess.DEVNULL
     with subprocess.Popen(stage.command("run"), stdout=quiet, stderr=quiet) as run, ThreadPoolExecutor(1) as pool:
         try:
             began = time.monotonic()
-            settle(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
+            wait_until_current(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
             if (rest_s := began + STARTED_S - time.monotonic()) > 0:
                 stage.data.single(int(RATE * rest_s), rate=RATE)
             started = visible(stage, RATE, seconds)

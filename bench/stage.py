@@ -26,7 +26,7 @@ from cdc.runtime import Context
 from cdc.sink.contract import Sink
 from cdc.spark.kafka_source import records
 from cdc.spark.session import session
-from cdc.verify.barrier import settle
+from cdc.verify.barrier import wait_until_current
 from cdc.verify.verification import compare
 from compose import artifacts, stack
 from connectors.client import Connect
@@ -184,7 +184,8 @@ class Stage:
                 if stream.progress.state == "failed":
                     raise SinkError(f"{stream.sink.name}: {stream.progress.error}", hint=stream.progress.hint or "")
 
-        settle(self.pipeline, self.tables, [one.sink for one in streams], timeout_s=SETTLE_S, still=still)
+        sinks = [stream.sink for stream in streams]
+        wait_until_current(self.pipeline, self.tables, sinks, timeout_s=SETTLE_S, on_poll=still)
 
     def durable(self, streams: Sequence[Watched]) -> float:
         """The same; when the last batch was durable, Unix seconds."""

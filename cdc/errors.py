@@ -12,9 +12,9 @@
     +- DecodeError          6  a record that isn't what the connector writes
     +- SinkError            7  a destination
     |  +- SinkUnavailable      may come back by itself: wait and try again
-    |  |  +- Late              a view has not got as far in time as its reader asked for
+    |  |  +- ReadTimeout              a view has not got as far in time as its reader asked for
     |  +- SinkRejected         won't: the view or the row has to change
-    |  |  +- Unholdable        a value that the destination has no way to hold
+    |  |  +- ValueNotRepresentable        a value that the destination has no way to hold
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
@@ -31,11 +31,11 @@ class CdcError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str, **where: object) -> None:
+    def __init__(self, message: str, *, hint: str, **details: object) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.where = {name: value for name, value in where.items() if value is not None}
+        self.details = {name: value for name, value in details.items() if value is not None}
 
 
 class Unexpected(CdcError):
@@ -82,7 +82,7 @@ class SinkUnavailable(SinkError):
     """The destination can't be reached or asks for time; the same call may succeed later."""
 
 
-class Late(SinkUnavailable):
+class ReadTimeout(SinkUnavailable):
     """A view, or the log before it, has not got as far in time as its reader asked for."""
 
 
@@ -90,7 +90,7 @@ class SinkRejected(SinkError):
     """The destination refuses for good: a mapping conflict, an oversized document, a wrong setting."""
 
 
-class Unholdable(SinkRejected):
+class ValueNotRepresentable(SinkRejected):
     """A sink has no way to hold a value."""
 
 

@@ -22,7 +22,7 @@ from cdc.model import column_names
 from cdc.model.table import Table
 from cdc.postgres import catalog, source
 from cdc.sink import factory
-from compose import book, stack
+from compose import stack, stack_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from compose.endpoints import Endpoints
 
 
-SHOWN_S = 2.5
+DISPLAY_DEADLINE_S = 2.5
 T = TypeVar("T")
 
 
-def _later(ask: Callable[[], T]) -> "Future[T]":
+def _in_background(ask: Callable[[], T]) -> "Future[T]":
     """The answer of a server, from a thread that nobody waits for in the end."""
     answer: Future[T] = Future()
 
@@ -75,58 +75,61 @@ class Context:
         """
         from cdc.control.registrations import refuse_meaningless
 
-        written = self.load()
-        if not written.patterns:
-            return written
-        captured = None if self.fresh else self._captured(written)
+        configured = self.load()
+        if not configured.patterns:
+            return configured
+        captured = None if self.fresh else self._registered_tables(configured)
         if captured is None:
-            return self._in_catalog(written)
-        refuse_meaningless(captured, written)
-        return written.of(captured)
+            return self._expand_from_catalog(configured)
+        refuse_meaningless(captured, configured)
+        return configured.of(captured)
 
     @cached_property
-    def shown(self) -> settings.Pipeline:
+    def pipeline_to_show(self) -> settings.Pipeline:
         """The same for who only looks, within seconds, whatever hangs.
 
         With Kafka down patterns mean what the catalog says; with that down as well, what is named is all.
         """
-        written = self.load()
-        if not written.patterns:
-            return written
-        asked, catalogued = _later(lambda: self._captured(written)), _later(lambda: self._in_catalog(written))
-        deadline = time.monotonic() + SHOWN_S
+        configured = self.load()
+        if not configured.patterns:
+            return configured
+        registered, in_catalog = (
+            _in_background(lambda: self._registered_tables(configured)),
+            _in_background(lambda: self._expand_from_catalog(configured)),
+        )
+        deadline = time.monotonic() + DISPLAY_DEADLINE_S
         with suppress(TimeoutError, CdcError):
-            if (captured := asked.result(SHOWN_S * 0.75)) is not None:
-                return written.of(captured)
+            if (captured := registered.result(DISPLAY_DEADLINE_S * 0.75)) is not None:
+                return configured.of(captured)
         with suppress(TimeoutError, CdcError, psycopg.Error):
-            return catalogued.result(max(0.0, deadline - time.monotonic()))
-        return written.of([])
+            return in_catalog.result(max(0.0, deadline - time.monotonic()))
+        return configured.of([])
 
-    def of_catalog(self) -> "Context":
+    def from_catalog(self) -> "Context":
         """The same, for those commands that decide which tables are captured from then on."""
         return replace(self, fresh=True)
 
-    def _captured(self, written: settings.Pipeline) -> Collection[str] | None:
+    def _registered_tables(self, configured: settings.Pipeline) -> Collection[str] | None:
         """The tables that were registered last; None when nothing was."""
         from cdc.control import registrations
         from cdc.kafka.topics import Topics
 
-        with Topics(written.kafka) as kafka:
-            known = registrations.read(kafka, written)
-        return known.tables.keys() if known else None
+        with Topics(configured.kafka) as kafka:
+            registration = registrations.read(kafka, configured)
+        return registration.tables.keys() if registration else None
 
-    def _in_catalog(self, written: settings.Pipeline) -> settings.Pipeline:
-        with source.connect(written.source.dsn) as connection:
-            return written.of(catalog.tables(connection, written).names)
+    def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
+        with source.connect(configured.source.dsn) as connection:
+            return configured.of(catalog.tables(connection, configured).names)
 
     def load(self) -> settings.Pipeline:
         """The pipeline file as it is now."""
         # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
-        endpoints = book.known(self.state)
+        endpoints = stack_state.known_endpoints(self.state)
         log = self.state / "connect" / "log" / "connect.log"
         self.on_worker_log(log if log.exists() else None)
-        own = endpoints.environment() if endpoints else {}
-        return settings.load(self.path, {**own, **os.environ})
+        stack_variables = endpoints.environment() if endpoints else {}
+        return settings.load(self.path, {**stack_variables, **os.environ})
 
     @property
     def runs(self) -> Path:
@@ -137,7 +140,7 @@ class Context:
         with source.connect(self.pipeline.source.dsn) as connection:
             return source.describe(connection, self.pipeline)
 
-    def require_carried(self, connection: source.Connection) -> None:
+    def require_supported_columns(self, connection: source.Connection) -> None:
         """Raise SourceError for all tables with columns that Spark or a sink of the file can't carry.
 
         Raise SettingsError for what the file asks of an index for columns that aren't there.
@@ -146,15 +149,15 @@ class Context:
 
     def refusals(self, table: Table) -> list[str]:
         """Why the pipeline as a whole can't carry a table as it is, a sentence for each column concerned."""
-        views = [f"{why} ({sink.name})" for sink in self._judges for why in sink.refusals(table)]
+        views = [f"{reason} ({sink.name})" for sink in self._all_sinks for reason in sink.refusals(table)]
         return [*column_names.refusals(table), *views]
 
     @cached_property
-    def _judges(self) -> "list[Sink]":
+    def _all_sinks(self) -> "list[Sink]":
         """All sinks, once for all tables: to read a file of 500 tables takes a third of a second."""
         return self.sinks(None)
 
-    def captured(self, name: str | None) -> tuple[Table, ...]:
+    def select_tables(self, name: str | None) -> tuple[Table, ...]:
         """The table of that name, schema.table; all for None."""
         return self.tables if name is None else (source.named(self.tables, name),)
 
@@ -169,10 +172,10 @@ class Context:
 
     def sinks(self, chosen: list[str] | None) -> "list[Sink]":
         pipeline = self.load()
-        known = list(pipeline.sinks)
-        if unknown := [name for name in chosen or () if name not in known]:
-            raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(known)}")
-        return [factory.build(pipeline, name) for name in chosen or known]
+        names = list(pipeline.sinks)
+        if unknown := [name for name in chosen or () if name not in names]:
+            raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(names)}")
+        return [factory.build(pipeline, name) for name in chosen or names]
 
     @cached_property
     def follower(self) -> "Follower":
@@ -197,12 +200,12 @@ class Stack(Protocol):
     def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]: ...
 
 
-def stack_of(kind: str | None, state: Path) -> Stack:
+def local_stack(kind: str | None, state: Path) -> Stack:
     """The local stack of that kind. Without one it is what the state is of, so that one verb alone has to say it."""
     from compose import docker
 
     stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
-    kind = kind or book.kind(state) or "embedded"
+    kind = kind or stack_state.stack_kind(state) or "embedded"
     if kind not in stacks:
         raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
     return stacks[kind]
@@ -215,12 +218,11 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     Raises:
         SparkError: Spark's own process has ended meanwhile, whatever that looks like from here.
     """
+    # First, so that nothing is fetched where there is no Spark.
+    from cdc.spark.session import ended, session
     from compose import artifacts
 
-    jars = artifacts.spark_jars()
-    from cdc.spark.session import ended, session
-
-    spark = session(master, jars)
+    spark = session(master, artifacts.spark_jars())
     try:
         try:
             yield spark
@@ -229,6 +231,6 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     except CdcError:
         raise
     except Exception as error:
-        if gone := ended(spark):
-            raise gone from error
+        if failure := ended(spark):
+            raise failure from error
         raise

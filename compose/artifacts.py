@@ -25,7 +25,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from cdc.errors import StackError
 from compose import versions
-from compose.machine import java, require_disk, share
+from compose.host import java, require_disk, share
 
 HERE = Path(__file__).parent
 PINS = HERE / "artifacts.sha256"
@@ -99,7 +99,7 @@ def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
 def _fetch(name: str, home: Path, pins: dict[str, str], finish: Callable[[Path], None]) -> None:
     require_disk(home.parent, "the cache")
     say(f"fetching {name}: {len(pins)} files, once per user")
-    with scratch(home.parent) as work, _telling(name, work):
+    with scratch(home.parent) as work, _reporting(name, work):
         retrieve(name, work)
         verify(work / "lib", pins)
         finish(work / "lib")
@@ -109,20 +109,20 @@ def _fetch(name: str, home: Path, pins: dict[str, str], finish: Callable[[Path],
 
 
 @contextmanager
-def _telling(name: str, work: Path) -> Iterator[None]:
+def _reporting(name: str, work: Path) -> Iterator[None]:
     """Say every few seconds how much there is."""
-    ended = Event()
+    finished = Event()
 
-    def tell() -> None:
-        while not ended.wait(SILENT_S):
+    def report() -> None:
+        while not finished.wait(SILENT_S):
             say(f"fetching {name}: {_bytes(work) / 1e6:,.0f} MB are here")
 
-    thread = Thread(target=tell, daemon=True)
+    thread = Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        finished.set()
         thread.join()
 
 
@@ -185,8 +185,8 @@ def pinned(name: str) -> dict[str, str]:
 
 def verify(lib: Path, pins: dict[str, str]) -> None:
     """Refuse a folder that differs from its pins in any file: missing, added or changed."""
-    found = checksums(lib)
-    wrong = sorted(path for path in pins.keys() | found.keys() if pins.get(path) != found.get(path))
+    digests = checksums(lib)
+    wrong = sorted(path for path in pins.keys() | digests.keys() if pins.get(path) != digests.get(path))
     if wrong:
         raise StackError(
             f"{len(wrong)} fetched files differ from their pinned sha256: {', '.join(wrong[:5])}",
@@ -251,8 +251,8 @@ def make_shared(folder: Path) -> None:
 @contextmanager
 def scratch(cache: Path) -> Iterator[Path]:
     """Give a work folder on the cache's own filesystem, so that a rename is enough; hold the cache's lock."""
-    for left in cache.glob(".fetch-*"):  # of a fetch that was killed: the lock says that none is at work
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in cache.glob(".fetch-*"):  # of a fetch that was killed: the lock says that none is at work
+        shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
     try:
         yield work

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from cdc.errors import StackError
 from compose import versions
-from compose.book import held
 from compose.endpoints import Endpoints
-from compose.written import Writer, require_readable
+from compose.server_version import ServerVersion, require_readable
+from compose.stack_state import locked_state
 
 FILE = Path(__file__).parent / "docker-compose.yml"
 # What the file publishes, on 127.0.0.1.
 PORTS = {"postgres": 15432, "kafka": 19092, "connect": 18083, "elasticsearch": 19200, "redis": 16379}
-WRITERS = {
-    "postgres": Writer("Postgres", versions.POSTGRES),
-    "kafka": Writer("Kafka", versions.KAFKA),
-    "elasticsearch": Writer("Elasticsearch", versions.ELASTICSEARCH),
-    "redis": Writer("Valkey", versions.VALKEY),
+SERVER_VERSIONS = {
+    "postgres": ServerVersion("Postgres", versions.POSTGRES),
+    "kafka": ServerVersion("Kafka", versions.KAFKA),
+    "elasticsearch": ServerVersion("Elasticsearch", versions.ELASTICSEARCH),
+    "redis": ServerVersion("Valkey", versions.VALKEY),
 }
 
 
@@ -27,14 +27,14 @@ def up(state: Path, *, progress: Callable[[str], None]) -> Endpoints:
     In `state` lie the warehouse and the record by which the other verbs find the servers.
     """
     require_engine()
-    with held(state.absolute(), progress) as book:
-        book.claim("compose")
-        require_readable(book.state, book.written, WRITERS)
-        book.ports, book.written = dict(PORTS), dict(WRITERS)
-        book.save()
+    with locked_state(state.absolute(), progress) as record:
+        record.claim("compose")
+        require_readable(record.state, record.versions, SERVER_VERSIONS)
+        record.ports, record.versions = dict(PORTS), dict(SERVER_VERSIONS)
+        record.save()
         progress("starting containers")
         _compose("up", "-d", "--wait")
-        return book.endpoints()
+        return record.endpoints()
 
 
 def down(state: Path, *, progress: Callable[[str], None]) -> list[str]:  # noqa: ARG001

@@ -15,8 +15,8 @@ def postgres(port: int) -> bool:
     import psycopg
 
     with suppress(psycopg.Error):
-        where = f"host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout={TIMEOUT_S:.0f}"
-        with psycopg.connect(where) as connection:
+        conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout={TIMEOUT_S:.0f}"
+        with psycopg.connect(conninfo) as connection:
             return connection.execute("select 1").fetchone() == (1,)
     return False
 

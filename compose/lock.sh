@@ -10,7 +10,7 @@ trap 'rm -rf "$tools"' EXIT
 "${PYTHON:-python3.11}" -m venv "$tools/venv"
 "$tools/venv/bin/pip" install --quiet pip-tools
 cp requirements.lock "$tools/requirements.lock"
-"$tools/venv/bin/pip-compile" --quiet --generate-hashes --extra dev --strip-extras --allow-unsafe --all-build-deps \
+"$tools/venv/bin/pip-compile" --quiet --generate-hashes --all-extras --strip-extras --allow-unsafe --all-build-deps \
     --no-header --no-emit-options \
     --output-file "$tools/requirements.lock" "$@" pyproject.toml
 cp "$tools/requirements.lock" requirements.lock

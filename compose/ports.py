@@ -13,10 +13,10 @@ from cdc.errors import StackError
 RANGE = range(15_000, 32_000)
 
 
-def choose(names: Iterable[str], kept: Iterable[int] = ()) -> dict[str, int]:
+def choose(names: Iterable[str], reserved: Iterable[int] = ()) -> dict[str, int]:
     """Give each name a port of its own that is free on 127.0.0.1 now and isn't among `kept`."""
     candidates = random.sample(RANGE, len(RANGE))
-    free = (port for port in candidates if port not in set(kept) and is_free(port))
+    free = (port for port in candidates if port not in set(reserved) and is_free(port))
     return dict(zip(names, free, strict=False))
 
 
@@ -37,9 +37,9 @@ def require_free(name: str, port: int) -> None:
     if is_free(port):
         return
     pid = owner(port)
-    by = f"process {pid}" if pid else "another user's process"
+    holder = f"process {pid}" if pid else "another user's process"
     raise StackError(
-        f"port {port} of {name} is taken by {by}",
+        f"port {port} of {name} is taken by {holder}",
         hint=f"stop that process ({f'kill {pid}' if pid else f'ss -ltnp sport = :{port}'}), then: cdc up",
         service=name,
         port=port,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from compose.machine import User
+from compose.host import User
 
 # psutil derives the start time from the clock, which may be set a little meanwhile.
 CLOCK_SLACK_S = 5.0
@@ -113,11 +113,11 @@ def run(command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[st
         ).returncode
 
 
-def ask(process: Process, how: signal.Signals) -> list[psutil.Process]:
+def request_end(process: Process, stop_signal: signal.Signals) -> list[psutil.Process]:
     """Ask a server to end; return its tree, to be awaited."""
     tree = process.tree()
     if process.find():
-        _signal_group(process.pid, how)
+        _signal_group(process.pid, stop_signal)
     elif tree:
         _kill(tree)
     return tree
@@ -140,17 +140,17 @@ def kill(process: Process) -> None:
     await_end(tree, KILL_DEADLINE_S)
 
 
-def end_left(folder: Path, program: Path) -> None:
+def end_leftovers(folder: Path, program: Path) -> None:
     """End what a dead leader left in a folder: Postgres' backends, each a session of its own."""
-    left = []
+    leftovers = []
     for process in psutil.process_iter():
         try:
             if process.cwd() == str(folder) and process.exe() == str(program.resolve()):
-                left.append(process)
+                leftovers.append(process)
         except psutil.Error:
             continue
-    if left:
-        await_end(left, KILL_DEADLINE_S)
+    if leftovers:
+        await_end(leftovers, KILL_DEADLINE_S)
 
 
 def _kill(tree: list[psutil.Process]) -> None:
@@ -163,9 +163,9 @@ def _kill(tree: list[psutil.Process]) -> None:
     psutil.wait_procs(tree, timeout=KILL_DEADLINE_S)
 
 
-def _signal_group(pid: int, how: signal.Signals) -> None:
+def _signal_group(pid: int, stop_signal: signal.Signals) -> None:
     try:
-        os.killpg(pid, how)
+        os.killpg(pid, stop_signal)
     except (ProcessLookupError, PermissionError):
         # macOS answers "not permitted" for a group that holds only zombies.
         return

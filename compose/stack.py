@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cdc.errors import StackError
-from compose import artifacts, machine, ports, process
-from compose.book import Book, held
+from compose import artifacts, host, ports, process
 from compose.endpoints import Endpoints
 from compose.health import last_lines
-from compose.machine import STATE_HINT
-from compose.servers import ALL, BY_NAME, Place, Server
-from compose.written import require_readable
+from compose.host import STATE_HINT
+from compose.server_version import require_readable
+from compose.servers import ALL, BY_NAME, Server, ServerDirs
+from compose.stack_state import StackState, locked_state
 
 START_DEADLINE_S = 120.0
 HEALTHY_DEADLINE_S = 15.0
@@ -41,91 +41,91 @@ def state_dir(pipeline: str) -> Path:
 
 def up(state: Path, *, progress: Progress) -> Endpoints:
     """Start what doesn't run, on its old ports and with its data; do nothing when all is well."""
-    with held(state.absolute(), progress) as book:
-        book.claim("embedded")
-        sick = _sick(book)
-        for server in reversed(sick):
-            _end(book, [server.name])
-        if sick:
-            _start(book, sick, progress)
-        return book.endpoints()
+    with locked_state(state.absolute(), progress) as record:
+        record.claim("embedded")
+        unhealthy = _find_unhealthy(record)
+        for server in reversed(unhealthy):
+            _stop(record, [server.name])
+        if unhealthy:
+            _start(record, unhealthy, progress)
+        return record.endpoints()
 
 
 def down(state: Path, *, progress: Progress) -> list[str]:
     """Stop every server that runs, last started first; return their names. Data and ports stay."""
     if not (state / "stack.json").exists():
         return []
-    with held(state.absolute(), progress) as book:
-        running_names = [server.name for server in reversed(ALL) if book.alive(server.name)]
+    with locked_state(state.absolute(), progress) as record:
+        running_names = [server.name for server in reversed(ALL) if record.alive(server.name)]
         if "connect" in running_names:
             # First and alone: without Kafka it would wait out its own deadline.
             progress("stopping connect")
-            _end(book, ["connect"])
+            _stop(record, ["connect"])
         progress("stopping the other servers")
-        _end(book, [server.name for server in reversed(ALL) if server.name != "connect"])
+        _stop(record, [server.name for server in reversed(ALL) if server.name != "connect"])
         return running_names
 
 
 def running(state: Path) -> Endpoints | None:
     """Return the endpoints when every server's process lives; asks no server, so it is quick."""
-    book = Book.load(state.absolute())
-    return book.endpoints() if all(book.alive(server.name) for server in ALL) else None
+    record = StackState.load(state.absolute())
+    return record.endpoints() if all(record.alive(server.name) for server in ALL) else None
 
 
 def status(state: Path) -> dict[str, dict[str, Any]]:
     """Return pid, port, alive and rss_bytes (child processes included) of each server of the stack."""
-    book = Book.load(state.absolute())
-    return {name: _status(book, name) for name in BY_NAME if name in book.ports}
+    record = StackState.load(state.absolute())
+    return {name: _status(record, name) for name in BY_NAME if name in record.ports}
 
 
 def stop_one(state: Path, name: str) -> None:
     """Stop one server as `down` does."""
-    with held(state.absolute(), _silent) as book:
-        _end(book, [name])
+    with locked_state(state.absolute(), _silent) as record:
+        _stop(record, [name])
 
 
 def kill_one(state: Path, name: str) -> None:
     """Kill one server with everything it started, without warning."""
-    with held(state.absolute(), _silent) as book:
-        if found := book.processes.get(name):
-            process.kill(found)
-        book.strike(name)
+    with locked_state(state.absolute(), _silent) as record:
+        if leader := record.processes.get(name):
+            process.kill(leader)
+        record.remove_process(name)
 
 
 def start_one(state: Path, name: str) -> None:
     """Start one server on its old ports and data; return when it is ready. Nothing happens when it runs."""
-    with held(state.absolute(), _silent) as book:
-        if not book.alive(name):
-            _start(book, [BY_NAME[name]], _silent)
+    with locked_state(state.absolute(), _silent) as record:
+        if not record.alive(name):
+            _start(record, [BY_NAME[name]], _silent)
 
 
 def _silent(_: str) -> None:
     pass
 
 
-def _status(book: Book, name: str) -> dict[str, Any]:
-    found = book.processes.get(name)
-    alive = book.alive(name)
+def _status(record: StackState, name: str) -> dict[str, Any]:
+    leader = record.processes.get(name)
+    alive = record.alive(name)
     return {
-        "pid": found.pid if found and alive else None,
-        "port": book.ports[name],
+        "pid": leader.pid if leader and alive else None,
+        "port": record.ports[name],
         "alive": alive,
-        "rss_bytes": found.rss_bytes() if found and alive else 0,
+        "rss_bytes": leader.rss_bytes() if leader and alive else 0,
     }
 
 
-def _sick(book: Book) -> list[Server]:
+def _find_unhealthy(record: StackState) -> list[Server]:
     """Return the servers that don't run or don't answer, in the order of starting."""
     with ThreadPoolExecutor(len(ALL)) as pool:
-        answers = list(pool.map(lambda server: _healthy(book, server), ALL))
+        answers = list(pool.map(lambda server: _healthy(record, server), ALL))
     return [server for server, healthy in zip(ALL, answers, strict=True) if not healthy]
 
 
-def _healthy(book: Book, server: Server) -> bool:
+def _healthy(record: StackState, server: Server) -> bool:
     deadline = time.monotonic() + HEALTHY_DEADLINE_S
     never = threading.Event()
-    while book.alive(server.name):
-        if server.ready(book.ports):
+    while record.alive(server.name):
+        if server.ready(record.ports):
             return True
         # A server that was just killed and started by hand, or lost its neighbour, may need a moment.
         if time.monotonic() > deadline:
@@ -134,109 +134,111 @@ def _healthy(book: Book, server: Server) -> bool:
     return False
 
 
-def _end(book: Book, names: Iterable[str]) -> None:
+def _stop(record: StackState, names: Iterable[str]) -> None:
     """Ask servers to end, all at once, and see to it that they do."""
     trees = []
     for name in names:
-        if found := book.processes.get(name):
-            trees.append((name, process.ask(found, BY_NAME[name].stop_signal)))
+        if leader := record.processes.get(name):
+            trees.append((name, process.request_end(leader, BY_NAME[name].stop_signal)))
     for name, tree in trees:
         process.await_end(tree, BY_NAME[name].stop_deadline_s)
-        book.strike(name)
+        record.remove_process(name)
 
 
-def _start(book: Book, chosen: list[Server], progress: Progress) -> None:
+def _start(record: StackState, chosen: list[Server], progress: Progress) -> None:
     """Start servers side by side; when one fails, stop those of this call again and raise its error."""
-    machine.require_disk(book.state, "the state folder")
-    machine.require_searchable(book.state, STATE_HINT)
-    java, parts = machine.java(), artifacts.servers()
-    if missing := [name for server in ALL for name in server.port_names if name not in book.ports]:
-        book.ports |= ports.choose(missing, book.ports.values())
-        book.save()
+    host.require_disk(record.state, "the state folder")
+    host.require_searchable(record.state, STATE_HINT)
+    java, parts = host.java(), artifacts.servers()
+    if missing := [name for server in ALL for name in server.port_names if name not in record.ports]:
+        record.ports |= ports.choose(missing, record.ports.values())
+        record.save()
     for server in chosen:
         for name in server.port_names:
-            ports.require_free(name, book.ports[name])
-    places = {server: Place(book.state / server.name, book.ports, parts, java) for server in chosen}
-    _sign(book, places)
-    launch = _Launch(book, progress)
+            ports.require_free(name, record.ports[name])
+    dirs_by_server = {server: ServerDirs(record.state / server.name, record.ports, parts, java) for server in chosen}
+    _record_writers(record, dirs_by_server)
+    launch = _Launch(record, progress)
     try:
-        launch.run(places)
+        launch.run(dirs_by_server)
     except BaseException:
-        _end(book, [server.name for server in reversed(chosen)])
+        _stop(record, [server.name for server in reversed(chosen)])
         raise
 
 
-def _sign(book: Book, places: Mapping[Server, Place]) -> None:
+def _record_writers(record: StackState, dirs_by_server: Mapping[Server, ServerDirs]) -> None:
     """Note who is about to write, unless one of them can't read what is there; before it is ready it may have."""
-    own = {server.name: writer for server, place in places.items() if (writer := server.writer(place))}
-    before = {server.name: writer for server, place in places.items() if (writer := server.wrote(place))}
-    require_readable(book.state, before | book.written, own)
-    book.written |= own
-    book.save()
+    versions = {server.name: writer for server, dirs in dirs_by_server.items() if (writer := server.version(dirs))}
+    previous_versions = {
+        server.name: writer for server, dirs in dirs_by_server.items() if (writer := server.data_version(dirs))
+    }
+    require_readable(record.state, previous_versions | record.versions, versions)
+    record.versions |= versions
+    record.save()
 
 
 class _Launch:
     """One parallel start: the first failure, or an interrupt, ends all the waiting."""
 
-    def __init__(self, book: Book, progress: Progress) -> None:
-        self.book = book
+    def __init__(self, record: StackState, progress: Progress) -> None:
+        self.record = record
         self.progress = progress
-        self.given_up = threading.Event()
+        self.cancelled = threading.Event()
         self.failure: BaseException | None = None
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
 
-    def run(self, places: dict[Server, Place]) -> None:
+    def run(self, dirs_by_server: dict[Server, ServerDirs]) -> None:
         """Start every server and wait until all are ready."""
-        self.progress(f"starting {', '.join(server.name for server in places)}")
+        self.progress(f"starting {', '.join(server.name for server in dirs_by_server)}")
         futures: dict[str, Future[None]] = {}
-        with ThreadPoolExecutor(len(places)) as pool:
+        with ThreadPoolExecutor(len(dirs_by_server)) as pool:
             try:
-                for server, place in places.items():
-                    futures[server.name] = pool.submit(self._one, server, place, futures.get(server.after or ""))
+                for server, dirs in dirs_by_server.items():
+                    futures[server.name] = pool.submit(
+                        self._start_server, server, dirs, futures.get(server.starts_after or "")
+                    )
                 for future in futures.values():
                     future.result()
             except BaseException as error:
-                self._give_up(error)
+                self._cancel(error)
         if self.failure:
             raise self.failure
 
-    def _give_up(self, error: BaseException) -> None:
-        if not self.given_up.is_set():
+    def _cancel(self, error: BaseException) -> None:
+        if not self.cancelled.is_set():
             self.failure = error
-            self.given_up.set()
+            self.cancelled.set()
 
-    def _one(self, server: Server, place: Place, before: Future[None] | None) -> None:
+    def _start_server(self, server: Server, dirs: ServerDirs, dependency: Future[None] | None) -> None:
         try:
-            server.prepare(place)
-            if before:
-                before.result()
-            if not self.given_up.is_set():
-                self._launch(server, place)
+            server.prepare(dirs)
+            if dependency:
+                dependency.result()
+            if not self.cancelled.is_set():
+                self._launch(server, dirs)
         except BaseException as error:
-            self._give_up(error)
+            self._cancel(error)
             raise
 
-    def _launch(self, server: Server, place: Place) -> None:
-        environment = server.environment(place)
-        started = process.spawn(
-            server.command(place), home=place.home, log=place.log, env=environment, user=server.user()
-        )
-        self.book.enter(server.name, started)
+    def _launch(self, server: Server, dirs: ServerDirs) -> None:
+        environment = server.environment(dirs)
+        started = process.spawn(server.command(dirs), home=dirs.home, log=dirs.log, env=environment, user=server.user())
+        self.record.add_process(server.name, started)
         deadline = time.monotonic() + START_DEADLINE_S
-        while not server.ready(place.ports):
+        while not server.ready(dirs.ports):
             if started.find() is None:
-                raise _start_failed(server, place, f"ended with status {started.exit_status()} while starting")
+                raise _start_failed(server, dirs, f"ended with status {started.exit_status()} while starting")
             if time.monotonic() > deadline:
-                raise _start_failed(server, place, f"isn't ready after {START_DEADLINE_S:.0f} s")
-            if self.given_up.wait(POLL_S):
+                raise _start_failed(server, dirs, f"isn't ready after {START_DEADLINE_S:.0f} s")
+            if self.cancelled.wait(POLL_S):
                 return
-        self.progress(f"{server.name} is ready ({time.monotonic() - self.began:.1f} s)")
+        self.progress(f"{server.name} is ready ({time.monotonic() - self.started_at:.1f} s)")
 
 
-def _start_failed(server: Server, place: Place, what: str) -> StackError:
+def _start_failed(server: Server, dirs: ServerDirs, problem: str) -> StackError:
     return StackError(
-        f"{server.name} {what}\n{last_lines(place.log)}",
-        hint=f"the whole log: {place.log}",
+        f"{server.name} {problem}\n{last_lines(dirs.log)}",
+        hint=f"the whole log: {dirs.log}",
         service=server.name,
-        port=place.ports[server.name],
+        port=dirs.ports[server.name],
     )

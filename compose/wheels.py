@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cdc.errors import StackError
 from compose import artifacts, versions
-from compose.machine import require_disk, require_searchable, share
-from compose.written import Writer
+from compose.host import require_disk, require_searchable, share
+from compose.server_version import ServerVersion
 
 
 def postgres_bin() -> Path:
@@ -42,21 +42,23 @@ def pinned_cache() -> Path | None:
     return next(folder.glob("*/valkey-server"), None)
 
 
-def cache_version(binary: Path) -> Writer | None:
+def cache_version(binary: Path) -> ServerVersion | None:
     """Ask a cache server what it is; None when it doesn't say."""
     try:
         run = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", run.stdout)
-    return Writer(found[1], found[2]) if found else None
+    match = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", run.stdout)
+    return ServerVersion(match[1], match[2]) if match else None
 
 
 def _site(package: str) -> Path:
     try:
         return Path(str(distribution(package).locate_file("")))
     except PackageNotFoundError:
-        raise StackError(f"{package} isn't installed beside cdc", hint="run: make setup") from None
+        raise StackError(
+            f"{package} isn't installed beside cdc", hint="pip install 'cdc[local]'; in a checkout: make setup"
+        ) from None
 
 
 def _shared_copy(site: Path) -> Path:

@@ -60,7 +60,9 @@ class Connect:
     def __enter__(self) -> "Connect":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._client.close()
 
     def validate(self, config: Mapping[str, str]) -> None:
@@ -90,7 +92,7 @@ class Connect:
         parts = [body["connector"], *body["tasks"]]
         trace = next((part.get("trace") for part in parts if part["state"] == "FAILED"), None)
         tasks = tuple(task["state"] for task in body["tasks"])
-        return ConnectorState(body["connector"]["state"], tasks, _told(trace) if trace else None)
+        return ConnectorState(body["connector"]["state"], tasks, _summarize_trace(trace) if trace else None)
 
     def restart_failed(self, name: str) -> None:
         self._call("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=true")
@@ -124,14 +126,14 @@ class Connect:
     def resume(self, name: str) -> None:
         self._call("PUT", f"/connectors/{name}/resume")
 
-    def forget(self, name: str) -> None:
+    def delete_offsets(self, name: str) -> None:
         """Delete the offsets of a connector that was stopped: resumed, it takes a new snapshot."""
         self._call("DELETE", f"/connectors/{name}/offsets")
 
     def reset(self, name: str) -> None:
         """Delete the connector and its offsets: put again, it takes a new snapshot."""
         self.stop(name)
-        self.forget(name)
+        self.delete_offsets(name)
         self.delete(name)
 
     def _call(
@@ -193,15 +195,15 @@ def redacted(text: str, config: Mapping[str, str] | None = None) -> str:
     for name, value in (config or {}).items():
         if len(value) > 3 and SECRET.search(name):
             text = text.replace(value, "***")
-    return IN_TEXT.sub(lambda found: f"{found.group(1) or found.group(3)}***", text)
+    return IN_TEXT.sub(lambda match: f"{match.group(1) or match.group(3)}***", text)
 
 
-def _told(trace: str) -> str:
-    first, *rest = trace.strip().splitlines()
-    causes = [line.removeprefix("Caused by: ") for line in rest if line.startswith("Caused by: ")]
-    told = f"{first} (caused by {causes[-1]})" if causes and causes[-1] not in first else first
+def _summarize_trace(trace: str) -> str:
+    first, *lines = trace.strip().splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    summary = f"{first} (caused by {causes[-1]})" if causes and causes[-1] not in first else first
     # Debezium prints its whole offset, so that the end of the sentence, which says what is wrong, would be cut.
-    return redacted(re.sub(r"\w+OffsetContext \[.*\]", "its offset", told))[:TRACE_CHARACTERS]
+    return redacted(re.sub(r"\w+OffsetContext \[.*\]", "its offset", summary))[:TRACE_CHARACTERS]
 
 
 def _invalid(name: str, faults: Mapping[str, list[str]]) -> ConnectorError:

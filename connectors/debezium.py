@@ -61,29 +61,29 @@ TEMPLATE = {
 }
 
 
-def patterns(names: Iterable[str]) -> str:
+def name_patterns(names: Iterable[str]) -> str:
     """Debezium's lists hold regular expressions, which it compares without case, and trims."""
-    return ",".join(f"(?-i:{literal(name)})" for name in names)
+    return ",".join(f"(?-i:{name_pattern(name)})" for name in names)
 
 
-def literal(name: str) -> str:
+def name_pattern(name: str) -> str:
     """A pattern of exactly this name, without a comma, a colon or white space of its own."""
 
-    def escaped(found: re.Match[str]) -> str:
+    def escaped(match: re.Match[str]) -> str:
         # What lies beyond four digits means nothing in a pattern.
-        return f"\\u{ord(found[0]):04x}" if found[0] <= "\uffff" else found[0]
+        return f"\\u{ord(match[0]):04x}" if match[0] <= "\uffff" else match[0]
 
     return re.sub(r"[^\w.-]", escaped, name).replace(".", r"\.")
 
 
-def names_of(patterns: str) -> list[str]:
+def parse_names(patterns: str) -> list[str]:
     """The way back, also from patterns as they once were: a backslash before what isn't a letter, and before commas."""
     listed = (pattern.replace(r"\,", ",") for pattern in re.split(r"(?<!\\),", patterns))
-    return [name_of(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL)) for pattern in listed if pattern]
+    return [parse_name(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL)) for pattern in listed if pattern]
 
 
-def name_of(pattern: str) -> str:
-    def unescaped(found: re.Match[str]) -> str:
-        return chr(int(found[1], 16)) if found[1] else found[2]
+def parse_name(pattern: str) -> str:
+    def unescaped(match: re.Match[str]) -> str:
+        return chr(int(match[1], 16)) if match[1] else match[2]
 
     return re.sub(r"\\u([0-9a-f]{4})|\\(.)", unescaped, pattern, flags=re.DOTALL)

@@ -1,21 +1,21 @@
 """Append-only SQL and what a pipeline needs in its source database; knows Postgres, never a destination."""
 
-from migrations.plan import plan, script, told
-from migrations.runner import CONTROL, SAMPLE, Applied, migrate
-from migrations.source import Unprivileged, Wanted, heartbeat_query, prepare_source
+from migrations.plan import describe_statement, plan, script
+from migrations.runner import CONTROL, SAMPLE, AppliedMigration, migrate
+from migrations.source import SourceRequirements, Unprivileged, heartbeat_query, prepare_source
 from migrations.statement import Statement
 
 __all__ = [
     "CONTROL",
     "SAMPLE",
-    "Applied",
+    "AppliedMigration",
+    "SourceRequirements",
     "Statement",
     "Unprivileged",
-    "Wanted",
+    "describe_statement",
     "heartbeat_query",
     "migrate",
     "plan",
     "prepare_source",
     "script",
-    "told",
 ]

@@ -48,16 +48,16 @@ def published(conn: psycopg.Connection, pipeline: str) -> set[int]:
 
 
 def ensure_journal(
-    conn: psycopg.Connection, captured: Sequence[Relation], before: Collection[int]
+    conn: psycopg.Connection, captured: Sequence[Relation], published_before: Collection[int]
 ) -> Iterator[Statement]:
     """Note what each table looks like: when it is published anew, and when the journal doesn't know."""
-    new = [relation for relation in captured if relation.oid not in before]
-    if new:
-        yield Statement(_note(conn, "PUBLISH", new))
+    unpublished = [relation for relation in captured if relation.oid not in published_before]
+    if unpublished:
+        yield Statement(_note(conn, "PUBLISH", unpublished))
     if conn.execute("SELECT to_regprocedure('cdc.partitions(oid)')").fetchone() == (None,):
         return
-    kept = [relation.oid for relation in captured if relation.oid in before]
-    outdated = {oid for (oid,) in conn.execute(OUTDATED, [kept]).fetchall()}
+    retained = [relation.oid for relation in captured if relation.oid in published_before]
+    outdated = {oid for (oid,) in conn.execute(OUTDATED, [retained]).fetchall()}
     if changed := [relation for relation in captured if relation.oid in outdated]:
         names = ", ".join(sorted(relation.label for relation in changed))
         yield Statement(_note(conn, "DESCRIBE", changed), (f"noted the definition of {names}",))
@@ -73,16 +73,16 @@ def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
     for name, event in EVENT_TRIGGERS.items():
         if name not in present:
             statement = f"CREATE EVENT TRIGGER {name} ON {event}; ALTER EVENT TRIGGER {name} ENABLE ALWAYS"
-            known = f"EXISTS (SELECT FROM pg_event_trigger WHERE evtname = '{name}')"
+            exists = f"EXISTS (SELECT FROM pg_event_trigger WHERE evtname = '{name}')"
             yield Statement(
                 sql.SQL(statement),
                 (f"created event trigger {name}",),
-                by="administrator",
-                unless=sql.SQL(known),
-                spared=COMPARED,
+                actor="administrator",
+                done_check=sql.SQL(exists),
+                skip_note=COMPARED,
             )
 
 
 def _note(conn: psycopg.Connection, command: str, relations: Sequence[Relation]) -> sql.Composed:
-    names = [sql.SQL("{}::regclass").format(sql.Literal(one.identifier.as_string(conn))) for one in relations]
+    names = [sql.SQL("{}::regclass").format(sql.Literal(relation.identifier.as_string(conn))) for relation in relations]
     return sql.SQL("SELECT cdc.note({}, ARRAY[{}]::oid[])").format(sql.Literal(command), sql.SQL(", ").join(names))

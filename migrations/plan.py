@@ -14,8 +14,8 @@ import psycopg
 from psycopg import sql
 
 from migrations.runner import RECORD, Migration, pending, require_idle, require_logical
-from migrations.source import LOCK_TIMEOUT, Wanted, check, statements
-from migrations.statement import PASSWORD, Statement, Who
+from migrations.source import LOCK_TIMEOUT, SourceRequirements, check_source, required_statements
+from migrations.statement import PASSWORD, Actor, Statement
 
 HEAD = """\
 -- What pipeline {pipeline} still needs in database {database}, as cdc migrate would do it.
@@ -28,14 +28,14 @@ HEAD_OF_SECRETS = f"""\
 """
 
 
-def plan(conn: psycopg.Connection, wanted: Wanted) -> list[Statement]:
+def plan(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Statement]:
     """What is missing yet. Raises SourceError for what can't be captured."""
     require_idle(conn)
     require_logical(conn)
     with conn.transaction():
         conn.execute("SET TRANSACTION READ ONLY")
-        missing = list(statements(conn, wanted, check(conn, wanted)))
-        first = list(takewhile(lambda statement: statement.by == "administrator", missing))
+        missing = list(required_statements(conn, requirements, check_source(conn, requirements)))
+        first = list(takewhile(lambda statement: statement.actor == "administrator", missing))
         return [*first, *_control(pending(conn)), *missing[len(first) :]]
 
 
@@ -45,44 +45,44 @@ def _control(files: Sequence[Migration]) -> Iterator[Statement]:
     for file in files:
         name, checksum = sql.Literal(file.name), sql.Literal(file.checksum)
         record = sql.SQL("INSERT INTO cdc.migration (name, checksum) VALUES ({}, {})").format(name, checksum)
-        known = sql.SQL("SELECT EXISTS (SELECT FROM cdc.migration WHERE name = {})").format(name)
+        recorded = sql.SQL("SELECT EXISTS (SELECT FROM cdc.migration WHERE name = {})").format(name)
         text = sql.SQL(file.sql.decode())
-        yield Statement(sql.Composed([text, record]), (f"applied {file.name}",), unless=known, file=file.name)
+        yield Statement(sql.Composed([text, record]), (f"applied {file.name}",), done_check=recorded, file=file.name)
 
 
-def script(conn: psycopg.Connection, wanted: Wanted, missing: Sequence[Statement]) -> str:
+def script(conn: psycopg.Connection, requirements: SourceRequirements, missing: Sequence[Statement]) -> str:
     """The statements for psql: a transaction for what an administrator does, one for what its owner does, and so on."""
     (owner,) = conn.execute("SELECT current_user").fetchone() or ("",)
-    names = {"pipeline": wanted.pipeline, "database": conn.info.dbname, "owner": owner, "role": wanted.role}
+    names = {"pipeline": requirements.pipeline, "database": conn.info.dbname, "owner": owner, "role": requirements.role}
     head = HEAD + (HEAD_OF_SECRETS if any(statement.secret for statement in missing) else "")
     plain = {name: " ".join(text.split()) for name, text in names.items()}
     lines = [head.format(**plain), "\\set ON_ERROR_STOP on"]
-    by: Who | None = None
+    actor: Actor | None = None
     for statement in missing:
-        if statement.by != by:
-            lines += ["COMMIT;"] if by else []
-            by = statement.by
+        if statement.actor != actor:
+            lines += ["COMMIT;"] if actor else []
+            actor = statement.actor
             lines += ["", "BEGIN;", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';"]
-            lines += [f"SET LOCAL ROLE {sql.Identifier(owner).as_string(conn)};"] if by == "owner" else []
+            lines += [f"SET LOCAL ROLE {sql.Identifier(owner).as_string(conn)};"] if actor == "owner" else []
         # A name may hold the end of a line.
         lines += ["", *(f"-- {' '.join(line.split())}" for line in statement.lines), *_guarded(conn, statement)]
-    lines += ["COMMIT;"] if by else ["-- Nothing is missing."]
+    lines += ["COMMIT;"] if actor else ["-- Nothing is missing."]
     return "\n".join(lines) + "\n"
 
 
 def _guarded(conn: psycopg.Connection, statement: Statement) -> Iterator[str]:
     text = f"{statement.text(conn)};"
-    done = statement.unless.as_string(conn) if statement.unless else "SELECT false"
-    if statement.spared is not None:
+    condition = statement.done_check.as_string(conn) if statement.done_check else "SELECT false"
+    if statement.skip_note is not None:
         # No name in there is somebody else's: the quotes can't be ended from within.
-        yield f"DO $cdc$ BEGIN\nIF NOT ({done}) THEN\n{text}\nEND IF;"
-        yield f"EXCEPTION WHEN insufficient_privilege THEN RAISE WARNING '{statement.spared}';\nEND $cdc$;"
+        yield f"DO $cdc$ BEGIN\nIF NOT ({condition}) THEN\n{text}\nEND IF;"
+        yield f"EXCEPTION WHEN insufficient_privilege THEN RAISE WARNING '{statement.skip_note}';\nEND $cdc$;"
         return
     if statement.secret is not None:
         # Only psql knows whether it was given one.
         yield f"\\if :{{?{PASSWORD}}}"
-    elif statement.unless is not None:
-        yield f"SELECT NOT ({done}) AS cdc_missing \\gset"
+    elif statement.done_check is not None:
+        yield f"SELECT NOT ({condition}) AS cdc_missing \\gset"
         yield "\\if :cdc_missing"
     else:
         yield text
@@ -90,7 +90,7 @@ def _guarded(conn: psycopg.Connection, statement: Statement) -> Iterator[str]:
     yield f"{text}\n\\endif"
 
 
-def told(conn: psycopg.Connection, statement: Statement, width: int = 80) -> Iterator[str]:
+def describe_statement(conn: psycopg.Connection, statement: Statement, width: int = 80) -> Iterator[str]:
     """What is said of a statement that nobody has run, for a screen."""
     yield from statement.lines
     text = "(its statements are in the file)" if statement.file else " ".join(statement.text(conn).split())

@@ -114,24 +114,24 @@ def relations(
 
     `keys` names, by table, columns of a unique index that stand for a primary key.
     """
-    wanted = list(dict.fromkeys(tables))
-    if not wanted:
+    names_in_order = list(dict.fromkeys(tables))
+    if not names_in_order:
         raise SourceError("no tables to capture", hint="list them under source.tables of the pipeline file")
-    schemas, names = zip(*wanted, strict=True)
+    schemas, names = zip(*names_in_order, strict=True)
     with conn.cursor(row_factory=class_row(Relation)) as cursor:
         parameters = {"role": role, "schemas": list(schemas), "names": list(names)}
-        found = cursor.execute(RELATIONS, parameters).fetchall()
-    known = {(relation.schema, relation.name) for relation in found}
-    for table in wanted:
-        if table not in known:
+        rows = cursor.execute(RELATIONS, parameters).fetchall()
+    existing = {(relation.schema, relation.name) for relation in rows}
+    for table in names_in_order:
+        if table not in existing:
             raise _unknown(conn, table)
-    for relation in found:
+    for relation in rows:
         _refuse_kind(relation)
         index = key_index(conn, relation.oid, relation.label, (keys or {}).get(relation.label, ()))
         relation.key_index = None if index.primary else index
         _refuse_rows(relation, role)
         _refuse_owner(conn, relation)
-    return found
+    return rows
 
 
 def _unknown(conn: psycopg.Connection, table: tuple[str, str]) -> SourceError:
@@ -141,9 +141,9 @@ def _unknown(conn: psycopg.Connection, table: tuple[str, str]) -> SourceError:
         " WHERE c.relkind IN ('r', 'p') AND n.nspname <> ALL (%s) AND n.nspname !~ '^pg_'",
         [list(RESERVED)],
     ).fetchall()
-    folded = {name.lower(): name for (name,) in rows}
-    near = difflib.get_close_matches(label.lower(), folded, n=1)
-    hint = f"did you mean {folded[near[0]]}?" if near else "create it first; \\dt lists what is there"
+    names = {name.lower(): name for (name,) in rows}
+    matches = difflib.get_close_matches(label.lower(), names, n=1)
+    hint = f"did you mean {names[matches[0]]}?" if matches else "create it first; \\dt lists what is there"
     return SourceError(f"there is no table {label} in {conn.info.dbname}", hint=hint, table=label)
 
 
@@ -225,14 +225,14 @@ def require_control(conn: psycopg.Connection) -> None:
 
 def require_publication(conn: psycopg.Connection, publication: str) -> None:
     """Raises SourceError when the name is taken by a publication that this role can't or mustn't change."""
-    found = conn.execute(
+    row = conn.execute(
         "SELECT pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), puballtables"
         " FROM pg_publication WHERE pubname = %s",
         [publication],
     ).fetchone()
-    if found is None:
+    if row is None:
         return
-    owner, owned, everything = found
+    owner, owned, everything = row
     if not owned:
         raise SourceError(
             f"publication {publication} belongs to {owner}",
@@ -258,9 +258,9 @@ def require_role(conn: psycopg.Connection, role: str, captured: Sequence[Relatio
     bootstrap = conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s AND oid = 10", [role]).fetchone()
     owned = [relation.label for relation in captured if relation.owner == role]
     if bootstrap or owned:
-        what = f"owns {owned[0]}" if owned else "is the server's own superuser"
+        use = f"owns {owned[0]}" if owned else "is the server's own superuser"
         raise SourceError(
-            f"role {role} {what}; the connector must not be able to write there",
+            f"role {role} {use}; the connector must not be able to write there",
             hint="name another role for the connector; it is created here",
             role=role,
         )

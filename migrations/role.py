@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from migrations.preflight import Relation
-from migrations.statement import PASSWORD, Statement, Who
+from migrations.statement import PASSWORD, Actor, Statement
 
 ATTRIBUTES = {
     "LOGIN": ("rolcanlogin", True),
@@ -77,20 +77,20 @@ WHERE a.grantee = to_regrole(quote_ident(%(role)s)) AND c.relkind IN ('r', 'p', 
 
 def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> Iterator[Statement]:
     columns = sql.SQL(", ").join(sql.Identifier(column) for column, _ in ATTRIBUTES.values())
-    found = conn.execute(sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]).fetchone()
+    row = conn.execute(sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]).fetchone()
     managed = conn.execute(MANAGED, [role]).fetchone() or (False, False)
-    if found is None:
+    if row is None:
         yield _creation(role, managed=managed[0])
     else:
         # Only what differs: naming SUPERUSER at all in ALTER ROLE takes a superuser.
-        expected = zip(ATTRIBUTES.items(), found, strict=True)
-        wrong = [word for (word, (_, wanted)), actual in expected if actual is not wanted]
+        attributes = zip(ATTRIBUTES.items(), row, strict=True)
+        wrong = [word for (word, (_, expected_value)), actual in attributes if actual is not expected_value]
         if managed[1] and "REPLICATION" in wrong:
             wrong.remove("REPLICATION")
         if wrong:
             statement = sql.SQL("ALTER ROLE {} WITH {}").format(sql.Identifier(role), _words(wrong))
-            yield Statement(statement, (f"changed role {role} to {' '.join(wrong)}",), by="administrator")
-    if password is not None and (found is None or not _has_password(conn, role, password)):
+            yield Statement(statement, (f"changed role {role} to {' '.join(wrong)}",), actor="administrator")
+    if password is not None and (row is None or not _has_password(conn, role, password)):
         yield _password(conn, role, password)
 
 
@@ -100,8 +100,8 @@ def _creation(role: str, *, managed: bool) -> Statement:
     if managed:
         # Amazon's administrators may not give the attribute, but membership of a role that stands for it.
         run = sql.SQL("CREATE ROLE {name} WITH LOGIN; GRANT rds_replication TO {name}").format(name=name)
-    known = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})").format(sql.Literal(role))
-    return Statement(run, (f"created role {role} ({' '.join(ATTRIBUTES)})",), by="administrator", unless=known)
+    exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})").format(sql.Literal(role))
+    return Statement(run, (f"created role {role} ({' '.join(ATTRIBUTES)})",), actor="administrator", done_check=exists)
 
 
 def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
@@ -111,7 +111,7 @@ def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
     return Statement(
         change.format(sql.Identifier(role), sql.Literal(verifier.decode())),
         (f"set the password of role {role}",),
-        by="administrator",
+        actor="administrator",
         secret=change.format(sql.Identifier(role), sql.SQL(f":'{PASSWORD}'")),
     )
 
@@ -132,10 +132,10 @@ def _has_password(conn: psycopg.Connection, role: str, password: str) -> bool:
 
 def _verifies(stored: str, password: str) -> bool:
     """Whether a stored verifier is one of the password: RFC 5803."""
-    scheme, _, rest = stored.partition("$")
+    scheme, _, parameters = stored.partition("$")
     if scheme != "SCRAM-SHA-256":
         return False
-    rounds, salt, key, _ = rest.replace("$", ":").split(":")
+    rounds, salt, key, _ = parameters.replace("$", ":").split(":")
     plain = unicodedata.normalize("NFKC", password).encode()
     salted = hashlib.pbkdf2_hmac("sha256", plain, base64.b64decode(salt), int(rounds))
     client = hmac.digest(salted, b"Client Key", "sha256")
@@ -146,15 +146,15 @@ def ensure_privileges(
     conn: psycopg.Connection, role: str, pipeline: str, captured: Sequence[Relation]
 ) -> Iterator[Statement]:
     """Grant what is missing; revoke the rest in captured schemas, in `cdc`, on what was captured before."""
-    wanted = {(relation.schema, relation.name, "SELECT") for relation in captured}
-    wanted |= {("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words}
+    expected = {(relation.schema, relation.name, "SELECT") for relation in captured}
+    expected |= {("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words}
     rows = conn.execute(GRANTED, {"role": role, "pipeline": pipeline}).fetchall()
     granted = {(schema, table, word) for schema, table, word, _ in rows}
-    ours = {schema for schema, _, _ in wanted}
-    within = {(schema, table, word) for schema, table, word, published in rows if published or schema in ours}
-    for schema, table, word in sorted(wanted - granted):
+    schemas = {schema for schema, _, _ in expected}
+    revocable = {(schema, table, word) for schema, table, word, published in rows if published or schema in schemas}
+    for schema, table, word in sorted(expected - granted):
         yield _change(conn, "GRANT {} ON {} TO {}", word, sql.Identifier(schema, table), role)
-    for schema, table, word in sorted(within - wanted - _of_other_pipelines(conn, pipeline)):
+    for schema, table, word in sorted(revocable - expected - _of_other_pipelines(conn, pipeline)):
         yield _change(conn, "REVOKE {} ON {} FROM {}", word, sql.Identifier(schema, table), role)
 
 
@@ -164,21 +164,21 @@ def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iter
     if not _has_heartbeat(conn, pipeline):
         insert = sql.SQL("INSERT INTO cdc.heartbeat (pipeline) VALUES ({row}) ON CONFLICT DO NOTHING")
         yield Statement(insert.format(**names), (f"added the heartbeat of {pipeline}",))
-    found = conn.execute(
+    row = conn.execute(
         "SELECT polroles = ARRAY[to_regrole(quote_ident(%s))::oid] FROM pg_policy"
         " WHERE polrelid = to_regclass('cdc.heartbeat') AND polname = %s",
         [role, pipeline],
     ).fetchone()
-    if found is None:
+    if row is None:
         create = sql.SQL(
             "CREATE POLICY {policy} ON cdc.heartbeat TO {role} USING (pipeline = {row}) WITH CHECK (pipeline = {row})"
         )
-        known = sql.SQL(
+        exists = sql.SQL(
             "SELECT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'cdc.heartbeat'::regclass AND polname = {row})"
         )
         lines = (f"allowed {role} to write the heartbeat of {pipeline} only",)
-        yield Statement(create.format(**names), lines, unless=known.format(**names))
-    elif found == (False,):
+        yield Statement(create.format(**names), lines, done_check=exists.format(**names))
+    elif row == (False,):
         alter = sql.SQL("ALTER POLICY {policy} ON cdc.heartbeat TO {role}")
         yield Statement(alter.format(**names), (f"handed the heartbeat of {pipeline} to {role}",))
 
@@ -191,8 +191,8 @@ def _has_heartbeat(conn: psycopg.Connection, pipeline: str) -> bool:
 
 def ensure_entry(conn: psycopg.Connection, role: str, schemas: Sequence[str]) -> Iterator[Statement]:
     """Let the role into the database and the schemas, where neither it nor everybody may enter yet."""
-    for word, kind, name, by in conn.execute(CLOSED, {"role": role, "schemas": list(schemas)}).fetchall():
-        yield _change(conn, f"GRANT {{}} ON {kind} {{}} TO {{}}", word, sql.Identifier(name), role, by)
+    for word, kind, name, actor in conn.execute(CLOSED, {"role": role, "schemas": list(schemas)}).fetchall():
+        yield _change(conn, f"GRANT {{}} ON {kind} {{}} TO {{}}", word, sql.Identifier(name), role, actor)
 
 
 def _of_other_pipelines(conn: psycopg.Connection, pipeline: str) -> set[tuple[str, str, str]]:
@@ -205,10 +205,15 @@ def _of_other_pipelines(conn: psycopg.Connection, pipeline: str) -> set[tuple[st
 
 
 def _change(
-    conn: psycopg.Connection, statement: LiteralString, word: str, what: sql.Identifier, role: str, by: Who = "owner"
+    conn: psycopg.Connection,
+    statement: LiteralString,
+    word: str,
+    target: sql.Identifier,
+    role: str,
+    actor: Actor = "owner",
 ) -> Statement:
-    composed = sql.SQL(statement).format(sql.SQL(word), what, sql.Identifier(role))
-    return Statement(composed, (composed.as_string(conn).replace('"', ""),), by)
+    composed = sql.SQL(statement).format(sql.SQL(word), target, sql.Identifier(role))
+    return Statement(composed, (composed.as_string(conn).replace('"', ""),), actor)
 
 
 def _words(words: Sequence[str]) -> sql.Composed:

@@ -34,7 +34,7 @@ OLDEST = 140000
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedMigration:
     """One migration; `notices` is what Postgres had to say about it, and is known only when it ran `now`."""
 
     name: str
@@ -53,7 +53,7 @@ class Migration:
         return hashlib.sha256(self.sql).hexdigest()
 
 
-def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Applied]:
+def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMigration]:
     """Bring the database up to the newest file of `folder`; returns all of them, in order.
 
     The connection must not be inside a transaction. Waits for another migrator and then does what is left.
@@ -63,12 +63,12 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Applied]:
     files = migrations(folder)
     require_logical(conn)
     try:
-        with one_at_a_time(conn):
+        with migration_lock(conn):
             _create_record(conn)
-            known = recorded(conn, kind(folder))
-            _refuse_rewritten(files, known)
+            checksums = recorded(conn, folder_kind(folder))
+            _refuse_rewritten(files, checksums)
             return [
-                Applied(file.name, file.checksum, now=False) if file.name in known else _apply(conn, file)
+                AppliedMigration(file.name, file.checksum, now=False) if file.name in checksums else _apply(conn, file)
                 for file in files
             ]
     except psycopg.Error as error:
@@ -78,7 +78,7 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Applied]:
         ) from error
 
 
-def kind(folder: Path) -> str:
+def folder_kind(folder: Path) -> str:
     return "control" if folder == CONTROL else folder.name
 
 
@@ -96,7 +96,7 @@ def migrations(folder: Path) -> list[Migration]:
             raise SourceError(f"{name} {problem}", hint=hint, file=name)
     if not names:
         raise SourceError(f"no migrations in {folder.name}", hint="name a folder that holds 0001_what.sql")
-    return [Migration(f"{kind(folder)}/{name}", (folder / name).read_bytes()) for name in names]
+    return [Migration(f"{folder_kind(folder)}/{name}", (folder / name).read_bytes()) for name in names]
 
 
 def require_idle(conn: psycopg.Connection) -> None:
@@ -121,7 +121,7 @@ def require_logical(conn: psycopg.Connection) -> None:
 
 
 @contextmanager
-def one_at_a_time(conn: psycopg.Connection) -> Iterator[None]:
+def migration_lock(conn: psycopg.Connection) -> Iterator[None]:
     """Hold the database's lock for changes of the control schema; others wait for it."""
     with conn.transaction():
         conn.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [LOCK])
@@ -167,22 +167,22 @@ def recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
 
 def pending(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Migration]:
     """Files that haven't been applied. Raises SourceError for those that were changed since."""
-    files, known = migrations(folder), recorded(conn, kind(folder))
-    _refuse_rewritten(files, known)
-    return [file for file in files if file.name not in known]
+    files, checksums = migrations(folder), recorded(conn, folder_kind(folder))
+    _refuse_rewritten(files, checksums)
+    return [file for file in files if file.name not in checksums]
 
 
-def _refuse_rewritten(files: Sequence[Migration], known: dict[str, str]) -> None:
+def _refuse_rewritten(files: Sequence[Migration], checksums: dict[str, str]) -> None:
     """History is append-only: what ran once must still be there, unchanged."""
     present = {file.name for file in files}
-    for name in sorted(known.keys() - present):
+    for name in sorted(checksums.keys() - present):
         raise SourceError(
             f"{name} was applied to this database but isn't here",
             hint="use the version of cdc that applied it, or a newer one",
             file=name,
         )
     for file in files:
-        if known.get(file.name, file.checksum) != file.checksum:
+        if checksums.get(file.name, file.checksum) != file.checksum:
             raise SourceError(
                 f"{file.name} was changed after it had been applied",
                 hint="restore the file as it was (git checkout) and put the change into a new one",
@@ -190,7 +190,7 @@ def _refuse_rewritten(files: Sequence[Migration], known: dict[str, str]) -> None
             )
 
 
-def _apply(conn: psycopg.Connection, file: Migration) -> Applied:
+def _apply(conn: psycopg.Connection, file: Migration) -> AppliedMigration:
     notices: list[str] = []
 
     def keep(notice: psycopg.errors.Diagnostic) -> None:
@@ -209,11 +209,11 @@ def _apply(conn: psycopg.Connection, file: Migration) -> Applied:
         ) from error
     finally:
         conn.remove_notice_handler(keep)
-    return Applied(file.name, file.checksum, now=True, notices=tuple(notices))
+    return AppliedMigration(file.name, file.checksum, now=True, notices=tuple(notices))
 
 
 def _line(file: Migration, error: psycopg.Error) -> str:
     if error.diag.statement_position is None:
         return ""
-    before = file.sql.decode(errors="replace")[: int(error.diag.statement_position) - 1]
-    return f" line {before.count(chr(10)) + 1}"
+    preceding = file.sql.decode(errors="replace")[: int(error.diag.statement_position) - 1]
+    return f" line {preceding.count(chr(10)) + 1}"

@@ -26,7 +26,7 @@ from migrations.preflight import (
     require_role,
 )
 from migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
-from migrations.runner import one_at_a_time, require_idle, require_logical
+from migrations.runner import migration_lock, require_idle, require_logical
 from migrations.statement import Outcome, Statement, carry_out
 from migrations.truncation import ensure_triggers, reset_floors
 
@@ -36,7 +36,7 @@ LOCK_TIMEOUT = "10s"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SourceRequirements:
     """What a pipeline needs in its source: `tables` are (schema, table).
 
     `keys` names, by schema.table, columns of a unique index that stand for a primary key; `key_index` finds it, as
@@ -52,23 +52,23 @@ class Wanted:
 
 
 class Unprivileged(SourceError):
-    """The role may not do everything that is needed; `done` is what it could do, in lines."""
+    """The role may not do everything that is needed; `messages` say what it could do."""
 
     def __init__(self, conn: psycopg.Connection, outcome: Outcome) -> None:
         role, database = conn.info.user, conn.info.dbname
         # Those that depend on the others would only follow from them.
-        needed = [one for one in outcome.refused if one.by == "administrator"] or outcome.refused
-        texts = "; ".join(one.text(conn) for one in needed)
+        missing = [statement for statement in outcome.refused if statement.actor == "administrator"] or outcome.refused
+        texts = "; ".join(statement.text(conn) for statement in missing)
         super().__init__(
             f"role {role} may not run what is still needed: {texts}",
             hint="an administrator runs what this prints, e.g. cdc -p FILE migrate --sql |"
             f" psql -v ON_ERROR_STOP=1 -d {database} -f -; then: cdc -p FILE migrate",
             role=role,
         )
-        self.done = [*outcome.done, *(f"note: {note}" for note in outcome.notes)]
+        self.messages = [*outcome.messages, *(f"note: {note}" for note in outcome.notes)]
 
 
-def prepare_source(conn: psycopg.Connection, wanted: Wanted) -> list[str]:
+def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[str]:
     """Make the source fit for the pipeline's connector.
 
     The connection must not be inside a transaction, and its role must own the tables. Lines that start with
@@ -80,10 +80,10 @@ def prepare_source(conn: psycopg.Connection, wanted: Wanted) -> list[str]:
     require_idle(conn)
     require_logical(conn)
     try:
-        with one_at_a_time(conn), conn.transaction():
+        with migration_lock(conn), conn.transaction():
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
             require_complete(conn)
-            outcome = carry_out(conn, statements(conn, wanted, check(conn, wanted)))
+            outcome = carry_out(conn, required_statements(conn, requirements, check_source(conn, requirements)))
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise SourceError(
             f"a table stayed locked for {LOCK_TIMEOUT} by another transaction",
@@ -96,7 +96,7 @@ def prepare_source(conn: psycopg.Connection, wanted: Wanted) -> list[str]:
         ) from error
     if outcome.refused:
         raise Unprivileged(conn, outcome)
-    return [*outcome.done, *(f"note: {note}" for note in outcome.notes)]
+    return [*outcome.messages, *(f"note: {note}" for note in outcome.notes)]
 
 
 def heartbeat_query(pipeline: str) -> str:
@@ -108,31 +108,33 @@ def heartbeat_query(pipeline: str) -> str:
     )
 
 
-def check(conn: psycopg.Connection, wanted: Wanted) -> list[Relation]:
+def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Relation]:
     """The captured tables. Raises SourceError for what can't be captured, or is somebody else's."""
     require_control(conn)
-    captured = relations(conn, wanted.tables, wanted.role, wanted.key_index, wanted.keys)
-    require_publication(conn, wanted.pipeline)
-    require_role(conn, wanted.role, captured)
+    captured = relations(conn, requirements.tables, requirements.role, requirements.key_index, requirements.keys)
+    require_publication(conn, requirements.pipeline)
+    require_role(conn, requirements.role, captured)
     return captured
 
 
-def statements(conn: psycopg.Connection, wanted: Wanted, captured: Sequence[Relation]) -> Iterator[Statement]:
+def required_statements(
+    conn: psycopg.Connection, requirements: SourceRequirements, captured: Sequence[Relation]
+) -> Iterator[Statement]:
     """What is missing yet, in the order in which it has to run. Reads only, one step ahead of whoever runs it."""
-    role, pipeline = wanted.role, wanted.pipeline
+    role, pipeline = requirements.role, requirements.pipeline
     yield from _ensure_creation(conn, pipeline)
-    yield from ensure_role(conn, role, wanted.password)
+    yield from ensure_role(conn, role, requirements.password)
     yield from ensure_entry(conn, role, sorted({relation.schema for relation in captured} | {"cdc"}))
     # Before the publication: what it held until now tells which privileges are out of date.
     yield from ensure_privileges(conn, role, pipeline, captured)
     yield from ensure_heartbeat(conn, role, pipeline)
     for relation in captured:
         yield from _ensure_identity(conn, relation)
-    before = published(conn, pipeline)
+    published_before = published(conn, pipeline)
     yield from _ensure_publication(conn, pipeline, captured)
     yield from ensure_triggers(conn, pipeline, captured)
     yield from reset_floors(conn)
-    yield from ensure_journal(conn, captured, before)
+    yield from ensure_journal(conn, captured, published_before)
     yield from ensure_event_triggers(conn)
 
 
@@ -146,7 +148,7 @@ def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statem
     if closed:
         owner, database = closed[0], conn.info.dbname
         grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(database), sql.Identifier(owner))
-        yield Statement(grant, (f"GRANT CREATE ON DATABASE {database} TO {owner}",), by="administrator")
+        yield Statement(grant, (f"GRANT CREATE ON DATABASE {database} TO {owner}",), actor="administrator")
 
 
 def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
@@ -184,9 +186,9 @@ def _identity(relation: Relation) -> sql.Composable:
 
 def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[Statement]:
     name = sql.Identifier(pipeline)
-    wanted = {(relation.schema, relation.name) for relation in captured}
-    wanted |= {("cdc", table) for table in CONTROL_TABLES}
-    tables = sql.SQL(", ").join(sql.Identifier(*table) for table in sorted(wanted))
+    expected = {(relation.schema, relation.name) for relation in captured}
+    expected |= {("cdc", table) for table in CONTROL_TABLES}
+    tables = sql.SQL(", ").join(sql.Identifier(*table) for table in sorted(expected))
     options = _options(conn)
     listed = set(
         conn.execute(
@@ -195,12 +197,12 @@ def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Seque
     )
     if not conn.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [pipeline]).fetchone():
         create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, options)
-        known = sql.SQL("SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = {})").format(sql.Literal(pipeline))
-        yield Statement(create, (f"created publication {pipeline} of {len(wanted)} tables",), unless=known)
+        exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = {})").format(sql.Literal(pipeline))
+        yield Statement(create, (f"created publication {pipeline} of {len(expected)} tables",), done_check=exists)
         return
-    if listed != wanted or _is_partial(conn, pipeline):
-        lines = [f"publishing {'.'.join(table)}" for table in sorted(wanted - listed)]
-        lines += [f"no longer publishing {'.'.join(table)}" for table in sorted(listed - wanted)]
+    if listed != expected or _is_partial(conn, pipeline):
+        lines = [f"publishing {'.'.join(table)}" for table in sorted(expected - listed)]
+        lines += [f"no longer publishing {'.'.join(table)}" for table in sorted(listed - expected)]
         lines = lines or [f"made publication {pipeline} hold its tables whole"]
         yield Statement(sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables), tuple(lines))
     if not _has_options(conn, pipeline):

@@ -12,7 +12,7 @@ from typing import Literal
 import psycopg
 from psycopg import sql
 
-Who = Literal["owner", "administrator"]
+Actor = Literal["owner", "administrator"]
 NOT_GRANTED = "01007"
 """A warning in the place of an error: who may use something, but not hand it on, has granted nothing."""
 PASSWORD = "replication_password"  # noqa: S105  # the name of a psql variable
@@ -20,20 +20,20 @@ PASSWORD = "replication_password"  # noqa: S105  # the name of a psql variable
 
 @dataclass(frozen=True)
 class Statement:
-    """`lines` are what is told once it is done; none for what isn't worth one.
+    """`lines` are messages once it has run; empty where there is nothing to report.
 
-    `by`: the owner of the tables, or somebody who may do what owners may not.
+    `actor`: the owner of the tables, or somebody who may do what owners may not.
     """
 
     run: sql.SQL | sql.Composed
     lines: tuple[str, ...] = ()
-    by: Who = "owner"
-    unless: sql.Composable | None = None
+    actor: Actor = "owner"
+    done_check: sql.Composable | None = None
     """A query of one boolean: whether it has been done."""
     secret: sql.Composable | None = None
     """What is printed in the place of `run`, where that holds something secret."""
-    spared: str | None = None
-    """What is told when the role may not run it; None where nothing works without it."""
+    skip_note: str | None = None
+    """The note that is reported when the role may not run it; None where nothing works without it."""
     file: str | None = None
     """The migration that it is."""
 
@@ -45,15 +45,15 @@ class Statement:
 class Outcome:
     """What has been done, in lines; the statements that the role may not run; what is missing because of that."""
 
-    done: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     refused: list[Statement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def leave(self, statement: Statement) -> None:
-        if statement.spared is None:
+    def record_refusal(self, statement: Statement) -> None:
+        if statement.skip_note is None:
             self.refused.append(statement)
-        elif statement.spared not in self.notes:
-            self.notes.append(statement.spared)
+        elif statement.skip_note not in self.notes:
+            self.notes.append(statement.skip_note)
 
 
 def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outcome:
@@ -67,16 +67,16 @@ def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outc
     try:
         for statement in statements:
             warnings.clear()
-            if not _ran(conn, statement, repeated=bool(outcome.refused)) or NOT_GRANTED in warnings:
-                outcome.leave(statement)
+            if not _execute(conn, statement, repeated=bool(outcome.refused)) or NOT_GRANTED in warnings:
+                outcome.record_refusal(statement)
             else:
-                outcome.done += statement.lines
+                outcome.messages += statement.lines
     finally:
         conn.remove_notice_handler(keep)
     return outcome
 
 
-def _ran(conn: psycopg.Connection, statement: Statement, *, repeated: bool) -> bool:
+def _execute(conn: psycopg.Connection, statement: Statement, *, repeated: bool) -> bool:
     """Whether the role may run it; `repeated`: it could be about a role that the one before was to make."""
     try:
         with conn.transaction():

@@ -20,7 +20,7 @@ TABLE, PARTITIONED, PARTITION = "record_truncation", "begin_truncation", "record
 TRIGGERS = {TABLE: ("cdc_truncation", "AFTER"), PARTITIONED: ("cdc_truncating", "BEFORE")}
 """By the function that they execute; those of partitions are made by `cdc.adopt_partitions`, later ones too."""
 SECOND = ("cdc_truncating", "cdc_truncation_done")
-"""Triggers beside one that has been told of."""
+"""Triggers that come with another one, whose message is enough for both."""
 
 PRESENT = f"""
 SELECT t.tgrelid, n.nspname, c.relname, t.tgname, p.proname, t.tgenabled = 'A',
@@ -53,17 +53,17 @@ def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[
     functions = [TABLE, PARTITIONED, PARTITION]
     rows = conn.execute(PRESENT, {"pipeline": pipeline, "functions": functions}).fetchall()
     watched = {(oid, function) for oid, _, _, _, function, always, _ in rows if always}
-    wanted = {(relation.oid, TABLE) for relation in captured}
+    expected = {(relation.oid, TABLE) for relation in captured}
     for relation in captured:
         if (relation.oid, TABLE) not in watched:
             yield _addition(relation, TABLE, f"recording TRUNCATE of {relation.label}")
         if relation.relkind == "p":
-            wanted |= {(relation.oid, PARTITIONED), *((member, PARTITION) for member in relation.members)}
+            expected |= {(relation.oid, PARTITIONED), *((member, PARTITION) for member in relation.members)}
             if (relation.oid, PARTITIONED) not in watched:
                 yield _addition(relation, PARTITIONED)
             yield from _adoption(conn, relation)
     for oid, schema, table, trigger, function, _, elsewhere in rows:
-        if (oid, function) not in wanted and not elsewhere:
+        if (oid, function) not in expected and not elsewhere:
             drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
             lines = (f"no longer recording TRUNCATE of {schema}.{table}",) if trigger not in SECOND else ()
             yield Statement(drop.format(sql.Identifier(trigger), sql.Identifier(schema, table)), lines)

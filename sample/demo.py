@@ -76,7 +76,9 @@ class Demo:
         self.step(f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s")
         done, probe = self.live()
         self.step("waiting until the views hold everything")
-        late = barrier.settle(self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, still=self.running)
+        late = barrier.wait_until_current(
+            self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, on_poll=self.running
+        )
         console.print(f"         after {late:.1f} s")
         self.stop_run()
         self.step("verifying: every row and column of every view against Postgres")

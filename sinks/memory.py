@@ -9,7 +9,7 @@ from cdc.codec.forms import Documents
 from cdc.codec.record import Change
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Form, Table
 from cdc.sink.contract import Batch, Outcome, check, level, stored_after, wait_for
 from cdc.sink.lane import Limits, Part, Row, Verdicts
@@ -65,7 +65,7 @@ class Memory:
     def __init__(self, name: str, generation: str | None = None) -> None:
         self.name, self.generation = name, generation
         self.views: dict[str, dict[str, str]] = {}
-        self.stored: dict[str, Stored] = {}
+        self.stored: dict[str, ViewCheckpoint] = {}
         self.others: dict[str, Memory] = {}
         """By the name of the generation."""
 
@@ -75,7 +75,7 @@ class Memory:
     def prepare(self, table: Table) -> None:
         self.views.setdefault(table.qualified, {})
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         return self.stored.get(table.qualified)
 
     def apply(self, batch: Batch) -> Outcome:

@@ -29,7 +29,7 @@ from enum import StrEnum
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import RunState
 from cdc.errors import CdcError, Fenced
-from cdc.model.position import Position, Reach, Stored, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.sink.remedy import given_up
 
 HOLD_S = 5.0
@@ -99,7 +99,7 @@ class Observed:
     waited_s: float = 0.0
     now: float = 0.0
     """Unix seconds."""
-    views: Mapping[str, Stored | None] | None = None
+    views: Mapping[str, ViewCheckpoint | None] | None = None
     """By topic, what the sink says of the views that readers see."""
     topics: Mapping[str, Position] | None = None
     """Where topics end."""
@@ -176,7 +176,7 @@ def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
     return Continue()
 
 
-def _switched(plan: ResumePlan, views: Mapping[str, Stored | None]) -> str | None:
+def _switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
     """A table of whose views readers see another than the one that is applied to."""
     for table in plan.tables:
         generation, stored = plan.generations.get(table.topic), views.get(table.topic)
@@ -194,7 +194,7 @@ def _reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
     return None
 
 
-def _went_back(plan: ResumePlan, views: Mapping[str, Stored | None]) -> str | None:
+def _went_back(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
     """A table whose view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
     for table in plan.tables:
         left_at = plan.live.get(table.topic)

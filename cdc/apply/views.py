@@ -19,9 +19,9 @@ from cdc.generations.registry import Building, Generations, Registry
 from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Continuity, Discontinued
 from cdc.kafka.topics import Topics
-from cdc.model.column_names import refused
+from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
 from cdc.sink.contract import Archive, Replaced, Sink, positions
@@ -112,13 +112,13 @@ class Views:
     def steps(self, ends: Ends) -> list[Advance]:
         return self.plan.steps(ends)
 
-    def standing(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+    def standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         """Where the live views of these tables stand, by table name."""
         return positions(self.sink.live, tables)
 
     def _sort(
         self, tables: Sequence[Table], troubled: Mapping[str, list[str]], existing: Collection[str]
-    ) -> tuple[dict[Table, Stored | None], ResumePlan]:
+    ) -> tuple[dict[Table, ViewCheckpoint | None], ResumePlan]:
         """The tables that can go on, with where their views stand; what a plan says of the others."""
         blocked, unheld, waiting = dict(troubled), set(troubled), list[Table]()
         refusals, fine = list(_unread(tables, troubled)), list[Table]()
@@ -126,13 +126,13 @@ class Views:
             if table.topic not in existing:
                 waiting.append(table)
                 blocked[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
-            elif why := refused(table, self.sink.refusals, self.sink.name):
+            elif why := refusal_error(table, self.sink.refusals, self.sink.name):
                 unheld.add(table.qualified)
                 refusals.append(why)
                 blocked[table.qualified] = [why.message, why.hint]
             else:
                 fine.append(table)
-        views: dict[Table, Stored | None] = {}
+        views: dict[Table, ViewCheckpoint | None] = {}
         standing = self._standing(fine)
         for table in fine:
             try:
@@ -147,7 +147,7 @@ class Views:
         others = ResumePlan(blocked=blocked, refused=tuple(refusals), waiting=tuple(waiting), unheld=frozenset(unheld))
         return views, others
 
-    def _standing(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+    def _standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         """In as few requests as the sink and the broker can do with; empty where one table has to be asked alone."""
         try:
             standing = self.standing(tables)
@@ -156,12 +156,12 @@ class Views:
         self._continuity.look((table, standing[table.qualified]) for table in tables)
         return standing
 
-    def _prepared(self, table: Table, standing: Mapping[str, Stored | None]) -> Stored | None:
+    def _prepared(self, table: Table, standing: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
         """Where the live view stands, once it is ready to go on."""
         name, sink = table.qualified, self.sink.live
         stored = standing[name] if name in standing else sink.position(table)
 
-        def refuse(view: Stored | None) -> None:
+        def refuse(view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(sink.name, table, view)
 
         stored = prepare(sink, table, stored, self._floor(table), refuse)
@@ -171,13 +171,13 @@ class Views:
     def _floor(self, table: Table) -> int:
         return self.control.floors.number(table.qualified)
 
-    def _follow_standby(self, views: Mapping[Table, Stored | None]) -> Mapping[str, str]:
+    def _follow_standby(self, views: Mapping[Table, ViewCheckpoint | None]) -> Mapping[str, str]:
         """The generations kept beside these views, by table name.
 
         One that the log can't continue is removed: going back to it would show what is wrong.
         """
 
-        def refuse(table: Table, view: Stored | None) -> None:
+        def refuse(table: Table, view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
         due = self.beside.due if self.names is None else {}
@@ -230,8 +230,12 @@ class Views:
 
 
 def prepare(
-    sink: Sink, table: Table, stored: Stored | None, floor: int, refuse: Callable[[Stored | None], object]
-) -> Stored | None:
+    sink: Sink,
+    table: Table,
+    stored: ViewCheckpoint | None,
+    floor: int,
+    refuse: Callable[[ViewCheckpoint | None], object],
+) -> ViewCheckpoint | None:
     """Make a live view that is `stored` so ready to go on; where it stands then, None when it begins from nothing.
 
     A view without a position, or from before `floor`, the number of its table's last floor, is made anew. What it held

@@ -72,7 +72,7 @@ class Watch:
             facts["views"] = {table.topic: standing[table.qualified] for table in plan.tables}
         except Misfit as error:
             # Set aside when the plan is loaded again.
-            facts["unheld"] = str(error.where.get("table") or self._views.sink.name)
+            facts["unheld"] = str(error.details.get("table") or self._views.sink.name)
         if overdue:
             facts["unblocked"] = facts["unblocked"] or self._described(plan.unheld)
             facts["topics"] = self._views.kafka.ends(list(plan.shapes))

@@ -28,7 +28,7 @@ from cdc.postgres.schema_changes import unsent_below
 from cdc.sink.contract import Sink
 from cdc.sink.lane_run import lasting
 from cdc.spark import kafka_source
-from cdc.verify.backfill import reemit
+from cdc.verify.backfill import backfill
 
 IDS_AT_ONCE = 1000
 COUNTED = (KEYLESS, FOREIGN, UNREADABLE)
@@ -88,7 +88,7 @@ class Auditor:
         listed = reduce(DataFrame.union, damaged).distinct().toLocalIterator()
         while ids := [row["id"] for row in itertools.islice(listed, IDS_AT_ONCE)]:
             left_s = deadline - time.monotonic()
-            sent += reemit(self._pipeline, self._kafka, table, ids, timeout_s=left_s)
+            sent += backfill(self._pipeline, self._kafka, table, ids, timeout_s=left_s)
         return sent
 
     def _folded(self, table: Table, kept: ExitStack) -> Folded:

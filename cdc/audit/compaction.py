@@ -26,7 +26,7 @@ from cdc.kafka.ledger import Compaction, Ledger
 from cdc.kafka.log_continuity import refuse_other, waiting
 from cdc.kafka.records import TIMEOUT_MS, kafka, reaching
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Stored, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 
@@ -48,7 +48,7 @@ TRANSACTION_MS = 10_000
 BEAT_S = 1.0
 Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[Tally]]"]
 """What each partition holds below positions, by topic: `cdc.spark.kafka_source.tally`."""
-View = tuple[str, Table, Callable[[Table], Stored | None]]
+View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
 """What it is called, its table, where it stands."""
 
 

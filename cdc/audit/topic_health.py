@@ -11,7 +11,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity, Discontinued, check_shape
 from cdc.kafka.topics import Topics, wanted
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 
 CONTROL = ("cdc.truncation", "cdc.ddl")
@@ -42,7 +42,9 @@ def of_topics(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Finding]:
     return found
 
 
-def of_views(kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, Stored | None]) -> list[Finding]:
+def of_views(
+    kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, ViewCheckpoint | None]
+) -> list[Finding]:
     """Views that the log can't continue from where they stand, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
     continuity.look((table, stored) for stored in views.values())

@@ -15,7 +15,7 @@ from cdc.kafka.topics import MAX_MESSAGE_BYTES
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import overrides
 from cdc.postgres.source import parsed
-from connectors.debezium import TEMPLATE, literal, name_of, names_of, patterns
+from connectors.debezium import TEMPLATE, name_pattern, name_patterns, parse_name, parse_names
 from migrations import heartbeat_query
 
 CONNECTOR = {**TEMPLATE, "producer.override.max.request.size": str(MAX_MESSAGE_BYTES)}
@@ -46,7 +46,7 @@ def configuration(
         "topic.prefix": name,
         "slot.name": name,
         "publication.name": name,
-        "table.include.list": patterns(captured),
+        "table.include.list": name_patterns(captured),
         "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
         "heartbeat.action.query": heartbeat_query(name),
         "unavailable.value.placeholder": placeholder(name, cluster_id),
@@ -54,26 +54,26 @@ def configuration(
         **overrides(tables),
     }
     if excluded:
-        config["column.exclude.list"] = patterns(excluded)
+        config["column.exclude.list"] = name_patterns(excluded)
     keyed = [entry for entry in pipeline.source.tables if entry.key]
-    if keys := [f"{literal(entry.table)}:{','.join(map(literal, entry.key))}" for entry in keyed]:
+    if keys := [f"{name_pattern(entry.table)}:{','.join(map(name_pattern, entry.key))}" for entry in keyed]:
         config["message.key.columns"] = ";".join(keys)
     return config
 
 
-def captured_by(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
+def captured_tables(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
     """How a connector with this configuration sends those of the tables that it captures."""
-    included = names_of(config.get("table.include.list", ""))
-    excluded = names_of(config.get("column.exclude.list", ""))
+    included = parse_names(config.get("table.include.list", ""))
+    excluded = parse_names(config.get("column.exclude.list", ""))
     entries = (entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
-    keys = {name_of(table): tuple(map(name_of, columns.split(","))) for table, columns in entries}
-    found = {}
+    keys = {parse_name(table): tuple(map(parse_name, columns.split(","))) for table, columns in entries}
+    captured = {}
     for table in tables:
         name = table.qualified
         if name in included:
             columns = [column.removeprefix(f"{name}.") for column in excluded if column.startswith(f"{name}.")]
-            found[name] = Captured(tuple(columns), keys.get(name, ()))
-    return found
+            captured[name] = Captured(tuple(columns), keys.get(name, ()))
+    return captured
 
 
 def placeholder(pipeline: str, cluster_id: str) -> str:
@@ -86,8 +86,8 @@ def placeholder(pipeline: str, cluster_id: str) -> str:
 
 
 def _database(pipeline: Pipeline) -> dict[str, str]:
-    known = parsed(pipeline.source.dsn)
-    host = known.get("host") or known.get("hostaddr") or "localhost"
+    parameters = parsed(pipeline.source.dsn)
+    host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
     if "," in host or host.startswith(("/", "@")):
         raise SettingsError(
             "source.dsn names several hosts or a socket's folder; the connector takes one host over TCP.",
@@ -96,14 +96,14 @@ def _database(pipeline: Pipeline) -> dict[str, str]:
     user = pipeline.replication_user
     config = {
         "database.hostname": host,
-        "database.port": str(known.get("port") or 5432),
-        "database.dbname": known.get("dbname") or known.get("user") or "postgres",
+        "database.port": str(parameters.get("port") or 5432),
+        "database.dbname": parameters.get("dbname") or parameters.get("user") or "postgres",
         "database.user": user,
     }
     # As given: "${file:...}" and the like are resolved by a config provider of the worker, not here.
     if pipeline.source.replication_password:
         config["database.password"] = pipeline.source.replication_password.get_secret_value()
     for name in ("sslmode", "sslrootcert"):
-        if known.get(name):
-            config[f"database.{name}"] = known[name]
+        if parameters.get(name):
+            config[f"database.{name}"] = parameters[name]
     return config

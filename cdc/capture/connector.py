@@ -1,6 +1,6 @@
 """Put the connector and wait until a change has come through it.
 
-In:  the pipeline file and its tables. Out: `Registered`, or the first error with what repairs it.
+In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error with what repairs it.
 Invariant: everything that can be checked is checked before the first topic is created.
 """
 
@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cdc.capture import new_tables
-from cdc.capture.configuration import captured_by, configuration
+from cdc.capture.configuration import captured_tables, configuration
 from cdc.capture.readiness import require_ready
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
 from cdc.control.heartbeat import Beat, last_beat
-from cdc.control.registrations import Registration
+from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Created, Topics
 from cdc.model.position import Position
@@ -49,7 +49,7 @@ HINTS = (
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegistrationResult:
     """`changed` is false when the connector had this configuration already."""
 
     connector: str
@@ -71,7 +71,7 @@ def register(
     *,
     another_server: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-) -> Registered:
+) -> RegistrationResult:
     """Create or update the connector.
 
     With `another_server` Postgres may have been replaced: its rows then stand for all that the topics hold.
@@ -86,40 +86,42 @@ def register(
         Connect(pipeline.connect) as connect,
     ):
         source.preflight(conn, pipeline)
-        server, known = source.server(conn), registrations.read(topics, pipeline)
+        server, previous = source.server(conn), registrations.read(topics, pipeline)
         if not another_server:
-            registrations.refuse_another(known, server, pipeline)
-        moved = another_server and (known is None or server is None or known.server != server)
-        before = connect.config(name)
-        found = require_ready(conn, pipeline, tables, ours=before is not None)
+            registrations.refuse_another(previous, server, pipeline)
+        previous_config = connect.config(name)
+        slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
         unpublished = source.unpublished(conn, pipeline)
         config = configuration(pipeline, tables=tables, cluster_id=topics.cluster_id(), unpublished=unpublished)
         connect.validate(config)
-        created = [one.topic for one in topics.ensure(pipeline) if isinstance(one, Created)]
+        created = [topic.topic for topic in topics.ensure(pipeline) if isinstance(topic, Created)]
         progress(f"{len(created)} topics created")
-        now = Registration(server, tables=registrations.captured(pipeline, unpublished))
-        waiting = _Waiting(pipeline, tables, now, known, conn, connect, topics, progress, moved)
-        sent = waiting.put(config, before, created, found)
-        beat = waiting.until_beating()
-    return Registered(name, config != before, created, sent, round(time.monotonic() - started, 3), beat)
+        registration = Registration(server, tables=registrations.captured(pipeline, unpublished))
+        attempt = _RegistrationAttempt(
+            pipeline, tables, registration, previous, conn, connect, topics, progress, another_server
+        )
+        backfilled = attempt.put(config, previous_config, created, slot)
+        beat = attempt.wait_for_heartbeat()
+    waited_s = round(time.monotonic() - started, 3)
+    return RegistrationResult(name, config != previous_config, created, backfilled, waited_s, beat)
 
 
 @dataclass
-class _Waiting:
+class _RegistrationAttempt:
     """One registration on its way: what has to be seen, and what has been seen so far."""
 
     pipeline: Pipeline
     tables: Sequence[Table]
-    now: Registration
-    known: Registration | None
+    registration: Registration
+    previous: Registration | None
     """The one before, if there is a record of it."""
     conn: source.Connection
     connect: Connect
     topics: Topics
     progress: Callable[[str], None]
-    moved: bool
-    """Whether the topics hold another server's log."""
-    offset: int = 0
+    another_server: bool
+    """Whether Postgres may have been replaced since the last registration."""
+    min_offset: int = 0
     """A beat at or after it is newer than the registration."""
     old_pid: int | None = None
     """The slot's user when its task is to restart: the last beats of the old task don't count."""
@@ -128,39 +130,57 @@ class _Waiting:
     """It was told to stand still, by this registration."""
     state: ConnectorState | None = None
 
+    @property
+    def server_changed(self) -> bool:
+        """Whether the topics hold the log of another server."""
+        previous, server = self.previous, self.registration.server
+        return self.another_server and (previous is None or server is None or previous.server != server)
+
     def put(
-        self, config: dict[str, str], before: dict[str, str] | None, created: list[str], found: source.Slot | None
+        self,
+        config: dict[str, str],
+        previous_config: dict[str, str] | None,
+        created: list[str],
+        slot: source.Slot | None,
     ) -> list[str]:
         """Put the configuration, unless it is the one that runs; restart what had failed. The tables that are sent."""
         name = self.pipeline.pipeline
         failed = self.connect.state(name).failed
-        if before is None:
+        if previous_config is None:
             self.connect.create_stopped(name, config)
             self.stopped = True
-        if self.moved:
-            self._forget()
-        captured = self.known.tables if self.known else captured_by(before, self.tables) if before else None
-        sent, dead = self._arrivals(captured, created, restarts=failed or config != before or self.moved)
-        self.offset = self._end(self.pipeline.heartbeat_topic)
-        if before is not None and config != before:
-            self.connect.put(name, config)
-            self.old_pid = found.active_pid if found else None
-        # Last: whoever was ended before this finds again what has to be sent.
-        next_one = (self.known or self.now).renewed(
-            self.now.server, self.now.tables, captured or {}, dead, moved=self.moved
+        if self.server_changed:
+            self._start_over()
+        captured = self._captured_before(previous_config)
+        backfilled, void_ends = self._send_missing_rows(
+            captured, created, restarts=failed or config != previous_config or self.server_changed
         )
-        if next_one != self.known:
-            registrations.write(self.topics, self.pipeline, next_one)
+        self.min_offset = self._end_offset(self.pipeline.heartbeat_topic)
+        if previous_config is not None and config != previous_config:
+            self.connect.put(name, config)
+            self.old_pid = slot.active_pid if slot else None
+        # Last: whoever was ended before this finds again what has to be sent.
+        next_registration = (self.previous or self.registration).renewed(
+            self.registration.server, self.registration.tables, captured or {}, void_ends, moved=self.server_changed
+        )
+        if next_registration != self.previous:
+            registrations.write(self.topics, self.pipeline, next_registration)
         # Also one that an earlier registration left so; Connect may be late in telling.
         if self.stopped or self.connect.state(name).connector == "STOPPED":
             self.connect.resume(name)
         elif failed:
             self.connect.restart_failed(name)
             self.stale_until = time.monotonic() + STALE_S
-        return sent
+        return backfilled
 
-    def _arrivals(
-        self, before: Mapping[str, registrations.Captured] | None, created: list[str], *, restarts: bool
+    def _captured_before(self, previous_config: Mapping[str, str] | None) -> Mapping[str, Captured] | None:
+        """How tables were captured until now; None where neither a registration nor a configuration tells."""
+        if self.previous:
+            return self.previous.tables
+        return captured_tables(previous_config, self.tables) if previous_config else None
+
+    def _send_missing_rows(
+        self, previous: Mapping[str, Captured] | None, created: list[str], *, restarts: bool
     ) -> tuple[list[str], Mapping[str, Position]]:
         """See to the rows that are not in the topics, or there in vain, while the connector stands still.
 
@@ -171,80 +191,86 @@ class _Waiting:
             if not restarts:
                 return [], {}
             # Once more without its task: a floor above a snapshot that ends just now would bury all of it.
-            self._stop()
+            self._stop_connector()
             if new_tables.takes_snapshot(self.connect.offsets(name)):
-                if dead := new_tables.bury(self.conn, self.topics, self.tables, self._void()):
-                    self.progress(f"a new snapshot replaces what is in {', '.join(dead)}")
-                return [], dead
-        unsent = new_tables.unsent(self.conn, self.topics, self.tables, before, self.now.tables, created)
-        if not unsent:
+                if void_ends := new_tables.set_floor_before_snapshot(
+                    self.conn, self.topics, self.tables, self._void_control_topics()
+                ):
+                    self.progress(f"a new snapshot replaces what is in {', '.join(void_ends)}")
+                return [], void_ends
+        backfills = new_tables.find_backfills(
+            self.conn, self.topics, self.tables, previous, self.registration.tables, created
+        )
+        if not backfills:
             return [], {}
-        for request in unsent:
-            self.progress(f"sending all rows of {request.table.qualified}: {request.what}")
-        self._stop()
-        return [request.table.qualified for request in unsent], new_tables.send(self.conn, self.topics, unsent)
+        for request in backfills:
+            self.progress(f"sending all rows of {request.table.qualified}: {request.reason}")
+        self._stop_connector()
+        return [request.table.qualified for request in backfills], new_tables.request_backfills(
+            self.conn, self.topics, backfills
+        )
 
-    def _forget(self) -> None:
+    def _start_over(self) -> None:
         """Begin anew, on a server whose log has nothing to do with what the connector has stored."""
         self.progress("another server: its rows replace what the topics hold")
-        self._stop()
-        self.connect.forget(self.pipeline.pipeline)
-        for line in carry_out(self.conn, reset_floors(self.conn)).done:
+        self._stop_connector()
+        self.connect.delete_offsets(self.pipeline.pipeline)
+        for line in carry_out(self.conn, reset_floors(self.conn)).messages:
             self.progress(line)
 
-    def _void(self) -> list[str]:
+    def _void_control_topics(self) -> list[str]:
         """Control topics in which another server's entries are of no account: they come anew with the snapshot."""
-        return [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")] if self.moved else []
+        return [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")] if self.server_changed else []
 
-    def _stop(self) -> None:
+    def _stop_connector(self) -> None:
         if not self.stopped:
             self.connect.stop(self.pipeline.pipeline)
             self.stopped = True
 
-    def until_beating(self) -> Beat:
-        deadline, before = time.monotonic() + DEADLINE_S, self._records()
-        told_at = time.monotonic()
+    def wait_for_heartbeat(self) -> Beat:
+        deadline, previous_records = time.monotonic() + DEADLINE_S, self._count_records()
+        reported_at = time.monotonic()
         while True:
-            beat = self._look()
+            beat = self._check_heartbeat()
             if beat is not None:
                 return beat
-            records = self._records()
-            if records != before:
-                before, deadline = records, time.monotonic() + DEADLINE_S
-            if time.monotonic() > told_at + SILENT_S:
+            records = self._count_records()
+            if records != previous_records:
+                previous_records, deadline = records, time.monotonic() + DEADLINE_S
+            if time.monotonic() > reported_at + SILENT_S:
                 self.progress(f"waiting for a heartbeat to come through; {records} records in the topics")
-                told_at = time.monotonic()
+                reported_at = time.monotonic()
             if time.monotonic() > deadline:
-                raise _late(self.pipeline, self.state or ConnectorState("MISSING"))
+                raise _timeout_error(self.pipeline, self.state or ConnectorState("MISSING"))
             time.sleep(POLL_S)
 
-    def _look(self) -> Beat | None:
+    def _check_heartbeat(self) -> Beat | None:
         state = self.connect.state(self.pipeline.pipeline)
         if state != self.state:
             self.progress(f"connector {state.connector}, task {', '.join(state.tasks) or 'not started'}")
             self.state = state
         if state.failed and time.monotonic() > self.stale_until:
-            raise _failed(self.pipeline, state)
-        end = self._end(self.pipeline.heartbeat_topic)
-        if not state.running or end <= self.offset:
+            raise _failure_error(self.pipeline, state)
+        end = self._end_offset(self.pipeline.heartbeat_topic)
+        if not state.running or end <= self.min_offset:
             return None
         if self.old_pid is not None:
-            now = source.slot(self.conn, self.pipeline.pipeline)
-            if now and now.active and now.active_pid != self.old_pid:
-                self.old_pid, self.offset = None, end
+            slot = source.slot(self.conn, self.pipeline.pipeline)
+            if slot and slot.active and slot.active_pid != self.old_pid:
+                self.old_pid, self.min_offset = None, end
             return None
         beat = last_beat(self.topics, self.pipeline)
-        return beat if beat and beat.offset >= self.offset else None
+        return beat if beat and beat.offset >= self.min_offset else None
 
-    def _end(self, topic: str) -> int:
+    def _end_offset(self, topic: str) -> int:
         return self.topics.ends([topic])[topic].offsets[0]
 
-    def _records(self) -> int:
+    def _count_records(self) -> int:
         ends = self.topics.ends([table.topic for table in self.tables])
         return sum(sum(end.offsets) for end in ends.values())
 
 
-def _failed(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
+def _failure_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     trace = (state.trace or "it gives no reason").rstrip(".")
     hint = next(
         (hint for word, hint in HINTS if word in trace), "the worker's log says more; then: cdc -p FILE register"
@@ -254,7 +280,7 @@ def _failed(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     )
 
 
-def _late(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
+def _timeout_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     missing = f"no heartbeat has arrived in {pipeline.heartbeat_topic}"
     if not state.running:
         missing = f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"

@@ -21,12 +21,12 @@ from cdc.postgres.truncation_floor import raise_floor
 
 
 @dataclass(frozen=True)
-class Unsent:
-    """A table whose rows have to be sent; `cleanse`: what its topic holds until now is dead from then on."""
+class Backfill:
+    """A table whose rows have to be sent; `reset_floor`: what its topic holds until now is dead from then on."""
 
     table: Table
-    what: str
-    cleanse: bool
+    reason: str
+    reset_floor: bool
 
 
 def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
@@ -39,17 +39,17 @@ def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
     return not any(finished(offset) for offset in offsets)
 
 
-def unsent(
+def find_backfills(
     conn: Connection,
     topics: Topics,
     tables: Sequence[Table],
-    before: Mapping[str, Captured] | None,
-    now: Mapping[str, Captured],
+    previous: Mapping[str, Captured] | None,
+    current: Mapping[str, Captured],
     created: Collection[str],
-) -> list[Unsent]:
+) -> list[Backfill]:
     """Tables that the next start doesn't copy, yet whose rows aren't in their topics as they are sent from now on.
 
-    `before` is how tables were captured until now; None when nobody knows: the connector was deleted by somebody who
+    `previous` is how tables were captured until now; None when nobody knows: the connector was deleted by somebody who
     had registered it with an older version. `created` are the topics that were made just now.
     """
     ends = topics.ends([table.topic for table in tables])
@@ -57,44 +57,46 @@ def unsent(
     def is_new(table: Table) -> bool:
         if table.topic in created:
             return True
-        if before is not None:
-            return table.qualified not in before
+        if previous is not None:
+            return table.qualified not in previous
         # What the connector captured is gone with it: a registration may have ended half way.
         return not any(ends[table.topic].offsets) and _has_rows(conn, table)
 
-    found = []
+    backfills = []
     for table in tables:
         if is_new(table):
-            found.append(Unsent(table, "it is new here", any(ends[table.topic].offsets)))
-        elif before is not None:
-            was, becomes = before[table.qualified], now[table.qualified]
-            if was.key != becomes.key:
-                found.append(Unsent(table, "it has another key", True))
-            elif was.unsent != becomes.unsent:
-                found.append(Unsent(table, "it has other columns", False))
-    return found
+            backfills.append(Backfill(table, "it is new here", any(ends[table.topic].offsets)))
+        elif previous is not None:
+            old_capture, new_capture = previous[table.qualified], current[table.qualified]
+            if old_capture.key != new_capture.key:
+                backfills.append(Backfill(table, "it has another key", True))
+            elif old_capture.unsent != new_capture.unsent:
+                backfills.append(Backfill(table, "it has other columns", False))
+    return backfills
 
 
-def send(conn: Connection, topics: Topics, requests: Iterable[Unsent]) -> dict[str, Position]:
+def request_backfills(conn: Connection, topics: Topics, requests: Iterable[Backfill]) -> dict[str, Position]:
     """Ask for all rows of tables. Where those topics end now of which all is dead from now on."""
     listed = list(requests)
     ends = topics.ends([request.table.topic for request in listed], decided=False)
     for request in listed:
         end = ends[request.table.topic]
-        name = f"{request.what.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
-        resend(conn, request.table, id=name, cleanse=request.cleanse)
-    return {request.table.topic: ends[request.table.topic] for request in listed if request.cleanse}
+        name = f"{request.reason.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
+        resend(conn, request.table, id=name, cleanse=request.reset_floor)
+    return {request.table.topic: ends[request.table.topic] for request in listed if request.reset_floor}
 
 
-def bury(conn: Connection, topics: Topics, tables: Sequence[Table], further: Sequence[str] = ()) -> dict[str, Position]:
+def set_floor_before_snapshot(
+    conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str] = ()
+) -> dict[str, Position]:
     """Before another first snapshot: set a floor, for rows that were deleted since the last one have no event.
 
     Where the topics end that hold something; `further` are control topics that are void as well.
     """
-    ends = topics.ends([*(table.topic for table in tables), *further], decided=False)
-    known = [table.qualified for table in tables if any(ends[table.topic].offsets)]
-    if known:
-        raise_floor(conn, known)
+    ends = topics.ends([*(table.topic for table in tables), *control_topics], decided=False)
+    filled = [table.qualified for table in tables if any(ends[table.topic].offsets)]
+    if filled:
+        raise_floor(conn, filled)
     return {topic: end for topic, end in ends.items() if any(end.offsets)}
 
 

@@ -42,51 +42,51 @@ MIGRATE = "cdc -p FILE migrate"
 
 def require_ready(conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool) -> Slot | None:
     """The slot, if there is one already; `ours`: Connect has a connector of the pipeline's name."""
-    found = _require_slot(conn, pipeline.pipeline, ours)
+    replication_slot = _require_slot(conn, pipeline.pipeline, ours)
     _require_publication(conn, pipeline.pipeline, [table.qualified for table in tables])
     _require_role(conn, pipeline, tables)
     _require_heartbeat(conn, pipeline.pipeline)
-    return found
+    return replication_slot
 
 
 def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
-    found = slot(conn, name)
+    existing = slot(conn, name)
     deadline = time.monotonic() + RELEASE_S
-    while found and found.active and not ours and time.monotonic() < deadline:
+    while existing and existing.active and not ours and time.monotonic() < deadline:
         time.sleep(0.25)
-        found = slot(conn, name)
-    if found is None:
+        existing = slot(conn, name)
+    if existing is None:
         return None
-    if found.plugin != "pgoutput" or found.database != conn.info.dbname:
+    if existing.plugin != "pgoutput" or existing.database != conn.info.dbname:
         raise SourceError(
-            f"Slot {name} belongs to something else: plugin {found.plugin}, database {found.database}.",
+            f"Slot {name} belongs to something else: plugin {existing.plugin}, database {existing.database}.",
             hint="give the pipeline another name: it names slot, publication and topics",
             slot=name,
         )
-    if found.active and not ours:
+    if existing.active and not ours:
         raise SourceError(
-            f"Slot {name} is in use by process {found.active_pid} of Postgres, yet this Connect has no"
+            f"Slot {name} is in use by process {existing.active_pid} of Postgres, yet this Connect has no"
             f" connector {name}: a second pipeline of that name runs elsewhere.",
             hint="stop the other one, or give this pipeline another name; who it is:"
-            f" SELECT * FROM pg_stat_activity WHERE pid = {found.active_pid}",
+            f" SELECT * FROM pg_stat_activity WHERE pid = {existing.active_pid}",
             slot=name,
-            pid=found.active_pid,
+            pid=existing.active_pid,
         )
-    if found.wal_status == "lost":
+    if existing.wal_status == "lost":
         raise SourceError(
             f"Slot {name} is lost: Postgres has removed log that the connector still needed.",
             hint=f"SELECT pg_drop_replication_slot('{name}'), delete the connector with its offsets, then run"
             " cdc -p FILE register and cdc -p FILE rebuild",
             slot=name,
         )
-    return found
+    return existing
 
 
 def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> None:
-    found = conn.execute(PUBLICATION, [name]).fetchone()
-    if found is None:
+    row = conn.execute(PUBLICATION, [name]).fetchone()
+    if row is None:
         raise SourceError(f"There is no publication {name} in {conn.info.dbname}.", hint=MIGRATE, publication=name)
-    owner, owned, whole, published, partial = found
+    owner, owned, complete, published, partial = row
     if not owned:
         raise SourceError(
             f"Publication {name} belongs to {owner}, and source.dsn logs in as {conn.info.user}.",
@@ -95,17 +95,17 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
         )
     if missing := [table for table in (*tables, *CONTROL_TABLES) if table not in published]:
         raise SourceError(f"Publication {name} lacks {', '.join(missing)}.", hint=MIGRATE, publication=name)
-    if not whole or partial:
-        what = f"leaves out rows or columns of {', '.join(partial)}" if partial else "leaves out operations or roots"
-        raise SourceError(f"Publication {name} {what}.", hint=MIGRATE, publication=name)
+    if not complete or partial:
+        problem = f"leaves out rows or columns of {', '.join(partial)}" if partial else "leaves out operations or roots"
+        raise SourceError(f"Publication {name} {problem}.", hint=MIGRATE, publication=name)
 
 
 def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> None:
     role = pipeline.replication_user
-    found = conn.execute(ROLE, [role]).fetchone()
-    if found is None:
+    row = conn.execute(ROLE, [role]).fetchone()
+    if row is None:
         raise SourceError(f"There is no role {role} for the connector.", hint=MIGRATE, role=role)
-    if found != (True,):
+    if row != (True,):
         raise SourceError(f"Role {role} lacks LOGIN or REPLICATION.", hint=MIGRATE, role=role)
     names = [(table.schema, table.name) for table in tables]
     names += [("cdc", table.removeprefix("cdc.")) for table in CONTROL_TABLES]

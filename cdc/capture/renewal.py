@@ -6,7 +6,7 @@ Invariant: the connector stands still while a topic goes, and a crash leaves wha
 
 from collections.abc import Callable, Sequence
 
-from cdc.capture.connector import Registered, register
+from cdc.capture.connector import RegistrationResult, register
 from cdc.config.settings import Pipeline
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
@@ -19,7 +19,7 @@ def renew(
     renewed: Sequence[Table],
     *,
     progress: Callable[[str], None] = lambda _: None,
-) -> Registered:
+) -> RegistrationResult:
     """Delete the topics of some of the pipeline's tables, create them again, have their rows sent.
 
     Raises:

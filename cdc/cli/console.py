@@ -30,7 +30,7 @@ VERBS = "up|down|init|plan|migrate|register|run|status|verify|rebuild|rollback|g
 COMMAND = re.compile(rf"\bcdc(?: -p FILE(?:\.yaml)?)?(?= (--state|(?:{VERBS})\b))")
 """A command of this program as hints have it: without the file that only the caller knows."""
 LOG = "the worker's log"
-ADVICE = ("hint", "aside", "slow_hop")
+COMMAND_FIELDS = ("hint", "aside", "slow_hop")
 """The fields of documents that name commands."""
 
 
@@ -53,26 +53,26 @@ class Call:
     worker_log: Path | None = None
     """Connect's, where it is one of the local stack."""
 
-    def found_worker_log(self, path: Path | None) -> None:
+    def set_worker_log(self, path: Path | None) -> None:
         self.worker_log = path
 
-    def name(self, text: str) -> str:
+    def complete_commands(self, text: str) -> str:
         """A hint with the file, and the state if that was given, in each command; with the log that it speaks of."""
         if self.worker_log:
             text = text.replace(LOG, f"{LOG} ({self.worker_log})")
         if self.file is None:
             return text
         short = f"cdc -p {shlex.quote(str(self.file))}"
-        whole = f"{short} --state {shlex.quote(str(self.state))}" if self.state else short
-        return COMMAND.sub(lambda match: short if match[1] == "--state" else whole, text)
+        full = f"{short} --state {shlex.quote(str(self.state))}" if self.state else short
+        return COMMAND.sub(lambda match: short if match[1] == "--state" else full, text)
 
-    def name_all(self, node: Any, within: bool = False) -> Any:
+    def complete_document(self, node: Any, within: bool = False) -> Any:
         """A document with its hints so named."""
         if isinstance(node, dict):
-            return {key: self.name_all(value, within or key in ADVICE) for key, value in node.items()}
+            return {key: self.complete_document(value, within or key in COMMAND_FIELDS) for key, value in node.items()}
         if isinstance(node, list | tuple):
-            return [self.name_all(value, within) for value in node]
-        return self.name(node) if within and isinstance(node, str) else node
+            return [self.complete_document(value, within) for value in node]
+        return self.complete_commands(node) if within and isinstance(node, str) else node
 
 
 documents, call = Documents(), Call()
@@ -93,7 +93,7 @@ def configure_logging() -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not people),
-            lambda _, __, event: call.name_all(event),
+            lambda _, __, event: call.complete_document(event),
             renderer,
         ],
         # Asked for anew with each event: on a terminal rich puts its own stream in this place for a while.
@@ -107,12 +107,12 @@ def say(line: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    documents.print(call.name_all(document))
+    documents.print(call.complete_document(document))
 
 
 def print_error(error: CdcError) -> None:
     err.print(f"[bold red]error:[/] {_escaped(error.message)}", highlight=False, soft_wrap=True)
-    err.print(f"[bold]hint:[/] {_escaped(call.name(error.hint))}", highlight=False, soft_wrap=True)
+    err.print(f"[bold]hint:[/] {_escaped(call.complete_commands(error.hint))}", highlight=False, soft_wrap=True)
 
 
 def print_failure(error: CdcError) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc.postgres.source import Connection
 
 Dsn = Annotated[str | None, typer.Option("--dsn", help="The database to look at; else that of `cdc up` is meant.")]
-Wanted = Annotated[
+TableOptions = Annotated[
     list[str] | None, typer.Option("--tables", help="A table or a pattern like 'public.*'; may be given again.")
 ]
 
@@ -26,66 +26,68 @@ def add_to(app: typer.Typer) -> None:
     app.command()(init)
 
 
-def init(context: typer.Context, dsn: Dsn = None, tables: Wanted = None, as_json: Json = False) -> None:
+def init(context: typer.Context, dsn: Dsn = None, tables: TableOptions = None, as_json: Json = False) -> None:
     """Write a first pipeline file, with comments; one that is there stays as it is."""
     path = context.obj.path
     if path.exists():
         draft.write(path, "")
     name = draft.name_for(path)
-    wanted = [table.strip() for each in tables or () for table in each.split(",") if table.strip()]
-    of_stack = draft.First(name, draft.STACK, wanted or ["public.*"])
-    made = _of_database(name, dsn, wanted) if dsn else of_stack
-    draft.write(path, draft.text(made).replace("cdc -p FILE", f"cdc -p {path}"))
-    captured = [table for table in made.tables if table not in made.refused]
+    patterns = [table.strip() for option in tables or () for table in option.split(",") if table.strip()]
+    stack_draft = draft.First(name, draft.STACK, patterns or ["public.*"])
+    pipeline_draft = _draft_from_database(name, dsn, patterns) if dsn else stack_draft
+    draft.write(path, draft.text(pipeline_draft).replace("cdc -p FILE", f"cdc -p {path}"))
+    captured = [table for table in pipeline_draft.tables if table not in pipeline_draft.refused]
     if as_json:
-        refused = {table: why for table, (why, _) in made.refused.items()}
-        print_json({"file": str(path), "tables": captured, "left_out": {**made.left_out, **refused}})
+        refused = {table: why for table, (why, _) in pipeline_draft.refused.items()}
+        print_json({"file": str(path), "tables": captured, "left_out": {**pipeline_draft.left_out, **refused}})
         return
-    _tell(path, made, captured, dsn)
+    _print_result(path, pipeline_draft, captured, dsn)
 
 
-def _of_database(name: str, dsn: str, wanted: "Sequence[str]") -> draft.First:
+def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draft.First:
     from cdc.config.settings import TableSettings
     from cdc.postgres import catalog, source
 
     with source.connect(dsn) as connection:
-        there = catalog.candidates(connection)
-        good = [candidate.qualified for candidate in there if candidate.obstacle is None]
-        odd = {
+        candidates = catalog.candidates(connection)
+        usable = [candidate.qualified for candidate in candidates if candidate.obstacle is None]
+        unusable = {
             candidate.qualified: candidate.obstacle
-            for candidate in there
+            for candidate in candidates
             if candidate.obstacle and candidate.schema != "cdc"
         }
-        everything = not wanted
-        if everything:
-            wanted = _asked(good, odd) if sys.stdin.isatty() else good
-        if not wanted:
+        no_patterns = not patterns
+        if no_patterns:
+            patterns = _ask_tables(usable, unusable) if sys.stdin.isatty() else usable
+        if not patterns:
             raise SettingsError(
                 f"There is no table to capture in database {connection.info.dbname}.", hint="create one, then again"
             )
-        pipeline = _pipeline(name, dsn, wanted)
-        choice = catalog.chosen(pipeline, there)
-        refused = _refused(connection, pipeline.of(choice.names), wanted, {candidate.qualified for candidate in there})
-    patterns = [TableSettings(table=table) for table in wanted if "*" in table]
-    meant = {pattern.table: [name for name in choice.names if pattern.means(name)] for pattern in patterns}
-    left_out = {name: why for name, why in odd.items() if name not in wanted} if everything else choice.left_out
-    return draft.First(name, draft.reference(dsn, name), wanted, meant, left_out, refused)
+        pipeline = _checked_pipeline(name, dsn, patterns)
+        choice = catalog.chosen(pipeline, candidates)
+        refused = _find_refused(
+            connection, pipeline.of(choice.names), patterns, {candidate.qualified for candidate in candidates}
+        )
+    wildcards = [TableSettings(table=table) for table in patterns if "*" in table]
+    matches = {entry.table: [name for name in choice.names if entry.means(name)] for entry in wildcards}
+    left_out = {name: why for name, why in unusable.items() if name not in patterns} if no_patterns else choice.left_out
+    return draft.First(name, draft.reference(dsn, name), patterns, matches, left_out, refused)
 
 
-def _asked(good: "Sequence[str]", odd: "Mapping[str, str]") -> list[str]:
+def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[str]:
     """Which tables somebody at a terminal wants."""
-    for number, table in enumerate(good, 1):
+    for number, table in enumerate(usable, 1):
         say(f"{number:>3}  {table}")
-    for table, why in odd.items():
+    for table, why in unusable.items():
         say(f"  -  {table}: {why}")
     answer = typer.prompt("Which tables? Numbers, names or patterns, separated by commas", default="all", err=True)
     if answer.strip() == "all":
-        return list(good)
+        return list(usable)
     words = [word.strip() for word in answer.split(",") if word.strip()]
-    return [good[int(word) - 1] if word.isdecimal() and 0 < int(word) <= len(good) else word for word in words]
+    return [usable[int(word) - 1] if word.isdecimal() and 0 < int(word) <= len(usable) else word for word in words]
 
 
-def _pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":
+def _checked_pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":
     from pydantic import ValidationError
 
     from cdc.config.settings import Pipeline
@@ -108,8 +110,8 @@ def _pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":
         raise SettingsError(f"--tables {', '.join(tables)}: {problem}.", hint="for example: 'public.*'") from None
 
 
-def _refused(
-    connection: "Connection", pipeline: "Pipeline", wanted: "Sequence[str]", there: "Collection[str]"
+def _find_refused(
+    connection: "Connection", pipeline: "Pipeline", names: "Sequence[str]", existing: "Collection[str]"
 ) -> "Mapping[str, tuple[str, str]]":
     """Tables that can't be captured as they are.
 
@@ -120,17 +122,17 @@ def _refused(
 
     refused = source.survey(connection, pipeline).refused
     for table, error in refused.items():
-        if table not in wanted or table not in there or len(refused) == len(wanted):
+        if table not in names or table not in existing or len(refused) == len(names):
             raise error
     return {table: (error.message, error.hint) for table, error in refused.items()}
 
 
-def _tell(path: "Path", made: draft.First, captured: "Sequence[str]", dsn: str | None) -> None:
-    left_out = {**made.left_out, **{table: why for table, (why, _) in made.refused.items()}}
+def _print_result(path: "Path", pipeline_draft: draft.First, captured: "Sequence[str]", dsn: str | None) -> None:
+    left_out = {**pipeline_draft.left_out, **{table: why for table, (why, _) in pipeline_draft.refused.items()}}
     lines = [f"wrote {path}: {', '.join(captured)}", *(f"left out {table}: {why}" for table, why in left_out.items())]
-    own = f"{made.pipeline.upper()}_POSTGRES"
-    if dsn and made.dsn == f"${{{own}}}":
-        lines.append(f"then: export {own}=... (what --dsn said: its password isn't written)")
+    variable = f"{pipeline_draft.pipeline.upper()}_POSTGRES"
+    if dsn and pipeline_draft.dsn == f"${{{variable}}}":
+        lines.append(f"then: export {variable}=... (what --dsn said: its password isn't written)")
     lines.append(f"then: cdc -p {path} up, or your own servers in the file; then migrate, register, run")
     for line in lines:
         out.print(line, highlight=False, markup=False, soft_wrap=True)

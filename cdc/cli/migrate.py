@@ -11,7 +11,7 @@ from cdc.errors import SettingsError
 if TYPE_CHECKING:
     from cdc.postgres.source import Connection
     from cdc.runtime import Context
-    from migrations import Wanted
+    from migrations import SourceRequirements
 
 Sample = Annotated[bool, typer.Option("--sample", help="The tables of the sample as well.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
@@ -30,25 +30,25 @@ def migrate(
 
     if sample and (dry_run or sql):
         raise SettingsError("--sample makes the tables that --dry-run and --sql look at.", hint="run it without them")
-    fresh = context.obj.of_catalog()
-    with source.connect(fresh.load().source.dsn) as connection:
+    catalog_context = context.obj.from_catalog()
+    with source.connect(catalog_context.load().source.dsn) as connection:
         if sql or dry_run:
-            catalog.refuse_published(connection, fresh.pipeline)
+            catalog.refuse_published(connection, catalog_context.pipeline)
         if sql:
-            return _print_sql(connection, wanted_by(fresh), as_json)
+            return _print_sql(connection, source_requirements(catalog_context), as_json)
         if dry_run:
-            return _print_plan(connection, wanted_by(fresh), as_json)
-        return _run(fresh, connection, sample, as_json)
+            return _print_plan(connection, source_requirements(catalog_context), as_json)
+        return _run(catalog_context, connection, sample, as_json)
 
 
-def wanted_by(context: "Context") -> "Wanted":
+def source_requirements(context: "Context") -> "SourceRequirements":
     """What the pipeline file asks of its source."""
     from cdc.postgres.row_identity import key_index
-    from migrations import Wanted
+    from migrations import SourceRequirements
 
     pipeline = context.pipeline
     password = pipeline.source.replication_password
-    return Wanted(
+    return SourceRequirements(
         pipeline=pipeline.pipeline,
         tables=[(schema, name) for entry in pipeline.source.tables for schema, _, name in [entry.table.partition(".")]],
         role=pipeline.replication_user,
@@ -67,39 +67,41 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
         applied += migrations.migrate(connection, migrations.SAMPLE)
     catalog.refuse_published(connection, context.pipeline)
     left_out = catalog.tables(connection, context.pipeline).left_out
-    context.require_carried(connection)
+    context.require_supported_columns(connection)
     now = [migration.name for migration in applied if migration.now]
     try:
-        done = migrations.prepare_source(connection, wanted_by(context))
+        messages = migrations.prepare_source(connection, source_requirements(context))
     except migrations.Unprivileged as error:
         if not as_json:
-            _print_lines([*(f"applied {name}" for name in now), *error.done])
+            _print_lines([*(f"applied {name}" for name in now), *error.messages])
         raise
     if as_json:
-        recorded = [one.name for one in applied]
-        return print_json({"applied": now, "recorded": recorded, "done": done, "left_out": dict(left_out)})
-    _print_lines([*(f"applied {name}" for name in now), *done])
-    if not now and all(line.startswith("note: ") for line in done):
+        recorded = [migration.name for migration in applied]
+        return print_json({"applied": now, "recorded": recorded, "done": messages, "left_out": dict(left_out)})
+    _print_lines([*(f"applied {name}" for name in now), *messages])
+    if not now and all(line.startswith("note: ") for line in messages):
         out.print("nothing to do")
     _print_lines([f"left out {name}: {why}" for name, why in left_out.items()])
     return None
 
 
-def _print_plan(connection: "Connection", wanted: "Wanted", as_json: bool) -> None:
+def _print_plan(connection: "Connection", requirements: "SourceRequirements", as_json: bool) -> None:
     import migrations
 
-    missing = migrations.plan(connection, wanted)
+    missing = migrations.plan(connection, requirements)
     if as_json:
-        return print_json({"would": [{"done": one.lines, "sql": one.text(connection)} for one in missing]})
+        return print_json(
+            {"would": [{"done": statement.lines, "sql": statement.text(connection)} for statement in missing]}
+        )
     out.print("Nothing has been done. What cdc migrate would say, and run:" if missing else "nothing to do")
-    _print_lines([line for statement in missing for line in migrations.told(connection, statement)])
+    _print_lines([line for statement in missing for line in migrations.describe_statement(connection, statement)])
     return None
 
 
-def _print_sql(connection: "Connection", wanted: "Wanted", as_json: bool) -> None:
+def _print_sql(connection: "Connection", requirements: "SourceRequirements", as_json: bool) -> None:
     import migrations
 
-    text = migrations.script(connection, wanted, migrations.plan(connection, wanted))
+    text = migrations.script(connection, requirements, migrations.plan(connection, requirements))
     if as_json:
         return print_json({"sql": text})
     sys.stdout.write(text)

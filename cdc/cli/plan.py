@@ -31,33 +31,33 @@ def add_to(app: typer.Typer) -> None:
 
 def plan(context: typer.Context, as_json: Json = False) -> None:
     """What migrate, register and run would do with the file as it is now; nothing is done."""
-    made = _made(context.obj.of_catalog())
+    change_plan = _make_plan(context.obj.from_catalog())
     if as_json:
-        print_json(made)
+        print_json(change_plan)
         return
-    for line in lines(made):
-        out.print(call.name(line), highlight=False, markup=False, soft_wrap=True)
+    for line in lines(change_plan):
+        out.print(call.complete_commands(line), highlight=False, markup=False, soft_wrap=True)
 
 
-def lines(made: "Plan") -> "Iterator[str]":
+def lines(change_plan: "Plan") -> "Iterator[str]":
     """For people."""
-    for refusal in made.refused:
+    for refusal in change_plan.refused:
         yield f"refused   {refusal.what}"
         yield f"          {refusal.hint}"
     for verb in ("migrate", "register", "run"):
-        for what in getattr(made, verb):
-            yield f"{verb:<9} {what}"
-    for name in made.idle:
+        for change in getattr(change_plan, verb):
+            yield f"{verb:<9} {change}"
+    for name in change_plan.idle:
         yield f"note      nobody reads the slot of pipeline {name}, and Postgres keeps its log for it. If that was this"
         yield f"          one's name: delete its connector, then SELECT pg_drop_replication_slot('{name}')"
-    for table, why in made.left_out.items():
+    for table, why in change_plan.left_out.items():
         yield f"left out  {table}: {why}"
-    if made.empty:
+    if change_plan.empty:
         yield "nothing to do"
 
 
-def _made(context: "Context") -> "Plan":
-    from cdc.control.change_plan import plan as planned
+def _make_plan(context: "Context") -> "Plan":
+    from cdc.control.change_plan import plan as compare
     from cdc.kafka.topics import Topics
     from cdc.postgres import source
     from connectors.client import Connect
@@ -70,11 +70,11 @@ def _made(context: "Context") -> "Plan":
     ):
         survey = source.survey(conn, pipeline, context.refusals)
         troubles: list[CdcError] = [*survey.refused.values()]
-        before = _before(context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles)
-        return planned(before, _after(pipeline, conn, kafka, survey.tables, troubles))
+        state_before = _state_before(context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles)
+        return compare(state_before, _state_after(pipeline, conn, kafka, survey.tables, troubles))
 
 
-def _before(
+def _state_before(
     context: "Context",
     conn: "Connection",
     kafka: "Topics",
@@ -82,35 +82,35 @@ def _before(
     tables: "Sequence[Table]",
     troubles: "list[CdcError]",
 ) -> "Before":
-    from cdc.capture.configuration import captured_by
+    from cdc.capture.configuration import captured_tables
     from cdc.control import registrations
     from cdc.control.change_plan import Before
     from cdc.errors import CdcError
     from cdc.postgres import source
 
     pipeline = context.pipeline
-    known = registrations.read(kafka, pipeline)
-    if known is None and config:
-        known = registrations.Registration(tables=captured_by(config, tables))
+    registration = registrations.read(kafka, pipeline)
+    if registration is None and config:
+        registration = registrations.Registration(tables=captured_tables(config, tables))
     for refuse in (registrations.refuse_another, registrations.refuse_promoted):
         try:
-            refuse(known, source.server(conn), pipeline)
+            refuse(registration, source.server(conn), pipeline)
         except CdcError as error:
             troubles.append(error)
     existing = kafka.existing(table.topic for table in tables)
-    there = [table for table in tables if table.topic in existing]
-    settings = kafka.overrides([table.topic for table in there])
+    present = [table for table in tables if table.topic in existing]
+    settings = kafka.overrides([table.topic for table in present])
     return Before(
         _unprepared(context, conn, tables, troubles),
-        known,
+        registration,
         config,
-        {table.qualified: settings[table.topic] for table in there},
+        {table.qualified: settings[table.topic] for table in present},
         _views(context.sinks(None), pipeline, kafka, tables, existing),
         _idle(conn, pipeline.pipeline),
     )
 
 
-def _after(
+def _state_after(
     pipeline: "Pipeline", conn: "Connection", kafka: "Topics", tables: "Sequence[Table]", troubles: "list[CdcError]"
 ) -> "After":
     from cdc.capture.configuration import configuration
@@ -141,12 +141,12 @@ def _unprepared(
     context: "Context", conn: "Connection", tables: "Sequence[Table]", troubles: "list[CdcError]"
 ) -> list[str]:
     import migrations
-    from cdc.cli.migrate import wanted_by
+    from cdc.cli.migrate import source_requirements
     from cdc.errors import SourceError
 
-    wanted = replace(wanted_by(context), tables=[(table.schema, table.name) for table in tables])
+    requirements = replace(source_requirements(context), tables=[(table.schema, table.name) for table in tables])
     try:
-        return [line for statement in migrations.plan(conn, wanted) for line in statement.lines]
+        return [line for statement in migrations.plan(conn, requirements) for line in statement.lines]
     except SourceError as error:
         troubles.append(error)
         return []
@@ -156,7 +156,7 @@ def _idle(conn: "Connection", name: str) -> list[str]:
     """Other pipelines of this database whose slots nobody reads."""
     if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
         return []
-    return [other for (other,) in conn.execute(IDLE, [name])]
+    return [pipeline for (pipeline,) in conn.execute(IDLE, [name])]
 
 
 def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") -> "Iterator[Refusal]":
@@ -165,11 +165,11 @@ def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") ->
     from cdc.errors import ConnectorError
     from cdc.kafka.log_continuity import check_shape
 
-    wanted = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
+    partitions = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
     existing = kafka.existing(table.topic for table in tables)
     for topic, end in kafka.ends(sorted(existing)).items():
         try:
-            check_shape(topic, wanted[topic], end.partition_count, "compact")
+            check_shape(topic, partitions[topic], end.partition_count, "compact")
         except ConnectorError as error:
             yield Refusal.of(error)
 
@@ -187,13 +187,13 @@ def _views(
     views: dict[str, dict[str, Any]] = {}
     for sink in sinks:
         try:
-            standing = positions(sink, tables)
+            stored_positions = positions(sink, tables)
         except CdcError as error:
             views[sink.name] = {"": Refusal.of(error)}
             continue
         view = views[sink.name] = {}
         for table in tables:
-            stored = standing[table.qualified]
+            stored = stored_positions[table.qualified]
             view[table.qualified] = stored is not None
             try:
                 if table.topic in existing:

@@ -23,26 +23,26 @@ Places = Annotated[list[str] | None, typer.Argument(help="sink/topic/partition/o
 @app.command("list")
 def list_(context: typer.Context, as_json: Json = False) -> None:
     """What is in quarantine, and why. Shows no values."""
-    with _ledger(context) as (_, ledger):
-        found = _entries(ledger)
+    with _open_log(context) as (_, quarantine_log):
+        records = _read_records(quarantine_log)
     if as_json:
-        return print_json({"quarantine": [_told(one) for one in found]})
+        return print_json({"quarantine": [_to_row(record) for record in records]})
     from cdc.cli import render
 
-    out.print(render.quarantine(found) if found else "nothing is in quarantine")
+    out.print(render.quarantine(records) if records else "nothing is in quarantine")
     return None
 
 
 @app.command()
 def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
     """One record with its key and value, as the topic has them."""
-    with _ledger(context) as (_, ledger):
-        (one,) = _chosen(_entries(ledger), [place])
-        record = ledger.record(one)
+    with _open_log(context) as (_, quarantine_log):
+        (entry_record,) = _select(_read_records(quarantine_log), [place])
+        record = quarantine_log.record(entry_record)
     key, value = (None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in record)
     if as_json:
-        return print_json({**_told(one), "key": key, "value": value})
-    for name, text in {**_told(one), "key": key, "value": value}.items():
+        return print_json({**_to_row(entry_record), "key": key, "value": value})
+    for name, text in {**_to_row(entry_record), "key": key, "value": value}.items():
         out.print(f"{name}: {text}", markup=False, highlight=False, soft_wrap=True)
     return None
 
@@ -52,23 +52,25 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
     """Have `cdc run` try records again; it can't overwrite a newer state of their rows."""
     from cdc.quarantine.log import request
 
-    with _ledger(context) as (kafka, ledger):
-        entries = {one.entry for one in _chosen(_entries(ledger), places)}
+    with _open_log(context) as (kafka, quarantine_log):
+        entries = {record.entry for record in _select(_read_records(quarantine_log), places)}
         request(kafka, context.obj.pipeline, entries)
-        deadline, left = time.monotonic() + WAIT_S, entries
+        deadline, remaining = time.monotonic() + WAIT_S, entries
         while entries and time.monotonic() < deadline:
-            found = {one.entry for one in ledger.read()}
-            left = entries & found
-            if not any(entry.redrive for entry in found):
+            keys = {record.entry for record in quarantine_log.read()}
+            remaining = entries & keys
+            if not any(entry.redrive for entry in keys):
                 break
             time.sleep(0.5)
-        waiting = any(one.entry.redrive for one in ledger.read())
+        waiting = any(record.entry.redrive for record in quarantine_log.read())
     if as_json:
-        return print_json({"asked": len(entries), "left": sorted(entry.place for entry in left), "waiting": waiting})
+        return print_json(
+            {"asked": len(entries), "left": sorted(entry.place for entry in remaining), "waiting": waiting}
+        )
     if waiting:
         out.print(f"asked for {len(entries)}; no cdc run has taken it up yet, its next start will", highlight=False)
     else:
-        out.print(f"{len(entries) - len(left)} of {len(entries)} could be applied", highlight=False)
+        out.print(f"{len(entries) - len(remaining)} of {len(entries)} could be applied", highlight=False)
     return None
 
 
@@ -77,14 +79,14 @@ def discard(context: typer.Context, places: Annotated[list[str], typer.Argument(
     """Give records up: their rows stay as they are until a newer change, or a rebuild."""
     from cdc.quarantine.log import close
 
-    with _ledger(context) as (kafka, ledger):
-        chosen = _chosen(_entries(ledger), places)
-        close(kafka, context.obj.pipeline, [one.entry for one in chosen])
+    with _open_log(context) as (kafka, quarantine_log):
+        chosen = _select(_read_records(quarantine_log), places)
+        close(kafka, context.obj.pipeline, [record.entry for record in chosen])
     out.print(f"discarded {len(chosen)}", highlight=False)
 
 
 @contextmanager
-def _ledger(context: typer.Context) -> "Iterator[tuple[Topics, QuarantineLog]]":
+def _open_log(context: typer.Context) -> "Iterator[tuple[Topics, QuarantineLog]]":
     from cdc.kafka.topics import Topics
     from cdc.quarantine.log import QuarantineLog
 
@@ -92,20 +94,20 @@ def _ledger(context: typer.Context) -> "Iterator[tuple[Topics, QuarantineLog]]":
         yield kafka, QuarantineLog(kafka, context.obj.pipeline)
 
 
-def _entries(ledger: "QuarantineLog") -> "list[Held]":
-    entries = (one for one in ledger.read() if not one.entry.redrive)
-    return sorted(entries, key=lambda held: held.entry.order)
+def _read_records(quarantine_log: "QuarantineLog") -> "list[Held]":
+    entries = (record for record in quarantine_log.read() if not record.entry.redrive)
+    return sorted(entries, key=lambda record: record.entry.order)
 
 
-def _chosen(found: "list[Held]", places: list[str] | None) -> "list[Held]":
-    by_place = {one.entry.place: one for one in found}
+def _select(records: "list[Held]", places: list[str] | None) -> "list[Held]":
+    by_place = {record.entry.place: record for record in records}
     if unknown := [place for place in places or () if place not in by_place]:
         raise SettingsError(f"{unknown[0]} isn't in quarantine.", hint="cdc -p FILE quarantine list")
     return [by_place[place] for place in (places or by_place)]
 
 
-def _told(one: "Held") -> dict[str, Any]:
-    entry = one.entry
+def _to_row(record: "Held") -> dict[str, Any]:
+    entry = record.entry
     return {
         "place": entry.place,
         "sink": entry.sink,
@@ -113,6 +115,6 @@ def _told(one: "Held") -> dict[str, Any]:
         "partition": entry.partition,
         "offset": entry.offset,
         "id": entry.id,
-        "reason": one.reason,
-        "at": one.at,
+        "reason": record.reason,
+        "at": record.at,
     }

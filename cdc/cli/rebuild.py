@@ -42,16 +42,18 @@ def rebuild(
     Exit 8 when they differ, 10 when that couldn't be decided: readers see what they saw.
     """
     from cdc.cli import render
-    from cdc.model.column_names import refused, together
+    from cdc.model.column_names import combined_error, refusal_error
 
-    (one,) = context.obj.sinks([sink])
+    (destination,) = context.obj.sinks([sink])
     # A sink that can only switch all of its views builds all of them.
-    tables = context.obj.captured(None if one.whole else table)
-    if unheld := [why for each in tables if (why := refused(each, one.refusals, one.name))]:
-        raise together(unheld)
+    tables = context.obj.select_tables(None if destination.whole else table)
+    if reasons := [
+        reason for captured in tables if (reason := refusal_error(captured, destination.refusals, destination.name))
+    ]:
+        raise combined_error(reasons)
     with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
-        kept = build(context.obj, spark, one, tables, keep * 3600, show)
-    _tell(sink, kept, as_json, "readers see the new generation")
+        retained = build(context.obj, spark, destination, tables, keep * 3600, show)
+    _print_result(sink, retained, as_json, "readers see the new generation")
 
 
 def build(
@@ -71,17 +73,17 @@ def build(
     from cdc.verify.comparison import prove
     from cdc.verify.verification import verify
 
-    def proved(beside: "Sink", tables: "Sequence[Table]") -> None:
-        some = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.whole else ""
+    def require_equal(candidate: "Sink", tables: "Sequence[Table]") -> None:
+        table_option = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.whole else ""
         prove(
-            lambda: verify(spark, context.pipeline, tables, [beside]),
+            lambda: verify(spark, context.pipeline, tables, [candidate]),
             sink.name,
-            f"cdc -p FILE rebuild {sink.name}{some}",
+            f"cdc -p FILE rebuild {sink.name}{table_option}",
         )
 
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)
-        settle_rollback(Registry(context.pipeline, kafka), sink, context.captured(None), kept_s)
+        settle_rollback(Registry(context.pipeline, kafka), sink, context.select_tables(None), kept_s)
         return Rebuild(
             spark,
             sink,
@@ -91,7 +93,7 @@ def build(
             context.placeholder,
             kafka,
             kept_s=kept_s,
-            verify=proved,
+            verify=require_equal,
             show=show,
         ).run()
 
@@ -104,11 +106,11 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
     from cdc.generations.rollback import rollback as run
     from cdc.kafka.topics import Topics
 
-    pipeline, (one,) = context.obj.pipeline, context.obj.sinks([sink])
-    needs_spark = one.form == "events"
+    pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
+    needs_spark = destination.form == "events"
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
-        kept = run(Registry(pipeline, kafka), one, context.obj.tables, keep * 3600)
-    _tell(sink, kept, as_json, "readers see the generation before")
+        retained = run(Registry(pipeline, kafka), destination, context.obj.tables, keep * 3600)
+    _print_result(sink, retained, as_json, "readers see the generation before")
 
 
 def generations(
@@ -125,13 +127,13 @@ def generations(
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]"):
         registry = Registry(pipeline, kafka)
         if clean:
-            for one in sinks:
-                _clean(registry, one, tables)
+            for sink in sinks:
+                _clean(registry, sink, tables)
         registry.read()
-        listed = [_listed(registry.of(one.name), one, table) for one in sinks for table in tables]
+        rows = [_to_row(registry.of(sink.name), sink, table) for sink in sinks for table in tables]
     if as_json:
-        return print_json({"generations": listed})
-    out.print(render.generations(listed))
+        return print_json({"generations": rows})
+    out.print(render.generations(rows))
     return None
 
 
@@ -141,11 +143,11 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
     from cdc.generations.rollback import settle_rollback
 
     settle_rollback(registry, sink, tables, KEPT_S)
-    with claim(registry, sink.name) as held:
-        sink.sweep(tables, held.generations.needed())
+    with claim(registry, sink.name) as held_claim:
+        sink.sweep(tables, held_claim.generations.needed())
 
 
-def _listed(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
+def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
     work, retained = generations.work, generations.retained.get(table.qualified)
     phase = work.phase if work and table.qualified in work.names else ("kept" if retained else None)
     return {
@@ -157,11 +159,11 @@ def _listed(generations: "Generations", sink: "Sink", table: "Table") -> "dict[s
     }
 
 
-def _tell(sink: str, kept: "Mapping[str, Retained]", as_json: bool, what: str) -> None:
+def _print_result(sink: str, retained: "Mapping[str, Retained]", as_json: bool, outcome: str) -> None:
     if as_json:
-        names = {table: one.name for table, one in kept.items()}
-        until = max((one.until for one in kept.values()), default=None)
-        return print_json({"sink": sink, "kept": names, "keep_until": until})
-    back = call.name(f"; cdc rollback {sink} goes back") if kept else ""
-    out.print(f"{sink}: {what}{back}", highlight=False)
+        names = {table: generation.name for table, generation in retained.items()}
+        keep_until = max((generation.until for generation in retained.values()), default=None)
+        return print_json({"sink": sink, "kept": names, "keep_until": keep_until})
+    advice = call.complete_commands(f"; cdc rollback {sink} goes back") if retained else ""
+    out.print(f"{sink}: {outcome}{advice}", highlight=False)
     return None

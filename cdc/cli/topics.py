@@ -33,22 +33,22 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         for topic in restore(kafka, pipeline):
             say(f"the settings of {topic} are as they were before a compaction that was interrupted")
         ensured = kafka.ensure(pipeline)
-        ends = kafka.ends([one.topic for one in ensured])
-    listed = [
+        ends = kafka.ends([topic.topic for topic in ensured])
+    rows = [
         {
-            "topic": one.topic,
-            "partitions": ends[one.topic].partition_count,
-            "created": type(one).__name__ == "Created",
-            "topic_id": ends[one.topic].topic_id,
-            "end_offsets": list(ends[one.topic].offsets),
+            "topic": topic.topic,
+            "partitions": ends[topic.topic].partition_count,
+            "created": type(topic).__name__ == "Created",
+            "topic_id": ends[topic.topic].topic_id,
+            "end_offsets": list(ends[topic.topic].offsets),
         }
-        for one in ensured
+        for topic in ensured
     ]
     if as_json:
-        return print_json({"topics": listed})
+        return print_json({"topics": rows})
     from cdc.cli import render
 
-    out.print(render.topics(listed))
+    out.print(render.topics(rows))
     return None
 
 
@@ -65,15 +65,15 @@ def compact(
 
     Settings lowered for it are restored, also after a crash.
     """
-    from cdc.audit.compaction import compact as run
+    from cdc.audit.compaction import compact as compact_topics
     from cdc.audit.compaction import ended_in_order
     from cdc.kafka.topics import Topics
 
-    pipeline, tables = context.obj.pipeline, context.obj.captured(table)
+    pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
     with ended_in_order(), Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
         from cdc.spark.kafka_source import tally
 
-        done = run(
+        compacted = compact_topics(
             kafka,
             pipeline,
             tables,
@@ -84,9 +84,9 @@ def compact(
             progress=say,
         )
     if as_json:
-        return print_json({"topics": [asdict(one) for one in done]})
-    for one in done:
-        words = f"{one.topic}: {one.before:,} records, now {one.records:,} of {one.keys:,} keys"
+        return print_json({"topics": [asdict(topic) for topic in compacted]})
+    for topic in compacted:
+        words = f"{topic.topic}: {topic.before:,} records, now {topic.records:,} of {topic.keys:,} keys"
         out.print(words, highlight=False)
     return None
 
@@ -98,15 +98,18 @@ def renew(
     as_json: Json = False,
 ) -> None:
     """Make topics anew, as the pipeline file says, and have their rows sent again; then their views want a rebuild."""
-    from cdc.capture.renewal import renew as run
+    from cdc.capture.renewal import renew as renew_topics
 
-    renewed = [one for name in table for one in context.obj.captured(name)]
-    registered = run(context.obj.pipeline, context.obj.tables, renewed, progress=say)
+    renewed = [captured for name in table for captured in context.obj.select_tables(name)]
+    registered = renew_topics(context.obj.pipeline, context.obj.tables, renewed, progress=say)
     if as_json:
         return print_json(registered.to_dict())
-    for one in renewed:
+    for captured in renewed:
         for sink in context.obj.pipeline.sinks:
-            out.print(call.name(f"next: cdc -p FILE rebuild {sink} --table {one.qualified}"), highlight=False)
+            out.print(
+                call.complete_commands(f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}"),
+                highlight=False,
+            )
     return None
 
 
@@ -124,28 +127,35 @@ def audit(
     """Whether the log can still make the views again, and if not, for which keys. Exit 8 when it can't."""
     from cdc.kafka.topics import Topics
 
-    pipeline, tables = context.obj.pipeline, context.obj.captured(table)
+    pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
     with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
         from cdc.audit.auditor import Auditor
 
         auditor = Auditor(spark, pipeline, kafka, context.obj.placeholder, context.obj.sinks(None))
-        found = [auditor.audit(one, timeout_s if repair else None) for one in tables]
-    tell(found, as_json=as_json)
+        results = [auditor.audit(captured, timeout_s if repair else None) for captured in tables]
+    report(results, as_json=as_json)
 
 
-def tell(found: "Sequence[Audit]", *, as_json: bool) -> None:
+def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
     from cdc.cli import render
 
-    sent = sum(one.repaired for one in found)
-    wrong = [one for one in found if one.defects]
+    repaired = sum(result.repaired for result in results)
+    defective = [result for result in results if result.defects]
     if as_json:
-        print_json({"replayable": all(one.replayable for one in found), "topics": [one.to_dict() for one in found]})
+        print_json(
+            {
+                "replayable": all(result.replayable for result in results),
+                "topics": [result.to_dict() for result in results],
+            }
+        )
     else:
-        if sent:
-            out.print(f"{sent:,} rows were sent again", highlight=False)
-        out.print(render.audits(found))
-    if wrong:
-        unable = [one for one in wrong if not one.replayable]
-        what = "can't make their views again" if unable else "can't continue their views"
-        first = (unable or wrong)[0]
-        raise DivergenceError(f"{len(unable or wrong)} of {len(found)} topics {what}.", hint=first.defects[0].hint)
+        if repaired:
+            out.print(f"{repaired:,} rows were sent again", highlight=False)
+        out.print(render.audits(results))
+    if defective:
+        unreplayable = [result for result in defective if not result.replayable]
+        problem = "can't make their views again" if unreplayable else "can't continue their views"
+        first = (unreplayable or defective)[0]
+        raise DivergenceError(
+            f"{len(unreplayable or defective)} of {len(results)} topics {problem}.", hint=first.defects[0].hint
+        )

@@ -14,9 +14,10 @@ import typer
 
 from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify
 from cdc.cli.console import Json, Master, call, configure_logging, err, out, print_error, print_failure, print_json, say
+from cdc.cli.extras import missing_extra
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
-from cdc.runtime import Context, spark_on, stack_of
+from cdc.runtime import Context, local_stack, spark_on
 
 if TYPE_CHECKING:
     from threading import Event
@@ -45,8 +46,8 @@ LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(requested: bool) -> None:
+    if requested:
         out.print(f"cdc {version('cdc')}", highlight=False)
         raise typer.Exit
 
@@ -64,7 +65,7 @@ def options(
     ] = False,
 ) -> None:
     """These go before or behind the verb."""
-    context.obj = Context(pipeline, state, on_worker_log=call.found_worker_log)
+    context.obj = Context(pipeline, state, on_worker_log=call.set_worker_log)
     call.file, call.state = pipeline, state
 
 
@@ -75,7 +76,7 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start the local servers; does nothing when they are up."""
-    endpoints = stack_of(stack, context.obj.state).up(context.obj.state, progress=say)
+    endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
     from cdc.cli import render
@@ -91,7 +92,7 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Stop the local servers; their data stays."""
-    stopped = stack_of(stack, context.obj.state).down(context.obj.state, progress=say)
+    stopped = local_stack(stack, context.obj.state).down(context.obj.state, progress=say)
     if as_json:
         return print_json({"stopped": stopped})
     out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
@@ -107,14 +108,16 @@ def register(
     as_json: Json = False,
 ) -> None:
     """Create or update the connector, and wait until its changes arrive."""
-    from cdc.capture.connector import register as run
+    from cdc.capture.connector import register as register_connector
     from cdc.postgres import catalog, source
 
-    fresh = context.obj.of_catalog()
-    with source.connect(fresh.load().source.dsn) as connection:
-        catalog.refuse_published(connection, fresh.pipeline)
-        fresh.require_carried(connection)
-    registered = run(fresh.pipeline, fresh.tables, another_server=another_server, progress=say)
+    catalog_context = context.obj.from_catalog()
+    with source.connect(catalog_context.load().source.dsn) as connection:
+        catalog.refuse_published(connection, catalog_context.pipeline)
+        catalog_context.require_supported_columns(connection)
+    registered = register_connector(
+        catalog_context.pipeline, catalog_context.tables, another_server=another_server, progress=say
+    )
     if as_json:
         return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
@@ -143,7 +146,7 @@ def run(
             log.info("stopped_while_starting", error=kind(error))
             progress, errors = [], []
     if as_json:
-        print_json({"sinks": [asdict(one) for one in progress]})
+        print_json({"sinks": [asdict(sink_progress) for sink_progress in progress]})
     if errors:
         for failure in errors[1:]:
             print_error(failure)
@@ -186,8 +189,8 @@ def _apply(
                 show(progress)
 
             errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
-    for one in sinks:
-        one.close()
+    for sink in sinks:
+        sink.close()
     return [stream.progress for stream in streams], errors
 
 
@@ -198,38 +201,38 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     Exit 0 when all is well, or with the code of the worst problem's class.
     """
     from cdc.apply.progress import published
-    from cdc.observe.diagnosis import document, exit_code, judged, sentence, slow_hop, verdict
-    from cdc.observe.status import collect
+    from cdc.observe.collection import collect
+    from cdc.observe.diagnosis import diagnose, document, exit_code, sentence, slow_hop, verdict
     from cdc.sink.contract import positions
 
-    began, pipeline = time.monotonic(), context.obj.shown
-    asked = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
-    collected = collect(pipeline, positions=asked, progress=published(context.obj.runs), began=began)
-    health = judged(collected)
+    started, pipeline = time.monotonic(), context.obj.pipeline_to_show
+    readers = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
+    collected = collect(pipeline, positions=readers, progress=published(context.obj.runs), started=started)
+    health = diagnose(collected)
     if as_json:
         print_json(document(health))
     else:
         from cdc.cli import render
 
-        lines = [sentence(one) for one in health.problems] or [slow_hop(health)]
+        lines = [sentence(problem) for problem in health.problems] or [slow_hop(health)]
         out.print(render.status(health, verdict(health), lines))
     raise typer.Exit(exit_code(health))
 
 
-def hoisted(words: list[str]) -> list[str]:
+def hoist_global_options(words: list[str]) -> list[str]:
     """The arguments, with the options that are of all verbs in front of the verb, wherever they were."""
-    names, front, others = ("-p", "--pipeline", "--state"), list[str](), list[str]()
-    rest = iter(words)
-    for word in rest:
+    global_options, front, arguments = ("-p", "--pipeline", "--state"), list[str](), list[str]()
+    remaining = iter(words)
+    for word in remaining:
         if word == "--":
-            others += [word, *rest]
-        elif word in names:
-            front += [word, *[value for value in [next(rest, None)] if value is not None]]
+            arguments += [word, *remaining]
+        elif word in global_options:
+            front += [word, *[value for value in [next(remaining, None)] if value is not None]]
         elif word.startswith(("--pipeline=", "--state=")):
             front.append(word)
         else:
-            others.append(word)
-    return front + others
+            arguments.append(word)
+    return front + arguments
 
 
 def main() -> NoReturn:
@@ -237,7 +240,7 @@ def main() -> NoReturn:
     as_json = "--json" in sys.argv[1:]
     configure_logging()
     try:
-        code = app(hoisted(sys.argv[1:]), standalone_mode=False)
+        code = app(hoist_global_options(sys.argv[1:]), standalone_mode=False)
     except typer.Abort:
         if as_json:
             print_failure(Interrupted("Interrupted.", hint="the same command goes on"))
@@ -261,6 +264,8 @@ def _failure(error: Exception) -> CdcError:
     """What has no class is a bug: its trace is logged, without what it quotes."""
     if isinstance(error, CdcError):
         return error
+    if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+        return missing
     from cdc.sink.remedy import classify
 
     log.error("verb_failed", exception=trace(error))

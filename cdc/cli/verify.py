@@ -10,7 +10,7 @@ import typer
 
 from cdc.cli.console import Json, Master, out, print_error, print_json, say
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
-from cdc.model.wording import ended
+from cdc.model.wording import full_stopped
 from cdc.runtime import spark_on
 
 if TYPE_CHECKING:
@@ -50,27 +50,27 @@ def verify(
 
     Exit 8 when they differ, 10 when some rows couldn't be decided.
     """
-    from cdc.verify.repair import repair as mend
+    from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import Options
-    from cdc.verify.verification import verify as run
+    from cdc.verify.verification import verify as verify_views
 
     if metrics is not None and not every:
         raise SettingsError("--metrics is for a comparison that is made again and again.", hint="add --every 1h")
-    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.captured(table)
+    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.select_tables(table)
 
-    def once(spark: "SparkSession") -> "list[Comparison]":
+    def compare(spark: "SparkSession") -> "list[Comparison]":
         options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
-        found = run(spark, pipeline, tables, sinks, options, tell=say)
-        return mend(spark, pipeline, tables, sinks, options, found) if repair else found
+        results = verify_views(spark, pipeline, tables, sinks, options, tell=say)
+        return repair_differences(spark, pipeline, tables, sinks, options, results) if repair else results
 
-    look_ahead(pipeline, [one.name for one in sinks], context.obj.runs, timeout)
+    check_connector(pipeline, [destination.name for destination in sinks], context.obj.runs, timeout)
     with spark_on(master) as spark:
         if every:
-            _again(lambda: once(spark), seconds(every), metrics, context.obj.runs, as_json)
-        report(once(spark), as_json)
+            _repeat(lambda: compare(spark), seconds(every), metrics, context.obj.runs, as_json)
+        report(compare(spark), as_json)
 
 
-def look_ahead(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout_s: float) -> None:
+def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout_s: float) -> None:
     """What would be waited for in vain is told before anything is. Only this machine's runs are known.
 
     Raises:
@@ -82,20 +82,20 @@ def look_ahead(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout
     with Connect(pipeline.connect) as connect:
         state = connect.state(pipeline.pipeline)
     if state.connector == "MISSING":
-        what = f"There is no connector {pipeline.pipeline}: no change reaches the views."
-        raise ConnectorError(what, hint="cdc -p FILE register")
+        message = f"There is no connector {pipeline.pipeline}: no change reaches the views."
+        raise ConnectorError(message, hint="cdc -p FILE register")
     if "FAILED" in (state.connector, *state.tasks):
-        what = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker tells no more'}"
-        raise ConnectorError(ended(what), hint="cdc -p FILE register")
-    known = published(runs)
-    if idle := [name for name in sinks if name not in known or known[name].state not in WORKING]:
-        waits = f"what is behind there is waited for, {timeout_s:g} s at most (--timeout)"
-        say(f"no `cdc run` is known to be at work on {', '.join(idle)}: {waits}")
+        message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker tells no more'}"
+        raise ConnectorError(full_stopped(message), hint="cdc -p FILE register")
+    runs_by_sink = published(runs)
+    if idle := [name for name in sinks if name not in runs_by_sink or runs_by_sink[name].state not in WORKING]:
+        consequence = f"what is behind there is waited for, {timeout_s:g} s at most (--timeout)"
+        say(f"no `cdc run` is known to be at work on {', '.join(idle)}: {consequence}")
     say("starting Spark")
 
 
-def _again(
-    once: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, runs: Path, as_json: bool
+def _repeat(
+    compare: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, runs: Path, as_json: bool
 ) -> NoReturn:
     """Until somebody ends it: what goes wrong once is told and counted."""
     from cdc.apply.progress import published
@@ -104,24 +104,24 @@ def _again(
     metrics = Metrics(port) if port is not None else None
     while True:
         try:
-            found = once()
+            results = compare()
             if metrics:
-                metrics.tell(found)
-                metrics.tell_restarts(published(runs).values())
-            report(found, as_json)
+                metrics.publish_comparisons(results)
+                metrics.publish_restarts(published(runs).values())
+            report(results, as_json)
         except CdcError as error:
             if metrics and not isinstance(error, DivergenceError | UndecidedError):
-                metrics.failed()
+                metrics.count_failure()
             print_error(error)
         time.sleep(pause_s)
 
 
 def seconds(text: str) -> float:
     """`90s`, `30m`, `2h`, `1d`. Raises SettingsError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if not match:
         raise SettingsError(f"{text!r} is no length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d")
-    return float(found[1]) * UNITS_S[found[2]]
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def _moment_ms(text: str) -> int:
@@ -129,13 +129,13 @@ def _moment_ms(text: str) -> int:
     if text[-1:] in UNITS_S:
         return int((time.time() - seconds(text)) * 1000)
     try:
-        at = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise SettingsError(f"{text!r} is no time.", hint="2h for two hours ago, or 2026-01-31T12:00+01:00") from error
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def report(found: "Sequence[Comparison]", as_json: bool) -> None:
+def report(results: "Sequence[Comparison]", as_json: bool) -> None:
     """Print what was found.
 
     Raises:
@@ -144,21 +144,24 @@ def report(found: "Sequence[Comparison]", as_json: bool) -> None:
     """
     from cdc.cli import render
 
-    undecided = sum(one.undecided for one in found)
+    undecided = sum(result.undecided for result in results)
     if as_json:
-        views = [one.to_dict() for one in found]
-        print_json({"equal": bool(found) and all(one.equal for one in found), "undecided": undecided, "views": views})
-    else:
-        out.print(render.comparisons(found))
-    if wrong := [one for one in found if one.verdict == "differs"]:
-        raise DivergenceError(
-            f"{len(wrong)} of {len(found)} views differ from their source.",
-            hint=f"cdc -p FILE rebuild {wrong[0].sink} --table {wrong[0].table} makes a view again, unseen by readers",
+        views = [result.to_dict() for result in results]
+        print_json(
+            {"equal": bool(results) and all(result.equal for result in results), "undecided": undecided, "views": views}
         )
-    if not found:
+    else:
+        out.print(render.comparisons(results))
+    if different := [result for result in results if result.verdict == "differs"]:
+        first = different[0]
+        raise DivergenceError(
+            f"{len(different)} of {len(results)} views differ from their source.",
+            hint=f"cdc -p FILE rebuild {first.sink} --table {first.table} makes a view again, unseen by readers",
+        )
+    if not results:
         raise UndecidedError("There was no view to compare.", hint="cdc -p FILE status")
     if undecided:
-        first = next(one for one in found if one.undecided)
+        first = next(result for result in results if result.undecided)
         raise UndecidedError(
             f"{undecided:,} rows are proved neither equal nor different: they, or their view, changed at every look.",
             hint=f"look again when less is written: cdc -p FILE verify --sink {first.sink} --table {first.table}",

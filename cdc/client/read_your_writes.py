@@ -31,7 +31,7 @@ from psycopg.rows import tuple_row
 
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
-from cdc.errors import KafkaUnavailable, Late, SinkUnavailable, SourceError
+from cdc.errors import KafkaUnavailable, ReadTimeout, SinkUnavailable, SourceError
 from cdc.kafka.log_continuity import refuse_other
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
@@ -186,7 +186,7 @@ def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) 
     A server that can't be reached is asked again until the time is over.
 
     Raises:
-        Late: not within timeout_s. ConnectorError: it never will.
+        ReadTimeout: not within timeout_s. ConnectorError: it never will.
     """
     place, deadline = Token.parse(token), time.monotonic() + timeout_s
     reached: tuple[Position, int] | None = None
@@ -202,7 +202,7 @@ def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) 
                 raise
         if time.monotonic() > deadline:
             what = f"{view.sink.name} has not applied" if reached else "the log has not brought"
-            raise Late(
+            raise ReadTimeout(
                 f"{what} all changes of {view.table.qualified} that the token stands for within {timeout_s:g} s.",
                 hint="read from Postgres this time; cdc status names the slow hop",
             )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, Unholdable
+from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, ValueNotRepresentable
 from cdc.kafka.log_continuity import Discontinued
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, Stored, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Misfit, Outcome, Refused, Rewound, Sink, positions
 from cdc.sink.lane import Entries
@@ -48,9 +48,9 @@ class StandbySink(Sink):
     def follow(
         self,
         names: Mapping[str, str],
-        views: Mapping[Table, Stored | None],
+        views: Mapping[Table, ViewCheckpoint | None],
         floor: Callable[[Table], int],
-        refuse: Callable[[Table, Stored | None], object],
+        refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
         """Go on from where the live `views` stand, and keep beside them the generations of these names, by table.
 
@@ -73,7 +73,7 @@ class StandbySink(Sink):
         except Exception as error:
             self.drop(explain(error, self.name))
 
-    def _positions(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+    def _positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         try:
             return positions(self._beside, tables)
         except Misfit:
@@ -88,10 +88,10 @@ class StandbySink(Sink):
     def _resume(
         self,
         table: Table,
-        standing: Mapping[str, Stored | None],
-        live: Stored | None,
+        standing: Mapping[str, ViewCheckpoint | None],
+        live: ViewCheckpoint | None,
         floor: int,
-        refuse: Callable[[Table, Stored | None], object],
+        refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
         try:
             name = table.qualified
@@ -124,11 +124,11 @@ class StandbySink(Sink):
         """By topic, up to where both have everything."""
         return {topic: _older(live, self.standby_at.get(topic, live)) for topic, live in self.live_at.items()}
 
-    def live_position(self, table: Table) -> Stored | None:
+    def live_position(self, table: Table) -> ViewCheckpoint | None:
         """How far the view has got that readers see."""
         return self.live.position(table)
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         """How far both have got."""
         stored = self.live.position(table)
         if stored is None or table.topic not in self.standby_at:
@@ -158,7 +158,7 @@ class StandbySink(Sink):
         started = {step.table.topic: step.start for step in batch.advances}
         steps = _from(batch.advances, {**started, **self.live_at})
         outcome = self.live.apply(replace(batch, advances=tuple(steps))) if steps else Outcome()
-        self.live_at |= {step.table.topic: step.until for step in steps}
+        self.live_at |= {step.table.topic: step.end for step in steps}
         return outcome
 
     def write(self, batch: Batch, live: Outcome) -> None:
@@ -173,7 +173,7 @@ class StandbySink(Sink):
         except Exception as error:
             self.drop(explain(error, self.name))
             return
-        self.standby_at |= {step.table.topic: step.until for step in batch.advances}
+        self.standby_at |= {step.table.topic: step.end for step in batch.advances}
         if alone := _rejected_alone(outcome, live, batch.entries):
             self.drop(Refused({(one.topic, one.id or ""): one.reason for one in alone}, self.name))
         elif not (outcome.complete and live.complete):
@@ -189,12 +189,12 @@ class StandbySink(Sink):
         assert self._standby is not None
         try:
             self._standby.apply(batch)
-        except (DecodeError, Unholdable, Refused) as rejection:
+        except (DecodeError, ValueNotRepresentable, Refused) as rejection:
             return rejection
         except Exception as error:
             self.drop(explain(error, self.name))
             return None
-        self.standby_at |= {step.table.topic: step.until for step in batch.advances}
+        self.standby_at |= {step.table.topic: step.end for step in batch.advances}
         return None
 
     def drop(self, error: CdcError) -> None:
@@ -249,7 +249,7 @@ def _rejected_alone(standby: Outcome, live: Outcome, entries: Entries) -> list[R
     ]
 
 
-def _name(stored: Stored | None) -> str | None:
+def _name(stored: ViewCheckpoint | None) -> str | None:
     return stored.generation if stored else None
 
 
@@ -267,8 +267,8 @@ def _from(advances: Sequence[Advance], standing: Mapping[str, Position | None]) 
         if step.table.topic not in standing:
             continue
         position = standing[step.table.topic]
-        start = position.offsets if position else (0,) * step.until.partition_count
-        until = Position(step.until.topic_id, tuple(map(max, start, step.until.offsets)))
-        if step.repairs or until != position:
-            steps.append(replace(step, start=position, until=position or until if step.repairs else until))
+        start = position.offsets if position else (0,) * step.end.partition_count
+        until = Position(step.end.topic_id, tuple(map(max, start, step.end.offsets)))
+        if step.is_repair or until != position:
+            steps.append(replace(step, start=position, end=position or until if step.is_repair else until))
     return steps

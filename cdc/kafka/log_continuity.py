@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Compaction, Hole, Ledger
-from cdc.model.generation import made_at
-from cdc.model.position import Distance, Position, Reach, Stored, distance
+from cdc.model.generation import generation_time
+from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 
 if TYPE_CHECKING:
@@ -96,15 +96,15 @@ class Continuity:
         }
         return self
 
-    def look(self, views: Iterable[tuple[Table, Stored | None]]) -> None:
+    def look(self, views: Iterable[tuple[Table, ViewCheckpoint | None]]) -> None:
         """Ask for the next records of all these views at once, where they are needed. Raises ConnectorError."""
         places = {place for table, stored in views for place in doubtful(self.logs[table.topic], table.topic, stored)}
         self._next |= self._kafka.next(places - self._next.keys())
 
-    def holes(self, sink: str, views: Iterable[tuple[Table, Stored | None]]) -> None:
+    def holes(self, sink: str, views: Iterable[tuple[Table, ViewCheckpoint | None]]) -> None:
         """Take down what logs of changes miss that have read as far as these. Raises ConnectorError."""
         standing = {
-            table: stored or Stored(Position(log.end.topic_id, (0,) * log.end.partition_count))
+            table: stored or ViewCheckpoint(Position(log.end.topic_id, (0,) * log.end.partition_count))
             for table, stored in views
             for log in [self.logs[table.topic]]
         }
@@ -113,7 +113,7 @@ class Continuity:
             place for table, stored in standing.items() for place in doubtful(logs[table.topic], table.topic, stored)
         }
         self._next |= self._kafka.next(places - self._next.keys())
-        broken: dict[Table, Stored] = {}
+        broken: dict[Table, ViewCheckpoint] = {}
         for table, stored in standing.items():
             log = logs[table.topic]
             sure_until = lasting(log, table.topic, stored, self._next)
@@ -139,7 +139,7 @@ class Continuity:
             for topic, log in logs.items()
         }
 
-    def refuse(self, sink: str, table: Table, stored: Stored | None, *, complete: bool = False) -> None:
+    def refuse(self, sink: str, table: Table, stored: ViewCheckpoint | None, *, complete: bool = False) -> None:
         """Stop where the log can't continue a view.
 
         `complete`: the view was whole before, so that nothing counts from when it was made.
@@ -151,7 +151,7 @@ class Continuity:
         refuse_foreign(self._kafka, sink, table, stored, log.end)
         refuse_gap(sink, table, log.start, log.end, stored.position if stored else None)
         self.look([(table, stored)])
-        made = 0.0 if complete or stored is None else made_at(stored.generation)
+        made = 0.0 if complete or stored is None else generation_time(stored.generation)
         sure_until = lasting(log, table.topic, stored, self._next, made)
         if sure_until < log.at:
             raise Discontinued(
@@ -165,7 +165,7 @@ class Continuity:
         self.sure_until = min(self.sure_until, max(sure_until, log.at + LEAST_S))
 
 
-def waiting(topic: str, stored: Stored | None, end: Position) -> list[Place]:
+def waiting(topic: str, stored: ViewCheckpoint | None, end: Position) -> list[Place]:
     """The places where each partition that isn't applied to its end goes on."""
     if not distance(stored, end).comparable:
         return []
@@ -174,14 +174,14 @@ def waiting(topic: str, stored: Stored | None, end: Position) -> list[Place]:
     return [(topic, partition, offset) for partition, (offset, last) in pairs if offset < last]
 
 
-def doubtful(log: Log, topic: str, stored: Stored | None) -> list[Place]:
+def doubtful(log: Log, topic: str, stored: ViewCheckpoint | None) -> list[Place]:
     """The places where only the next record tells how long a view has been behind."""
     if stored is None:
         return []
     return [place for place in waiting(topic, stored, log.end) if place[2] < log.recent.offsets[place[1]]]
 
 
-def lasting(log: Log, topic: str, stored: Stored | None, following: Next, made: float = 0.0) -> float:
+def lasting(log: Log, topic: str, stored: ViewCheckpoint | None, following: Next, made: float = 0.0) -> float:
     """Until when a view can't have missed a delete, in Unix seconds; before `log.at`: it may have.
 
     `made`: when the view began to read from nothing, or before that.
@@ -196,7 +196,7 @@ def lasting(log: Log, topic: str, stored: Stored | None, following: Next, made: 
     return max(made, min(unseen, default=log.at)) + log.retention_s
 
 
-def missing(log: Log, topic: str, stored: Stored, following: Next, gone: Position) -> Hole:
+def missing(log: Log, topic: str, stored: ViewCheckpoint, following: Next, gone: Position) -> Hole:
     """What a log of changes that stands there may have missed: `gone` is where what hasn't to stay any more ends."""
     below = log.removal.position.offsets if log.removal and log.removal.position.topic_id == gone.topic_id else ()
     removed = map(max, gone.offsets, below or gone.offsets)
@@ -206,7 +206,7 @@ def missing(log: Log, topic: str, stored: Stored, following: Next, gone: Positio
     return Hole(stored.position, Position(gone.topic_id, until), since, max(since, log.at - log.retention_s))
 
 
-def _unseen_since(log: Log, place: Place, stored: Stored, following: Next) -> float:
+def _unseen_since(log: Log, place: Place, stored: ViewCheckpoint, following: Next) -> float:
     """What lies in a partition from a place on was written then or later, in Unix seconds."""
     _, partition, offset = place
     if offset >= log.recent.offsets[partition]:
@@ -214,14 +214,14 @@ def _unseen_since(log: Log, place: Place, stored: Stored, following: Next) -> fl
     else:
         # Of what lay between the place and the next record nothing tells the time; the view was there before.
         found, at_ms = following[place] or (None, log.at * 1000)
-        since = at_ms / 1000 if found == offset else min(at_ms / 1000, stored.at)
+        since = at_ms / 1000 if found == offset else min(at_ms / 1000, stored.changed_at)
     done = log.compaction
     if done and done.position.topic_id == log.end.topic_id and offset >= done.position.offsets[partition]:
         since = max(since, done.began)
     return since
 
 
-def refuse_foreign(kafka: "Topics", sink: str, table: Table, stored: Stored | None, end: Position) -> None:
+def refuse_foreign(kafka: "Topics", sink: str, table: Table, stored: ViewCheckpoint | None, end: Position) -> None:
     """Stop where a view is of another pipeline's topic: to make it again would take it away from that one.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 from cdc.apply.progress import WORKING
 from cdc.errors import ConnectorError, DecodeError, SinkError, SourceError
 from cdc.model.wording import advice
-from cdc.observe.status import Problem, Sink, Status
+from cdc.observe.status import Problem, SinkStatus, Status
 
 SLOW_S = 5.0
 """A hop below this isn't called slow."""
@@ -24,11 +24,17 @@ STATES = {
 }
 
 
-def judged(status: Status) -> Status:
+def diagnose(status: Status) -> Status:
     """With everything that is the matter as its problems: what is down first, else along the way of a change."""
     names = {sink.name for sink in status.sinks}
-    unread = [replace(one, sink=one.part if one.part in names else one.sink) for one in status.problems]
-    problems = [*unread, *_before(status), *(one for sink in status.sinks for one in _of_sink(status, sink))]
+    unread = [
+        replace(problem, sink=problem.part if problem.part in names else problem.sink) for problem in status.problems
+    ]
+    problems = [
+        *unread,
+        *_find_source_problems(status),
+        *(problem for sink in status.sinks for problem in _find_sink_problems(status, sink)),
+    ]
     return replace(status, problems=tuple(sorted(problems, key=lambda problem: problem.severity != "down")))
 
 
@@ -66,111 +72,116 @@ def _hop(problem: Problem) -> str:
     return "Views may miss records: " if problem.part == "topics" else ""
 
 
-def _before(status: Status) -> Iterator[Problem]:
+def _find_source_problems(status: Status) -> Iterator[Problem]:
     """What holds changes up before the views; nothing of what couldn't be read."""
-    way, connector, slot = "Postgres -> Kafka has stopped", status.connector, status.slot
-    unread = {one.part for one in status.problems}
+    stopped, connector, slot = "Postgres -> Kafka has stopped", status.connector, status.slot
+    unread = {problem.part for problem in status.problems}
     moves = True
     if connector and (connector.state != "RUNNING" or set(connector.tasks) != {"RUNNING"}):
         states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
-        why = f": {connector.trace}" if connector.trace else ""
+        reason = f": {connector.trace}" if connector.trace else ""
         moves = False
-        yield Problem("connector", f"{way} ({states}){why}", "cdc -p FILE register", ConnectorError.exit_code)
+        yield Problem("connector", f"{stopped} ({states}){reason}", "cdc -p FILE register", ConnectorError.exit_code)
     if "postgres" not in unread and (slot is None or slot.wal_status == "lost"):
-        what = f"{way}: the slot is {'lost' if slot else 'missing'}."
+        message = f"{stopped}: the slot is {'lost' if slot else 'missing'}."
         moves = False
-        yield Problem("slot", what, "cdc -p FILE register", SourceError.exit_code)
+        yield Problem("slot", message, "cdc -p FILE register", SourceError.exit_code)
     if status.definitions == "nothing":
-        what = "Nothing notes how tables change their definitions: views may become wrong."
-        yield Problem("definitions", what, "cdc -p FILE migrate", SourceError.exit_code, "degraded")
+        message = "Nothing notes how tables change their definitions: views may become wrong."
+        yield Problem("definitions", message, "cdc -p FILE migrate", SourceError.exit_code, "degraded")
     # What nobody compares may change unseen; that no run is at work is told of each sink.
     ages = [sink.compared_s for sink in status.sinks if sink.state in WORKING and sink.compared_s is not None]
     if status.definitions == "comparison" and ages and min(ages) > LATE_S:
-        what = f"Table definitions haven't been compared for {min(ages):.0f} s: how they change isn't noted."
+        message = f"Table definitions haven't been compared for {min(ages):.0f} s: how they change isn't noted."
         hint = "look for definitions_not_compared in the log of cdc run: it says why"
-        yield Problem("definitions", what, hint, SourceError.exit_code, "degraded")
+        yield Problem("definitions", message, hint, SourceError.exit_code, "degraded")
     if moves and "kafka" not in unread:
-        yield from _of_heartbeat(status)
+        yield from _find_heartbeat_problem(status)
 
 
-def _of_heartbeat(status: Status) -> Iterator[Problem]:
-    beat, code = status.heartbeat, ConnectorError.exit_code
-    if beat is None:
-        what = "Postgres -> Kafka can't be judged: no heartbeat has arrived yet."
-        yield Problem("heartbeat", what, "cdc -p FILE register", code)
-    elif (beat.late and beat.age_s >= SLOW_S) or beat.delay_s >= LATE_S:
+def _find_heartbeat_problem(status: Status) -> Iterator[Problem]:
+    heartbeat, code = status.heartbeat, ConnectorError.exit_code
+    if heartbeat is None:
+        message = "Postgres -> Kafka can't be judged: no heartbeat has arrived yet."
+        yield Problem("heartbeat", message, "cdc -p FILE register", code)
+    elif (heartbeat.late and heartbeat.age_s >= SLOW_S) or heartbeat.delay_s >= LATE_S:
         behind = f", {status.slot.lag_bytes} bytes of log behind" if status.slot else ""
-        what = f"Postgres -> Kafka is slow: at least {beat.age_s if beat.late else beat.delay_s:.0f} s{behind}."
-        yield Problem("heartbeat", what, LOOK_AT_SOURCE, code, "degraded")
+        delay_s = heartbeat.age_s if heartbeat.late else heartbeat.delay_s
+        message = f"Postgres -> Kafka is slow: at least {delay_s:.0f} s{behind}."
+        yield Problem("heartbeat", message, LOOK_AT_SOURCE, code, "degraded")
 
 
-def _of_sink(status: Status, sink: Sink) -> Iterator[Problem]:
-    way, code = f"Kafka -> {sink.name}", SinkError.exit_code
+def _find_sink_problems(status: Status, sink: SinkStatus) -> Iterator[Problem]:
+    hop, code = f"Kafka -> {sink.name}", SinkError.exit_code
     if sink.error:
-        what = "waits" if sink.state == "waiting" else "has stopped"
+        message = "waits" if sink.state == "waiting" else "has stopped"
         following = sink.hint or f"cdc -p FILE run --sink {sink.name}"
-        yield Problem("run", f"{way} {what}: {sink.error}", following, code, "down", None, sink.name, sink.since)
+        yield Problem("run", f"{hop} {message}: {sink.error}", following, code, "down", None, sink.name, sink.since)
     elif sink.looked_s > HUNG_S and sink.state == "running":
-        what = f"{way} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
-        yield Problem("run", what, "look at that server, and at the way to it", code, "down", None, sink.name)
+        message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
+        yield Problem("run", message, "look at that server, and at the way to it", code, "down", None, sink.name)
     elif sink.state in IDLE:
-        what = f"{way} has stopped: no `cdc run` is at work on it{_behind(sink)}."
-        yield Problem("run", what, _start(status, sink), code, "down", None, sink.name, sink.since)
+        message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."
+        yield Problem("run", message, _start(status, sink), code, "down", None, sink.name, sink.since)
     else:
-        yield from _of_lag(status, sink)
-    yield from _of_tables(sink)
+        yield from _find_lag_problem(status, sink)
+    yield from _find_table_problems(sink)
 
 
-def _of_lag(status: Status, sink: Sink) -> Iterator[Problem]:
+def _find_lag_problem(status: Status, sink: SinkStatus) -> Iterator[Problem]:
     """Of one that is at work, as far as that is known."""
     patience_s = LATE_S if sink.state in ("running", "starting") else SLOW_S
     if (sink.lag_seconds or 0.0) < patience_s:
         return
-    what = f"Kafka -> {sink.name} is slow{_behind(sink)}, {STATES.get(sink.state, sink.state)}."
+    message = f"Kafka -> {sink.name} is slow{_behind(sink)}, {STATES.get(sink.state, sink.state)}."
     hint = _start(status, sink)
     if patience_s == LATE_S:
         hint = "if that doesn't get less, run it with more cores (--master)"
     elif sink.state == "not known here":
         hint += ", unless it is at work elsewhere: only there its state is known"
-    yield Problem("lag", what, hint, SinkError.exit_code, "degraded", None, sink.name)
+    yield Problem("lag", message, hint, SinkError.exit_code, "degraded", None, sink.name)
 
 
-def _behind(sink: Sink) -> str:
+def _behind(sink: SinkStatus) -> str:
     return f", at least {sink.lag_seconds:.0f} s behind" if (sink.lag_seconds or 0.0) >= 1 else ""
 
 
-def _start(status: Status, sink: Sink) -> str:
+def _start(status: Status, sink: SinkStatus) -> str:
     """Of several that nobody applies to, one command starts all."""
-    idle = [one for one in status.sinks if one.state in (*IDLE, "not known here", "caught up")]
+    idle = [candidate for candidate in status.sinks if candidate.state in (*IDLE, "not known here", "caught up")]
     return "cdc -p FILE run" if len(idle) == len(status.sinks) else f"cdc -p FILE run --sink {sink.name}"
 
 
-def _of_tables(sink: Sink) -> Iterator[Problem]:
+def _find_table_problems(sink: SinkStatus) -> Iterator[Problem]:
     """What makes single tables of a sink less than whole."""
     for view in sink.views:
-        where = (view.table, sink.name)
+        place = (view.table, sink.name)
         if view.problem:
-            what = f"Kafka -> {sink.name} has stopped for {view.table}: {view.problem}"
-            yield Problem("table", what, view.hint or "", ConnectorError.exit_code, "degraded", *where)
+            message = f"Kafka -> {sink.name} has stopped for {view.table}: {view.problem}"
+            yield Problem("table", message, view.hint or "", ConnectorError.exit_code, "degraded", *place)
         if view.quarantined:
             count = f"{view.quarantined} record{'s' if view.quarantined > 1 else ''}"
-            what = f"{view.table} in {sink.name} is degraded: {count} in quarantine."
-            yield Problem("quarantine", what, "cdc -p FILE quarantine list", DecodeError.exit_code, "degraded", *where)
-    for table, (why, hint) in sink.aside.items():
+            message = f"{view.table} in {sink.name} is degraded: {count} in quarantine."
+            yield Problem(
+                "quarantine", message, "cdc -p FILE quarantine list", DecodeError.exit_code, "degraded", *place
+            )
+    for table, (reason, hint) in sink.aside.items():
         if not any(view.table == table and view.problem for view in sink.views):
-            what = f"Kafka -> {sink.name} has stopped for {table}: {why}"
-            since = sink.aside_since.get(table)
-            yield Problem("table", what, hint, SinkError.exit_code, "degraded", table, sink.name, since)
+            message = f"Kafka -> {sink.name} has stopped for {table}: {reason}"
+            moment = sink.aside_since.get(table)
+            yield Problem("table", message, hint, SinkError.exit_code, "degraded", table, sink.name, moment)
 
 
 def _slowest(status: Status) -> str:
     """Nothing is the matter."""
-    beat = status.heartbeat
-    hops = {"Postgres -> Kafka": beat.age_s if beat.late else beat.delay_s} if beat else {}
-    hops |= {f"Kafka -> {one.name}": one.lag_seconds for one in status.sinks if one.lag_seconds is not None}
-    way = max(hops, key=lambda hop: hops[hop], default="")
-    if not way:
+    heartbeat = status.heartbeat
+    hops = {"Postgres -> Kafka": heartbeat.age_s if heartbeat.late else heartbeat.delay_s} if heartbeat else {}
+    hops |= {f"Kafka -> {sink.name}": sink.lag_seconds for sink in status.sinks if sink.lag_seconds is not None}
+    slowest = max(hops, key=lambda hop: hops[hop], default="")
+    if not slowest:
         return "Nothing was measured. Next: cdc -p FILE status."
-    if hops[way] < SLOW_S:
-        return f"No hop is slow; the slowest is {way} with {hops[way]:.1f} s. Next: nothing to do."
-    return f"{way} is slowest: at least {hops[way]:.0f} s behind. Next: nothing to do yet, it may be catching up."
+    if hops[slowest] < SLOW_S:
+        return f"No hop is slow; the slowest is {slowest} with {hops[slowest]:.1f} s. Next: nothing to do."
+    return (
+        f"{slowest} is slowest: at least {hops[slowest]:.0f} s behind. Next: nothing to do yet, it may be catching up."
+    )

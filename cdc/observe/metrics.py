@@ -17,16 +17,18 @@ class Metrics:
 
     def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         """Raises SettingsError when the port is taken."""
-        own = CollectorRegistry()
-        self._differences = Gauge("cdc_verify_differences", "Rows that differ.", (*VIEW, "kind"), registry=own)
-        self._undecided = Gauge("cdc_verify_undecided", "Rows that changed at every look.", VIEW, registry=own)
-        self._rows = Gauge("cdc_verify_source_rows", "Rows of the source that were compared.", VIEW, registry=own)
-        self._at = Gauge("cdc_verify_timestamp_seconds", "When the last comparison ended, Unix time.", registry=own)
-        self._failures = Counter("cdc_verify_failures", "Comparisons that could not be made.", registry=own)
+        registry = CollectorRegistry()
+        self._differences = Gauge("cdc_verify_differences", "Rows that differ.", (*VIEW, "kind"), registry=registry)
+        self._undecided = Gauge("cdc_verify_undecided", "Rows that changed at every look.", VIEW, registry=registry)
+        self._rows = Gauge("cdc_verify_source_rows", "Rows of the source that were compared.", VIEW, registry=registry)
+        self._finished_at = Gauge(
+            "cdc_verify_timestamp_seconds", "When the last comparison ended, Unix time.", registry=registry
+        )
+        self._failures = Counter("cdc_verify_failures", "Comparisons that could not be made.", registry=registry)
         restarts = "How often a sink's query was started again since its run began."
-        self._restarts = Gauge("cdc_query_restarts", restarts, ("sink", "reason"), registry=own)
+        self._restarts = Gauge("cdc_query_restarts", restarts, ("sink", "reason"), registry=registry)
         try:
-            self._server, self._thread = start_http_server(port, address, own)
+            self._server, self._thread = start_http_server(port, address, registry)
         except OSError as error:
             raise SettingsError(f"Port {port} is taken: {error.strerror}.", hint="--metrics PORT") from error
 
@@ -34,21 +36,21 @@ class Metrics:
     def port(self) -> int:
         return int(self._server.server_port)
 
-    def tell(self, found: Sequence[Comparison]) -> None:
-        for one in found:
+    def publish_comparisons(self, results: Sequence[Comparison]) -> None:
+        for result in results:
             for kind in ("missing", "extra", "different"):
-                self._differences.labels(one.sink, one.table, kind).set(getattr(one, kind))
-            self._undecided.labels(one.sink, one.table).set(one.undecided)
-            self._rows.labels(one.sink, one.table).set(one.source_rows)
-        self._at.set(time.time())
+                self._differences.labels(result.sink, result.table, kind).set(getattr(result, kind))
+            self._undecided.labels(result.sink, result.table).set(result.undecided)
+            self._rows.labels(result.sink, result.table).set(result.source_rows)
+        self._finished_at.set(time.time())
 
-    def tell_restarts(self, progress: Iterable[Progress]) -> None:
+    def publish_restarts(self, progress: Iterable[Progress]) -> None:
         """Of the runs on this machine, as they published it last."""
         for snapshot in progress:
             for reason, count in snapshot.restarts.items():
                 self._restarts.labels(snapshot.sink, reason).set(count)
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         self._failures.inc()
 
     def close(self) -> None:

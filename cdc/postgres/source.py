@@ -198,7 +198,7 @@ def _refused(text: str, known: dict[str, Any]) -> SourceError:
         hint = UNTRUSTED.get(
             why.kind, "check host and port of source.dsn; the local stack is started by: cdc -p FILE up"
         )
-        kind = SourceUnavailable if why.passes else SourceError
+        kind = SourceUnavailable if why.is_transient else SourceError
         return kind(f"Postgres at {server} can't be reached{why}.", hint=hint, server=server)
     first = reason.strip().splitlines()[0]
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
@@ -248,7 +248,7 @@ def describe(
     """
     found = survey(conn, pipeline, refusals)
     if found.refused:
-        raise column_names.together(list(found.refused.values()))
+        raise column_names.combined_error(list(found.refused.values()))
     return found.tables
 
 
@@ -325,13 +325,13 @@ def _describe(
     _check_kind(entry.table, kind)
     unique = row_identity.key_index(conn, oid, entry.table, entry.key)
     key = entry.key or tuple(unique.columns)
-    columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(pg_types.KNOWN)])]
+    columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)])]
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     index = IndexOptions(entry.index.fields, entry.index.settings)
     table = Table(schema, name, captured, key, pipeline.topic(entry.table), index=index)
-    alike = column_names.alike(name for (name,) in conn.execute(NAMES, [oid]))
-    if error := column_names.refused(table, lambda table: [*alike, *refusals(table)]):
+    alike = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
+    if error := column_names.refusal_error(table, lambda table: [*alike, *refusals(table)]):
         raise error
     return table
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from cdc.codec.decode_options import Reading
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Position, Reach, Stored, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Form, Table
 from cdc.sink.lane import Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
@@ -47,7 +47,7 @@ class Sink(Protocol):
             Misfit: this table can't be held, or can't be gone on with; others can.
         """
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         """How far the view has got; None when nothing has been applied yet. Needs no Spark."""
 
     def apply(self, batch: Batch) -> Outcome:
@@ -56,8 +56,8 @@ class Sink(Protocol):
         A batch of no length (start = until) writes its rows all the same: it repairs single rows.
 
         Raises:
-            Refused, DecodeError, Unholdable: a record can't be applied, and the batch's `rejection` is to stop; the
-            positions are where it can still be read from.
+            Refused, DecodeError, ValueNotRepresentable: a record can't be applied, and the batch's `rejection`
+            is to stop; the positions are where it can still be read from.
             Fenced: a stored position is neither the batch's start nor of this writer's own making.
             Rewound: the destination has lost what this writer had stored; read the position again.
         """
@@ -101,11 +101,11 @@ class Sink(Protocol):
 class Overseen(Protocol):
     """A sink that can be asked about many views at once."""
 
-    def positions(self, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+    def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         """`Sink.position` of each, by table name."""
 
 
-def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, Stored | None]:
+def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
     """How far each view has got, by table name; in as few requests as the sink can do with."""
     if isinstance(sink, Overseen):
         return sink.positions(tables)
@@ -136,7 +136,7 @@ class Fitted(Protocol):
 class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 
-    def archived(self, table: Table) -> Stored | None:
+    def archived(self, table: Table) -> ViewCheckpoint | None:
         """How far its log of a table's changes has got; None when there is none yet."""
 
 
@@ -151,7 +151,7 @@ def level(live: Sink, beside: Sink, tables: Sequence[Table]) -> bool:
     return all(other and not behind(other, stored) for stored, other in pairs)
 
 
-def behind(new: Stored, old: Stored) -> bool:
+def behind(new: ViewCheckpoint, old: ViewCheckpoint) -> bool:
     """Whether readers who are shown `new` instead of `old` would go back in time."""
     there = distance(new, old.position, old.floor)
     return there.comparable and not there.reached
@@ -273,7 +273,7 @@ class Outcome:
         return sum(applied.quarantined for applied in self.applied.values()) <= len(self.rejected)
 
 
-def check(advance: Advance, stored: Stored | None, writer: str) -> bool:
+def check(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> bool:
     """Compare a stored position with the one a batch starts from; False when the batch is already applied.
 
     Raises:
@@ -282,7 +282,7 @@ def check(advance: Advance, stored: Stored | None, writer: str) -> bool:
     found = stored.position if stored else None
     if found == advance.start:
         return True
-    if stored and stored.writer == writer and found == advance.until:
+    if stored and stored.writer == writer and found == advance.end:
         return False
     raise mismatch(advance.table, advance.start, found, ours=stored is None or stored.writer == writer)
 
@@ -304,16 +304,16 @@ def mismatch(table: Table, expected: Position | None, found: Position | None, *,
 
 
 def stored_after(
-    advance: Advance, before: Stored | None, applied: Applied, writer: str, generation: str | None = None
-) -> Stored:
+    advance: Advance, before: ViewCheckpoint | None, applied: Applied, writer: str, generation: str | None = None
+) -> ViewCheckpoint:
     """What to store once `advance` is applied."""
-    base = before or Stored(advance.until)
+    base = before or ViewCheckpoint(advance.end)
     return replace(
         base,
-        position=advance.until,
+        position=advance.end,
         writer=writer,
         rows=base.rows + applied.rows,
-        at=round(time.time(), 3),
+        changed_at=round(time.time(), 3),
         floor=advance.floor,
         generation=base.generation if generation is None else generation,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cdc.errors import CdcError, DecodeError, Unholdable
+from cdc.errors import CdcError, DecodeError, ValueNotRepresentable
 from cdc.model.outcome import Applied
 from cdc.sink.contract import Outcome, Refused
 from cdc.sink.lane import COLUMNS, REPORT, Lane, Report
@@ -81,7 +81,7 @@ def _stopped(rejected: list[Rejected], sink: str) -> CdcError:
             sink=sink,
         )
     if first.kind == UNHOLDABLE:
-        return Unholdable(
+        return ValueNotRepresentable(
             f"{sink} has no way to hold a record: {place}.",
             hint="change the row, or leave the column out with `exclude`",
             sink=sink,

@@ -165,7 +165,7 @@ class Run:
                 if way.entries and offset >= since:
                     self._pass(way, source)
                 continue
-            if not way.repairs:
+            if not way.is_repair:
                 part.reach = offset + 1
             dead = offset < since
             try:
@@ -236,7 +236,7 @@ class Run:
             self._rejects.append((rejected, source))
             self._bytes += len(source.key or b"") + len(source.value or b"") + SOURCE_BYTES
             # Of a repair all: what isn't named is taken for mended.
-            if way.repairs or len(report.rejected) < REPORTED_ROWS:
+            if way.is_repair or len(report.rejected) < REPORTED_ROWS:
                 report.rejected.append(rejected)
         report.applied.quarantined += len(sources)
         if row_id is not None:
@@ -320,11 +320,11 @@ class _Way:
 
     def __init__(self, lane: Lane, part: Part, form: Form | None) -> None:
         advance, partition, topic = part.advance, part.partition, part.topic
-        self.part, self.repairs = part, advance.repairs
+        self.part, self.is_repair = part, advance.is_repair
         # All records that a repair is given are for it.
-        self.at = 0 if self.repairs else part.at
-        self.start = 0 if self.repairs else advance.start_offsets[partition]
-        self.until = sys.maxsize if self.repairs else advance.until.offsets[partition]
+        self.at = 0 if self.is_repair else part.at
+        self.start = 0 if self.is_repair else advance.start_offsets[partition]
+        self.until = sys.maxsize if self.is_repair else advance.end.offsets[partition]
         since = lane.reading.since.get(topic, ())
         self.since = since[partition] if partition < len(since) else 0
         self.floor = lane.reading.floors.get(topic, 0)

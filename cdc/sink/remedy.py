@@ -24,7 +24,7 @@ from cdc.errors import (
     SourceUnavailable,
     SparkError,
     Unexpected,
-    Unholdable,
+    ValueNotRepresentable,
     WorkerLost,
 )
 from cdc.model.trace import kind, place
@@ -58,7 +58,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     SparkError: Remedy.STOP,
     # Single records, where `on_error` is to stop: not what the connector writes, not what a view can hold or take.
     DecodeError: Remedy.STOP,
-    Unholdable: Remedy.STOP,
+    ValueNotRepresentable: Remedy.STOP,
     Refused: Remedy.STOP,
     # A view for other columns: its table is set aside (`Views.load`); where that isn't possible, nothing else helps.
     Misfit: Remedy.STOP,
@@ -112,7 +112,7 @@ def given_up(error: CdcError) -> CdcError:
     """The same error, once it has come back too often."""
     if remedy(error) is not Remedy.RESTART:
         return error
-    return type(error)(f"{error.message} That is {SAME} times without any progress.", hint=error.hint, **error.where)
+    return type(error)(f"{error.message} That is {SAME} times without any progress.", hint=error.hint, **error.details)
 
 
 def _of_postgres(error: psycopg.Error) -> SourceError:

@@ -1,7 +1,8 @@
-"""Have single rows of a table sent again, so that the log itself holds them whole.
+"""Backfill single rows of a table: the connector sends them again, so that the log itself holds them in full.
 
 In:  ids of rows, as views have them. Out: records in the table's topic.
-Invariant: only keys travel; what each row holds goes from Postgres through the connector, in order with its changes.
+Invariant: requests carry keys alone. The values of a row go from Postgres through the connector, in order with its
+changes.
 """
 
 import json
@@ -21,114 +22,123 @@ from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.snapshot_request import MARKS
-from cdc.verify.source_rows import by_id, by_text
+from cdc.verify.source_rows import id_condition, text_condition
 
 IDS_PER_REQUEST = 200
-"""The connector stores a request with every offset while it is at work on it, in one record of the worker's."""
+"""Bounds a request: the connector stores it with every offset while it works on it, in one record of the worker."""
 POLL_S = 0.1
 PENDING_S = 60.0
-"""So long may deletions wait for the rows behind them, and the table's views for the outcome."""
+"""Seconds that tombstones may wait for the rows behind them. The table's views wait for the outcome as long."""
 
 
-def reemit(
-    pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], *, timeout_s: float, gone: Sequence[bytes] = ()
+def backfill(
+    pipeline: Pipeline,
+    kafka: Topics,
+    table: Table,
+    ids: Sequence[str],
+    *,
+    timeout_s: float,
+    delete_keys: Sequence[bytes] = (),
 ) -> int:
-    """How many rows were sent again: as many of the ids as the source has. Returns once their records can be read.
+    """Send rows again and return their number: as many of the ids as the source has.
 
-    `gone` are keys that get a tombstone before that: a row that came to be meanwhile is there in the end.
-    A row that is changed at this very moment may come as that change alone, which needn't be a whole row.
+    Returns once their records can be read. `delete_keys` get a tombstone before the rows, so that a row which was
+    inserted meanwhile exists in the end. A row that changes at this very moment may arrive as that change alone, which
+    needn't carry all values.
 
     Raises:
-        SourceError: the table can't be asked for.
-        ConnectorError: not within timeout_s, with `gone` within a minute; or another repair has begun.
+        SourceError: the source can't read the table.
+        ConnectorError: not within timeout_s, with `delete_keys` within a minute; or another repair has begun.
     """
     deadline = time.monotonic() + timeout_s
-    if gone:
-        # They count once the rows are in the log behind them, all or none: whenever this ends, nothing is lost.
-        tombstones = [(key, None) for key in gone]
-        with kafka.pending(repair_id(pipeline), table.topic, tombstones, min(timeout_s, PENDING_S)):
-            sent = _send_all(pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S))
+    if delete_keys:
+        # Tombstones count once the rows are in the log behind them, all or none: a crash at any moment loses nothing.
+        tombstones = [(key, None) for key in delete_keys]
+        with kafka.pending(transaction_id(pipeline), table.topic, tombstones, min(timeout_s, PENDING_S)):
+            count = _request_all(pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S))
     else:
-        sent = _send_all(pipeline, kafka, table, ids, deadline)
-    if sent or gone:
+        count = _request_all(pipeline, kafka, table, ids, deadline)
+    if count or delete_keys:
         _await_visible(kafka, table, deadline)
-    return sent
+    return count
 
 
-def repair_id(pipeline: Pipeline) -> str:
-    """The transactions of a pipeline's repairs: the next one ends what a killed one has left open."""
+def transaction_id(pipeline: Pipeline) -> str:
+    """Name the Kafka transactions of a pipeline's repairs: the next repair ends one that a killed repair left open."""
     return f"{pipeline.pipeline}.repair"
 
 
-def _send_all(pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], deadline: float) -> int:
-    sent = 0
+def _request_all(pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], deadline: float) -> int:
+    total = 0
     with source.connect(pipeline.source.dsn) as conn:
-        for at in range(0, len(ids), IDS_PER_REQUEST):
-            count, where = _chosen(conn, table, ids[at : at + IDS_PER_REQUEST])
+        for start in range(0, len(ids), IDS_PER_REQUEST):
+            count, condition = _find_rows(conn, table, ids[start : start + IDS_PER_REQUEST])
             if count:
-                _send(pipeline, kafka, conn, table, where, deadline)
-                sent += count
-    return sent
+                _request_rows(pipeline, kafka, conn, table, condition, deadline)
+                total += count
+    return total
 
 
-def _chosen(conn: source.Connection, table: Table, ids: Sequence[str]) -> tuple[int, sql.Composable]:
-    """How many rows have one of the ids, and the condition that tells so without an error."""
-    where = by_id(table, ids)
+def _find_rows(conn: source.Connection, table: Table, ids: Sequence[str]) -> tuple[int, sql.Composable]:
+    """Count the rows with these ids; return a condition that selects them and raises no error."""
+    condition = id_condition(table, ids)
     try:
-        return _count(conn, table, where), where
+        return _count_rows(conn, table, condition), condition
     except psycopg.DataError:
-        # An id that is no value of the key's type: within the connector it would end its task.
-        where = by_text(table, ids)
-        return _count(conn, table, where), where
+        # An id is no value of the key's type. Sent to the connector, such a condition would end its task.
+        condition = text_condition(table, ids)
+        return _count_rows(conn, table, condition), condition
 
 
-def _count(conn: source.Connection, table: Table, where: sql.Composable) -> int:
+def _count_rows(conn: source.Connection, table: Table, condition: sql.Composable) -> int:
     name = sql.Identifier(table.schema, table.name)
-    row = conn.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(name, where)).fetchone()
+    row = conn.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(name, condition)).fetchone()
     assert row is not None
     return int(row[0])
 
 
-def _send(
+def _request_rows(
     pipeline: Pipeline,
     kafka: Topics,
     conn: source.Connection,
     table: Table,
-    where: sql.Composable,
+    condition: sql.Composable,
     deadline: float,
 ) -> None:
-    """Ask for rows, and wait for the mark that the connector sends after them."""
-    topics, name = [pipeline.topic(mark) for mark in MARKS], f"keys-{uuid4().hex}"
-    since = kafka.ends(topics)
-    resend(conn, table, id=name, where=where)
+    """Request rows from the connector, and wait for the mark that it sends after them."""
+    mark_topics = [pipeline.topic(mark) for mark in MARKS]
+    request_id = f"keys-{uuid4().hex}"
+    read_ends = kafka.ends(mark_topics)
+    resend(conn, table, id=request_id, where=condition)
     while True:
-        ends = kafka.ends(topics)
-        new = (kafka.between(topic, since[topic].offsets[0], ends[topic].offsets[0]) for topic in topics)
-        if any(_marks(record, name) for records in new for record in records):
-            return
-        since = ends
-        _wait(table, deadline)
+        ends = kafka.ends(mark_topics)
+        for topic in mark_topics:
+            records = kafka.between(topic, read_ends[topic].offsets[0], ends[topic].offsets[0])
+            if any(_is_mark(record, request_id) for record in records):
+                return
+        read_ends = ends
+        _sleep_until(table, deadline)
 
 
-def _marks(record: Record, request: str) -> bool:
-    """Whether it is a row of that key, read from its table: not the request itself, which is in the log before."""
+def _is_mark(record: Record, request: str) -> bool:
+    """Whether a record is the mark of that request: a row that was read (op r), not the request's own insert."""
     if not (record.key and record.value):
         return False
     return json.loads(record.value)["op"] == "r" and request in json.loads(record.key).values()
 
 
 def _await_visible(kafka: Topics, table: Table, deadline: float) -> None:
-    """A transaction's marker reaches topics one by one: wait until the table's own has it."""
-    written = kafka.ends([table.topic], decided=False)[table.topic]
-    while not distance(kafka.ends([table.topic])[table.topic], written).reached:
-        _wait(table, deadline)
+    """Wait until the table's topic has the transaction's marker: markers reach topics one by one."""
+    end = kafka.ends([table.topic], decided=False)[table.topic]
+    while not distance(kafka.ends([table.topic])[table.topic], end).reached:
+        _sleep_until(table, deadline)
 
 
-def _wait(table: Table, deadline: float) -> None:
+def _sleep_until(table: Table, deadline: float) -> None:
     if time.monotonic() > deadline:
         raise ConnectorError(
             f"The rows of {table.qualified} that were asked for have not come in time.",
-            hint="is the connector running? cdc -p FILE status tells; they come once it is",
+            hint="is the connector running? cdc -p FILE status says; the rows come once it is",
             table=table.qualified,
         )
     time.sleep(POLL_S)

@@ -13,145 +13,146 @@ from cdc.kafka.log_continuity import refuse_other
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
-from cdc.model.wording import ended
+from cdc.model.wording import full_stopped
 from cdc.postgres import source
 from cdc.sink.contract import Sink, positions
 
 POLL_S = 0.25
 SILENT_S = 4.0
-"""How long is waited without a word: then, and that often from then on, it is told what for."""
+"""Seconds between two reports of what the wait is for. A wait that ends sooner reports nothing."""
 AWAY_S = 10.0
-"""How long a sink may be away while it is waited for: a server that starts, or a shard just made, is there by then."""
+"""Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers within them."""
 
 
 @dataclass(frozen=True)
-class Fence:
-    """By topic, the end that a view must have reached; what it must have been made after."""
+class WaitOptions:
+    """How a wait goes on: its limit, and who hears of it. Both callbacks run in the thread that waits.
+
+    timeout_s   seconds after which the wait fails
+    on_poll     called after every unsuccessful poll; ends the wait by raising
+    tell        called every 4 s with a sentence: what the wait is for
+    """
+
+    timeout_s: float
+    on_poll: Callable[[], object] = lambda: None
+    tell: Callable[[str], object] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """What a view has to pass: by topic, the end that its position must reach, and the floors it must know."""
 
     ends: Mapping[str, Position]
     floors: Floors
 
     def problem(self, sink: Sink, table: Table) -> str | None:
-        """What a view lacks that this fence asks for; None when it has got past it.
+        """Say what the view lacks of this barrier, in words. None: the view has passed it.
 
         Raises:
-            Discontinued: it never will.
+            Discontinued: the view never will.
         """
         return self.problems(sink, [table]).get(table)
 
     def problems(self, sink: Sink, tables: Sequence[Table]) -> dict[Table, str]:
-        """`problem` of each view that has one, asked for in as few requests as the sink can do with."""
-        stored, lacking = positions(sink, tables), {}
+        """Return `problem` of each view that has one, with as few requests as the sink needs."""
+        stored, problems = positions(sink, tables), {}
         for table in tables:
-            there = distance(stored[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
-            refuse_other(sink.name, table, there)
-            if not there.reached:
-                what = f"is {there.offsets} offsets behind" if there.reach is Reach.BEHIND else there.reach
-                lacking[table] = f"{table.qualified} in {sink.name} {what}"
-        return lacking
+            lag = distance(stored[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
+            refuse_other(sink.name, table, lag)
+            if not lag.reached:
+                state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
+                problems[table] = f"{table.qualified} in {sink.name} {state}"
+        return problems
 
 
-def settle(
+def wait_until_current(
     pipeline: Pipeline,
     tables: Sequence[Table],
     sinks: Sequence[Sink],
     *,
     timeout_s: float,
-    still: Callable[[], object] = lambda: None,
+    on_poll: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> float:
-    """Wait for the views to hold what is committed by now; the seconds it took. `still`, `tell`: see `pass_fence`.
-
-    Raises:
-        ConnectorError: not within timeout_s; names the hop that is behind.
-    """
-    began = time.monotonic()
-    with source.connect(pipeline.source.dsn) as connection:
-        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
-    with Topics(pipeline.kafka) as kafka:
-        fence = raise_fence(pipeline, kafka, tables, now_ms, timeout_s=timeout_s, still=still, tell=tell)
-    pass_fence(fence, tables, sinks, timeout_s=began + timeout_s - time.monotonic(), still=still, tell=tell)
-    return time.monotonic() - began
-
-
-def raise_fence(
-    pipeline: Pipeline,
-    kafka: Topics,
-    tables: Sequence[Table],
-    now_ms: float,
-    *,
-    timeout_s: float,
-    still: Callable[[], object] = lambda: None,
-    tell: Callable[[str], object] = lambda _: None,
-) -> Fence:
-    """The fence behind all that was committed before now_ms, by the clock of Postgres. Raises ConnectorError.
-
-    The connector sends changes in commit order, so a heartbeat made after that moment proves that all before it is in
-    the topics. Their ends are those of what is written, decided or not: the heartbeat's transaction may hold changes
-    as well, and reaches the topics one by one.
-    """
-
-    def missing() -> list[str]:
-        beat = last_beat(kafka, pipeline)
-        if beat and beat.committed_ms > now_ms:
-            return []
-        return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
-
-    _until(missing, timeout_s, still, tell)
-    ends = kafka.ends([table.topic for table in tables], decided=False)
-    truncations = Truncations(pipeline, kafka)
-    truncations.read()
-    return Fence(ends, truncations.floors)
-
-
-def pass_fence(
-    fence: Fence,
-    tables: Sequence[Table],
-    sinks: Sequence[Sink],
-    *,
-    timeout_s: float,
-    still: Callable[[], object] = lambda: None,
-    tell: Callable[[str], object] = lambda _: None,
-) -> None:
-    """Wait for views to get past a fence.
-
-    `still` is called again and again and may raise to end the waiting; `tell` gets every few seconds what it waits for.
+    """Wait until the views hold what is committed now; return the seconds it took. Callbacks: see `WaitOptions`.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
-    waiting = [(sink, list(tables)) for sink in sinks]
-    answered_at = time.monotonic()
+    start = time.monotonic()
+    with source.connect(pipeline.source.dsn) as connection:
+        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
+    with Topics(pipeline.kafka) as kafka:
+        barrier = place_barrier(pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell))
+    remaining_s = start + timeout_s - time.monotonic()
+    await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, tell))
+    return time.monotonic() - start
 
-    def behind() -> list[str]:
-        nonlocal answered_at
-        # Views that have been seen there aren't asked again: with many tables asking is what takes the time.
+
+def place_barrier(
+    pipeline: Pipeline, kafka: Topics, tables: Sequence[Table], now_ms: float, options: WaitOptions
+) -> Barrier:
+    """Place a barrier behind everything that was committed before now_ms, by the clock of Postgres.
+
+    The connector sends changes in commit order. A heartbeat made after that moment therefore proves that everything
+    before it is in the topics. The barrier takes the ends of what is written, committed in Kafka or not: the
+    heartbeat's transaction may hold changes as well, and reaches the topics one by one.
+
+    Raises:
+        ConnectorError: no heartbeat in time.
+    """
+
+    def missing_heartbeat() -> list[str]:
+        beat = last_beat(kafka, pipeline)
+        if beat and beat.committed_ms > now_ms:
+            return []
+        return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
+
+    _wait_while(missing_heartbeat, options)
+    ends = kafka.ends([table.topic for table in tables], decided=False)
+    truncations = Truncations(pipeline, kafka)
+    truncations.read()
+    return Barrier(ends, truncations.floors)
+
+
+def await_barrier(barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sink], options: WaitOptions) -> None:
+    """Wait until every view has passed a barrier.
+
+    Raises:
+        ConnectorError: not in time; names the hop that is behind.
+        SinkUnavailable: a sink has been away for 10 s.
+    """
+    waiting = [(sink, list(tables)) for sink in sinks]
+    last_answer = time.monotonic()
+
+    def lagging_views() -> list[str]:
+        nonlocal last_answer
+        # A view that has passed isn't polled again: with many tables the requests are what takes the time.
         try:
-            problems = [(sink, fence.problems(sink, some)) for sink, some in waiting if some]
+            problems = [(sink, barrier.problems(sink, pending)) for sink, pending in waiting if pending]
         except SinkUnavailable as error:
-            if time.monotonic() - answered_at > AWAY_S:
+            if time.monotonic() - last_answer > AWAY_S:
                 raise
             return [error.message]
-        answered_at = time.monotonic()
+        last_answer = time.monotonic()
         waiting[:] = [(sink, list(late)) for sink, late in problems]
         return [problem for _, late in problems for problem in late.values()]
 
-    _until(behind, timeout_s, still, tell)
+    _wait_while(lagging_views, options)
 
 
-def _until(
-    problems: Callable[[], list[str]], timeout_s: float, still: Callable[[], object], tell: Callable[[str], object]
-) -> None:
-    told_at = began = time.monotonic()
-    while waiting := problems():
-        still()
+def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) -> None:
+    """Poll until there are no problems. Raises ConnectorError with the first of them after the limit."""
+    last_report = start = time.monotonic()
+    while problems := find_problems():
+        options.on_poll()
         now = time.monotonic()
-        more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-        if now > began + timeout_s:
-            message = ended(f"Waited in vain: {waiting[0]}{more}")
-            raise ConnectorError(message, hint="cdc -p FILE status names the slow hop", more=len(waiting) - 1)
-        if now >= told_at + SILENT_S:
-            told_at = now
-            tell(f"waiting, {now - began:.0f} s of {timeout_s:.0f} s at most: {waiting[0]}{more}")
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        if now > start + options.timeout_s:
+            message = full_stopped(f"Waited in vain: {problems[0]}{more}")
+            raise ConnectorError(message, hint="cdc -p FILE status names the slow hop", more=len(problems) - 1)
+        if now >= last_report + SILENT_S:
+            last_report = now
+            options.tell(f"waiting, {now - start:.0f} s of {options.timeout_s:.0f} s at most: {problems[0]}{more}")
         time.sleep(POLL_S)

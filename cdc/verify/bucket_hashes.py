@@ -1,7 +1,7 @@
-"""Two sets of rows compared by buckets of ids: equal buckets cost one pass over each side.
+"""Compare two sets of rows by buckets of ids: equal buckets cost one pass over each side.
 
 rows     id string, document string
-leaves   bucket string (four hex digits), rows long, and three sums over the rows' fingerprints
+sums     bucket string (four hex digits), rows long, and three sums over the rows' fingerprints
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ SUMS = ("rows", "folded", "low", "high")
 
 
 def bucket(row_id: Column) -> Column:
-    """The twin of `source_rows.bucket`."""
+    """The bucket of a row's id; Postgres computes the same in `source_rows.bucket`."""
     return F.substring(F.md5(row_id.cast("binary")), 1, BUCKET_DIGITS)
 
 
-def leaves(table: Table, rows: DataFrame) -> DataFrame:
-    """One row per bucket; no row leaves its partition.
+def bucket_sums(table: Table, rows: DataFrame) -> DataFrame:
+    """Sum up the rows of each bucket. Returns a frame with one row per bucket; only sums are shuffled.
 
-    The fingerprints' exclusive or alone would lose what is there twice, their sum what makes up for something else;
-    each half is summed, so that nothing overflows.
+    The exclusive or of fingerprints alone would miss a row that is there twice, their sum alone two errors that cancel
+    out. Each half of a fingerprint is summed by itself, so that nothing overflows.
     """
     hashed = rows.select(bucket(F.col("id")).alias("bucket"), fingerprint(table).alias("hash"))
     return hashed.groupBy("bucket").agg(
@@ -36,14 +36,14 @@ def leaves(table: Table, rows: DataFrame) -> DataFrame:
     )
 
 
-def paired(source: DataFrame, view: DataFrame) -> DataFrame:
-    """Leaves of both sides: bucket, source_rows, view_rows, differs."""
-    mine, theirs = (
+def join_buckets(source: DataFrame, view: DataFrame) -> DataFrame:
+    """Join the sums of both sides. Returns bucket, source_rows, view_rows, differs."""
+    source_sums, view_sums = (
         side.select("bucket", *(F.col(name).alias(f"{prefix}_{name}") for name in SUMS))
         for side, prefix in ((source, "source"), (view, "view"))
     )
     same = [F.col(f"source_{name}").eqNullSafe(F.col(f"view_{name}")) for name in SUMS]
-    return mine.join(theirs, "bucket", "full_outer").select(
+    return source_sums.join(view_sums, "bucket", "full_outer").select(
         "bucket",
         F.coalesce("source_rows", F.lit(0)).alias("source_rows"),
         F.coalesce("view_rows", F.lit(0)).alias("view_rows"),
@@ -51,31 +51,33 @@ def paired(source: DataFrame, view: DataFrame) -> DataFrame:
     )
 
 
-def within(rows: DataFrame, buckets: Sequence[str]) -> DataFrame:
-    """The rows of these buckets."""
-    return _chosen(rows.withColumn("bucket", bucket(F.col("id"))), "bucket", buckets).drop("bucket")
+def rows_in_buckets(rows: DataFrame, buckets: Sequence[str]) -> DataFrame:
+    """Select the rows of these buckets."""
+    return _semi_join(rows.withColumn("bucket", bucket(F.col("id"))), "bucket", buckets).drop("bucket")
 
 
-def of(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
-    """The rows of these ids."""
-    return _chosen(rows, "id", ids)
+def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
+    """Select the rows of these ids."""
+    return _semi_join(rows, "id", ids)
 
 
-def _chosen(rows: DataFrame, name: str, values: Sequence[str]) -> DataFrame:
-    wanted = rows.sparkSession.createDataFrame([(one,) for one in values], f"{name} string")
-    return rows.join(F.broadcast(wanted), name, "left_semi")
+def _semi_join(rows: DataFrame, name: str, values: Sequence[str]) -> DataFrame:
+    listed = rows.sparkSession.createDataFrame([(value,) for value in values], f"{name} string")
+    return rows.join(F.broadcast(listed), name, "left_semi")
 
 
-def differing(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
-    """Rows compared one by one, those that aren't equal: id, kind, column, count long, seen long.
+def compare_rows(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
+    """Compare rows one by one. Returns those that aren't equal: id, kind, column, count long, seen long.
 
-    kind is missing, extra, duplicate or different; count how many rows are too many or wrong; column the first one
-    that differs; seen a hash of what the view holds.
+    kind     missing, extra, duplicate or different
+    count    how many rows are too many or wrong
+    column   the first column that differs
+    seen     a hash of the view's row: see `row_hash`
     """
     expected = source.select("id", canonical(table, "document").alias("expected"))
-    found = view.select("id", canonical(table, "document").alias("found"))
-    found = found.groupBy("id").agg(F.max("found").alias("found"), F.count("*").alias("copies"))
-    joined = expected.join(found, "id", "full_outer")
+    actual = view.select("id", canonical(table, "document").alias("found"))
+    actual = actual.groupBy("id").agg(F.max("found").alias("found"), F.count("*").alias("copies"))
+    joined = expected.join(actual, "id", "full_outer")
     kind = (
         F.when(F.col("found").isNull(), "missing")
         .when(F.col("expected").isNull(), "extra")
@@ -89,14 +91,14 @@ def differing(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
         kind.alias("kind"),
         column.alias("column"),
         count.cast("long").alias("count"),
-        _hashed(F.col("found")).alias("seen"),
+        _hash_of(F.col("found")).alias("seen"),
     ).where(F.col("kind").isNotNull())
 
 
-def seen(table: Table, document: str) -> Column:
-    """What `differing` gives as seen, of a document."""
-    return F.when(F.col(document).isNotNull(), _hashed(canonical(table, document)))
+def row_hash(table: Table, document: str) -> Column:
+    """Hash a document as `compare_rows` hashes the view's row; null for null."""
+    return F.when(F.col(document).isNotNull(), _hash_of(canonical(table, document)))
 
 
-def _hashed(held: Column) -> Column:
-    return F.when(held.isNotNull(), F.xxhash64(held))
+def _hash_of(value: Column) -> Column:
+    return F.when(value.isNotNull(), F.xxhash64(value))

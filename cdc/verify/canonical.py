@@ -1,4 +1,4 @@
-"""When a row of a view equals its source: documents as (column, comparable text) pairs, and how two of them differ.
+"""Decide when a row of a view equals its source: documents become (column, comparable text) pairs.
 
 Spark expressions only, built per table from `cdc.codec.types`.
 """
@@ -11,17 +11,17 @@ from cdc.model.table import Column as TableColumn
 from cdc.model.table import Table
 from cdc.verify.lossless_json import NUMBER, STRING, marked
 
-ALIKE = ("text", "json")
-"""Comparisons whose equal values are nearly always written alike, by Postgres and in the views."""
+SAME_TEXT = ("text", "json")
+"""Comparisons whose equal values nearly always have the same text, in Postgres and in the views."""
 
 
 def canonical(table: Table, document: str) -> Column:
-    """A document as (column, comparable text) pairs, one for each of the table's columns.
+    """Turn a document into (column, comparable text) pairs, one for each of the table's columns.
 
     Members that are no column of the table (a view's bookkeeping) are left out. A column that the document lacks
     counts as null: a view made before the column was added holds rows without it. A document that Spark's parser
-    refuses (nested deeper than a thousand levels, or no object at all) is its own text instead, under no column: it
-    equals what is written alike, and nothing else.
+    refuses (nested deeper than a thousand levels, or no object at all) stays text, under no column: it equals the same
+    text, and nothing else.
     """
 
     def pair(column: TableColumn, members: Column) -> Column:
@@ -29,43 +29,45 @@ def canonical(table: Table, document: str) -> Column:
         compared = _comparable(kind(column.type).compare, value)
         return F.struct(F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value"))
 
-    # A list of one, so that the document is parsed once and not for every column.
+    # A list with one element, so that the document is parsed once and not for every column.
     members = F.array(F.from_json(marked(F.col(document)), "map<string, string>"))
-    nowhere = F.lit(None).cast("string")
-    text = F.array(F.struct(nowhere.alias("key"), F.col(document).alias("value")))
+    no_column = F.lit(None).cast("string")
+    text = F.array(F.struct(no_column.alias("key"), F.col(document).alias("value")))
     return F.transform(
         members,
-        lambda one: F.when(one.isNull(), text).otherwise(F.array(*(pair(column, one) for column in table.columns))),
+        lambda parsed: F.when(parsed.isNull(), text).otherwise(
+            F.array(*(pair(column, parsed) for column in table.columns))
+        ),
     )[0]
 
 
 def fingerprint(table: Table) -> Column:
-    """A 64-bit hash of (id, document): rows with equal ones are equal; rows with different ones perhaps not.
+    """A 64-bit hash of (id, document). Equal hashes mean equal rows; different hashes don't prove a difference.
 
-    Of the document's text as it is where equal rows are written alike: parsing costs twenty times as much.
+    Where equal rows have equal text, the hash is of the text as it is: parsing costs twenty times as much.
     """
-    alike = all(kind(column.type).compare in ALIKE for column in table.columns)
-    return F.xxhash64("id", F.col("document") if alike else canonical(table, "document"))
+    same_text = all(kind(column.type).compare in SAME_TEXT for column in table.columns)
+    return F.xxhash64("id", F.col("document") if same_text else canonical(table, "document"))
 
 
-def first_difference(expected: Column, found: Column) -> Column:
-    """The name of a column whose text differs or that only one side has; both as `canonical` makes them.
+def first_difference(expected: Column, actual: Column) -> Column:
+    """Name a column whose text differs or that only one side has. Both arguments are results of `canonical`.
 
-    None where one of them is a document that couldn't be taken apart.
+    Null where one of the documents couldn't be parsed.
     """
-    changed = F.array_except(expected, found)
-    added = F.array_except(found, expected)
+    changed = F.array_except(expected, actual)
+    added = F.array_except(actual, expected)
     name = F.coalesce(F.try_element_at(changed, F.lit(1)), F.try_element_at(added, F.lit(1))).getField("key")
-    whole = expected[0].getField("key").isNull() | found[0].getField("key").isNull()
-    return F.when(~whole, name)
+    is_text = expected[0].getField("key").isNull() | actual[0].getField("key").isNull()
+    return F.when(~is_text, name)
 
 
 def _comparable(compare: str, value: Column) -> Column:
-    """The text that equals another one's exactly when Postgres calls the values equal."""
+    """Text of a value: two texts are equal exactly when Postgres calls the values equal."""
     if compare in ("real", "double"):
         return _number(compare, value)
     if compare == "json":
-        # What can't be parsed as one value (an object that has a member twice) is compared as it is written.
+        # Text that isn't one JSON value (an object with a member twice, say) is compared as it is.
         return F.coalesce(F.to_json(F.try_parse_json(value)), value)
     if compare in ("reals", "doubles"):
         return _numbers(compare.removesuffix("s"), value)
@@ -82,7 +84,7 @@ def _numbers(type_: str, value: Column) -> Column:
 
 
 def _number(type_: str, value: Column) -> Column:
-    """By value: 1e20 is 100000000000000000000, NaN is NaN, and -0 is 0 as in Postgres. Other text stays."""
-    held = "float" if type_ == "real" else "double"
-    number = F.regexp_replace(value, f"[{STRING}{NUMBER}]", "").try_cast(held)
-    return F.coalesce((number + F.lit(0).cast(held)).cast("string"), value)
+    """Compare by value: 1e20 is 100000000000000000000, NaN is NaN, and -0 is 0 as in Postgres. Other text stays."""
+    float_type = "float" if type_ == "real" else "double"
+    number = F.regexp_replace(value, f"[{STRING}{NUMBER}]", "").try_cast(float_type)
+    return F.coalesce((number + F.lit(0).cast(float_type)).cast("string"), value)

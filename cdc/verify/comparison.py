@@ -1,4 +1,4 @@
-"""What comparing a view with its source has found, as plain data: counts and keys, never values."""
+"""The comparison of a view with its source, as plain data: counts and keys, never values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -8,10 +8,10 @@ from cdc.errors import DivergenceError, UndecidedError
 
 SAMPLE = 5
 """Differing keys that a report names per view."""
-KNOWN = 1001
-"""Differing keys that a comparison knows: one more than are repaired at once."""
+MAX_DIFFERENCES = 1001
+"""Differing keys that a comparison keeps: one more than are repaired at once."""
 PROOFS = 3
-"""So often a view that has to be proved equal is compared, as long as it can't be decided."""
+"""Comparisons of a view that has to be proved equal, while the verdict is undecided."""
 Verdict = Literal["equal", "differs", "undecided"]
 
 
@@ -26,7 +26,7 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """What was found for one table in one sink; extra counts rows that the view holds twice as well."""
+    """The result for one table in one sink. `extra` also counts rows that the view holds twice."""
 
     sink: str
     table: str
@@ -36,9 +36,9 @@ class Comparison:
     extra: int = 0
     different: int = 0
     undecided: int = 0
-    """Rows proved neither equal nor different: they, or their view, changed whenever they were looked at."""
+    """Rows proved neither equal nor different: they, or their view, changed during every comparison."""
     rechecked: int = 0
-    """Rows that were looked at again, because they had changed meanwhile."""
+    """Rows that were compared again, because they had changed meanwhile."""
     repaired: int = 0
     """Rows that differed before they were sent or deleted through the log, and are equal now."""
     source_s: float = 0.0
@@ -46,8 +46,8 @@ class Comparison:
     """Seconds that it took to read and hash either side; the source is read once for all sinks."""
     scope: str = "all rows"
     sample: list[Difference] = field(default_factory=list)
-    known: list[Difference] = field(default_factory=list, repr=False)
-    """What `sample` begins; not part of a report."""
+    differences: list[Difference] = field(default_factory=list, repr=False)
+    """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a report."""
 
     @property
     def equal(self) -> bool:
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """What is wrong counts before what is undecided."""
+        """Differing rows count before undecided ones."""
         if self.wrong:
             return "differs"
         return "undecided" if self.undecided else "equal"
@@ -65,46 +65,47 @@ class Comparison:
     def wrong(self) -> int:
         return self.missing + self.extra + self.different
 
-    def after(self, repair: "Comparison") -> "Comparison":
-        """This comparison as it is once the rows that differed have been looked at again."""
-        mended = replace(self, missing=repair.missing, extra=repair.extra, different=repair.different)
-        mended.undecided += repair.undecided
-        mended.repaired = max(0, self.wrong - mended.wrong - repair.undecided)
-        mended.sample, mended.known = repair.sample, repair.known
-        return mended
+    def with_recheck(self, recheck: "Comparison") -> "Comparison":
+        """Return this comparison with the results of comparing the differing rows again, after a repair."""
+        updated = replace(self, missing=recheck.missing, extra=recheck.extra, different=recheck.different)
+        updated.undecided += recheck.undecided
+        updated.repaired = max(0, self.wrong - updated.wrong - recheck.undecided)
+        updated.sample, updated.differences = recheck.sample, recheck.differences
+        return updated
 
     def to_dict(self) -> dict[str, Any]:
-        told = {name: value for name, value in asdict(self).items() if name != "known"}
-        return {**told, "equal": self.equal, "verdict": self.verdict}
+        fields = {name: value for name, value in asdict(self).items() if name != "differences"}
+        return {**fields, "equal": self.equal, "verdict": self.verdict}
 
     def add(self, counts: Mapping[str, int], differences: Iterable[Difference]) -> None:
-        """Book wrong rows: how many of each kind, and some of them."""
+        """Add wrong rows: how many of each kind, and some of them."""
         for kind, count in counts.items():
             setattr(self, kind, getattr(self, kind) + count)
-        self.known = sorted([*self.known, *differences], key=lambda one: one.id)[:KNOWN]
-        self.sample = self.known[:SAMPLE]
+        by_id = sorted([*self.differences, *differences], key=lambda difference: difference.id)
+        self.differences = by_id[:MAX_DIFFERENCES]
+        self.sample = self.differences[:SAMPLE]
 
 
-def prove(compare: Callable[[], Sequence[Comparison]], sink: str, again: str) -> None:
-    """Compare the views of a sink that nobody sees yet; what couldn't be decided is compared again, all of it.
+def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) -> None:
+    """Prove that the views of a new generation equal their source. Undecided views are compared again, all rows.
 
-    `again` is the command that goes on from here.
+    `command` is what an operator runs to go on from here.
 
     Raises:
-        DivergenceError: one differs from its source.
-        UndecidedError: one can't be proved equal either, however often it is looked at.
+        DivergenceError: a view differs from its source.
+        UndecidedError: a view couldn't be decided in PROOFS comparisons.
     """
     for _ in range(PROOFS):
         comparisons = compare()
-        if wrong := [one for one in comparisons if one.verdict == "differs"]:
+        if wrong := [comparison for comparison in comparisons if comparison.verdict == "differs"]:
             raise _divergence(wrong, sink)
-        undecided = [one for one in comparisons if one.verdict == "undecided"]
+        undecided = [comparison for comparison in comparisons if comparison.verdict == "undecided"]
         if not undecided:
             return
     raise UndecidedError(
         f"{undecided[0].undecided:,} rows of {undecided[0].table} in {sink} changed at every look, so that the new"
         " generation can't be proved equal. Readers see what they saw.",
-        hint=f"when less is written, to go on with this proof: {again}",
+        hint=f"when less is written, to go on with this proof: {command}",
         more=len(undecided) - 1,
     )
 

@@ -1,4 +1,4 @@
-"""Which rows have a record in the log since a moment, and what it makes of them; a table's topic as Spark reads it."""
+"""Records of a table's topic since a position or a time, as Spark reads them: which rows changed, and to what."""
 
 import json
 
@@ -12,31 +12,31 @@ from cdc.spark.kafka_source import consumer
 from cdc.verify import bucket_hashes
 
 
-def states_since(spark: SparkSession, kafka: str, table: Table, at: Position) -> DataFrame:
-    """id, seen: what each committed record at or above a position makes of its row.
+def states_since(spark: SparkSession, kafka: str, table: Table, position: Position) -> DataFrame:
+    """Return id, seen: the state of the row after each committed record at or above a position.
 
-    seen is a hash of the row as `tree.seen` makes it, null where the row is gone. A record that compaction has taken
-    has a newer one of its key, so no id is missed. Records that can't be read are left out.
+    seen is the row's hash (`bucket_hashes.row_hash`), null where the record deletes the row. Where compaction has
+    removed a record there is a newer one of its key, so no id is missed. Records that can't be read are left out.
     """
-    starts = {str(partition): offset for partition, offset in enumerate(at.offsets)}
+    starts = {str(partition): offset for partition, offset in enumerate(position.offsets)}
     records = _records(spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})})
     states = records.select("key", "value").mapInArrow(lasting(log_rows.documents(table)), log_rows.DOCUMENTS)
-    return states.select("id", bucket_hashes.seen(table, "document").alias("seen"))
+    return states.select("id", bucket_hashes.row_hash(table, "document").alias("seen"))
 
 
-def since_time(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
-    """Ids, each once, of records that the connector handed to Kafka at that time, Unix milliseconds, or later."""
+def ids_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
+    """Return the distinct ids of records that the connector produced at that time (Unix milliseconds) or later."""
     options = {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
     return _keys(_records(spark, kafka, table, options), table).select("id").distinct()
 
 
 def keys(spark: SparkSession, kafka: str, table: Table) -> DataFrame:
-    """id, key: each key of the topic once, as bytes."""
+    """Return id, key: each key of the topic once, as bytes."""
     return _keys(_records(spark, kafka, table, {"startingOffsets": "earliest"}), table).distinct()
 
 
 def _keys(records: DataFrame, table: Table) -> DataFrame:
-    """Records of another key than the table's are left out."""
+    """Return id, key of each record; records with another key than the table's are left out."""
     return records.select("key").mapInArrow(lasting(log_rows.ids(table)), log_rows.IDS)
 
 

@@ -1,6 +1,6 @@
-"""Make the log right about some rows: what their source holds is sent again, what it doesn't hold is deleted.
+"""Repair the log for single rows: rows of the source are sent again, rows that the source lacks are deleted.
 
-In:  what `cdc.verify` found wrong. Out: records in the table's topic, which every view applies like any other.
+In:  comparisons of `cdc.verify`. Out: records in the table's topic, which every view applies like any other.
 """
 
 import json
@@ -15,13 +15,13 @@ from cdc.model import pg_types
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import recent_changes
-from cdc.verify.backfill import reemit
-from cdc.verify.comparison import KNOWN, Comparison
-from cdc.verify.verification import Options, look_at
+from cdc.verify.backfill import backfill
+from cdc.verify.comparison import MAX_DIFFERENCES, Comparison
+from cdc.verify.verification import Options, verify_rows
 
 INTEGERS = ("smallint", "integer", "bigint")
-WRITTEN_ALIKE = (*INTEGERS, "text", "character varying", "uuid")
-"""Types whose values stand in an id as they stand in a key."""
+KEYS_AS_TEXT = (*INTEGERS, "text", "character varying", "uuid")
+"""Types whose values have the same text in an id as in a record's key."""
 
 
 def repair(
@@ -30,56 +30,58 @@ def repair(
     tables: Sequence[Table],
     sinks: Sequence[Sink],
     options: Options,
-    found: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
 ) -> list[Comparison]:
-    """Repair what was found wrong, and look at those rows again; views with too much of it are left as they are.
+    """Repair the rows that differ, and compare them again. Returns all comparisons, the repaired ones updated.
 
-    So are rows that the warehouse holds twice: a change goes to both of them. The topic gets a tombstone for each row
-    that a view has and the source has not, then all of the rows as the source has them: one that came to be meanwhile
-    is there in the end. The tombstones count only together with these rows (`reemit`): a repair that is ended half way
-    has deleted nothing.
+    A view with MAX_DIFFERENCES wrong rows or more is left as it is; so is a row that the warehouse holds twice, since a
+    change goes to both copies. The topic first gets a tombstone for each row that the source lacks, then all rows as
+    the source has them: a row that was inserted meanwhile exists in the end. Tombstones count only together with these
+    rows (`backfill`): a repair that ends half way has deleted nothing.
 
     Raises:
         ConnectorError: the rows didn't come in time, or a view didn't apply them.
-        SourceError: the source can't be asked to send rows.
+        SourceError: the source can't send rows again.
     """
-    ends = list(found)
+    results = list(comparisons)
     for table in tables:
-        mine = {one.sink: one for one in found if one.table == table.qualified and 0 < one.wrong < KNOWN}
-        if not mine:
+        of_table = [comparison for comparison in comparisons if comparison.table == table.qualified]
+        repairable = {c.sink: c for c in of_table if 0 < c.wrong < MAX_DIFFERENCES}
+        if not repairable:
             continue
-        ids = sorted({row.id for one in mine.values() for row in one.known})
-        gone = sorted({row.id for one in mine.values() for row in one.known if row.kind == "extra"})
+        differences = [row for comparison in repairable.values() for row in comparison.differences]
+        ids = sorted({row.id for row in differences})
+        extra_ids = sorted({row.id for row in differences if row.kind == "extra"})
         with Topics(pipeline.kafka) as kafka:
-            keys = _keys(spark, pipeline, table, gone)
-            reemit(pipeline, kafka, table, ids, timeout_s=options.timeout_s, gone=keys)
-        again = look_at(spark, pipeline, table, [one for one in sinks if one.name in mine], options, ids)
-        for now in again:
-            at = ends.index(mine[now.sink])
-            ends[at] = mine[now.sink].after(now)
-    return ends
+            keys = _tombstone_keys(spark, pipeline, table, extra_ids)
+            backfill(pipeline, kafka, table, ids, timeout_s=options.timeout_s, delete_keys=keys)
+        repaired_sinks = [sink for sink in sinks if sink.name in repairable]
+        for recheck in verify_rows(spark, pipeline, table, repaired_sinks, options, ids):
+            comparison = repairable[recheck.sink]
+            results[results.index(comparison)] = comparison.with_recheck(recheck)
+    return results
 
 
-def _keys(spark: SparkSession, pipeline: Pipeline, table: Table, ids: Sequence[str]) -> list[bytes]:
-    """The keys of records of these rows: as the topic has them, or else as the connector would write them."""
+def _tombstone_keys(spark: SparkSession, pipeline: Pipeline, table: Table, ids: Sequence[str]) -> list[bytes]:
+    """Return record keys of these rows: those in the topic, or else those that the connector would write."""
     if not ids:
         return []
-    wanted: DataFrame = spark.createDataFrame([(one,) for one in ids], "id string")
-    listed = recent_changes.keys(spark, pipeline.kafka, table).join(F.broadcast(wanted), "id", "left_semi")
-    known = {row["id"]: bytes(row["key"]) for row in listed.collect()}
-    built = ((one, _written(table, one)) for one in ids if one not in known)
-    return [*known.values(), *(key for _, key in built if key is not None)]
+    listed_ids: DataFrame = spark.createDataFrame([(row_id,) for row_id in ids], "id string")
+    listed = recent_changes.keys(spark, pipeline.kafka, table).join(F.broadcast(listed_ids), "id", "left_semi")
+    topic_keys = {row["id"]: bytes(row["key"]) for row in listed.collect()}
+    built = ((row_id, _connector_key(table, row_id)) for row_id in ids if row_id not in topic_keys)
+    return [*topic_keys.values(), *(key for _, key in built if key is not None)]
 
 
-def _written(table: Table, row_id: str) -> bytes | None:
-    """A key that the topic has never had; None when an id doesn't tell how the connector would write it."""
-    kinds = [pg_types.base(table.column(name).type) for name in table.key]
-    if not set(kinds) <= set(WRITTEN_ALIKE):
+def _connector_key(table: Table, row_id: str) -> bytes | None:
+    """Write a row's key as the connector would. None: the types of the key leave that open."""
+    kinds = [pg_types.base_type(table.column(name).type) for name in table.key]
+    if not set(kinds) <= set(KEYS_AS_TEXT):
         return None
     try:
         parts = [row_id] if len(kinds) == 1 else json.loads(row_id)
-        each = zip(kinds, parts, strict=True)
-        values = [int(part) if kind in INTEGERS else str(part) for kind, part in each]
+        pairs = zip(kinds, parts, strict=True)
+        values = [int(part) if kind in INTEGERS else str(part) for kind, part in pairs]
     except (TypeError, ValueError):
         return None
     return json.dumps(dict(zip(table.key, values, strict=True)), separators=(",", ":"), ensure_ascii=False).encode()

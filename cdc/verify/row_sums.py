@@ -1,7 +1,7 @@
-"""A set of rows as three sums: equal sums mean equal rows. Plain Python, for executors and for the REPL.
+"""Sums of a set of rows: equal sums mean equal rows. Plain Python, for executors and for the REPL.
 
-Rows are compared by value: a document is taken apart, its members put in the order of the table's columns, floating
-point numbers read as such. What remains unequal here may still be equal to `cdc.verify.canonical`, never the other way
+Rows are compared by value: a document is parsed, its members are put in the order of the table's columns, and floating
+point numbers are read as such. Rows that differ here may still be equal to `cdc.verify.canonical`, never the other way
 round.
 """
 
@@ -13,12 +13,12 @@ from hashlib import blake2b
 from typing import Any
 
 BITS = (1 << 63) - 1
-"""Of a hash: a long of Spark's that is never negative."""
-Reader = Callable[[Any], Any]
+"""Mask of a hash: a Spark long that is never negative."""
+Normalizer = Callable[[Any], Any]
 
 
 class Digits(str):
-    """A number by its text: 1.0 isn't 1.00, and none is the string of its digits."""
+    """A number by its text: 1.0 isn't 1.00, and no number equals the string of its digits."""
 
     __slots__ = ()
 
@@ -27,28 +27,28 @@ class Digits(str):
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """How many rows there are, and two sums of their hashes: each hides what the other one shows.
+class RowSums:
+    """Number of rows, and two sums of their hashes: `folded` by exclusive or, `total` by addition.
 
-    The exclusive or alone would lose what is there twice, the sum what makes up for something else.
+    The exclusive or alone would miss a row that is there twice, the total alone two errors that cancel out.
     """
 
     rows: int = 0
     folded: int = 0
     total: int = 0
 
-    def plus(self, other: "Leaf") -> "Leaf":
-        return Leaf(self.rows + other.rows, self.folded ^ other.folded, (self.total + other.total) & BITS)
+    def plus(self, part: "RowSums") -> "RowSums":
+        return RowSums(self.rows + part.rows, self.folded ^ part.folded, (self.total + part.total) & BITS)
 
 
 @dataclass(frozen=True)
 class Comparable:
-    """What makes texts of documents alike whose rows are equal, and of those alone.
+    """Turns documents into comparable texts: equal exactly where the rows are equal.
 
     columns     (name, `types.Kind.compare`) of each column of the table
 
-    Members that are no column are left out, one that is lacking counts as null. What can't be taken apart, or has a
-    member twice, stays as it is written.
+    Members that are no column are left out, a missing member counts as null. A document that can't be parsed, or has a
+    member twice, stays as it is.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -61,30 +61,30 @@ class Comparable:
         members = dict(pairs) if isinstance(pairs, tuple) else {}
         if not members or len(members) != len(pairs):
             return document
-        return repr([READERS.get(compare, _as_it_is)(members.get(name)) for name, compare in self.columns])
+        return repr([NORMALIZERS.get(compare, _unchanged)(members.get(name)) for name, compare in self.columns])
 
 
-def leaf_of(rows: Iterable[tuple[str, str]], comparable: Comparable) -> Leaf:
-    """Of (id, document) pairs, in any order."""
+def sum_rows(rows: Iterable[tuple[str, str]], comparable: Comparable) -> RowSums:
+    """Sum up (id, document) pairs, in any order."""
     count = folded = total = 0
     for row_id, document in rows:
         text = f"{len(row_id)}:{row_id}{comparable.text(document)}".encode("utf-8", "surrogatepass")
         number = int.from_bytes(blake2b(text, digest_size=8).digest()) & BITS
         count, folded, total = count + 1, folded ^ number, total + number
-    return Leaf(count, folded, total & BITS)
+    return RowSums(count, folded, total & BITS)
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
 def _double(value: Any) -> Any:
-    """By value: 1e20 is 100000000000000000000, and -0 is 0 as in Postgres. What is no number stays."""
+    """Compare by value: 1e20 is 100000000000000000000, and -0 is 0 as in Postgres. Text stays."""
     return float(value) + 0.0 if isinstance(value, Digits) else value
 
 
 def _real(value: Any) -> Any:
-    """As `_double`, of four bytes."""
+    """Compare as `_double`, in four bytes."""
     if not isinstance(value, Digits):
         return value
     try:
@@ -94,15 +94,15 @@ def _real(value: Any) -> Any:
     return number + 0.0
 
 
-def _each(reader: Reader) -> Reader:
-    return lambda value: [reader(one) for one in value] if isinstance(value, list) else value
+def _for_elements(normalize: Normalizer) -> Normalizer:
+    return lambda value: [normalize(element) for element in value] if isinstance(value, list) else value
 
 
-READERS: dict[str, Reader] = {
+NORMALIZERS: dict[str, Normalizer] = {
     "real": _real,
     "double": _double,
-    "reals": _each(_real),
-    "doubles": _each(_double),
+    "reals": _for_elements(_real),
+    "doubles": _for_elements(_double),
 }
-"""By `types.Kind.compare`; values of the others are compared as JSON, its numbers by their text."""
+"""By `types.Kind.compare`. Values of other kinds are compared as JSON, numbers by their text."""
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple, parse_int=Digits, parse_float=Digits, parse_constant=Digits)

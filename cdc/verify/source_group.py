@@ -1,6 +1,6 @@
-"""Many small tables read by one job of Spark's: how large they are, which go together, and their rows.
+"""Read many small tables in one Spark job: their sizes, their groups, their rows.
 
-A task reads several tables, each in a transaction of its own: all of one snapshot, no more locks than for one table.
+A task reads several tables, each in a transaction of its own. All join one snapshot, and a transaction locks one table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,18 +12,27 @@ from pyspark.sql import DataFrame
 
 from cdc.model.table import Table
 from cdc.postgres import source
-from cdc.verify.source_rows import SESSION, Reader, Snapshot, begin, copied, join, row_query, throttled
+from cdc.verify.source_rows import (
+    SESSION,
+    SourceReader,
+    SourceSnapshot,
+    begin_in_snapshot,
+    copy_rows,
+    row_query,
+    snapshot_statement,
+    throttle,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SMALL_BYTES = 512 << 10
-"""A table up to this is read together with others; reading a larger one takes longer than a job of its own costs."""
+"""Largest table that is read together with others: reading a larger one takes longer than starting a job for it."""
 GROUP_BYTES = 64 << 20
 GROUP_TABLES = 250
-"""Of one snapshot, which locks them: the server has room for 6,400 locks by default."""
-GROUPED = "table string, id string, document string"
-# All that a table has, large values too; of a partitioned one all partitions. Null for one that isn't there.
+"""Tables of one snapshot. The snapshot locks them all, and a server has room for 6,400 locks by default."""
+GROUP_SCHEMA = "table string, id string, document string"
+# Size with TOAST; of a partitioned table the sum of all partitions. Null: there is no such table.
 SIZES = """
 SELECT name, (SELECT sum(pg_table_size(t.relid)) FROM (
     SELECT relid FROM pg_partition_tree(to_regclass(name)) UNION SELECT to_regclass(name)) AS t (relid))::bigint
@@ -31,63 +40,65 @@ FROM unnest(%s::text[]) AS name
 """
 
 
-def sizes(dsn: str, tables: Sequence[Table]) -> dict[str, int]:
-    """Bytes of each table that is there, by its name."""
-    named = {sql.Identifier(table.schema, table.name).as_string(None): table.qualified for table in tables}
+def table_sizes(dsn: str, tables: Sequence[Table]) -> dict[str, int]:
+    """Return the bytes of each table that exists, by its name."""
+    names = {sql.Identifier(table.schema, table.name).as_string(None): table.qualified for table in tables}
     with source.connect(dsn) as connection:
-        listed = connection.execute(SIZES, [list(named)]).fetchall()
-    return {named[name]: size for name, size in listed if size is not None}
+        listed = connection.execute(SIZES, [list(names)]).fetchall()
+    return {names[name]: size for name, size in listed if size is not None}
 
 
-def groups(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[list[Table]]:
-    """The small tables in groups, in their order; one that has no other small one beside it needs no group."""
-    gathered: list[list[Table]] = []
+def group_tables(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[list[Table]]:
+    """Group the small tables, in their order. A group has at least two: a single table is better read by itself."""
+    collected: list[list[Table]] = []
     room = 0
     for table in tables:
         size = bytes_of.get(table.qualified, SMALL_BYTES + 1)
         if size > SMALL_BYTES:
             continue
-        if not gathered or size > room or len(gathered[-1]) == GROUP_TABLES:
-            gathered.append([])
+        if not collected or size > room or len(collected[-1]) == GROUP_TABLES:
+            collected.append([])
             room = GROUP_BYTES
-        gathered[-1].append(table)
+        collected[-1].append(table)
         room -= size
-    return [group for group in gathered if len(group) > 1]
+    return [group for group in collected if len(group) > 1]
 
 
-def rows_of_group(reader: Reader, snapshot: Snapshot, where: Mapping[str, sql.Composable]) -> DataFrame:
-    """The rows of all tables of a snapshot: as `cdc.sink.contract.Grouped` gives a view's.
+def rows_of_group(
+    reader: SourceReader, snapshot: SourceSnapshot, conditions: Mapping[str, sql.Composable]
+) -> DataFrame:
+    """Read the rows of all tables of a snapshot, in the form of `cdc.sink.contract.Grouped.scan_group`.
 
-    `where` may have a condition for a table, by its name.
+    `conditions` may have a condition for a table, by its name.
     """
     tables = snapshot.tables
     tasks = max(1, min(reader.spark.sparkContext.defaultParallelism, len(tables)))
-    rate, dsn, joining = reader.rate and reader.rate / tasks, snapshot.dsn, join(snapshot)
-    queries = [(one.qualified, row_query(one, where.get(one.qualified)).as_string(None)) for one in tables]
+    rate, dsn, join_sql = reader.rate and reader.rate / tasks, snapshot.dsn, snapshot_statement(snapshot)
+    queries = [(table.qualified, row_query(table, conditions.get(table.qualified)).as_string(None)) for table in tables]
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for task in (task for part in parts for task in part.column("id").to_pylist()):
             with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
-                yield from throttled(_each(connection, queries[task::tasks], joining), rate)
+                yield from throttle(_read_tables(connection, queries[task::tasks], join_sql), rate)
 
-    return reader.spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, GROUPED)
+    return reader.spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, GROUP_SCHEMA)
 
 
-def _each(
-    connection: source.Connection, queries: Sequence[tuple[str, str]], joining: str
+def _read_tables(
+    connection: source.Connection, queries: Sequence[tuple[str, str]], join_sql: str
 ) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
     for table, query in queries:
-        begin(connection, joining)
+        begin_in_snapshot(connection, join_sql)
         try:
-            for batch in copied(connection, query):
+            for batch in copy_rows(connection, query):
                 names = pa.array([table] * batch.num_rows, "string")
                 yield pa.RecordBatch.from_arrays([names, *batch.columns], names=["table", "id", "document"])
         except (psycopg.ProgrammingError, psycopg.DataError):
-            # Dropped, altered or forbidden: what it is shows when the table is read by itself.
-            nothing = pa.array([None], "string")
+            # Dropped, altered or forbidden: reading the table by itself shows which.
+            null = pa.array([None], "string")
             yield pa.RecordBatch.from_arrays(
-                [pa.array([table], "string"), nothing, nothing], names=["table", "id", "document"]
+                [pa.array([table], "string"), null, null], names=["table", "id", "document"]
             )
         connection.execute("ROLLBACK")

@@ -1,7 +1,7 @@
-"""The rows of a table as Postgres itself would write a view's documents; read by Spark's executors.
+"""Read the rows of a table with Spark's executors, as documents that Postgres itself writes.
 
-In:  a snapshot of the source, which of its rows. Out: frames of id string, document string.
-Invariant: every transaction is READ ONLY and sees that one snapshot; memory doesn't grow with the table.
+In:  a snapshot of the source, a condition. Out: frames of id string, document string.
+Invariant: every transaction is READ ONLY and sees that same snapshot; memory doesn't grow with the table.
 """
 
 import io
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 5000
 CHUNK_BYTES = 8 << 20
-"""Of a batch of rows, unless a single one is longer."""
+"""Largest batch of rows, unless a single row is larger."""
 PAGES_PER_TASK = 256
 Sample = tuple[str, str]
-"""The first and the last bucket of those whose rows are looked at."""
+"""The first and the last bucket whose rows are compared."""
 IDS_PER_QUERY = 1000
 BUCKET_DIGITS = 4
 BUCKETS = 16**BUCKET_DIGITS
@@ -44,14 +44,14 @@ FROM (SELECT relid FROM pg_partition_tree(%(table)s::regclass) UNION SELECT %(ta
 """
 DATES = ("date", "timestamp without time zone", "timestamp with time zone")
 CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid")
-"""Types whose values, as an id has them, Postgres reads as these very values: their index finds them."""
+"""Types whose text in an id casts back to the same value, so that the key's index can be used."""
 
 
-class Snapshot:
-    """One state of a table, or of several, held open for readers that join it; as a context manager.
+class SourceSnapshot:
+    """A snapshot of one or several tables, open for readers that join it. A context manager.
 
-    `taken_ms` is a time, by the server's clock, at which it had been taken. A table's lock is that of a SELECT: it
-    keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one reader and the next.
+    `taken_ms` is a time, by the server's clock, at which the snapshot existed already. Tables are locked as by a
+    SELECT: that keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one reader and the next.
     """
 
     def __init__(self, dsn: str, table: Table, *more: Table) -> None:
@@ -69,136 +69,141 @@ class Snapshot:
         names = [sql.Identifier(table.schema, table.name) for table in self.tables]
         self._connection.execute(READ_ONLY)
         self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names)))
-        (self.id,) = self._one("SELECT pg_export_snapshot()")
-        (self.taken_ms,) = self._one("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000")
-        (self.pages,) = self._one(PAGES, {"table": name.as_string(None)})
+        (self.id,) = self._fetch_row("SELECT pg_export_snapshot()")
+        (self.taken_ms,) = self._fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000")
+        (self.pages,) = self._fetch_row(PAGES, {"table": name.as_string(None)})
 
-    def __enter__(self) -> "Snapshot":
+    def __enter__(self) -> "SourceSnapshot":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._connection.close()
 
-    def _one(self, query: str, values: dict[str, str] | None = None) -> tuple[Any, ...]:
+    def _fetch_row(self, query: str, values: dict[str, str] | None = None) -> tuple[Any, ...]:
         row = self._connection.execute(query, values).fetchone()
         assert row is not None
         return row
 
 
 @dataclass(frozen=True)
-class Reader:
-    """How the source is read: `rate` limits rows per second over all tasks together."""
+class SourceReader:
+    """Reads rows of the source with executors. `rate` limits rows per second, over all tasks together."""
 
     spark: SparkSession
     rate: float | None = None
 
-    def rows(self, snapshot: Snapshot, where: sql.Composable | None = None) -> DataFrame:
-        """The rows of a whole table that meet a condition: ranges of its pages, read side by side."""
+    def rows(self, snapshot: SourceSnapshot, condition: sql.Composable | None = None) -> DataFrame:
+        """Read the rows of a table that meet a condition. Ranges of its pages are read in parallel."""
         tasks = max(1, min(self.spark.sparkContext.defaultParallelism, snapshot.pages // PAGES_PER_TASK))
-        rate, dsn, joining = self.rate and self.rate / tasks, snapshot.dsn, join(snapshot)
+        rate, dsn, join_sql = self.rate and self.rate / tasks, snapshot.dsn, snapshot_statement(snapshot)
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
         queries = [
-            row_query(snapshot.table, _all(where, _pages(low, high))).as_string(None)
+            row_query(snapshot.table, _both_conditions(condition, _page_condition(low, high))).as_string(None)
             for low, high in zip(bounds, [*bounds[1:], None], strict=True)
         ]
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             for task in (task for part in parts for task in part.column("id").to_pylist()):
                 with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
-                    begin(connection, joining)
-                    yield from throttled(copied(connection, queries[task]), rate)
+                    begin_in_snapshot(connection, join_sql)
+                    yield from throttle(copy_rows(connection, queries[task]), rate)
 
         return self.spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, "id string, document string")
 
-    def chosen(self, snapshot: Snapshot, ids: Sequence[str]) -> DataFrame:
-        """The rows of these ids, as far as there are any."""
-        table, rate, dsn, joining = snapshot.table, self.rate, snapshot.dsn, join(snapshot)
+    def rows_with_ids(self, snapshot: SourceSnapshot, ids: Sequence[str]) -> DataFrame:
+        """Read the rows of these ids, as far as they exist."""
+        table, rate, dsn, join_sql = snapshot.table, self.rate, snapshot.dsn, snapshot_statement(snapshot)
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-            wanted = [key for part in parts for key in part.column("key").to_pylist()]
+            row_ids = [key for part in parts for key in part.column("key").to_pylist()]
             with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
-                begin(connection, joining)
-                for at in range(0, len(wanted), IDS_PER_QUERY):
-                    some = wanted[at : at + IDS_PER_QUERY]
-                    yield from throttled(chosen_rows(connection, table, some, joining), rate)
+                begin_in_snapshot(connection, join_sql)
+                for start in range(0, len(row_ids), IDS_PER_QUERY):
+                    chunk_ids = row_ids[start : start + IDS_PER_QUERY]
+                    yield from throttle(fetch_rows(connection, table, chunk_ids, join_sql), rate)
 
         keys = self.spark.createDataFrame([(key,) for key in ids], "key string").coalesce(1)
         return keys.mapInArrow(read, "id string, document string")
 
 
-def chosen_rows(
-    connection: source.Connection, table: Table, ids: Sequence[str], joining: str
+def fetch_rows(
+    connection: source.Connection, table: Table, ids: Sequence[str], join_sql: str
 ) -> Iterator["pa.RecordBatch"]:
-    """The rows of these ids, in a transaction that `joining` lets see the snapshot, read as they are taken."""
-    rows = copied(connection, row_query(table, by_id(table, ids)).as_string(None))
+    """Read the rows of these ids, lazily, in a transaction that `join_sql` has let see the snapshot."""
+    rows = copy_rows(connection, row_query(table, id_condition(table, ids)).as_string(None))
     try:
-        # Postgres reads all ids before it sends a row, so that the first batch tells of any that it can't read.
+        # Postgres casts all ids before it sends a row, so the first batch raises for any that it can't cast.
         first = list(islice(rows, 1))
     except psycopg.DataError:
-        # An id that is no value of the key's type; only the text can be compared with it.
+        # An id is no value of the key's type: only its text can be compared.
         connection.execute("ROLLBACK")
-        begin(connection, joining)
-        first, rows = [], copied(connection, row_query(table, by_text(table, ids)).as_string(None))
+        begin_in_snapshot(connection, join_sql)
+        first, rows = [], copy_rows(connection, row_query(table, text_condition(table, ids)).as_string(None))
     yield from chain(first, rows)
 
 
-def row_query(table: Table, where: sql.Composable | None = None) -> sql.Composed:
-    """Rows as (id, document), built by Postgres in the form that docs/use/types.md gives a view."""
+def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Composed:
+    """Build the query of rows as (id, document), in the form that docs/use/types.md gives a view."""
 
     def member(name: str) -> sql.Composable:
         return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(
-            sql.Literal(name), _form(table, name)
+            sql.Literal(name), _document_value(table, name)
         )
 
-    # Values of json last, as the views have them: rows that are written alike needn't be parsed.
+    # Values of json come last, as in the views: equal rows then have equal text and needn't be parsed.
     columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
     members = sql.SQL(", ").join([member(column.name) for column in columns])
     query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
         identity(table), members, sql.Identifier(table.schema, table.name)
     )
-    return query + sql.SQL(" WHERE ") + where if where else query
+    return query + sql.SQL(" WHERE ") + condition if condition else query
 
 
 def identity(table: Table) -> sql.Composable:
-    """A row's id, as an expression over its columns: the twin of `TableCodec.row_id`."""
+    """Build the expression of a row's id over its columns; `TableCodec.row_id` computes the same in Python."""
     if len(table.key) == 1:
-        return sql.SQL("{}::text").format(_form(table, table.key[0]))
-    literals = [sql.SQL("to_json({})::text").format(_form(table, name)) for name in table.key]
+        return sql.SQL("{}::text").format(_document_value(table, table.key[0]))
+    literals = [sql.SQL("to_json({})::text").format(_document_value(table, name)) for name in table.key]
     return sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(sql.SQL(", ").join(literals))
 
 
 def bucket(table: Table) -> sql.Composable:
-    """The bucket of a row, of 65,536: the twin of `tree.bucket`."""
+    """Build the expression of a row's bucket, of 65,536; `bucket_hashes.bucket` computes the same in Spark."""
     return sql.SQL("substr(md5(convert_to({}, 'UTF8')), 1, {})").format(identity(table), sql.Literal(BUCKET_DIGITS))
 
 
-def within(table: Table, sample: Sample) -> sql.Composable:
-    """The condition that a row is of a sample."""
+def sample_condition(table: Table, sample: Sample) -> sql.Composable:
+    """Build the condition that a row's bucket is in the sample."""
     return sql.SQL('{} COLLATE "C" BETWEEN {} AND {}').format(bucket(table), *map(sql.Literal, sample))
 
 
-def by_text(table: Table, ids: Sequence[str]) -> sql.Composable:
-    """The condition that a row has one of these ids, for any key; reads the whole table."""
-    known = [key for key in ids if "\0" not in key]
-    return sql.SQL("({}) = ANY ({}::text[])").format(identity(table), sql.Literal(known))
+def text_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
+    """Build the condition that a row has one of these ids, for any type of key. It reads the whole table."""
+    valid_ids = [key for key in ids if "\0" not in key]
+    return sql.SQL("({}) = ANY ({}::text[])").format(identity(table), sql.Literal(valid_ids))
 
 
-def by_id(table: Table, ids: Sequence[str]) -> sql.Composable:
-    """The same by the columns of the key, so that their index is used, where their types allow it.
+def id_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
+    """Build the same condition over the columns of the key, so that their index is used, where their types allow it.
 
-    A query with it may raise DataError: then one of the ids is no value of the key's type.
+    A query with it raises DataError when an id is no value of the key's type.
     """
-    kinds = [pg_types.base(table.column(name).type) for name in table.key]
-    values = [_values(key, len(kinds)) for key in ids]
-    if not all(_castable(kinds, each) for each in values):
-        return by_text(table, ids)
-    rows = [
-        sql.SQL("({})").format(sql.SQL(", ").join(_cast(kind, one) for kind, one in zip(kinds, each, strict=True)))
-        for each in values
-        if each
-    ]
+    kinds = [pg_types.base_type(table.column(name).type) for name in table.key]
+    values = [_key_values(row_id, len(kinds)) for row_id in ids]
+    if not all(_castable(kinds, parts) for parts in values):
+        return text_condition(table, ids)
+    rows = [_cast_row(kinds, parts) for parts in values if parts]
+    if not rows:
+        return sql.SQL("false")
     names = sql.SQL(", ").join(map(sql.Identifier, table.key))
-    return sql.SQL("({}) IN (VALUES {})").format(names, sql.SQL(", ").join(rows)) if rows else sql.SQL("false")
+    return sql.SQL("({}) IN (VALUES {})").format(names, sql.SQL(", ").join(rows))
+
+
+def _cast_row(kinds: Sequence[str], parts: Sequence[str]) -> sql.Composable:
+    casts = [_cast(kind, part) for kind, part in zip(kinds, parts, strict=True)]
+    return sql.SQL("({})").format(sql.SQL(", ").join(casts))
 
 
 def _cast(kind: str, text: str) -> sql.Composable:
@@ -206,75 +211,81 @@ def _cast(kind: str, text: str) -> sql.Composable:
 
 
 def _castable(kinds: Sequence[str], values: Sequence[str]) -> bool:
-    """No values at all are an id that no row can have."""
-    each = zip(kinds, values, strict=True) if values else ()
-    return all(kind in CASTABLE for kind in kinds) and all(
-        "\0" not in text and (kind not in DATES or re.match(r"\d{4}-", text) is not None) for kind, text in each
-    )
+    """Whether all values can be cast to the key's types. True for no values: the id of no row."""
+    if not all(kind in CASTABLE for kind in kinds):
+        return False
+    pairs = zip(kinds, values, strict=True) if values else ()
+    return all(_is_castable(kind, text) for kind, text in pairs)
 
 
-def _values(key: str, count: int) -> list[str]:
-    """The texts of an id's parts; none when it isn't an id of so many columns."""
+def _is_castable(kind: str, text: str) -> bool:
+    if "\0" in text:
+        return False
+    return kind not in DATES or re.match(r"\d{4}-", text) is not None
+
+
+def _key_values(key: str, count: int) -> list[str]:
+    """Split an id into the texts of its parts. Empty when it isn't an id of so many columns."""
     if count == 1:
         return [key]
     try:
-        found = json.loads(key, parse_int=str, parse_float=str)
+        parts = json.loads(key, parse_int=str, parse_float=str)
     except ValueError:
         return []
-    good = isinstance(found, list) and len(found) == count and all(isinstance(one, str) for one in found)
-    return found if good else []
+    valid = isinstance(parts, list) and len(parts) == count and all(isinstance(part, str) for part in parts)
+    return parts if valid else []
 
 
-def _form(table: Table, name: str) -> sql.Composable:
+def _document_value(table: Table, name: str) -> sql.Composable:
     expression = kind(table.column(name).type).source
     return sql.SQL("({})").format(sql.SQL(expression).format(sql.Identifier(name)))
 
 
-def _pages(low: int, high: int | None) -> sql.Composable:
-    """Pages from low up to high, all the rest for None: rows may have come since the pages were counted."""
+def _page_condition(low: int, high: int | None) -> sql.Composable:
+    """Build the condition for pages from low up to high. None: to the end, since rows may be newer than the count."""
     above = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({low},0)"))
     if high is None:
         return above
     return sql.SQL("{} AND ctid < {}::tid").format(above, sql.Literal(f"({high},0)"))
 
 
-def _all(where: sql.Composable | None, pages: sql.Composable) -> sql.Composable:
-    return sql.SQL("({}) AND {}").format(where, pages) if where else pages
+def _both_conditions(condition: sql.Composable | None, pages: sql.Composable) -> sql.Composable:
+    return sql.SQL("({}) AND {}").format(condition, pages) if condition else pages
 
 
-def join(snapshot: Snapshot) -> str:
-    """What makes a transaction see what the snapshot does."""
+def snapshot_statement(snapshot: SourceSnapshot) -> str:
+    """Build the statement that makes a transaction see the snapshot."""
     return sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.id)).as_string(None)
 
 
-def begin(connection: source.Connection, joining: str) -> None:
-    """A transaction that sees a snapshot, by the statement that `join` makes of it."""
+def begin_in_snapshot(connection: source.Connection, join_sql: str) -> None:
+    """Begin a transaction that sees a snapshot; `join_sql` comes from `snapshot_statement`."""
     connection.execute(READ_ONLY)
-    connection.execute(joining.encode())
+    connection.execute(join_sql.encode())
 
 
-def copied(connection: source.Connection, query: str) -> Iterator["pa.RecordBatch"]:
-    """The rows of a query, a batch at a time."""
+def copy_rows(connection: source.Connection, query: str) -> Iterator["pa.RecordBatch"]:
+    """Read the rows of a query with COPY, a batch at a time."""
     with connection.cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT csv)".encode()) as copy:
-        for chunk in chunked(copy):
-            yield _parsed(chunk)
+        for chunk in chunk_lines(copy):
+            yield _parse_batch(chunk)
 
 
-def chunked(lines: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes]:
-    """Lines together, at most CHUNK_ROWS of them and CHUNK_BYTES; a longer one by itself."""
-    held: list[bytes | bytearray | memoryview] = []
+def chunk_lines(lines: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes]:
+    """Join lines into chunks of at most CHUNK_ROWS and CHUNK_BYTES; a longer line makes a chunk by itself."""
+    pending: list[bytes | bytearray | memoryview] = []
     size = 0
     for line in lines:
-        if held and (len(held) == CHUNK_ROWS or size + len(line) > CHUNK_BYTES):
-            yield b"".join(held)
-            held, size = [], 0
-        held.append(line)
+        if pending and (len(pending) == CHUNK_ROWS or size + len(line) > CHUNK_BYTES):
+            yield b"".join(pending)
+            pending, size = [], 0
+        pending.append(line)
         size += len(line)
-    if held:
-        yield b"".join(held)
+    if pending:
+        yield b"".join(pending)
 
 
-def _parsed(text: bytes) -> "pa.RecordBatch":
+def _parse_batch(text: bytes) -> "pa.RecordBatch":
     import pyarrow as pa
     from pyarrow import csv
 
@@ -288,11 +299,11 @@ def _parsed(text: bytes) -> "pa.RecordBatch":
     return batch
 
 
-def throttled(batches: Iterator["pa.RecordBatch"], rate: float | None) -> Iterator["pa.RecordBatch"]:
-    """Not more than `rate` rows per second from now on; as many as there are for None."""
-    began, rows = time.monotonic(), 0
+def throttle(batches: Iterator["pa.RecordBatch"], rate: float | None) -> Iterator["pa.RecordBatch"]:
+    """Pass batches on at no more than `rate` rows per second. None: no limit."""
+    start, rows = time.monotonic(), 0
     for batch in batches:
         yield batch
         rows += batch.num_rows
         if rate:
-            time.sleep(max(0.0, began + rows / rate - time.monotonic()))
+            time.sleep(max(0.0, start + rows / rate - time.monotonic()))

@@ -1,16 +1,17 @@
 """Compare views with their source, row by row and column by column, while others go on writing.
 
-Postgres says what each document must be (`types.Kind.source`); the view says what it is. A look at some rows goes so:
+Postgres says what each document must be (`types.Kind.source`), the view says what it is. Comparing some rows takes
+three steps:
 
-    1. where the topic ends; then a snapshot of the source, and its rows
-    2. the fence behind that snapshot; wait until the views have passed it
-    3. the views' rows, compared; then what the topic has got of them since 1
+    1. read the end of the topic; then open a snapshot of the source and read its rows
+    2. place a barrier behind that snapshot; wait until the views have passed it
+    3. compare the views' rows; then read the records that the topic has got since step 1
 
-What differs and has no record since is wrong: nothing that came later can be the reason. What is as one of its records
-since has made it is right: a row may change more often than it can be looked at. Any other is a suspect, and is looked
-at again. The first look covers the buckets that differ (`cdc.verify.bucket_hashes`), found beforehand in one pass over
-each side; small tables that are equal are found before that, many in one pass (`cdc.verify.census`). Rows stay with
-Spark's executors: only counts and keys come back, never values.
+A row that differs and has no newer record is wrong: no later change can be the reason. A row that equals the state
+after one of its newer records is right: it may change more often than it can be compared. Any other row is a suspect,
+and is compared again. The first comparison covers the buckets that differ (`cdc.verify.bucket_hashes`), found in one
+pass over each side. Before that, one pass over many small tables finds those that are equal (`cdc.verify.census`).
+Rows stay with Spark's executors: only counts and keys come back, never values.
 """
 
 import time
@@ -29,27 +30,28 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes, recent_changes
-from cdc.verify.barrier import Fence, pass_fence, raise_fence, settle
-from cdc.verify.census import View, drawn, small_and_equal
-from cdc.verify.comparison import KNOWN, Comparison, Difference
-from cdc.verify.source_rows import Reader, Sample, Snapshot, bucket, within
+from cdc.verify.barrier import Barrier, WaitOptions, await_barrier, place_barrier, wait_until_current
+from cdc.verify.census import View, equal_small_views, sample_range
+from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference
+from cdc.verify.source_rows import Sample, SourceReader, SourceSnapshot, bucket, sample_condition
 
-SUSPECTS = 20_000
-"""Keys per view that are looked at again; what differs beyond is counted as undecided."""
-ROUNDS = 5
+MAX_SUSPECTS = 20_000
+"""Keys per view that are compared again. Rows that differ beyond that number count as undecided."""
+MAX_ROUNDS = 5
+"""Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
 Tell = Callable[[str], object]
 Suspects = Mapping[str, Sequence[str]]
-"""By sink, ids of rows to look at again."""
+"""By sink, ids of rows to compare again."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared and how.
+    """Options of a comparison.
 
-    sample      percent of the buckets of ids, drawn anew for every call; of both sides alike
-    since_ms    only rows that have a record in the log since then, Unix milliseconds
-    rate        rows per second that are read from the source
-    timeout_s   of each wait for the views
+    sample      percent of the buckets of ids, drawn for every call; the same buckets on both sides
+    since_ms    compare only rows that have a record in the log since then, Unix milliseconds
+    rate        limit of rows per second that are read from the source
+    timeout_s   limit of each wait for the views
     """
 
     sample: float | None = None
@@ -59,7 +61,7 @@ class Options:
 
     @property
     def scope(self) -> str:
-        """What is compared, of a table as a whole."""
+        """Say which rows are compared, in words."""
         return "all rows" if self.sample is None else f"{self.sample:g} % of the rows"
 
 
@@ -72,35 +74,37 @@ def verify(
     *,
     tell: Tell = lambda _: None,
 ) -> list[Comparison]:
-    """One comparison per table and sink: waits for the views, compares, looks again at what changed meanwhile.
+    """Wait for the views, compare them, and compare again what changed. Returns a comparison per table and sink.
 
-    `tell` gets what is being done, and what is waited for.
+    `tell` is called with sentences about the step at work and about waits.
 
     Raises:
-        ConnectorError: a view isn't past the fence in time; names the hop that is late.
-        SettingsError: more keys have changed than can be looked at one by one.
+        ConnectorError: a view isn't past the barrier in time; names the hop that is late.
+        SettingsError: more keys have changed than can be compared one by one.
         SourceError, SinkError: a server can't be read.
     """
-    settle(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
+    wait_until_current(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
     compared: dict[View, Comparison] = {}
-    # One for all that follows: what differs in a first look must be among what the next one looks at.
-    sample = drawn(options.sample) if options.sample is not None else None
+    # The same sample for all comparisons: rows that differ in the census must be among those compared next.
+    sample = sample_range(options.sample) if options.sample is not None else None
     if options.since_ms is None:
-        reader = Reader(spark, options.rate)
-        equal = small_and_equal(reader, pipeline.source.dsn, tables, sinks, sample, tell)
-        compared |= {view: replace(one, scope=options.scope) for view, one in equal.items()}
+        reader = SourceReader(spark, options.rate)
+        equal = equal_small_views(reader, pipeline.source.dsn, tables, sinks, sample, tell)
+        compared |= {view: replace(comparison, scope=options.scope) for view, comparison in equal.items()}
     with Topics(pipeline.kafka) as kafka:
         for number, table in enumerate(tables, start=1):
-            rest = [sink for sink in sinks if (sink.name, table.qualified) not in compared]
-            if not rest:
+            pending = [sink for sink in sinks if (sink.name, table.qualified) not in compared]
+            if not pending:
                 continue
-            tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {', '.join(one.name for one in rest)}")
-            results = _Verification(spark, pipeline, kafka, table, rest, options, sample, tell).result()
-            compared |= {(one.sink, one.table): one for one in results}
+            names = ", ".join(sink.name for sink in pending)
+            tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {names}")
+            task = _Task(table, pending, options, sample, tell)
+            results = _Verification(spark, pipeline, kafka, task).result()
+            compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
     return [compared[sink.name, table.qualified] for table in tables for sink in sinks]
 
 
-def look_at(
+def verify_rows(
     spark: SparkSession,
     pipeline: Pipeline,
     table: Table,
@@ -108,198 +112,207 @@ def look_at(
     options: Options,
     ids: Sequence[str],
 ) -> list[Comparison]:
-    """`verify` of these rows of a table alone."""
+    """Compare these rows of a table alone, as `verify` does."""
     with Topics(pipeline.kafka) as kafka:
-        return _Verification(spark, pipeline, kafka, table, sinks, options).result(ids)
+        return _Verification(spark, pipeline, kafka, _Task(table, sinks, options)).result(ids)
 
 
 def compare(spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]) -> Iterator[Comparison]:
-    """One comparison per sink, while nothing writes and all is applied: every difference counts."""
-    reader, found = Reader(spark), {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
-    with Snapshot(dsn, table) as snapshot, ExitStack() as kept:
-        if buckets := sift(reader, snapshot, sinks, found, None):
-            expected = persisted(kept, _of_buckets(reader, snapshot, buckets))
+    """Compare views while nothing writes and all is applied: every difference counts. Yields one result per sink."""
+    reader = SourceReader(spark)
+    comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
+    with SourceSnapshot(dsn, table) as snapshot, ExitStack() as frames:
+        if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
+            expected = persist(frames, _rows_in_buckets(reader, snapshot, buckets))
             for sink in sinks:
-                view = bucket_hashes.within(sink.scan(table, spark), buckets)
-                book(found[sink.name], differing(kept, table, sink, expected, view))
-    yield from found.values()
+                view = bucket_hashes.rows_in_buckets(sink.scan(table, spark), buckets)
+                wrong = confirmed_differences(frames, table, sink, expected, view)
+                record_differences(comparisons[sink.name], wrong)
+    yield from comparisons.values()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What one verification compares: a table, its views in sinks, and the sample of buckets."""
+
+    table: Table
+    sinks: Sequence[Sink]
+    options: Options
+    sample: Sample | None = None
+    tell: Tell = lambda _: None
 
 
 class _Verification:
-    """One table in several views."""
+    """The comparison of one table with its views in several sinks."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        pipeline: Pipeline,
-        kafka: Topics,
-        table: Table,
-        sinks: Sequence[Sink],
-        options: Options,
-        sample: Sample | None = None,
-        tell: Tell = lambda _: None,
-    ) -> None:
-        self._sample, self._tell = sample, tell
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, task: _Task) -> None:
         self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
-        self._table, self._sinks, self._options = table, sinks, options
-        self._reader = Reader(spark, options.rate)
+        self._table, self._sinks, self._options = task.table, task.sinks, task.options
+        self._sample, self._tell = task.sample, task.tell
+        self._reader = SourceReader(spark, task.options.rate)
         self._truncations = Truncations(pipeline, kafka)
-        self._found = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
+        self._comparisons = {sink.name: Comparison(sink.name, task.table.qualified) for sink in task.sinks}
 
     def result(self, ids: Sequence[str] | None = None) -> list[Comparison]:
-        if ids is not None:
-            suspects: Suspects = {sink.name: ids for sink in self._sinks}
-        else:
-            suspects = self._since(self._options.since_ms) if self._options.since_ms is not None else self._whole()
-        for _ in range(ROUNDS):
+        """Compare rows until nothing is suspect, at most MAX_ROUNDS times. None: all rows that the options select."""
+        suspects = self._select_suspects() if ids is None else {sink.name: ids for sink in self._sinks}
+        for _ in range(MAX_ROUNDS):
             if not any(suspects.values()):
                 break
-            suspects = self._look(suspects)
-        for name, left in suspects.items():
-            self._found[name].undecided += len(left)
-        return list(self._found.values())
+            suspects = self._compare(suspects)
+        for name, undecided_ids in suspects.items():
+            self._comparisons[name].undecided += len(undecided_ids)
+        return list(self._comparisons.values())
 
-    def _whole(self) -> Suspects:
-        with Snapshot(self._pipeline.source.dsn, self._table) as snapshot:
-            buckets = sift(self._reader, snapshot, self._sinks, self._found, self._sample)
-        suspects = self._look(None, buckets) if buckets else {}
+    def _select_suspects(self) -> Suspects:
+        if self._options.since_ms is None:
+            return self._all_rows()
+        return self._changed_rows(self._options.since_ms)
+
+    def _all_rows(self) -> Suspects:
+        with SourceSnapshot(self._pipeline.source.dsn, self._table) as snapshot:
+            buckets = differing_buckets(self._reader, snapshot, self._sinks, self._comparisons, self._sample)
+        suspects = self._compare(None, buckets) if buckets else {}
         for name, ids in suspects.items():
-            self._found[name].rechecked = len(ids)
-        for one in self._found.values():
-            one.scope = self._options.scope
+            self._comparisons[name].rechecked = len(ids)
+        for comparison in self._comparisons.values():
+            comparison.scope = self._options.scope
         return suspects
 
-    def _since(self, since_ms: int) -> Suspects:
-        listed = recent_changes.since_time(self._spark, self._pipeline.kafka, self._table, since_ms)
-        ids = [row["id"] for row in listed.limit(SUSPECTS + 1).collect()]
-        if len(ids) > SUSPECTS:
+    def _changed_rows(self, since_ms: int) -> Suspects:
+        listed = recent_changes.ids_since(self._spark, self._pipeline.kafka, self._table, since_ms)
+        ids = [row["id"] for row in listed.limit(MAX_SUSPECTS + 1).collect()]
+        if len(ids) > MAX_SUSPECTS:
             raise SettingsError(
-                f"More than {SUSPECTS:,} rows of {self._table.qualified} have changed since then.",
+                f"More than {MAX_SUSPECTS:,} rows of {self._table.qualified} have changed since then.",
                 hint="name a later time, or leave --since out: comparing all rows is faster then",
             )
         for sink in self._sinks:
-            one = self._found[sink.name]
-            one.view_rows = sink.scan(self._table, self._spark, ids).count() if ids else 0
-            one.scope = f"{len(ids)} rows that changed"
+            comparison = self._comparisons[sink.name]
+            comparison.view_rows = sink.scan(self._table, self._spark, ids).count() if ids else 0
+            comparison.scope = f"{len(ids)} rows that changed"
         return {sink.name: ids for sink in self._sinks}
 
-    def _look(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
-        """Compare suspects, or else the rows of buckets; book what is wrong, return what has to be looked at again."""
+    def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
+        """Compare suspects, or else the rows of buckets; record wrong rows, return those to compare again."""
         sinks = [sink for sink in self._sinks if suspects is None or suspects.get(sink.name)]
-        ids = sorted({key for some in suspects.values() for key in some}) if suspects else []
-        with ExitStack() as kept:
-            before = self._kafka.ends([self._table.topic])[self._table.topic]
-            with self._snapshot() as snapshot:
-                chosen = self._reader.chosen(snapshot, ids)
-                expected = persisted(kept, chosen if suspects else _of_buckets(self._reader, snapshot, buckets))
-            fence = self._passed(snapshot.taken_ms, sinks)
+        ids = sorted({key for keys in suspects.values() for key in keys}) if suspects else []
+        with ExitStack() as frames:
+            start = self._kafka.ends([self._table.topic])[self._table.topic]
+            with SourceSnapshot(self._pipeline.source.dsn, self._table) as snapshot:
+                if suspects:
+                    source_rows = self._reader.rows_with_ids(snapshot, ids)
+                else:
+                    source_rows = _rows_in_buckets(self._reader, snapshot, buckets)
+                expected = persist(frames, source_rows)
+            barrier = self._await_barrier(snapshot.taken_ms, sinks)
             wrong = {}
             for sink in sinks:
-                mine = suspects[sink.name] if suspects else None
-                view = sink.scan(self._table, self._spark, mine)
-                rows = expected if mine is None else bucket_hashes.of(expected, mine)
-                view = view if mine is not None else bucket_hashes.within(view, buckets)
-                wrong[sink.name] = differing(kept, self._table, sink, rows, view)
+                if suspects:
+                    sink_ids = suspects[sink.name]
+                    rows = bucket_hashes.rows_with_ids(expected, sink_ids)
+                    view = sink.scan(self._table, self._spark, sink_ids)
+                else:
+                    rows = expected
+                    view = bucket_hashes.rows_in_buckets(sink.scan(self._table, self._spark), buckets)
+                wrong[sink.name] = confirmed_differences(frames, self._table, sink, rows, view)
             if all(frame.isEmpty() for frame in wrong.values()):
                 return {}
-            intact = {sink.name for sink in sinks if self._holds(fence, sink)}
-            states = persisted(
-                kept, recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, before)
-            )
+            intact = {sink.name for sink in sinks if self._still_past(barrier, sink)}
+            states = persist(frames, recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, start))
             return {name: self._decide(name, wrong[name], states if name in intact else None) for name in wrong}
 
     def _decide(self, name: str, wrong: DataFrame, states: DataFrame | None) -> list[str]:
-        """Book the rows that have no record since; the ids of those that are as none of their records has made them.
+        """Record the rows without a newer record as wrong; return ids of rows that equal the state of no newer record.
 
-        None instead of states: the view has been emptied meanwhile, anything may be the reason.
+        `states` is None when the view was emptied meanwhile: then any difference may be due to that.
         """
         if states is not None:
-            book(self._found[name], wrong.join(states, "id", "left_anti"))
+            record_differences(self._comparisons[name], wrong.join(states, "id", "left_anti"))
             wrong = wrong.join(states, "id", "left_semi")
-            made = (wrong["id"] == states["id"]) & wrong["seen"].eqNullSafe(states["seen"])
-            wrong = wrong.join(states, made & (wrong["kind"] != "duplicate"), "left_anti")
-        ids = [row["id"] for row in wrong.select("id").limit(SUSPECTS).collect()]
-        if len(ids) == SUSPECTS:
-            self._found[name].undecided += wrong.count() - SUSPECTS
+            matches = (wrong["id"] == states["id"]) & wrong["seen"].eqNullSafe(states["seen"])
+            wrong = wrong.join(states, matches & (wrong["kind"] != "duplicate"), "left_anti")
+        ids = [row["id"] for row in wrong.select("id").limit(MAX_SUSPECTS).collect()]
+        if len(ids) == MAX_SUSPECTS:
+            self._comparisons[name].undecided += wrong.count() - MAX_SUSPECTS
         return ids
 
-    def _passed(self, taken_ms: float, sinks: Sequence[Sink]) -> Fence:
-        timeout_s = self._options.timeout_s
-        fence = raise_fence(self._pipeline, self._kafka, [self._table], taken_ms, timeout_s=timeout_s, tell=self._tell)
-        pass_fence(fence, [self._table], sinks, timeout_s=timeout_s, tell=self._tell)
-        return fence
+    def _await_barrier(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
+        options = WaitOptions(self._options.timeout_s, tell=self._tell)
+        barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, options)
+        await_barrier(barrier, [self._table], sinks, options)
+        return barrier
 
-    def _holds(self, fence: Fence, sink: Sink) -> bool:
-        """Whether the view has stood past its fence all the time: a TRUNCATE or a rebuild would have set it back."""
+    def _still_past(self, barrier: Barrier, sink: Sink) -> bool:
+        """Whether the view is past its barrier still: a TRUNCATE or a rebuild would have set it back meanwhile."""
         self._truncations.read()
         name = self._table.qualified
         return (
-            self._truncations.floors.number(name) == fence.floors.number(name)
-            and fence.problem(sink, self._table) is None
+            self._truncations.floors.number(name) == barrier.floors.number(name)
+            and barrier.problem(sink, self._table) is None
         )
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._pipeline.source.dsn, self._table)
 
-
-def sift(
-    reader: Reader,
-    snapshot: Snapshot,
+def differing_buckets(
+    reader: SourceReader,
+    snapshot: SourceSnapshot,
     sinks: Sequence[Sink],
-    found: Mapping[str, Comparison],
+    comparisons: Mapping[str, Comparison],
     sample: Sample | None,
 ) -> list[str]:
-    """The buckets that differ in any view, of those between a first and a last one; counts the rows of each side."""
-    table, began = snapshot.table, time.monotonic()
-    where = within(table, sample) if sample else None
-    with ExitStack() as kept:
-        source = persisted(kept, bucket_hashes.leaves(table, reader.rows(snapshot, where)))
-        source_s = round(time.monotonic() - began, 3)
+    """Return the buckets, within the sample, that differ in any view. Counts the rows of each side."""
+    table, start = snapshot.table, time.monotonic()
+    condition = sample_condition(table, sample) if sample else None
+    with ExitStack() as frames:
+        source_sums = persist(frames, bucket_hashes.bucket_sums(table, reader.rows(snapshot, condition)))
+        source_s = round(time.monotonic() - start, 3)
         differ: set[str] = set()
         for sink in sinks:
-            began, one = time.monotonic(), found[sink.name]
-            leaves = bucket_hashes.leaves(table, sink.scan(table, reader.spark))
-            pairs = bucket_hashes.paired(
-                source, leaves.where(F.col("bucket").between(*sample)) if sample else leaves
-            ).persist()
+            start, comparison = time.monotonic(), comparisons[sink.name]
+            view_sums = bucket_hashes.bucket_sums(table, sink.scan(table, reader.spark))
+            if sample:
+                view_sums = view_sums.where(F.col("bucket").between(*sample))
+            pairs = bucket_hashes.join_buckets(source_sums, view_sums).persist()
             counts = pairs.agg(F.sum("source_rows"), F.sum("view_rows")).first() or (0, 0)
-            one.source_rows, one.view_rows = (int(count or 0) for count in counts)
+            comparison.source_rows, comparison.view_rows = (int(count or 0) for count in counts)
             differ |= {row["bucket"] for row in pairs.where("differs").select("bucket").collect()}
             pairs.unpersist()
-            one.source_s, one.view_s = source_s, round(time.monotonic() - began, 3)
+            comparison.source_s, comparison.view_s = source_s, round(time.monotonic() - start, 3)
     return sorted(differ)
 
 
-def differing(kept: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame) -> DataFrame:
-    """`tree.differing`, read once; what a scan gave twice is asked for by its id."""
-    wrong = persisted(kept, bucket_hashes.differing(table, expected, view))
-    twice = [row["id"] for row in wrong.where("kind = 'duplicate'").select("id").limit(SUSPECTS).collect()]
-    if not twice:
+def confirmed_differences(
+    frames: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame
+) -> DataFrame:
+    """Compare rows once; read the rows that the scan gave twice again by id, since a scan may repeat moving rows."""
+    wrong = persist(frames, bucket_hashes.compare_rows(table, expected, view))
+    duplicate_ids = [row["id"] for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()]
+    if not duplicate_ids:
         return wrong
-    again = bucket_hashes.differing(
-        table, bucket_hashes.of(expected, twice), sink.scan(table, expected.sparkSession, twice)
-    )
-    return persisted(kept, wrong.where("kind <> 'duplicate'").unionByName(again))
+    source_rows = bucket_hashes.rows_with_ids(expected, duplicate_ids)
+    view_rows = sink.scan(table, expected.sparkSession, duplicate_ids)
+    rescanned = bucket_hashes.compare_rows(table, source_rows, view_rows)
+    return persist(frames, wrong.where("kind <> 'duplicate'").unionByName(rescanned))
 
 
-def book(one: Comparison, wrong: DataFrame) -> None:
-    """Count rows as `tree.differing` gives them, and name some."""
+def record_differences(comparison: Comparison, wrong: DataFrame) -> None:
+    """Count differing rows by kind, and add some of them to the comparison."""
     counts: dict[str, int] = {}
     for kind, count in wrong.groupBy("kind").agg(F.sum("count")).collect():
         name = "extra" if kind == "duplicate" else kind
         counts[name] = counts.get(name, 0) + int(count)
-    named = wrong.select("id", "kind", "column").orderBy("id").take(KNOWN) if counts else []
-    one.add(counts, (Difference(key, kind, column) for key, kind, column in named))
+    examples = wrong.select("id", "kind", "column").orderBy("id").take(MAX_DIFFERENCES) if counts else []
+    comparison.add(counts, (Difference(key, kind, column) for key, kind, column in examples))
 
 
-def persisted(kept: ExitStack, frame: DataFrame) -> DataFrame:
-    """The frame, computed now and once; given up together with `kept`."""
+def persist(frames: ExitStack, frame: DataFrame) -> DataFrame:
+    """Compute a frame now and keep it until `frames` closes."""
     frame = frame.persist()
-    kept.callback(frame.unpersist)
+    frames.callback(frame.unpersist)
     frame.count()
     return frame
 
 
-def _of_buckets(reader: Reader, snapshot: Snapshot, buckets: Sequence[str]) -> DataFrame:
-    chosen = sql.SQL("{} = ANY ({}::text[])").format(bucket(snapshot.table), sql.Literal(list(buckets)))
-    return reader.rows(snapshot, chosen)
+def _rows_in_buckets(reader: SourceReader, snapshot: SourceSnapshot, buckets: Sequence[str]) -> DataFrame:
+    condition = sql.SQL("{} = ANY ({}::text[])").format(bucket(snapshot.table), sql.Literal(list(buckets)))
+    return reader.rows(snapshot, condition)

@@ -21,7 +21,7 @@ import deltalake
 from pyspark.sql import SparkSession
 
 from cdc.errors import SinkUnavailable
-from cdc.model.position import Stored, distance
+from cdc.model.position import ViewCheckpoint, distance
 from sinks.delta.files import links
 from sinks.delta.files.failures import CommitConflict
 from sinks.delta.log import add_files, spark_generations
@@ -203,7 +203,9 @@ def remove_paths(spark: SparkSession, paths: Iterable[str]) -> None:
         files.delete(_path(spark, path), True)
 
 
-def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: Stored) -> None:
+def _clone(
+    spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: ViewCheckpoint
+) -> None:
     """Create a table of the files that the table in `folder` has in the version of `source`.
 
     Raises FileMissing.

@@ -18,7 +18,7 @@ import msgspec
 from cdc.errors import CdcError
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Applied
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Form, Table
 from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Misfit, Outcome, mismatch, wait_for
@@ -116,14 +116,14 @@ class Delta:
         for kind in self._tables.kinds:
             self._tables.create(table, kind)
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         """Return the older of the two positions, where reading has to start again.
 
         Raises Misfit: it is lost, see `table_commit.load_position`.
         """
         return table_commit.load_position(self._tables, table)
 
-    def archived(self, table: Table) -> Stored | None:
+    def archived(self, table: Table) -> ViewCheckpoint | None:
         """Return where the log of changes stands, wherever the mirror does."""
         return self._commits.last_commit(self.folder(table, "changes")).checkpoint
 
@@ -317,16 +317,16 @@ class Delta:
             raise
         self._clean_up(self.folder(table, "mirror"), spark)
 
-    def _confirm(self, step: TableCommit, kind: str, checkpoint: Stored) -> None:
+    def _confirm(self, step: TableCommit, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Check that the newest commit is the one just made. Raises Fenced: it is another's."""
         folder, number = self.folder(step.table, kind), step.pending[kind].number + 1
         last_commit = self._commits.last_commit(folder)
         stored = last_commit.checkpoint
         if stored is None or (last_commit.number, stored.position) != (number, checkpoint.position):
-            raise mismatch(step.table, step.advance.until, writer_fence.position_of(stored), ours=False)
+            raise mismatch(step.table, step.advance.end, writer_fence.position_of(stored), ours=False)
         self._tables.fence.record(folder, stored)
 
-    def _append(self, spark: "SparkSession", step: TableCommit, staged: Staged, checkpoint: Stored) -> None:
+    def _append(self, spark: "SparkSession", step: TableCommit, staged: Staged, checkpoint: ViewCheckpoint) -> None:
         step.append(spark, staged, checkpoint)
 
     def _merge(
@@ -334,7 +334,7 @@ class Delta:
         spark: "SparkSession",
         step: TableCommit,
         staged: Staged,
-        checkpoint: Stored,
+        checkpoint: ViewCheckpoint,
         rewritten: list[DataFile] | None,
     ) -> None:
         vectors = self._may_have_deletion_vectors(step.table.qualified)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import deltalake
 
 from cdc.model.outcome import Advance
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Rewound
 from sinks.delta.executor import Staged, ViewState
@@ -58,11 +58,11 @@ class TableCommit:
             if not committed or unchanged:
                 parquet.remove_files(folder, parquet.names_with_prefix(folder, names.prefix))
 
-    def append(self, spark: "SparkSession", staged: Staged, checkpoint: Stored) -> None:
+    def append(self, spark: "SparkSession", staged: Staged, checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""
         folder, columns = self.tables.folder(self.table, "changes"), schema(self.table, "changes")
         events: list[DataFile] = staged.events
-        if self.advance.repairs and events:
+        if self.advance.is_repair and events:
             staged_events = frames.read_files(spark, folder, _names(events), columns)
             log = spark.read.format("delta").load(folder)
             missing = frames.missing_events(staged_events, log, self.view.topic_id)
@@ -100,7 +100,7 @@ class TableCommit:
         self,
         spark: "SparkSession",
         staged: Staged,
-        checkpoint: Stored,
+        checkpoint: ViewCheckpoint,
         rewritten: list[DataFile] | None,
         *,
         deletion_vectors: bool,
@@ -136,7 +136,7 @@ class TableCommit:
             raise commit_conflict()
         return table
 
-    def _add(self, kind: str, files: list[DataFile], columns: deltalake.Schema, checkpoint: Stored) -> None:
+    def _add(self, kind: str, files: list[DataFile], columns: deltalake.Schema, checkpoint: ViewCheckpoint) -> None:
         """Add files to a part of the view in a commit."""
         table, number = self._opened(kind), self.pending[kind].number + 1
         actions = add_files.add_actions(files)
@@ -180,7 +180,7 @@ def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
     versions = {kind: delta_table.version() if delta_table else None for kind, delta_table in opened.items()}
     view = ViewState(
         table,
-        advance.until.topic_id,
+        advance.end.topic_id,
         folders.get("changes"),
         folders["mirror"],
         _known_offsets(advance, last_commits.get("changes")),
@@ -190,7 +190,7 @@ def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
     return TableCommit(advance, tables, pending, opened, versions, view)
 
 
-def load_position(tables: Tables, table: Table) -> Stored | None:
+def load_position(tables: Tables, table: Table) -> ViewCheckpoint | None:
     """Return the older position of a view's parts, where reading starts; the fence records both.
 
     A position that isn't true of the rows any more is returned too, so that these can be read.
@@ -206,8 +206,8 @@ def load_position(tables: Tables, table: Table) -> Stored | None:
 
 def _known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int, ...]:
     """Return by partition the offset below which a part needs nothing; 0 for a repair."""
-    checkpoint = None if advance.repairs or last_commit is None else last_commit.checkpoint
-    return positions.known_offsets(checkpoint, advance.until)
+    checkpoint = None if advance.is_repair or last_commit is None else last_commit.checkpoint
+    return positions.known_offsets(checkpoint, advance.end)
 
 
 def _names(files: Sequence[DataFile]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Misfit
 from sinks.delta.files import links
@@ -138,7 +138,7 @@ class Tables:
         elif last_commit.trouble and checkpoint:
             add_files.commit(delta_table, [], "append", delta_table.schema(), checkpoint, number + 1)
 
-    def empty(self, table: Table, kind: str, checkpoint: Stored) -> None:
+    def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Remove all rows of a Delta table and give it the source's columns, in one commit."""
         folder, columns = self.folder(table, kind), schema(table, kind)
         self.fence.forget(folder)

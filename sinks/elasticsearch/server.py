@@ -35,7 +35,7 @@ class Server:
             answer = answered(self._url, method, path, body, query, absent=absent is not None)
             return absent if answer.status == NOT_FOUND else decoded(answer, self._url)
         except SinkError as error:
-            error.where.setdefault("sink", self._sink)
+            error.details.setdefault("sink", self._sink)
             raise
 
     def each(self, method: str, names: Iterable[str], path: str, body: object = None, **options: Any) -> list[Any]:

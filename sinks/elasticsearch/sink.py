@@ -21,7 +21,7 @@ from uuid import uuid4
 from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Form, Table
 from cdc.sink.contract import SWITCH_S, Batch, Outcome, behind, check, mismatch, require, stored_after, wait_for
 from cdc.sink.lane_run import run
@@ -75,10 +75,10 @@ class Elasticsearch:
         if place:
             self._forget([place.index])
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         return self.positions([table])[table.qualified]
 
-    def positions(self, tables: Sequence[Table]) -> dict[str, Stored | None]:
+    def positions(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
         """In two requests, however many there are."""
         records = self._records(tables)
         return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
@@ -95,7 +95,7 @@ class Elasticsearch:
             return Outcome()
         self._take(pending, places)
         records = [before[a.table.qualified] for a in pending]
-        begins = [record.begins(a.until) for a, record in zip(pending, records, strict=True)]
+        begins = [record.begins(a.end) for a, record in zip(pending, records, strict=True)]
         begun = self._store(pending, indices, begins, batch.writer)
         fresh = {a.table.topic for a, record in zip(pending, records, strict=True) if record.fresh}
         outcome = self._send(batch, pending, indices, fresh)
@@ -357,10 +357,10 @@ class Elasticsearch:
             raise mismatch(advance.table, advance.start, now.position if now else None, ours=ours) from None
 
 
-def _shown(record: Record, other: Stored) -> Stored:
+def _shown(record: Record, other: ViewCheckpoint) -> ViewCheckpoint:
     """What readers may have seen, as if it was stored."""
     visible = record.visible or other.position
-    return Stored(visible, floor=record.stored.floor if record.stored else 0)
+    return ViewCheckpoint(visible, floor=record.stored.floor if record.stored else 0)
 
 
 def _token() -> str:

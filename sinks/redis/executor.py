@@ -34,7 +34,7 @@ class Due(NamedTuple):
 
     def arguments(self, *rest: str | int | bytes) -> list[str | int | bytes]:
         """Of `APPLY` and `FINISH`."""
-        until, now = self.advance.until, f"{time.time():.3f}"
+        until, now = self.advance.end, f"{time.time():.3f}"
         count = len(self.further)
         held = (until.topic_id, self.writer, self.generation)
         return [*held, now, until.partition_count, count, *self.further, *rest]
@@ -49,9 +49,9 @@ class Due(NamedTuple):
         """
         _, topic_id, writer, text, generation, _ = answer
         ours = generation == self.generation and writer == self.writer
-        if ours and topic_id == self.advance.until.topic_id and least < int(text) <= most:
+        if ours and topic_id == self.advance.end.topic_id and least < int(text) <= most:
             return int(text)
-        expected = Position(self.advance.until.topic_id, (least,))
+        expected = Position(self.advance.end.topic_id, (least,))
         if not topic_id:
             raise mismatch(self.advance.table, expected, None, ours=True)
         raise mismatch(self.advance.table, expected, Position(topic_id, (int(text),)), ours=ours)
@@ -101,7 +101,7 @@ class RedisWriter:
             if answer[0] == "ok":
                 return Verdicts(stale=stale)
             try:
-                at = due.offset(answer, at, due.advance.until.offsets[part.partition])
+                at = due.offset(answer, at, due.advance.end.offsets[part.partition])
             except SinkUnavailable as error:
                 raise Failure("rewound", error.message) from None
             except Fenced as error:

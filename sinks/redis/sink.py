@@ -4,7 +4,8 @@ One Lua call applies a chunk of a partition and moves that partition's position,
 offset order; a chunk's position is its last offset + 1, and a row above it has not been written by then. So a crash
 between chunks leaves a position to go on from, and no row is ever set back.
 Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions, rows, at, generation, one field a
-partition, and what else `Stored` has, as JSON. Only the writer that it names moves it; a new one writes its name first.
+partition, and what else `ViewCheckpoint` has, as JSON. Only the writer that it names moves it; a new one writes its
+name first.
 Another generation lies under the same names in another database of the server; SWAPDB exchanges the two. So every call
 names the generation that it is for: the other's positions and rows may lie here by now. The set <prefix>:_cdc names the
 tables that lie in a database: those that aren't of the pipeline any more are brought along when the two change places.
@@ -24,7 +25,7 @@ from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Stored, distance
+from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Form, Table
 from cdc.sink.contract import Batch, Outcome, Replaced, behind, check, mismatch, require, stored_after, wait_for
 from cdc.sink.lane_run import raised, run
@@ -42,7 +43,7 @@ ROW = ["id", "document"]
 TEXTS = ("topic_id", "writer", "generation")
 """Fields of a position that are text as they are; the others are JSON."""
 MOVED = ("topic_id", "offsets", "writer", "rows", "at", "generation")
-"""What scripts store by themselves of a `Stored`; what else it has travels along as it is."""
+"""What scripts store by themselves of a `ViewCheckpoint`; what else it has travels along as it is."""
 UNSETTLED = ("writer", "rows", "at")
 """Fields that may change while a position stays what it is."""
 HINTS = {
@@ -108,7 +109,7 @@ class Redis:
             return str(self._ask(lambda server: server.config_get("maxmemory-policy"))["maxmemory-policy"])
         return None
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         return _stored(self._found(table))
 
     def apply(self, batch: Batch) -> Outcome:
@@ -308,9 +309,9 @@ class Redis:
 
     def _due(self, advance: Advance, writer: str) -> Due | None:
         """What is left to do, None when it is done: an earlier try may have got part of the way."""
-        fields, start, until = self._found(advance.table), advance.start_offsets, advance.until
+        fields, start, until = self._found(advance.table), advance.start_offsets, advance.end
         stored = _stored(fields)
-        if stored and stored.writer == writer and not advance.repairs and distance(stored, until).comparable:
+        if stored and stored.writer == writer and not advance.is_repair and distance(stored, until).comparable:
             reached = stored.position.offsets
             if reached == until.offsets:
                 return None
@@ -320,7 +321,7 @@ class Redis:
             check(advance, stored, writer)
         generation = fields.get("generation", "")
         after = stored_after(advance, stored, Applied(), writer, generation)
-        due = Due(advance, start, generation, writer, () if advance.repairs else _further(after))
+        due = Due(advance, start, generation, writer, () if advance.is_repair else _further(after))
         if fields.get("writer") != writer:
             self._take(due, fields)
         return due
@@ -328,7 +329,7 @@ class Redis:
     def _take(self, due: Due, fields: Mapping[str, str]) -> None:
         """Become the one that moves this position, if it is still where it was read."""
         script, table = client(self.url).register_script(TAKE), due.advance.table
-        places = ((text, fields.get(text, "0")) for text in map(str, range(due.advance.until.partition_count)))
+        places = ((text, fields.get(text, "0")) for text in map(str, range(due.advance.end.partition_count)))
         told = [due.writer, due.generation, fields.get("topic_id", ""), *itertools.chain.from_iterable(places)]
         if not self._ask(partial(_run, script, [self.position_key(table)], told)):
             now = self.position(table)
@@ -336,7 +337,7 @@ class Redis:
 
     def _finish(self, due: Due) -> None:
         """Move the partitions whose records were transaction markers only: no row carried their position."""
-        script, until = client(self.url).register_script(FINISH), due.advance.until.offsets
+        script, until = client(self.url).register_script(FINISH), due.advance.end.offsets
         places = zip(range(len(until)), due.offsets, until, strict=True)
         told = due.arguments(*itertools.chain.from_iterable(places))
         answer = self._ask(partial(_run, script, [self.position_key(due.advance.table)], told))
@@ -367,16 +368,16 @@ def _copy_all(keys: Sequence[str], number: int, server: redis.Redis) -> None:
     pipeline.execute()
 
 
-def _stored(fields: Mapping[str, str]) -> Stored | None:
+def _stored(fields: Mapping[str, str]) -> ViewCheckpoint | None:
     if "topic_id" not in fields:
         return None
     count = int(fields["partitions"])
     offsets = [int(fields.get(str(partition), 0)) for partition in range(count)]
     known = {name: value if name in TEXTS else json.loads(value) for name, value in fields.items()}
-    return Stored.from_mapping({**known, "offsets": offsets})
+    return ViewCheckpoint.from_mapping({**known, "offsets": offsets})
 
 
-def _further(stored: Stored) -> tuple[str, ...]:
+def _further(stored: ViewCheckpoint) -> tuple[str, ...]:
     whole = json.loads(stored.to_json())
     pairs = ((name, json.dumps(value)) for name, value in whole.items() if name not in MOVED)
     return tuple(itertools.chain.from_iterable(pairs))

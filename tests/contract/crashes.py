@@ -73,7 +73,7 @@ def torn_memory(consumer: "Consumer", batch: Batch, seed: int) -> None:
         torn.apply(batch)
     consumer.look()
     consumer.start()
-    consumer.deliver(consumer.between(consumer.at, batch.advances[0].until.offsets))
+    consumer.deliver(consumer.between(consumer.at, batch.advances[0].end.offsets))
 
 
 class Cut:

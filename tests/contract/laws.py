@@ -105,7 +105,7 @@ def applying_twice_equals_once(harness: Harness) -> None:
     once = harness.view()
     harness.send(batch)
     assert harness.view() == once == harness.topic.model()
-    assert harness.position() == batch.advances[0].until
+    assert harness.position() == batch.advances[0].end
 
 
 def an_older_position_never_wins(harness: Harness) -> None:
@@ -167,7 +167,7 @@ def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
     try:
         harness.send(batch)
     except (SinkRejected, DecodeError) as error:
-        assert "secret" not in f"{error.message}{error.hint}{error.where}"
+        assert "secret" not in f"{error.message}{error.hint}{error.details}"
         assert harness.position() == before
     else:
         assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
@@ -224,7 +224,7 @@ def a_stopped_writer_is_fenced(harness: Harness, during: During) -> bool:
             refused = error
     if not seen:
         return False
-    done = seen[0] == batch.advances[0].until
+    done = seen[0] == batch.advances[0].end
     assert isinstance(refused, Fenced) or (done and refused is None), refused
     assert harness.view() == harness.topic.model()
     assert harness.position() == Position(TOPIC_ID, harness.topic.ends)

@@ -16,7 +16,7 @@ import pytest
 
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
 from cdc.sink.contract import Misfit
 from sinks.delta.log.history import Commit, Standing
@@ -392,11 +392,13 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
 def newest_word(history: Sequence[Commit], *_: object) -> Standing | None:
     """Believes the newest position, whatever lies above it."""
     texts = (commit.get("userMetadata") or "" for commit in history)
-    stored = next((Stored.from_json(text) for text in texts if text.startswith(Stored.MARK)), None)
+    stored = next(
+        (ViewCheckpoint.from_json(text) for text in texts if text.startswith(ViewCheckpoint.JSON_START)), None
+    )
     return Standing(stored if stored.position.offsets else None) if stored else None
 
 
-def end_of_batch(_: Stored | None, until: Position) -> Position:
+def end_of_batch(_: ViewCheckpoint | None, until: Position) -> Position:
     """Where a part of the view stands afterwards: where the batch ends, even when it was further already."""
     return until
 

@@ -14,7 +14,7 @@ from cdc.model.table import Table
 from cdc.sink.contract import Grouped, Sink
 from cdc.verify.census import take_census
 from cdc.verify.comparison import Comparison
-from cdc.verify.source_rows import Reader, Sample
+from cdc.verify.source_rows import Sample, SourceReader
 from cdc.verify.verification import compare
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
@@ -49,13 +49,13 @@ class Shelf:
     def unproved(self, sample: Sample | None = None) -> list[str]:
         sink = self.sink
         assert isinstance(sink, Grouped)
-        proved = take_census(Reader(self.spark), self.dsn, self.tables, {sink.name: sink}, sample)
+        proved = take_census(SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, sample)
         return [one.name for one in self.tables if (sink.name, one.qualified) not in proved]
 
     def rows(self) -> dict[str, int]:
         sink = self.sink
         assert isinstance(sink, Grouped)
-        proved = take_census(Reader(self.spark), self.dsn, self.tables, {sink.name: sink}, None)
+        proved = take_census(SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, None)
         return {name: rows for (_, name), rows in proved.items()}
 
     def change(self, at: int, op: str, row: Row) -> None:

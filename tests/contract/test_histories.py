@@ -101,9 +101,9 @@ class Consumer:
     def deliver(self, batch: Batch) -> None:
         (advance,) = batch.advances
         applied = self.send(batch)
-        expected = len(self.world.topic.between(advance.start_offsets, advance.until.offsets))
+        expected = len(self.world.topic.between(advance.start_offsets, advance.end.offsets))
         assert (applied.read, applied.accounted) == (expected, expected)
-        self.at = advance.until
+        self.at = advance.end
         self.sent.append(batch)
         self.check()
 
@@ -173,7 +173,7 @@ class Histories(RuleBasedStateMachine):
         self.consumer.world.write(seed, self.most)
         if (batch := self.consumer.batch(cut)) and self.crashes:
             self.crashes[seed % len(self.crashes)](self.consumer, batch, seed)
-            self.consumer.crashed(batch.advances[0].until.offsets)
+            self.consumer.crashed(batch.advances[0].end.offsets)
             self.consumer.start()
             self.consumer.look()
 
@@ -185,11 +185,11 @@ class Histories(RuleBasedStateMachine):
             self.consumer.look()
             if cut[0] < 0.5:
                 self.consumer.start()
-                assert self.consumer.at == batch.advances[0].until
+                assert self.consumer.at == batch.advances[0].end
             else:
                 # The same run tries again.
                 self.consumer.send(batch)
-                self.consumer.at = batch.advances[0].until
+                self.consumer.at = batch.advances[0].end
             self.consumer.check()
 
     @rule(back=st.integers(1, 5))

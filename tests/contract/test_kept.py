@@ -9,7 +9,7 @@ import pytest
 from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
 from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Discontinued
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import row_id
 from cdc.sink.contract import Batch, Refused
 from cdc.sink.lane import Entries
@@ -66,7 +66,7 @@ def test_every_batch_is_in_both(pair: Pair) -> None:
 def test_each_goes_from_its_own_position(pair: Pair) -> None:
     """The live view is ahead: the batch begins where the standby stands, and takes nothing of either back."""
     pair.harness.apply(until=(1, 1))
-    ahead, standby = pair.harness.position(), Stored(Position(TOPIC_ID, (0, 0)))
+    ahead, standby = pair.harness.position(), ViewCheckpoint(Position(TOPIC_ID, (0, 0)))
     pair.beside.stored[pair.table.qualified] = standby
     pair.find()
     assert pair.harness.position(pair.pair) == standby.position

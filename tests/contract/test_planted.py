@@ -157,7 +157,7 @@ def test_what_a_mirror_has_is_merged_again(
         return harness_of(spark, name, lambda: Delta("warehouse", str(tmp_path), name))
 
     def nothing(advance: Advance, _: object) -> tuple[int, ...]:
-        return (0,) * advance.until.partition_count
+        return (0,) * advance.end.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
     monkeypatch.setattr(table_commit, "_known_offsets", nothing)
@@ -272,7 +272,7 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     ]
     (document,) = own.documents(pa.RecordBatch.from_arrays(columns, schema=own.schema)).to_pylist()
     view, source = (spark.createDataFrame([("1", text)], "id string, document string") for text in (document, row))
-    return [(found["kind"], found["column"]) for found in bucket_hashes.differing(made, source, view).collect()]
+    return [(found["kind"], found["column"]) for found in bucket_hashes.compare_rows(made, source, view).collect()]
 
 
 def as_double(precision: int, scale: int) -> Kind:

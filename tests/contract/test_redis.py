@@ -250,7 +250,7 @@ def test_a_wrong_password_is_refused(own: str, harness: Harness, unique: str) ->
     sink = Redis("cache", own.replace("redis://", "redis://cdc:top-secret@"), unique)
     with pytest.raises(SinkRejected) as caught:
         sink.position(harness.table)
-    assert "top-secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.where}"
+    assert "top-secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
     sink.close()
 
 

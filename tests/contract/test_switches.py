@@ -11,7 +11,7 @@ import pytest
 
 import sinks.delta.log.commits
 from cdc.errors import SinkUnavailable
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Rewound
 from sinks.redis import scripts as redis_scripts
@@ -95,7 +95,7 @@ def unguarded() -> Iterator[None]:
     assert guard in redis_scripts.FINISH
     whole = Redis.position
 
-    def position(self: Redis, table: Table) -> Stored | None:
+    def position(self: Redis, table: Table) -> ViewCheckpoint | None:
         return whole(Redis(self.name, self.url, self.prefix), table)
 
     loose = redis_scripts.FINISH.replace(guard, "")

@@ -12,7 +12,7 @@ from cdc.client.read_your_writes import Token, View
 from cdc.control import registrations
 from cdc.errors import AnotherServer
 from cdc.kafka.topics import Topics
-from cdc.observe.status import collect
+from cdc.observe.collection import collect
 from cdc.postgres import source
 from connectors.client import Connect
 from sinks.memory import Memory

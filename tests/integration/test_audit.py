@@ -15,7 +15,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from tests.support.envelopes import PLACEHOLDER, encoded
 from tests.support.envelopes import envelope as enveloped
@@ -225,8 +225,8 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     aborted.close()
     wait_until(lambda: broker.topics.ends([table.topic])[table.topic].offsets[1] == odd + 2, 10, "the end")
 
-    def at(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> Stored:
-        return Stored(Position(topic_id, offsets), at=time.time() - days * 86400)
+    def at(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> ViewCheckpoint:
+        return ViewCheckpoint(Position(topic_id, offsets), changed_at=time.time() - days * 86400)
 
     views = {
         "new": None,
@@ -263,7 +263,7 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     damaged = Audit("public.items", "t.public.items", (of_rows("unknown", 123, keys),), 20_000, 150, 3)
     warned = Audit("public.others", "t.public.others", (of_rows("unreadable", 1),), 10, 10, repaired=7)
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
-        cli_topics.tell([damaged, warned], as_json=False)
+        cli_topics.report([damaged, warned], as_json=False)
     assert "--repair" in caught.value.hint
     told = capsys.readouterr().out
     # Piped, a sentence is one line, so that it can be searched for.
@@ -279,7 +279,7 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         "quarantine",
     ):
         assert words in " ".join(told.split()), told
-    cli_topics.tell([warned], as_json=True)
+    cli_topics.report([warned], as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["replayable"], document["topics"][0]["repaired"]) == (True, 7)
     assert document["topics"][0]["findings"][0] | {"what": "", "hint": ""} == {

@@ -13,11 +13,11 @@ from psycopg import sql
 from cdc.apply.schema_follower import Follower
 from cdc.control import definitions
 from cdc.control.registrations import Registration
-from cdc.observe.status import collect
+from cdc.observe.collection import collect
 from cdc.postgres import source
 from cdc.postgres.row_identity import key_index
 from cdc.postgres.schema_changes import Definition, consequences, parse
-from migrations import Wanted, migrate, prepare_source
+from migrations import SourceRequirements, migrate, prepare_source
 from tests.support.pipelines import pipeline
 
 SHOP = """
@@ -42,7 +42,7 @@ def conn(postgres_dsn: str, unique: str) -> Iterator[Connection]:
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(SHOP)
         migrate(connection)
-        wanted = Wanted(unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication", key_index)
+        wanted = SourceRequirements(unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication", key_index)
         prepare_source(connection, wanted)
         for name in EVENT_TRIGGERS:
             connection.execute(sql.SQL("DROP EVENT TRIGGER {}").format(sql.Identifier(name)))

@@ -16,7 +16,7 @@ from cdc.generations.registry import STALE_S, Building, Progress, Registry, Reta
 from cdc.generations.rollback import rollback, settle_rollback
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from sinks.memory import Memory
 from tests.support.envelopes import table
@@ -171,7 +171,7 @@ def kept_beside(registry: Registry, when: str) -> Killed:
     other = sink.beside({ITEMS.qualified: FIRST})
     for view, name in ((sink, SECOND), (other, FIRST)):
         view.prepare(ITEMS)
-        view.stored[ITEMS.qualified] = Stored(at, generation=name)
+        view.stored[ITEMS.qualified] = ViewCheckpoint(at, generation=name)
     with claim(registry, SINK) as held:
         held.end({ITEMS.qualified: retained()}, [ITEMS.qualified])
     sink.when = when

@@ -16,7 +16,17 @@ from psycopg.conninfo import make_conninfo
 from cdc.errors import SourceError
 from cdc.postgres.row_identity import key_index
 from compose.wheels import postgres_bin
-from migrations import CONTROL, SAMPLE, Wanted, heartbeat_query, migrate, plan, prepare_source, script, source
+from migrations import (
+    CONTROL,
+    SAMPLE,
+    SourceRequirements,
+    heartbeat_query,
+    migrate,
+    plan,
+    prepare_source,
+    script,
+    source,
+)
 from migrations.runner import LOCK
 from tests.support.wait import wait_until
 
@@ -75,7 +85,9 @@ def shop(conn: psycopg.Connection) -> psycopg.Connection:
 def prepare(shop: psycopg.Connection, role: str) -> Prepare:
     def call(tables: Sequence[tuple[str, str]] = TABLES, **changed: Any) -> list[str]:
         wanted = {"pipeline": "shop", "role": role} | changed
-        return prepare_source(wanted.pop("conn", shop), Wanted(tables=tables, key_index=key_index, **wanted))
+        return prepare_source(
+            wanted.pop("conn", shop), SourceRequirements(tables=tables, key_index=key_index, **wanted)
+        )
 
     return call
 
@@ -237,7 +249,7 @@ def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str
 def test_without_a_superuser_only_the_event_triggers_are_missing(
     conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
 ) -> None:
-    owner, wanted = make_role("LOGIN"), Wanted("shop", TABLES, make_role("LOGIN REPLICATION"), key_index)
+    owner, wanted = make_role("LOGIN"), SourceRequirements("shop", TABLES, make_role("LOGIN REPLICATION"), key_index)
     execute(conn, f"ALTER DATABASE {conn.info.dbname} OWNER TO {owner}")
     with psycopg.connect(make_conninfo(postgres_dsn, user=owner)) as theirs:
         migrate(theirs)
@@ -663,7 +675,7 @@ def test_hostile_names_in_a_script_are_names(
     shop: psycopg.Connection, conn: psycopg.Connection, make_role: MakeRole
 ) -> None:
     strange = ('O"dd; Schema', "T%a'ble :x \\q $cdc$\n✈ {}")
-    wanted = Wanted("shop", [strange], f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x', key_index)
+    wanted = SourceRequirements("shop", [strange], f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x', key_index)
     conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
     conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(sql.Identifier(*strange)))
     text = script(shop, wanted, plan(shop, wanted))

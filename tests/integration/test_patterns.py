@@ -128,12 +128,14 @@ def test_what_is_captured_is_decided_once(
     # Who only looks is told what can be known.
     file.write_text(text.replace(shop.kafka, NOWHERE))
     assert {part["part"] for part in cdc("status", code=None)["problems"]} >= {"kafka"}
-    assert [entry.table for entry in Context(file, file.parent).shown.source.tables] == sorted([*CAPTURED, "shop.late"])
+    assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == sorted(
+        [*CAPTURED, "shop.late"]
+    )
     assert cdc("run", 5)["error"]["exit_code"] == 5
     dead = file.read_text().replace(shop.pipeline.source.dsn, f"postgresql://{NOWHERE}/x")
     file.write_text(dead.replace("[{table: shop.*", "[shop.orders, {table: shop.*"))
     assert {part["part"] for part in cdc("status", code=None)["problems"]} >= {"kafka", "postgres"}
-    assert [entry.table for entry in Context(file, file.parent).shown.source.tables] == ["shop.orders"]
+    assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == ["shop.orders"]
 
 
 def test_a_first_file_from_a_database(

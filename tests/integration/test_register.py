@@ -14,9 +14,9 @@ from cdc.capture.connector import register
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics, wanted
-from cdc.model.position import Position, Stored
-from cdc.observe.diagnosis import judged
-from cdc.observe.status import collect
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.observe.collection import collect
+from cdc.observe.diagnosis import diagnose
 from cdc.postgres import source
 from connectors.client import Connect
 from tests.support.pipelines import NOWHERE, each, pipeline
@@ -96,15 +96,15 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     topics = [table.topic for table in shop.tables]
     with Topics(shop.kafka) as connected:
         ends = connected.ends(topics)
-    behind = {topic: Stored(Position(end.topic_id, (0,) * end.partition_count)) for topic, end in ends.items()}
+    behind = {topic: ViewCheckpoint(Position(end.topic_id, (0,) * end.partition_count)) for topic, end in ends.items()}
     started = time.monotonic()
     found = collect(
         shop.pipeline,
         positions={
-            "ahead": each(lambda table: Stored(ends[table.topic])),
+            "ahead": each(lambda table: ViewCheckpoint(ends[table.topic])),
             "behind": each(lambda table: behind[table.topic]),
             "empty": each(lambda _: None),
-            "elsewhere": each(lambda table: Stored(Position("another", ends[table.topic].offsets))),
+            "elsewhere": each(lambda table: ViewCheckpoint(Position("another", ends[table.topic].offsets))),
         },
         progress={},
     )
@@ -122,7 +122,7 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     assert [view.lag_records for view in views["empty"]] == [view.lag_records for view in views["behind"]]
     anew = "is not the topic that the view was made from: it has been created anew."
     assert all(view.problem and view.problem.endswith(anew) for view in views["elsewhere"])
-    assert "rebuild elsewhere" in " ".join(one.hint for one in judged(found).problems)
+    assert "rebuild elsewhere" in " ".join(one.hint for one in diagnose(found).problems)
 
 
 def test_no_publication(shop: Shop, unique: str) -> None:

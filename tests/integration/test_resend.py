@@ -17,7 +17,7 @@ from cdc.model.table import Table
 from cdc.postgres import truncation_floor
 from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.snapshot_request import COLUMNS
-from cdc.verify.backfill import reemit, repair_id
+from cdc.verify.backfill import backfill, transaction_id
 from connectors.client import Connect
 from connectors.debezium import TEMPLATE
 from tests.support.shop import Shop
@@ -238,7 +238,7 @@ def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:
     with Topics(shop.kafka) as topics:
         for name, (ids, expected) in asked.items():
             before = read_keys(shop, name)
-            assert reemit(shop.pipeline, topics, shop.table(name), ids, timeout_s=30) == len(expected), name
+            assert backfill(shop.pipeline, topics, shop.table(name), ids, timeout_s=30) == len(expected), name
             # No waiting: when it returns they can be read.
             assert read_keys(shop, name) - before == Counter(expected)
     assert shop.state() == "RUNNING"
@@ -252,8 +252,8 @@ def test_a_repair_deletes_what_the_source_has_not(shop: Shop) -> None:
     """And nothing else: a row that came back since it was missed is there in the end."""
     before = living(shop, "shop.counters")
     with Topics(shop.kafka) as topics:
-        assert reemit(
-            shop.pipeline, topics, shop.table("shop.counters"), ["1", "99"], timeout_s=30, gone=[key(1), key(99)]
+        assert backfill(
+            shop.pipeline, topics, shop.table("shop.counters"), ["1", "99"], timeout_s=30, delete_keys=[key(1), key(99)]
         )
     assert shop.rows("shop.counters")[99] is None
     assert living(shop, "shop.counters") == before
@@ -264,20 +264,20 @@ def test_a_repair_that_ends_half_way_deletes_nothing(shop: Shop) -> None:
     away = shop.pipeline.source.model_copy(update={"dsn": "postgresql://127.0.0.1:1/none"})
     nowhere = shop.pipeline.model_copy(update={"source": away})
     with Topics(shop.kafka) as topics, pytest.raises(SourceError):
-        reemit(nowhere, topics, shop.table("shop.counters"), ["1"], timeout_s=5, gone=[key(1)])
+        backfill(nowhere, topics, shop.table("shop.counters"), ["1"], timeout_s=5, delete_keys=[key(1)])
     assert living(shop, "shop.counters") == before
 
 
 def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
     before, counters = living(shop, "shop.counters"), shop.table("shop.counters")
     killed = kafka.KafkaProducer(
-        bootstrap_servers=shop.kafka, transactional_id=repair_id(shop.pipeline), transaction_timeout_ms=600_000
+        bootstrap_servers=shop.kafka, transactional_id=transaction_id(shop.pipeline), transaction_timeout_ms=600_000
     )
     killed.init_transactions()
     killed.begin_transaction()
     killed.send(counters.topic, key=key(1), value=None).get(10)
     with Topics(shop.kafka) as topics:
-        reemit(shop.pipeline, topics, counters, ["2", "99"], timeout_s=30, gone=[key(99)])
+        backfill(shop.pipeline, topics, counters, ["2", "99"], timeout_s=30, delete_keys=[key(99)])
     assert living(shop, "shop.counters") == before
     killed.close(0)
 
@@ -285,7 +285,7 @@ def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
 def test_rows_that_do_not_come_are_missed(shop: Shop) -> None:
     shop.stop()
     with Topics(shop.kafka) as topics, pytest.raises(ConnectorError, match="have not come in time"):
-        reemit(shop.pipeline, topics, shop.table("shop.counters"), ["1"], timeout_s=1)
+        backfill(shop.pipeline, topics, shop.table("shop.counters"), ["1"], timeout_s=1)
 
 
 def test_what_earlier_requests_left_is_swept(shop: Shop) -> None:

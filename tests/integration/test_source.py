@@ -184,8 +184,8 @@ def test_a_login_that_fails(guarded: str, change: dict[str, str], message: str, 
         source.connect(make_conninfo(guarded, **change))
     assert message in caught.value.message
     assert hint in caught.value.hint
-    assert PASSWORD not in f"{caught.value.message}{caught.value.hint}{caught.value.where}"
-    assert "wrong-8472" not in f"{caught.value.message}{caught.value.hint}{caught.value.where}"
+    assert PASSWORD not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
+    assert "wrong-8472" not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
 
 
 def test_a_role_that_the_server_lacks(postgres_dsn: str) -> None:

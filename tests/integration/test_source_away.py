@@ -11,7 +11,7 @@ from cdc.apply.schema_follower import Follower
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceUnavailable
-from cdc.observe.status import collect
+from cdc.observe.collection import collect
 from cdc.postgres import source
 from cdc.postgres.schema_changes import Definition
 from cdc.sink.remedy import Remedy, remedy

@@ -7,7 +7,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from cdc.model.table import Column, Table
-from cdc.verify.source_rows import CHUNK_BYTES, READ_ONLY, chosen_rows
+from cdc.verify.source_rows import CHUNK_BYTES, READ_ONLY, fetch_rows
 
 TABLE = Table("public", "wide", (Column("id", "bigint", False), Column("v", "text", True)), ("id",), "t.public.wide")
 WIDTH = 3_000_000
@@ -25,7 +25,7 @@ def wide(postgres_dsn: str) -> "Iterator[psycopg.Connection]":
 
 def test_wide_rows_come_in_batches(wide: "psycopg.Connection") -> None:
     ids = [str(number) for number in range(1, ROWS + 1)]
-    batches = chosen_rows(wide, TABLE, ids, "SELECT 1")
+    batches = fetch_rows(wide, TABLE, ids, "SELECT 1")
     first = next(batches)
     # Postgres is still sending while the first batch is worked on: the others are nowhere yet.
     assert wide.info.transaction_status == TransactionStatus.ACTIVE
@@ -35,5 +35,5 @@ def test_wide_rows_come_in_batches(wide: "psycopg.Connection") -> None:
 
 
 def test_an_id_that_is_no_value_of_the_key(wide: "psycopg.Connection") -> None:
-    found = list(chosen_rows(wide, TABLE, ["nonsense", "7"], "SELECT 1"))
+    found = list(fetch_rows(wide, TABLE, ["nonsense", "7"], "SELECT 1"))
     assert [row for batch in found for row in batch.column("id").to_pylist()] == ["7"]

@@ -18,9 +18,9 @@ import redis
 
 from cdc.errors import StackError
 from compose import ports, stack
-from compose.book import Book
 from compose.endpoints import Endpoints
-from compose.written import Writer
+from compose.server_version import ServerVersion
+from compose.stack_state import StackState
 from tests.support.wait import wait_until
 
 NAMES = ["postgres", "kafka", "elasticsearch", "redis", "connect"]
@@ -198,7 +198,7 @@ def test_server_that_dies_at_start_is_named_and_takes_the_others_down(state: Pat
             stack.up(state, progress=print)
     finally:
         setting.write_text(good)
-    assert caught.value.where["service"] == "postgres"
+    assert caught.value.details["service"] == "postgres"
     assert "no_such_setting" in caught.value.message
     assert processes(state) == []
     assert stack.up(state, progress=print) == at
@@ -218,26 +218,26 @@ def test_kept_port_that_someone_took_is_refused(state: Path, at: Endpoints) -> N
 
 def test_data_that_something_newer_wrote_is_refused_before_it_starts(state: Path, at: Endpoints) -> None:
     stack.stop_one(state, "redis")
-    before, book = pids(state), Book.load(state)
-    own = book.written["redis"]
+    before, record = pids(state), StackState.load(state)
+    own = record.versions["redis"]
     assert own.server == "Valkey"
-    book.written["redis"] = Writer("Valkey", "99.0.1")
-    book.save()
+    record.versions["redis"] = ServerVersion("Valkey", "99.0.1")
+    record.save()
     with pytest.raises(StackError, match=rf"written by Valkey 99\.0\.1, which {own} can't read"):
         stack.up(state, progress=print)
     # What runs goes on running, and what refused has touched nothing.
     assert pids(state) == before
-    book.written["redis"] = own
-    book.save()
+    record.versions["redis"] = own
+    record.save()
     assert stack.up(state, progress=print) == at
 
 
 def test_data_that_nobody_signed_says_itself_who_wrote_it(state: Path, at: Endpoints) -> None:
     stack.stop_one(state, "redis")
     (snapshot,) = (state / "redis" / "data" / "appendonlydir").glob("*.base.rdb")
-    good, book = snapshot.read_bytes(), Book.load(state)
-    book.written.clear()
-    book.save()
+    good, record = snapshot.read_bytes(), StackState.load(state)
+    record.versions.clear()
+    record.save()
     try:
         snapshot.write_bytes(b"REDIS0012\xfa\x09redis-ver\x058.2.1" + good[32:])
         with pytest.raises(StackError, match=r"written by Redis 8\.2\.1"):
@@ -245,4 +245,4 @@ def test_data_that_nobody_signed_says_itself_who_wrote_it(state: Path, at: Endpo
     finally:
         snapshot.write_bytes(good)
     assert stack.up(state, progress=print) == at
-    assert Book.load(state).written["redis"].server == "Valkey"
+    assert StackState.load(state).versions["redis"].server == "Valkey"

@@ -99,7 +99,7 @@ def test_a_connector_that_was_deleted_comes_back_with_more_tables(shop: Shop) ->
     assert len(reads(shop, "shop.orders")) == 100
 
 
-@pytest.mark.parametrize("crash", ["cdc.capture.new_tables.send", "connectors.client.Connect.put"])
+@pytest.mark.parametrize("crash", ["cdc.capture.new_tables.request_backfills", "connectors.client.Connect.put"])
 def test_a_registration_that_ends_half_way(shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
     few = shop.capturing(ORDERS)
     few.migrate()

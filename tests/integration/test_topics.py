@@ -14,7 +14,7 @@ from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import Continuity, Discontinued
 from cdc.kafka.records import Record, kafka
 from cdc.kafka.topics import Created, Kept, Topics, wanted
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild
 from cdc.sink.contract import Sink
@@ -214,7 +214,7 @@ def test_another_pipelines_view_is_left_alone(
     topics.ensure(shop)
     topics.ensure(other)
     theirs, ours = f"{unique}2.public.orders", table(f"{unique}.public.orders", "orders")
-    made = Stored(topics.ends([theirs])[theirs])
+    made = ViewCheckpoint(topics.ends([theirs])[theirs])
     assert topics.named(made.position.topic_id) == theirs
     assert topics.named("another") is topics.named("AAAAAAAAAAAAAAAAAAAAAA") is None
     continuity = Continuity(shop, topics).read([ours.topic])
@@ -244,7 +244,7 @@ def test_another_pipelines_view_is_left_alone(
         assert "rebuild cache" in caught.value.hint
     # Of a topic that is gone it is told as before.
     with pytest.raises(Discontinued, match="created anew") as caught:
-        continuity.refuse("cache", ours, Stored(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")))
+        continuity.refuse("cache", ours, ViewCheckpoint(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")))
     assert "cdc -p FILE rebuild cache --table public.orders" in caught.value.hint
     topics.remove(list(wanted(other)))
 
@@ -254,10 +254,10 @@ class Standing:
 
     name = "cache"
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: ViewCheckpoint) -> None:
         self._stored = stored
 
-    def position(self, table: Table) -> Stored:
+    def position(self, table: Table) -> ViewCheckpoint:
         return self._stored
 
 

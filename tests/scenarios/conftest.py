@@ -135,7 +135,7 @@ class World:
         """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
         context = Context(self.file, self.folder)
         (sink,) = context.sinks([name])
-        return build(context, self.spark, sink, context.captured(table), KEPT_S, show)
+        return build(context, self.spark, sink, context.select_tables(table), KEPT_S, show)
 
     def rollback(self, name: str) -> float:
         """`cdc rollback`, in this process; the seconds that it took."""
@@ -184,7 +184,7 @@ class World:
                 assert "Traceback" not in told, told[-3000:]
 
     def settle(self, timeout_s: float = 300) -> None:
-        barrier.settle(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
+        barrier.wait_until_current(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
 
     def compare(self) -> list[Comparison]:
         found = [one for table in self.described for one in compare(self.spark, table, self.dsn, self.sinks)]

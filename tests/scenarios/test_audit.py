@@ -28,7 +28,7 @@ def audited(world: "World", kafka: Topics) -> Audit:
     """Once all that is committed is in the log, whether or not a view has applied it."""
     with psycopg.connect(world.dsn) as connection:
         (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
-    barrier.raise_fence(world.pipeline, kafka, world.described, now_ms, timeout_s=30)
+    barrier.place_barrier(world.pipeline, kafka, world.described, now_ms, barrier.WaitOptions(30))
     placeholder = Context(world.file, world.folder).placeholder
     return Auditor(world.spark, world.pipeline, kafka, placeholder, world.sinks).audit(world.described[0])
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from cdc import client
-from cdc.errors import Late, SettingsError, SourceError
+from cdc.errors import ReadTimeout, SettingsError, SourceError
 from tests.scenarios.test_exact import begin
 from tests.support.load import load
 from tests.support.wait import wait_until
@@ -84,7 +84,7 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
                 client.token(conn)
             conn.commit()
             token = client.token(conn)
-        with pytest.raises(Late):
+        with pytest.raises(ReadTimeout):
             client.wait_for(views["cache"], token, 0.5)
         more = [pool.submit(one.stale, 3, wait=True) for one in readers]
         with world.running():

@@ -53,7 +53,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
             lambda: catch_up(world, "cache"),
             lambda: world.rebuild("search"),
             lambda: world.rebuild("warehouse"),
-            lambda: barrier.settle(world.pipeline, world.described, world.sinks, timeout_s=60),
+            lambda: barrier.wait_until_current(world.pipeline, world.described, world.sinks, timeout_s=60),
             lambda: client.wait_for(cache, token, timeout_s=30),
             lambda: compact(
                 topics, world.pipeline, world.described, count=count, sinks=world.sinks, tombstones=True, timeout_s=60

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from cdc.observe.status import collect
+from cdc.observe.collection import collect
 from cdc.sink.contract import positions
-from compose.book import held
+from compose.stack_state import locked_state
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ ANSWER_S = 5.0
 @contextmanager
 def frozen(world: "World", server: str) -> Iterator[None]:
     """A server that takes connections and answers none: all of its processes are stopped."""
-    with held(world.stack.state, print) as book:
-        first = psutil.Process(book.processes[server].pid)
+    with locked_state(world.stack.state, print) as record:
+        first = psutil.Process(record.processes[server].pid)
     processes = [first, *first.children(recursive=True)]
     for process in processes:
         process.suspend()

@@ -88,7 +88,7 @@ def test_under_load(world: "World") -> None:
                 (sink.name, PLANTED, PLANTED, PLANTED) for sink in world.sinks
             ]
             for one in found:
-                named = {(row.id, row.kind, row.column) for row in one.known}
+                named = {(row.id, row.kind, row.column) for row in one.differences}
                 assert {(str(n), "missing", None) for n in range(1, PLANTED + 1)} <= named
                 assert {(str(n), "different", "name") for n in range(101, 101 + PLANTED)} <= named
             mended = repair(world.spark, world.pipeline, world.described, world.sinks, Options(), found)

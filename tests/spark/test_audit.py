@@ -82,9 +82,9 @@ def test_states_and_keys_of_a_topic(spark: "SparkSession", monkeypatch: "pytest.
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":[1]}',
     ]
     frame = spark.createDataFrame([(text,) for text in documents], "document string")
-    first, last = (one[0] for one in frame.select(bucket_hashes.seen(made, "document")).collect())
+    first, last = (one[0] for one in frame.select(bucket_hashes.row_hash(made, "document")).collect())
     assert states == [('["a",1]', first), ('["a",1]', None), ('["a",1]', last)]
     assert [(one["id"], bytes(one["key"])) for one in recent_changes.keys(spark, "", made).collect()] == [
         ('["a",1]', key)
     ]
-    assert [tuple(one) for one in recent_changes.since_time(spark, "", made, 0).collect()] == [('["a",1]',)]
+    assert [tuple(one) for one in recent_changes.ids_since(spark, "", made, 0).collect()] == [('["a",1]',)]

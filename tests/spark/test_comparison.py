@@ -26,7 +26,7 @@ def differing(spark: "SparkSession", table: Table, pairs: dict[str, tuple[str, s
         spark.createDataFrame([(key, pair[side]) for key, pair in pairs.items()], "id string, document string")
         for side in (0, 1)
     )
-    found = bucket_hashes.differing(table, source, view).collect()
+    found = bucket_hashes.compare_rows(table, source, view).collect()
     return {row["id"]: (row["kind"], row["column"]) for row in found}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from cdc.cli.verbs import app, hoisted
+from cdc.cli.verbs import app, hoist_global_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -77,7 +77,7 @@ def _of_line(line: str) -> Iterator[list[str]]:
 def refusal(words: list[str]) -> str | None:
     """Why the command line doesn't take these arguments; None when it does. Nothing is run."""
     command: Any = typer.main.get_command(app)
-    context, rest = None, hoisted(words)
+    context, rest = None, hoist_global_options(words)
     if "--version" in rest:
         return None
     try:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cdc.config.settings import Pipeline
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 
 NOWHERE = "127.0.0.1:1"
@@ -25,6 +25,8 @@ def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any
     )
 
 
-def each(position: Callable[[Table], Stored | None]) -> Callable[[Sequence[Table]], Mapping[str, Stored | None]]:
+def each(
+    position: Callable[[Table], ViewCheckpoint | None],
+) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
     """`Sink.position` for several tables, by name."""
     return lambda tables: {table.qualified: position(table) for table in tables}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compose.machine import own, unprivileged
+from compose.host import change_owner, unprivileged
 from compose.wheels import postgres_bin
 
 PASSWORD = "owner-secret-4711"
@@ -22,7 +22,7 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
     secret.write_text(PASSWORD)
     home.chmod(0o755)
     data.mkdir(mode=0o700)
-    own(home, user)
+    change_owner(home, user)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -67,7 +67,7 @@ class Shop:
 
     def migrate(self, password: str = PASSWORD) -> list[str]:
         migrations.migrate(self.conn)
-        wanted = migrations.Wanted(
+        wanted = migrations.SourceRequirements(
             self.pipeline.pipeline,
             [(schema, name) for entry in self.pipeline.source.tables for schema, name in [entry.table.split(".")]],
             self.pipeline.replication_user,

@@ -177,6 +177,6 @@ def test_who_only_looks_does_not_wait_for_a_server_that_says_nothing(tmp_path: P
             "sinks:\n  warehouse: {type: delta, path: /x}\n"
         )
         began = time.monotonic()
-        shown = Context(path, tmp_path).shown
+        shown = Context(path, tmp_path).pipeline_to_show
         assert time.monotonic() - began < 4
     assert [entry.table for entry in shown.source.tables] == ["public.items"]

@@ -176,4 +176,4 @@ def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, what: 
 )
 def test_words_of_libraries(words: str, what: str, passes: bool) -> None:
     why = cause(words)
-    assert (why.what, why.passes) == (what, passes)
+    assert (why.text, why.is_transient) == (what, passes)

@@ -24,7 +24,7 @@ def test_what_was_not_decided_is_not_equal() -> None:
 
 def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
     wrong = Comparison("cache", "public.busy", missing=5)
-    mended = wrong.after(Comparison("cache", "public.busy", missing=1, undecided=2))
+    mended = wrong.with_recheck(Comparison("cache", "public.busy", missing=1, undecided=2))
     assert (mended.repaired, mended.wrong, mended.undecided) == (2, 1, 2)
 
 

@@ -13,8 +13,8 @@ from cdc.cli.verbs import app
 from cdc.errors import CdcError, SourceError, StackError
 from cdc.runtime import Context
 from compose import docker
-from compose.book import Book
-from compose.written import Writer
+from compose.server_version import ServerVersion
+from compose.stack_state import StackState
 
 PIPELINE = """
 pipeline: shop
@@ -111,8 +111,8 @@ def test_a_state_is_of_one_stack(state: Path, run: Run) -> None:
 
 def test_data_of_a_newer_image_is_refused(state: Path, run: Run) -> None:
     run("up", "--stack", "compose", "--json")
-    book = Book.load(state)
-    book.written["postgres"] = Writer("Postgres", "99.1")
-    book.save()
+    record = StackState.load(state)
+    record.versions["postgres"] = ServerVersion("Postgres", "99.1")
+    record.save()
     with pytest.raises(StackError, match=r"written by Postgres 99\.1"):
         run("up")

@@ -8,8 +8,8 @@ import pytest
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Compaction, Hole
 from cdc.kafka.log_continuity import Log, doubtful, lasting, missing, refuse_gap
-from cdc.model.generation import made_at, new_generation
-from cdc.model.position import Position, Stored
+from cdc.model.generation import generation_time, new_generation
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.public.items")
@@ -55,15 +55,15 @@ def log(compaction: Compaction | None = None, removal: Compaction | None = None)
     return Log(Position("id", (0,)), Position("id", (100,)), WEEK, Position("id", (90,)), NOW, compaction, removal)
 
 
-def view(offset: int, ago_s: float, generation: str = "") -> Stored:
-    return Stored(Position("id", (offset,)), at=NOW - ago_s, generation=generation)
+def view(offset: int, ago_s: float, generation: str = "") -> ViewCheckpoint:
+    return ViewCheckpoint(Position("id", (offset,)), changed_at=NOW - ago_s, generation=generation)
 
 
 def ms(ago_s: float) -> int:
     return int((NOW - ago_s) * 1000)
 
 
-def missed(there: Log, stored: Stored, following: tuple[int, int] | None = None, made: float = 0.0) -> bool:
+def missed(there: Log, stored: ViewCheckpoint, following: tuple[int, int] | None = None, made: float = 0.0) -> bool:
     """`following`: the next record after the view, its offset and its time."""
     return lasting(there, TOPIC, stored, dict.fromkeys(doubtful(there, TOPIC, stored), following), made) < NOW
 
@@ -82,7 +82,7 @@ def compacted(offset: int, began_s: float, ended_s: float, id_: str = "id") -> C
         pytest.param(view(50, 6 * 24 * HOUR), None, id="all that followed is gone, the view was there since"),
     ],
 )
-def test_a_view_that_can_have_missed_no_delete(stored: Stored, following: tuple[int, int] | None) -> None:
+def test_a_view_that_can_have_missed_no_delete(stored: ViewCheckpoint, following: tuple[int, int] | None) -> None:
     assert not missed(log(), stored, following)
 
 
@@ -95,7 +95,7 @@ def test_a_view_that_can_have_missed_no_delete(stored: Stored, following: tuple[
         pytest.param(view(50, 8 * 24 * HOUR), None, id="away for eight days, all that followed is gone"),
     ],
 )
-def test_a_view_that_may_have_missed_one(stored: Stored, following: tuple[int, int] | None) -> None:
+def test_a_view_that_may_have_missed_one(stored: ViewCheckpoint, following: tuple[int, int] | None) -> None:
     assert missed(log(), stored, following)
 
 
@@ -104,8 +104,8 @@ def test_what_was_read_from_nothing_within_the_time_has_missed_none() -> None:
     half_way = view(50, 60), (50, ms(52 * WEEK))
     assert not missed(log(), *half_way, made=NOW - HOUR)
     assert missed(log(), *half_way, made=NOW - WEEK - HOUR)
-    assert made_at(new_generation()) == pytest.approx(time.time(), abs=5)
-    assert made_at("") == made_at("old") == 0.0
+    assert generation_time(new_generation()) == pytest.approx(time.time(), abs=5)
+    assert generation_time("") == generation_time("old") == 0.0
 
 
 def test_tombstones_that_were_removed_on_demand() -> None:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from cdc.capture.configuration import captured_by, configuration, placeholder
+from cdc.capture.configuration import captured_tables, configuration, placeholder
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Captured
 from cdc.errors import ConnectorError, SettingsError
@@ -122,9 +122,9 @@ def test_excluded_and_unpublished_columns_are_left_out() -> None:
 def test_what_a_configuration_captures_can_be_read_from_it() -> None:
     found = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
     others = Table("public", "others", (), (), "")
-    assert captured_by(found, [ORDERS, others]) == {"public.orders": Captured(("note", "a,b", "total"))}
+    assert captured_tables(found, [ORDERS, others]) == {"public.orders": Captured(("note", "a,b", "total"))}
     keyed = {**found, "message.key.columns": r"public\.orders:b,a;public\.x:c"}
-    assert captured_by(keyed, [ORDERS])["public.orders"].key == ("b", "a")
+    assert captured_tables(keyed, [ORDERS])["public.orders"].key == ("b", "a")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_pattern_is_of_one_name_whatever_is_in_it(column: str) -> None:
     before = {"column.exclude.list": re.escape(f"public.orders.{column}").replace(",", r"\,")}
     for setting in ({"column.exclude.list": found}, before):
         config = {"table.include.list": r"public\.orders", **setting}
-        assert captured_by(config, [ORDERS]) == {"public.orders": Captured((column,))}
+        assert captured_tables(config, [ORDERS]) == {"public.orders": Captured((column,))}
 
 
 def test_nothing_excluded_is_no_setting() -> None:

@@ -41,7 +41,7 @@ def made(kind: type[CdcError]) -> CdcError:
     ("error", "action"),
     [
         (made(SinkUnavailable), Remedy.RETRY),
-        (made(errors.Late), Remedy.RETRY),
+        (made(errors.ReadTimeout), Remedy.RETRY),
         (made(Rewound), Remedy.RESTART),
         (made(SinkRejected), Remedy.STOP),
         (made(Fenced), Remedy.STOP),
@@ -54,7 +54,7 @@ def made(kind: type[CdcError]) -> CdcError:
         (made(WorkerLost), Remedy.RESTART),
         (made(SparkError), Remedy.STOP),
         (made(DecodeError), Remedy.STOP),
-        (made(errors.Unholdable), Remedy.STOP),
+        (made(errors.ValueNotRepresentable), Remedy.STOP),
         (Refused({("t", "1"): "too long"}, "cache"), Remedy.STOP),
         (Misfit(TABLE, "cache"), Remedy.STOP),
         (made(errors.SettingsError), Remedy.STOP),

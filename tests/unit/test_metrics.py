@@ -26,8 +26,8 @@ def fetched(metrics: Metrics) -> dict[str, float]:
 
 def test_the_last_comparison_is_told(metrics: Metrics) -> None:
     for missing in (3, 2):
-        metrics.tell([Comparison("cache", "public.busy", source_rows=10, missing=missing, undecided=1)])
-    metrics.failed()
+        metrics.publish_comparisons([Comparison("cache", "public.busy", source_rows=10, missing=missing, undecided=1)])
+    metrics.count_failure()
     found = fetched(metrics)
     assert found['cdc_verify_differences{kind="missing",sink="cache",table="public.busy"}'] == 2
     assert found['cdc_verify_differences{kind="extra",sink="cache",table="public.busy"}'] == 0
@@ -43,5 +43,5 @@ def test_a_port_that_is_taken_is_named(metrics: Metrics) -> None:
 
 
 def test_restarts_are_counted_by_reason(metrics: Metrics) -> None:
-    metrics.tell_restarts([Progress("cache", restarts={"truncate": 2})])
+    metrics.publish_restarts([Progress("cache", restarts={"truncate": 2})])
     assert fetched(metrics)['cdc_query_restarts{reason="truncate",sink="cache"}'] == 2

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.errors import SourceError
 from migrations import CONTROL, SAMPLE, heartbeat_query
-from migrations.runner import kind, migrations
+from migrations.runner import folder_kind, migrations
 
 
 def folder(tmp_path: Path, *names: str) -> Path:
@@ -22,12 +22,12 @@ def folder(tmp_path: Path, *names: str) -> Path:
 def test_shipped_folders_are_well_formed(shipped: Path) -> None:
     files = migrations(shipped)
     assert [file.name for file in files] == sorted(file.name for file in files)
-    assert all(file.name.startswith(f"{kind(shipped)}/000") for file in files)
+    assert all(file.name.startswith(f"{folder_kind(shipped)}/000") for file in files)
 
 
 def test_kinds_of_folders_do_not_clash() -> None:
-    assert kind(CONTROL) == "control"
-    assert kind(SAMPLE) == "sample"
+    assert folder_kind(CONTROL) == "control"
+    assert folder_kind(SAMPLE) == "sample"
 
 
 def test_a_file_is_known_by_the_sha256_of_its_bytes(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from rich.console import Console
 from cdc.cli import console, render
 from cdc.model import wording
 from cdc.model.outcome import Applied
-from cdc.observe.diagnosis import judged, sentence, verdict
-from cdc.observe.status import Connector, Heartbeat, Sink, Status, View
+from cdc.observe.diagnosis import diagnose, sentence, verdict
+from cdc.observe.status import ConnectorStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
 from cdc.postgres.source import Slot
 from cdc.verify.comparison import Comparison
 from docs.generate import FOLDER
@@ -37,14 +37,14 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.call, "file", Path("shop.yaml"))
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(wording, "clock", lambda _: "13:04:17")
-    view = View("public.orders", 0, 0.0, 2, NOW - 10, quarantined=1)
-    sink = Sink("cache", "running", NOW - 35, views=(view,), rows_per_s=0.0, applied=Applied(3, 2, quarantined=1))
-    found = judged(
+    view = ViewStatus("public.orders", 0, 0.0, 2, NOW - 10, quarantined=1)
+    sink = SinkStatus("cache", "running", NOW - 35, views=(view,), rows_per_s=0.0, applied=Applied(3, 2, quarantined=1))
+    found = diagnose(
         Status(
             "shop",
-            Connector("RUNNING", ("RUNNING",), None),
+            ConnectorStatus("RUNNING", ("RUNNING",), None),
             Slot(True, 7, "0/1", "0/1", "reserved", 152, 3300, None, "pgoutput", "shop", None, None),
-            Heartbeat(0.6, 0.045, 2.0),
+            HeartbeatStatus(0.6, 0.045, 2.0),
             (sink,),
         )
     )

@@ -13,10 +13,10 @@ from rich.console import Console, RenderableType
 from cdc.apply.progress import Progress, RunState
 from cdc.cli import render
 from cdc.cli.console import WIDE, Call
-from cdc.cli.verbs import hoisted
+from cdc.cli.verbs import hoist_global_options
 from cdc.model.outcome import Applied
-from cdc.model.wording import advice, ended, length
-from cdc.observe.status import Sink, Status, View
+from cdc.model.wording import advice, duration, full_stopped
+from cdc.observe.status import SinkStatus, Status, ViewStatus
 from cdc.quarantine.log import Entry, Held
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def shown(what: RenderableType, width: int = WIDE) -> str:
 def test_what_nobody_has_read_is_unknown_and_never_zero(one: Progress) -> None:
     (_, line, *_) = shown(render.progress([one])).splitlines()
     assert line.split()[-2:] == ["unknown", "unknown"]
-    (told, *_) = render.News().of([one], 0.0)
+    (told, *_) = render.ProgressLog().lines([one], 0.0)
     assert "waiting: unknown" in told
 
 
@@ -58,7 +58,9 @@ def test_what_has_been_read_is_told() -> None:
 
 def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
     text = shown(
-        render.status(Status("shop", sinks=(Sink("cache", views=(View("public.orders"),)),)), "down", ["Bad."])
+        render.status(
+            Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),)), "down", ["Bad."]
+        )
     )
     (line,) = (line for line in text.splitlines() if line.startswith("public.orders"))
     assert line.split()[2:] == ["unknown"] * 4
@@ -82,10 +84,10 @@ def test_what_waits_says_for_what_and_since_when() -> None:
 
 
 def test_a_log_gets_news_only() -> None:
-    news = render.News()
+    progress_log = render.ProgressLog()
 
     def lines(one: Progress, now: float) -> list[str]:
-        return list(news.of([one], now))
+        return list(progress_log.lines([one], now))
 
     assert re.match(r"\d\d:\d\d:\d\d|\d{4}-", lines(STARTING, 0.0)[0])
     assert len(lines(RUNNING, 1.0)) == 1
@@ -127,24 +129,30 @@ def test_a_pipe_gets_lines_that_are_not_folded() -> None:
 )
 def test_a_hint_names_the_file_that_the_caller_named(text: str, expected: str) -> None:
     call = Call()
-    assert call.name(text) == text
+    assert call.complete_commands(text) == text
     call.file = Path("my shop.yaml")
-    assert call.name(text) == expected
+    assert call.complete_commands(text) == expected
     document = {"hint": text, "rows": [text], "aside": {"t": ["cdc -p", text]}}
-    assert call.name_all(document) == {"hint": expected, "rows": [text], "aside": {"t": ["cdc -p", expected]}}
+    assert call.complete_document(document) == {"hint": expected, "rows": [text], "aside": {"t": ["cdc -p", expected]}}
 
 
 def test_a_hint_names_the_state_that_the_caller_named() -> None:
     call = Call()
     call.file, call.state = Path("shop.yaml"), Path("/srv/state")
-    assert call.name("cdc -p FILE run") == "cdc -p shop.yaml --state /srv/state run"
-    assert call.name("cdc -p FILE --state /var/lib/cdc/NAME up") == "cdc -p shop.yaml --state /var/lib/cdc/NAME up"
+    assert call.complete_commands("cdc -p FILE run") == "cdc -p shop.yaml --state /srv/state run"
+    assert (
+        call.complete_commands("cdc -p FILE --state /var/lib/cdc/NAME up")
+        == "cdc -p shop.yaml --state /var/lib/cdc/NAME up"
+    )
 
 
 def test_a_hint_names_the_log_that_it_speaks_of() -> None:
     call = Call()
     call.worker_log = Path("/srv/state/connect/log/connect.log")
-    assert call.name("then at the worker's log") == "then at the worker's log (/srv/state/connect/log/connect.log)"
+    assert (
+        call.complete_commands("then at the worker's log")
+        == "then at the worker's log (/srv/state/connect/log/connect.log)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def test_a_hint_names_the_log_that_it_speaks_of() -> None:
     ],
 )
 def test_the_file_may_be_named_behind_the_verb(words: list[str], expected: list[str]) -> None:
-    assert hoisted(words) == expected
+    assert hoist_global_options(words) == expected
 
 
 def test_the_version_is_told() -> None:
@@ -171,9 +179,16 @@ def test_the_version_is_told() -> None:
 
 
 def test_sentences_end_once() -> None:
-    assert [ended(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
+    assert [full_stopped(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
     assert advice("was renamed to public.tags", "is it there?") == "was renamed to public.tags. Next: is it there?"
 
 
 def test_lengths_are_told_in_fitting_units() -> None:
-    assert [length(s) for s in (0.25, 12, 119, 180, 7200, 200_000)] == ["0.2 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
+    assert [duration(s) for s in (0.25, 12, 119, 180, 7200, 200_000)] == [
+        "0.2 s",
+        "12 s",
+        "119 s",
+        "3 min",
+        "2 h",
+        "2 d",
+    ]

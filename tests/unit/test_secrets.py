@@ -118,7 +118,7 @@ def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
             ask()
         except Exception as error:
             failure = classify(error, name)
-            failures.append(f"{failure.message} {failure.hint} {failure.where} {trace(error)}")
+            failures.append(f"{failure.message} {failure.hint} {failure.details} {trace(error)}")
             if isinstance(error, CdcError):
                 failures.append(str(error))
     assert len(failures) > 6

@@ -20,11 +20,11 @@ import yaml
 
 from cdc.errors import StackError
 from cdc.model import jvm_options
-from compose import artifacts, docker, health, machine, ports, process, servers, stack, versions, wheels
-from compose.book import Book
+from compose import artifacts, docker, health, host, ports, process, servers, stack, versions, wheels
 from compose.endpoints import Endpoints
 from compose.process import Process
-from compose.written import Writer, of_snapshot, require_readable
+from compose.server_version import ServerVersion, require_readable, version_of_snapshot
+from compose.stack_state import StackState
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def test_lock_covers_pyproject_and_names_no_place() -> None:
 
 
 def test_ports_are_distinct_free_and_below_the_ephemeral_range() -> None:
-    chosen = ports.choose(["a", "b", "c"], kept=[])
+    chosen = ports.choose(["a", "b", "c"], reserved=[])
     assert len(set(chosen.values())) == 3
     assert all(port in ports.RANGE and ports.is_free(port) for port in chosen.values())
 
@@ -128,7 +128,7 @@ def test_ports_are_distinct_free_and_below_the_ephemeral_range() -> None:
 def test_kept_ports_are_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "RANGE", range(20_000, 20_003))
     monkeypatch.setattr(ports, "is_free", lambda port: True)
-    assert ports.choose(["a"], kept=[20_000, 20_002]) == {"a": 20_001}
+    assert ports.choose(["a"], reserved=[20_000, 20_002]) == {"a": 20_001}
 
 
 def test_taken_port_is_refused_with_server_port_and_owner() -> None:
@@ -138,7 +138,7 @@ def test_taken_port_is_refused_with_server_port_and_owner() -> None:
         port = other.getsockname()[1]
         with pytest.raises(StackError) as caught:
             ports.require_free("kafka", port)
-    assert caught.value.where == {"service": "kafka", "port": port}
+    assert caught.value.details == {"service": "kafka", "port": port}
     assert f"port {port} of kafka is taken by process {os.getpid()}" in caught.value.message
     assert "cdc up" in caught.value.hint
 
@@ -147,18 +147,18 @@ def test_taken_port_is_refused_with_server_port_and_owner() -> None:
 
 
 def test_record_survives_and_is_replaced_whole(tmp_path: Path) -> None:
-    book = Book(tmp_path, {"kafka": 1}, {}, {"kafka": Writer("Kafka", "4.2.1")}, "embedded")
-    book.enter("kafka", Process(7, 1.5))
-    again = Book.load(tmp_path)
+    record = StackState(tmp_path, {"kafka": 1}, {}, {"kafka": ServerVersion("Kafka", "4.2.1")}, "embedded")
+    record.add_process("kafka", Process(7, 1.5))
+    again = StackState.load(tmp_path)
     assert (again.stack, again.ports, again.processes) == ("embedded", {"kafka": 1}, {"kafka": Process(7, 1.5)})
-    assert again.written == {"kafka": Writer("Kafka", "4.2.1")}
+    assert again.versions == {"kafka": ServerVersion("Kafka", "4.2.1")}
     assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
 
 
 def test_damaged_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text('{"ports": {}, "proc')
     with pytest.raises(StackError, match=r"stack\.json"):
-        Book.load(tmp_path)
+        StackState.load(tmp_path)
 
 
 def test_reused_pid_is_not_the_server() -> None:
@@ -188,7 +188,7 @@ def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
 
 def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -Dother=2")
-    place = servers.Place(tmp_path, {}, artifacts.Servers(*[tmp_path] * 6), Path("java"))
+    place = servers.ServerDirs(tmp_path, {}, artifacts.Servers(*[tmp_path] * 6), Path("java"))
     for name in ("kafka", "connect"):
         assert {"-Dgiven=1", "-Dother=2"} <= set(servers.BY_NAME[name].command(place))
     assert servers.BY_NAME["elasticsearch"].environment(place)["ES_JAVA_OPTS"] == "-Dgiven=1 -Dother=2"
@@ -196,11 +196,11 @@ def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pyt
 
 def test_java_is_tuned_where_the_caller_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1")
-    assert jvm_options.tuning() == ["-XX:+UseParallelGC", "-XX:CompileThresholdScaling=4"]
+    assert jvm_options.default_options() == ["-XX:+UseParallelGC", "-XX:CompileThresholdScaling=4"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -XX:+UseSerialGC")
-    assert jvm_options.tuning() == ["-XX:CompileThresholdScaling=4"]
+    assert jvm_options.default_options() == ["-XX:CompileThresholdScaling=4"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:CompileThresholdScaling=1")
-    assert jvm_options.tuning() == ["-XX:+UseParallelGC"]
+    assert jvm_options.default_options() == ["-XX:+UseParallelGC"]
 
 
 # refusals
@@ -223,27 +223,27 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 def test_missing_java(program: Callable[[str, str], Path]) -> None:
     with pytest.raises(StackError, match="no java on PATH") as caught:
-        machine.java()
+        host.java()
     assert "apt install openjdk-17-jre-headless" in caught.value.hint
 
 
 def test_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(StackError, match="holds no bin/java"):
-        machine.java()
+        host.java()
 
 
 @pytest.mark.parametrize(("version", "major"), [("1.8.0_401", 8), ("11.0.22", 11)])
 def test_old_java(program: Callable[[str, str], Path], version: str, major: int) -> None:
     program("java", f"echo 'openjdk version \"{version}\"' >&2")
     with pytest.raises(StackError, match=f"is Java {major}, but 17 or newer"):
-        machine.java()
+        host.java()
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "25"])
 def test_good_java(program: Callable[[str, str], Path], version: str) -> None:
     path = program("java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
-    assert machine.java() == path.resolve()
+    assert host.java() == path.resolve()
 
 
 def test_pinned_cache_server_wins_over_the_machines(program: Callable[[str, str], Path]) -> None:
@@ -252,7 +252,9 @@ def test_pinned_cache_server_wins_over_the_machines(program: Callable[[str, str]
     for version in ("6.2.14", "7.0.15", "8.2.1"):
         program("redis-server", f"echo 'Redis server v={version} sha=0'")
         assert wheels.redis_server() == pinned
-    assert wheels.cache_version(pinned) in [Writer("Valkey", f"{versions.VALKEY}.{patch}") for patch in range(99)]
+    assert wheels.cache_version(pinned) in [
+        ServerVersion("Valkey", f"{versions.VALKEY}.{patch}") for patch in range(99)
+    ]
 
 
 def test_the_machines_redis_serves_where_none_is_pinned(
@@ -294,7 +296,10 @@ def test_the_machines_redis_serves_where_none_is_pinned(
     ],
 )
 def test_a_server_goes_on_only_with_data_that_it_can_read(tmp_path: Path, before: str, now: str, goes_on: bool) -> None:
-    written, own = {"it": Writer(*before.split())}, {"it": Writer(*now.split()), "new": Writer("Kafka", "4.2.1")}
+    written, own = (
+        {"it": ServerVersion(*before.split())},
+        {"it": ServerVersion(*now.split()), "new": ServerVersion("Kafka", "4.2.1")},
+    )
     if goes_on:
         return require_readable(tmp_path, written, own)
     with pytest.raises(StackError) as caught:
@@ -307,26 +312,30 @@ def test_a_server_goes_on_only_with_data_that_it_can_read(tmp_path: Path, before
 
 
 def test_a_snapshot_says_who_wrote_it() -> None:
-    assert of_snapshot(b"VALKEY080\xfa\x0avalkey-ver\x059.1.2\xfa\x0aredis-bits\xc0@") == Writer("Valkey", "9.1.2")
-    assert of_snapshot(b"REDIS0010\xfa\x09redis-ver\x067.0.15\xfa\x0aredis-bits\xc0@") == Writer("Redis", "7.0.15")
-    assert of_snapshot(b"REDIS0010") is None
+    assert version_of_snapshot(b"VALKEY080\xfa\x0avalkey-ver\x059.1.2\xfa\x0aredis-bits\xc0@") == ServerVersion(
+        "Valkey", "9.1.2"
+    )
+    assert version_of_snapshot(b"REDIS0010\xfa\x09redis-ver\x067.0.15\xfa\x0aredis-bits\xc0@") == ServerVersion(
+        "Redis", "7.0.15"
+    )
+    assert version_of_snapshot(b"REDIS0010") is None
 
 
 def test_a_state_from_before_is_an_embedded_stacks(tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text('{"ports": {"kafka": 1}, "processes": {}}')
-    book = Book.load(tmp_path)
-    assert (book.stack, book.written) == ("embedded", {})
+    record = StackState.load(tmp_path)
+    assert (record.stack, record.versions) == ("embedded", {})
     with pytest.raises(StackError, match="of a stack of kind embedded") as caught:
-        book.claim("compose")
+        record.claim("compose")
     assert "--stack embedded" in caught.value.hint
 
 
 def test_full_disk_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=machine.GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=host.GIB))
     state = tmp_path / "state"
     with pytest.raises(StackError, match=r"1\.0 GiB free, 3 GiB are needed") as caught:
         stack.up(state, progress=print)
-    assert caught.value.where == {"path": str(state)}
+    assert caught.value.details == {"path": str(state)}
     # A full disk mustn't keep anyone from stopping.
     assert stack.down(state, progress=print) == []
 
@@ -342,7 +351,7 @@ def test_private_parent_is_refused_for_root(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     tmp_path.chmod(0o700)
     with pytest.raises(StackError, match="closed to other users") as caught:
-        machine.require_searchable(tmp_path / "state", machine.STATE_HINT)
+        host.require_searchable(tmp_path / "state", host.STATE_HINT)
     assert "--state" in caught.value.hint
 
 
@@ -445,7 +454,7 @@ def test_child_of_a_dead_leader_is_found_and_ended(tmp_path: Path) -> None:
     wait_until(lambda: len(started.tree()) == 2, 10, "the child to start")
     os.kill(started.pid, signal.SIGKILL)
     (orphan,) = wait_until(lambda: [] if started.find() else started.tree(), 10, "the leader to die")
-    process.await_end(process.ask(started, signal.SIGTERM), 10)
+    process.await_end(process.request_end(started, signal.SIGTERM), 10)
     assert not orphan.is_running()
     assert started.tree() == []
 

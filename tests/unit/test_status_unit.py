@@ -13,11 +13,19 @@ from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
 from cdc.kafka.log_continuity import waiting
-from cdc.model.position import Position, Server, Stored
+from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.observe import status
-from cdc.observe.diagnosis import document, exit_code, judged, slow_hop, verdict
-from cdc.observe.status import Connector, Heartbeat, Problem, Sink, Status, View, collect, measure
+from cdc.observe import collection
+from cdc.observe.collection import collect, measure
+from cdc.observe.diagnosis import diagnose, document, exit_code, slow_hop, verdict
+from cdc.observe.status import (
+    ConnectorStatus,
+    HeartbeatStatus,
+    Problem,
+    SinkStatus,
+    Status,
+    ViewStatus,
+)
 from cdc.postgres import catalog, source
 from cdc.postgres.source import Slot, check_server
 from tests.support.pipelines import each, pipeline
@@ -27,15 +35,15 @@ END = Position("id-1", (10, 20))
 SLOT = Slot(True, 1, "0/1", "0/2", "reserved", 500, 900, None, "pgoutput", "shop", None, None)
 GOOD = Status(
     "shop",
-    Connector("RUNNING", ("RUNNING",), None),
+    ConnectorStatus("RUNNING", ("RUNNING",), None),
     SLOT,
-    Heartbeat(1.0, 0.02, 2.0),
-    (Sink("cache", "running", views=(View("public.orders", 0, 0.0),)),),
+    HeartbeatStatus(1.0, 0.02, 2.0),
+    (SinkStatus("cache", "running", views=(ViewStatus("public.orders", 0, 0.0),)),),
 )
 
 
-def stored(*offsets: int, topic_id: str = "id-1") -> Stored:
-    return Stored(Position(topic_id, offsets), "writer", rows=7, at=5.0)
+def stored(*offsets: int, topic_id: str = "id-1") -> ViewCheckpoint:
+    return ViewCheckpoint(Position(topic_id, offsets), "writer", rows=7, changed_at=5.0)
 
 
 def test_a_view_at_the_end_has_no_lag() -> None:
@@ -62,8 +70,8 @@ def test_a_view_without_a_position_waits_for_everything() -> None:
 
 
 @pytest.mark.parametrize("at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"])
-def test_a_position_in_another_topic_has_no_lag(at: Stored) -> None:
-    assert measure(TABLE, at, END, {}, now=100) == View(TABLE.qualified, changes=7, at=5.0)
+def test_a_position_in_another_topic_has_no_lag(at: ViewCheckpoint) -> None:
+    assert measure(TABLE, at, END, {}, now=100) == ViewStatus(TABLE.qualified, changes=7, at=5.0)
     assert waiting(TABLE.topic, at, END) == []
 
 
@@ -71,8 +79,8 @@ def test_clocks_that_disagree_give_no_negative_lag() -> None:
     assert measure(TABLE, stored(9, 20), END, {(TABLE.topic, 0, 9): 101_000}, now=100).lag_seconds == 0.0
 
 
-def with_lag(name: str, seconds: float, state: str = "running") -> Sink:
-    return Sink(name, state, views=(View("public.orders", 5, seconds),))
+def with_lag(name: str, seconds: float, state: str = "running") -> SinkStatus:
+    return SinkStatus(name, state, views=(ViewStatus("public.orders", 5, seconds),))
 
 
 def problem(part: str) -> Problem:
@@ -99,14 +107,14 @@ def problem(part: str) -> Problem:
             ["Kafka -> cache is slow", "unless it is at work elsewhere"],
         ),
         (
-            replace(GOOD, heartbeat=Heartbeat(60, 0.1, 2)),
+            replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
             ["Postgres -> Kafka", "60 s", "500 bytes", "pg_stat_activity"],
         ),
-        (replace(GOOD, heartbeat=Heartbeat(1, 40, 2)), ["Postgres -> Kafka", "40 s", "nothing to do yet"]),
-        (replace(GOOD, heartbeat=Heartbeat(1, 90, 2)), ["Postgres -> Kafka", "90 s", "pg_stat_activity"]),
+        (replace(GOOD, heartbeat=HeartbeatStatus(1, 40, 2)), ["Postgres -> Kafka", "40 s", "nothing to do yet"]),
+        (replace(GOOD, heartbeat=HeartbeatStatus(1, 90, 2)), ["Postgres -> Kafka", "90 s", "pg_stat_activity"]),
         (replace(GOOD, heartbeat=None), ["no heartbeat", "register"]),
-        (replace(GOOD, connector=Connector("RUNNING", ("FAILED",), "Boom")), ["stopped", "Boom", "register"]),
-        (replace(GOOD, connector=Connector("MISSING", (), None)), ["stopped", "MISSING", "register"]),
+        (replace(GOOD, connector=ConnectorStatus("RUNNING", ("FAILED",), "Boom")), ["stopped", "Boom", "register"]),
+        (replace(GOOD, connector=ConnectorStatus("MISSING", (), None)), ["stopped", "MISSING", "register"]),
         (replace(GOOD, slot=None), ["slot is missing", "register"]),
         (replace(GOOD, slot=replace(SLOT, wal_status="lost")), ["slot is lost", "register"]),
         (replace(GOOD, problems=(problem("kafka"),)), ["kafka is away", "repair it"]),
@@ -122,7 +130,10 @@ def problem(part: str) -> Problem:
             ["cache can't be judged", "hasn't answered for 40 s"],
         ),
         (
-            replace(GOOD, sinks=(Sink("cache", views=(View("t", problem="It is gone.", hint="cdc rebuild cache"),)),)),
+            replace(
+                GOOD,
+                sinks=(SinkStatus("cache", views=(ViewStatus("t", problem="It is gone.", hint="cdc rebuild cache"),)),),
+            ),
             ["cache has stopped for t: It is gone. Next: cdc rebuild cache."],
         ),
         (
@@ -134,13 +145,15 @@ def problem(part: str) -> Problem:
     ],
 )
 def test_the_sentence_names_the_hop_and_the_command(status: Status, words: list[str]) -> None:
-    said = slow_hop(judged(status))
+    said = slow_hop(diagnose(status))
     assert all(word in said for word in words), said
     assert "Next: " in said
     assert not said.endswith(("..", "?."))
 
 
-QUARANTINED = replace(GOOD, sinks=(Sink("cache", "running", views=(View("public.orders", 0, 0.0, quarantined=2),)),))
+QUARANTINED = replace(
+    GOOD, sinks=(SinkStatus("cache", "running", views=(ViewStatus("public.orders", 0, 0.0, quarantined=2),)),)
+)
 ASIDE = replace(
     GOOD,
     sinks=(
@@ -174,11 +187,11 @@ def uncompared(seconds: float) -> Status:
             7,
             (None, "cache", None),
         ),
-        (replace(GOOD, connector=Connector("MISSING", (), None)), "down", 5, (None, None, None)),
+        (replace(GOOD, connector=ConnectorStatus("MISSING", (), None)), "down", 5, (None, None, None)),
         (replace(GOOD, slot=None), "down", 4, (None, None, None)),
         (replace(GOOD, problems=(Problem("postgres", "Away.", "h", 4),)), "down", 4, (None, None, None)),
         (replace(GOOD, problems=(Problem("cache", "Away.", "h", 7),)), "down", 7, (None, "cache", None)),
-        (replace(QUARANTINED, connector=Connector("FAILED", (), None)), "down", 5, (None, None, None)),
+        (replace(QUARANTINED, connector=ConnectorStatus("FAILED", (), None)), "down", 5, (None, None, None)),
         (uncompared(61.0), "degraded", 4, (None, None, None)),
         (uncompared(59.0), "ok", 0, None),
         (replace(uncompared(61.0), definitions="event triggers"), "ok", 0, None),
@@ -187,7 +200,7 @@ def uncompared(seconds: float) -> Status:
 def test_a_monitor_gets_a_verdict_a_code_and_the_problem(
     status: Status, expected: str, code: int, about: tuple[str | None, str | None, float | None] | None
 ) -> None:
-    found = judged(status)
+    found = diagnose(status)
     told = json.loads(json.dumps(document(found)))
     assert (verdict(found), exit_code(found)) == (expected, code) == (told["verdict"], told["exit_code"])
     first = [(one["table"], one["sink"], one["since"]) for one in told["problems"][:1]]
@@ -200,7 +213,7 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
     """A sink, and a server that takes connections and says nothing: as a stopped process does."""
     release = threading.Event()
 
-    def hang(_: Table) -> Stored | None:
+    def hang(_: Table) -> ViewCheckpoint | None:
         release.wait(60)
         return None
 
@@ -215,13 +228,13 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
     silent_parts = {one.part for one in found.problems if "no answer within 4 s" in one.message}
     assert silent_parts == {"postgres", "connect", "kafka", "search"}
     search, cache = found.sinks
-    assert search.views == (View("public.orders"),)
+    assert search.views == (ViewStatus("public.orders"),)
     assert (cache.views[0].changes, cache.views[0].lag_records) == (7, None)
 
 
 def test_a_heartbeat_within_its_interval_is_not_late() -> None:
-    assert not Heartbeat(6.9, 0.0, 2.0).late
-    assert Heartbeat(7.1, 0.0, 2.0).late
+    assert not HeartbeatStatus(6.9, 0.0, 2.0).late
+    assert HeartbeatStatus(7.1, 0.0, 2.0).late
 
 
 def test_a_status_is_one_json_document() -> None:
@@ -234,7 +247,7 @@ def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     found = collect(shop, positions={"cache": each(lambda _: at)}, progress={})
     assert {one.part for one in found.problems} == {"postgres", "connect", "kafka"}
     assert all(one.hint for one in found.problems)
-    assert found.sinks[0].views == (View("public.orders", changes=7, at=5.0),)
+    assert found.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0),)
     assert "s3cret" not in json.dumps(found.to_dict())
 
 
@@ -278,9 +291,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
             return server
 
         for part in ("_slot", "_connector", "_definitions"):
-            monkeypatch.setattr(status, part, lambda *_: None)
-        monkeypatch.setattr(status, "_log", lambda *_: None)
-        monkeypatch.setattr(status, "Topics", lambda _: Silent())
+            monkeypatch.setattr(collection, part, lambda *_: None)
+        monkeypatch.setattr(collection, "_log", lambda *_: None)
+        monkeypatch.setattr(collection, "Topics", lambda _: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
         monkeypatch.setattr(source, "server", answer)
         monkeypatch.setattr(registrations, "read", lambda *_: known)

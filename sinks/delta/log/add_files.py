@@ -18,7 +18,7 @@ import deltalake
 from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane_run import lasting
 from sinks.delta.files import links, parquet
 from sinks.delta.files.failures import commit_conflict, os_error_text, write_failure
@@ -38,7 +38,7 @@ WORKER_WRITE_ERROR = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
 
 
 def create(
-    folder: str, actions: Sequence[AddAction], schema: deltalake.Schema, checkpoint: Stored, number: int
+    folder: str, actions: Sequence[AddAction], schema: deltalake.Schema, checkpoint: ViewCheckpoint, number: int
 ) -> None:
     """Create a table of files that are written, in one commit with checkpoint and number.
 
@@ -85,7 +85,7 @@ def commit(
     actions: Sequence[AddAction],
     mode: Mode,
     schema: deltalake.Schema,
-    checkpoint: Stored,
+    checkpoint: ViewCheckpoint,
     number: int,
     properties: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
@@ -105,7 +105,7 @@ def commit(
 
 
 def _properties(
-    checkpoint: Stored, number: int, properties: Mapping[str, str] = MappingProxyType({})
+    checkpoint: ViewCheckpoint, number: int, properties: Mapping[str, str] = MappingProxyType({})
 ) -> CommitProperties:
     metadata = {"userMetadata": checkpoint.to_json(), **properties}
     # No retries: the commit must follow the version that was read. A RESTORE in between has taken

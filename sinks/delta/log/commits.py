@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from sinks.delta.log import history
 from sinks.delta.log.history import Commit, Standing
@@ -34,7 +34,7 @@ class LastCommit:
     trouble: why the checkpoint isn't true of the table's rows (`history`); empty when it is.
     """
 
-    checkpoint: Stored | None
+    checkpoint: ViewCheckpoint | None
     number: int
     trouble: str = ""
 
@@ -99,7 +99,7 @@ class Commits:
 
 
 @contextmanager
-def number_commits(spark: "SparkSession", checkpoint: Stored, number: int) -> Iterator[None]:
+def number_commits(spark: "SparkSession", checkpoint: ViewCheckpoint, number: int) -> Iterator[None]:
     """Put the checkpoint and our number into the commits that Spark makes inside the block.
 
     They go through settings of the session, because Delta's transactions take no options. So one

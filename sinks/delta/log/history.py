@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 
 RESTORE = "RESTORE"
-CLEARED = Stored(Position("", ()))
+CLEARED = ViewCheckpoint(Position("", ()))
 """The checkpoint of a commit that has emptied a table: the view has no position."""
 Commit = Mapping[str, Any]
 """An entry of a table's history: version, operation, operationParameters, userMetadata."""
@@ -25,7 +25,7 @@ class Standing:
     trouble: empty when it is true.
     """
 
-    checkpoint: Stored | None
+    checkpoint: ViewCheckpoint | None
     trouble: str = ""
 
 
@@ -45,8 +45,8 @@ def standing(
         if version > ceiling:
             continue
         text = commit.get("userMetadata") or ""
-        if text.startswith(Stored.MARK):
-            checkpoint = Stored.from_json(text)
+        if text.startswith(ViewCheckpoint.JSON_START):
+            checkpoint = ViewCheckpoint.from_json(text)
             return Standing(None if checkpoint.position == CLEARED.position else checkpoint, trouble)
         if commit["operation"] == RESTORE:
             restored_version = _restored_version(commit, restored)

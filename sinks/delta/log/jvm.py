@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from sinks.delta.log.commits import APPLICATION
 
@@ -38,7 +38,7 @@ def commit(spark: SparkSession, transaction: Any, actions: Sequence[Any], operat
         raise commit_conflict() from None
 
 
-def update(spark: SparkSession, checkpoint: Stored, number: int) -> Any:
+def update(spark: SparkSession, checkpoint: ViewCheckpoint, number: int) -> Any:
     """Make the name of a commit that brings rows.
 
     Not MERGE: Delta demands figures of it that only its own plan counts.

@@ -7,10 +7,10 @@ has already: that part's position stays where it is.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cdc.model.position import Position, Reach, Stored, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 
 
-def known_offsets(checkpoint: Stored | None, topic: Position) -> tuple[int, ...]:
+def known_offsets(checkpoint: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:
     """Return by partition the offset below which a part has all records of a topic.
 
     topic: tells the topic's id and number of partitions. Of another topic of the same name a part
@@ -22,12 +22,12 @@ def known_offsets(checkpoint: Stored | None, topic: Position) -> tuple[int, ...]
     return (offsets + (0,) * topic.partition_count)[: topic.partition_count]
 
 
-def advance(checkpoint: Stored | None, end: Position) -> Position:
+def advance(checkpoint: ViewCheckpoint | None, end: Position) -> Position:
     """Return a part's position after a batch that ends at `end`: never before where it was."""
     return Position(end.topic_id, tuple(map(max, known_offsets(checkpoint, end), end.offsets)))
 
 
-def oldest(changes: Stored | None, mirror: Stored | None) -> Stored | None:
+def oldest(changes: ViewCheckpoint | None, mirror: ViewCheckpoint | None) -> ViewCheckpoint | None:
     """Return where reading has to start so that neither part misses anything.
 
     None while there is no mirror.
@@ -38,7 +38,7 @@ def oldest(changes: Stored | None, mirror: Stored | None) -> Stored | None:
     return replace(mirror, position=Position(mirror.position.topic_id, offsets))
 
 
-def oldest_of(parts: Mapping[str, Stored | None]) -> Stored | None:
+def oldest_of(parts: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
     """Return the same of those parts that exist, by kind: a standby is a mirror alone."""
     mirror = parts["mirror"]
     return oldest(parts["changes"], mirror) if "changes" in parts else mirror

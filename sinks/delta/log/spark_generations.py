@@ -13,7 +13,7 @@ import deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from sinks.delta.files import links
 from sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from sinks.delta.log import add_files, jvm
@@ -62,7 +62,7 @@ def switch(
     commits: Commits,
     live: str,
     generation: str,
-    checkpoint: Stored,
+    checkpoint: ViewCheckpoint,
     lags: Callable[[LastCommit], bool],
 ) -> bool:
     """Commit the files of the table in `generation` as those of `live`; return whether it was done.
@@ -80,7 +80,7 @@ def switch(
     return True
 
 
-def link_all_files(spark: SparkSession, folder: str, version: int, checkpoint: Stored, number: int) -> None:
+def link_all_files(spark: SparkSession, folder: str, version: int, checkpoint: ViewCheckpoint, number: int) -> None:
     """Give a table links to all of its files, wherever they lie. Raises SinkUnavailable, see `switch`.
 
     `checkpoint` and `number` are of this version: its files must not get the position of another.
@@ -90,7 +90,9 @@ def link_all_files(spark: SparkSession, folder: str, version: int, checkpoint: S
     _replace_files(spark, transaction, transaction.snapshot(), operation, checkpoint, number)
 
 
-def clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: Stored) -> None:
+def clone(
+    spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: ViewCheckpoint
+) -> None:
     """Create a table of the files that the table in `folder` had in a version (`source`)."""
     add_files.create(target, [], source.schema(), CLEARED, 1)
     enable_features(spark, target, add_files.reader_features(source))
@@ -122,7 +124,7 @@ def _begin(spark: SparkSession, folder: str, version: int) -> Any:
 
 
 def _replace_files(
-    spark: SparkSession, transaction: Any, source: Any, operation: Any, checkpoint: Stored, number: int
+    spark: SparkSession, transaction: Any, source: Any, operation: Any, checkpoint: ViewCheckpoint, number: int
 ) -> None:
     """Commit the files of a version, of this table or another, in the place of all files.
 

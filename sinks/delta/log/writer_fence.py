@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.contract import mismatch, stored_after
 from sinks.delta.log import positions
 
@@ -16,10 +16,10 @@ class WriterFence:
     """
 
     def __init__(self) -> None:
-        self._checkpoints: dict[str, Stored | None] = {}
+        self._checkpoints: dict[str, ViewCheckpoint | None] = {}
         self._steps: dict[str, tuple[str, Position | None, Position]] = {}
 
-    def record(self, folder: str, checkpoint: Stored | None) -> None:
+    def record(self, folder: str, checkpoint: ViewCheckpoint | None) -> None:
         """Remember where a part stands."""
         self._checkpoints[folder] = checkpoint
 
@@ -37,7 +37,7 @@ class WriterFence:
         Raises:
             Fenced, Rewound: see `Sink.apply`.
         """
-        step = (writer, advance.start, advance.until)
+        step = (writer, advance.start, advance.end)
         if any(folder not in self._checkpoints for folder in folders.values()):
             load()
         elif self._steps.get(advance.table.topic) == step:
@@ -48,7 +48,7 @@ class WriterFence:
             raise mismatch(advance.table, advance.start, start, ours=False)
         self._steps[advance.table.topic] = step
 
-    def gains(self, writer: str, advance: Advance, folder: str, checkpoint: Stored | None) -> bool:
+    def gains(self, writer: str, advance: Advance, folder: str, checkpoint: ViewCheckpoint | None) -> bool:
         """Tell whether a part of the view gains something by a step.
 
         checkpoint: where the part stands by its own log.
@@ -56,8 +56,8 @@ class WriterFence:
         Raises:
             Fenced, Rewound: see `Sink.apply`.
         """
-        next_position = positions.advance(checkpoint, advance.until)
-        gains = advance.repairs or next_position != position_of(checkpoint)
+        next_position = positions.advance(checkpoint, advance.end)
+        gains = advance.is_repair or next_position != position_of(checkpoint)
         if not gains and checkpoint and checkpoint.writer == writer:
             # Perhaps the commit of this very step, whose answer was lost.
             self._checkpoints[folder] = checkpoint
@@ -69,16 +69,16 @@ class WriterFence:
 
 
 def checkpoint_after(
-    writer: str, advance: Advance, previous: Stored | None, applied: Applied, generation: str | None
-) -> Stored:
+    writer: str, advance: Advance, previous: ViewCheckpoint | None, applied: Applied, generation: str | None
+) -> ViewCheckpoint:
     """Make the checkpoint that a part of a view stores with a step."""
-    if advance.repairs and previous:
+    if advance.is_repair and previous:
         # A repair doesn't change the position: the stream that owns it goes on undisturbed.
         return previous
-    step = replace(advance, until=positions.advance(previous, advance.until))
+    step = replace(advance, end=positions.advance(previous, advance.end))
     return stored_after(step, previous, applied, writer, generation)
 
 
-def position_of(checkpoint: Stored | None) -> Position | None:
+def position_of(checkpoint: ViewCheckpoint | None) -> Position | None:
     """Return a checkpoint's position; None where there is no checkpoint."""
     return checkpoint.position if checkpoint else None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane_run import lasting
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NO_COLUMNS, schema
@@ -52,7 +52,7 @@ def merge(
     table: "deltalake.DeltaTable",
     folder: str,
     changed: ChangedRows,
-    checkpoint: Stored,
+    checkpoint: ViewCheckpoint,
     number: int,
     deletion_vectors: bool = True,
 ) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from cdc.errors import StackError
 from compose.artifacts import make_shared
 from compose.endpoints import Endpoints
-from compose.machine import STATE_HINT
+from compose.host import STATE_HINT
 from compose.process import Process
-from compose.written import Writer
+from compose.server_version import ServerVersion
 
 
-class Book:
+class StackState:
     """The record of one stack; written whole and renamed, so that a reader never meets half of it."""
 
     def __init__(
@@ -26,25 +26,25 @@ class Book:
         state: Path,
         ports: Mapping[str, int],
         processes: Mapping[str, Process],
-        written: Mapping[str, Writer] | None = None,
+        versions: Mapping[str, ServerVersion] | None = None,
         stack: str | None = None,
     ) -> None:
         self.state = state
         self.ports = dict(ports)
         self.processes = dict(processes)
-        self.written = dict(written or {})
+        self.versions = dict(versions or {})
         self.stack = stack
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, state: Path) -> "Book":
+    def load(cls, state: Path) -> "StackState":
         """Read the record; an empty one when the stack was never started."""
         try:
-            page = json.loads((state / "stack.json").read_text())
-            processes = {name: Process(**entry) for name, entry in page["processes"].items()}
+            document = json.loads((state / "stack.json").read_text())
+            processes = {name: Process(**entry) for name, entry in document["processes"].items()}
             # Neither was noted at first; then there were only processes.
-            written = {name: Writer(**entry) for name, entry in page.get("written", {}).items()}
-            return cls(state, page["ports"], processes, written, page.get("stack", "embedded"))
+            versions = {name: ServerVersion(**entry) for name, entry in document.get("written", {}).items()}
+            return cls(state, document["ports"], processes, versions, document.get("stack", "embedded"))
         except (FileNotFoundError, NotADirectoryError):
             return cls(state, {}, {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -55,14 +55,14 @@ class Book:
 
     def save(self) -> None:
         """Write the record."""
-        page = {
+        document = {
             "stack": self.stack,
             "ports": self.ports,
             "processes": {name: vars(process) for name, process in self.processes.items()},
-            "written": {name: vars(writer) for name, writer in self.written.items()},
+            "written": {name: vars(writer) for name, writer in self.versions.items()},
         }
         fresh = self.state / "stack.json.new"
-        fresh.write_text(json.dumps(page, indent=2) + "\n")
+        fresh.write_text(json.dumps(document, indent=2) + "\n")
         os.replace(fresh, self.state / "stack.json")
 
     def claim(self, stack: str) -> None:
@@ -80,24 +80,24 @@ class Book:
         """Return where the servers listen when they run."""
         warehouse = self.state / "warehouse"
         warehouse.mkdir(exist_ok=True)
-        at = {name: f"127.0.0.1:{port}" for name, port in self.ports.items()}
+        address = {name: f"127.0.0.1:{port}" for name, port in self.ports.items()}
         return Endpoints(
-            postgres=f"postgresql://postgres@{at['postgres']}/postgres",
-            kafka=at["kafka"],
-            connect=f"http://{at['connect']}",
-            elasticsearch=f"http://{at['elasticsearch']}",
-            redis=f"redis://{at['redis']}/0",
+            postgres=f"postgresql://postgres@{address['postgres']}/postgres",
+            kafka=address["kafka"],
+            connect=f"http://{address['connect']}",
+            elasticsearch=f"http://{address['elasticsearch']}",
+            redis=f"redis://{address['redis']}/0",
             warehouse=str(warehouse),
             state=str(self.state),
         )
 
-    def enter(self, name: str, process: Process) -> None:
+    def add_process(self, name: str, process: Process) -> None:
         """Remember a server that was started."""
         with self._lock:
             self.processes[name] = process
             self.save()
 
-    def strike(self, name: str) -> None:
+    def remove_process(self, name: str) -> None:
         """Forget a server that ended."""
         with self._lock:
             self.processes.pop(name, None)
@@ -110,7 +110,7 @@ class Book:
 
 
 @contextmanager
-def held(state: Path, progress: Callable[[str], None]) -> Iterator[Book]:
+def locked_state(state: Path, progress: Callable[[str], None]) -> Iterator[StackState]:
     """Hold a state folder for one command and read its record."""
     try:
         make_shared(state)
@@ -123,15 +123,15 @@ def held(state: Path, progress: Callable[[str], None]) -> Iterator[Book]:
         except BlockingIOError:
             progress(f"waiting for another command that holds {state}")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Book.load(state)
+        yield StackState.load(state)
 
 
-def known(state: Path) -> Endpoints | None:
+def known_endpoints(state: Path) -> Endpoints | None:
     """Return the endpoints of a stack of either kind that was ever started, whether or not its servers live."""
-    book = Book.load(state.absolute())
-    return book.endpoints() if book.ports else None
+    record = StackState.load(state.absolute())
+    return record.endpoints() if record.ports else None
 
 
-def kind(state: Path) -> str | None:
+def stack_kind(state: Path) -> str | None:
     """Return which kind of stack a state folder is of: embedded or compose; None before the first `cdc up`."""
-    return Book.load(state.absolute()).stack
+    return StackState.load(state.absolute()).stack

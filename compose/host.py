@@ -21,11 +21,11 @@ JAVA_HINT = "install one (apt install openjdk-17-jre-headless, or brew install o
 def java() -> Path:
     """Find a Java runtime of at least version 17: JAVA_HOME first, then PATH."""
     home = os.environ.get("JAVA_HOME")
-    found = Path(home) / "bin" / "java" if home else shutil.which("java")
-    if not found or not Path(found).is_file():
-        where = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
-        raise StackError(f"Java {versions.JAVA_MIN} or newer is needed: {where}", hint=JAVA_HINT)
-    path = Path(found)
+    candidate = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if not candidate or not Path(candidate).is_file():
+        problem = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
+        raise StackError(f"Java {versions.JAVA_MIN} or newer is needed: {problem}", hint=JAVA_HINT)
+    path = Path(candidate)
     major = java_major(path)
     if major < versions.JAVA_MIN:
         raise StackError(f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT)
@@ -39,17 +39,17 @@ def java_major(path: Path) -> int:
         run = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
-    return int(found.group(1)) if found else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
+    return int(match.group(1)) if match else 0
 
 
-def require_disk(folder: Path, what: str) -> None:
+def require_disk(folder: Path, label: str) -> None:
     """Refuse to fill a filesystem that has less than 3 GiB left."""
     present = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(present).free
     if free < DISK_MIN_BYTES:
         raise StackError(
-            f"{what} at {folder} has {free / GIB:.1f} GiB free, {DISK_MIN_BYTES / GIB:.0f} GiB are needed",
+            f"{label} at {folder} has {free / GIB:.1f} GiB free, {DISK_MIN_BYTES / GIB:.0f} GiB are needed",
             hint="free some space, or choose another place with CDC_CACHE (downloads) and CDC_STATE (data)",
             path=str(folder),
         )
@@ -71,7 +71,7 @@ def unprivileged() -> User | None:
     return User(nobody.pw_uid, nobody.pw_gid)
 
 
-def own(folder: Path, user: User | None) -> None:
+def change_owner(folder: Path, user: User | None) -> None:
     """Hand a folder and what it holds to a user."""
     if user:
         for path in (folder, *folder.rglob("*")):

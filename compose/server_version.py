@@ -16,7 +16,7 @@ REDIS_READABLE = (7, 2)
 
 
 @dataclass(frozen=True)
-class Writer:
+class ServerVersion:
     """A kind of server and its version."""
 
     server: str
@@ -30,33 +30,35 @@ class Writer:
         return tuple(int(part) for part in re.findall(r"\d+", self.version))
 
 
-def readable(written: Writer, own: Writer) -> bool:
+def readable(previous: ServerVersion, current: ServerVersion) -> bool:
     """Whether a server can go on with what another has written: newer ones of its kind can."""
-    if written.server != own.server:
-        return (written.server, own.server) == ("Redis", "Valkey") and written.numbers[:2] <= REDIS_READABLE
-    if own.server == "Postgres":
-        return written.numbers[:1] == own.numbers[:1]
-    if own.server == "Elasticsearch":
+    if previous.server != current.server:
+        return (previous.server, current.server) == ("Redis", "Valkey") and previous.numbers[:2] <= REDIS_READABLE
+    if current.server == "Postgres":
+        return previous.numbers[:1] == current.numbers[:1]
+    if current.server == "Elasticsearch":
         # Its nodes compare all three numbers, and take over from the major version before at most.
-        return written.numbers <= own.numbers and own.numbers[0] - written.numbers[0] <= 1
-    return written.numbers[:2] <= own.numbers[:2]
+        return previous.numbers <= current.numbers and current.numbers[0] - previous.numbers[0] <= 1
+    return previous.numbers[:2] <= current.numbers[:2]
 
 
-def require_readable(state: Path, written: Mapping[str, Writer], own: Mapping[str, Writer]) -> None:
+def require_readable(
+    state: Path, previous_versions: Mapping[str, ServerVersion], versions: Mapping[str, ServerVersion]
+) -> None:
     """Raises StackError for the first server, by the name it has in a stack, that can't read its data."""
-    for name, writer in own.items():
-        before = written.get(name)
-        if before and not readable(before, writer):
+    for name, writer in versions.items():
+        previous = previous_versions.get(name)
+        if previous and not readable(previous, writer):
             raise StackError(
-                f"{name}'s data in {state} was written by {before}, which {writer} can't read",
-                hint=f"start it with {before} or a newer one that reads it, or stop what runs (cdc down) and begin"
+                f"{name}'s data in {state} was written by {previous}, which {writer} can't read",
+                hint=f"start it with {previous} or a newer one that reads it, or stop what runs (cdc down) and begin"
                 " with an empty state: cdc -p FILE --state OTHER_FOLDER up",
                 service=name,
                 path=str(state),
             )
 
 
-def of_snapshot(head: bytes) -> Writer | None:
+def version_of_snapshot(head: bytes) -> ServerVersion | None:
     """Who wrote a file of the cache's, by its first bytes; None when they don't say."""
-    found = re.search(rb"(redis|valkey)-ver.([0-9]+(?:\.[0-9]+)+)", head, re.DOTALL)
-    return Writer(found[1].decode().capitalize(), found[2].decode()) if found else None
+    match = re.search(rb"(redis|valkey)-ver.([0-9]+(?:\.[0-9]+)+)", head, re.DOTALL)
+    return ServerVersion(match[1].decode().capitalize(), match[2].decode()) if match else None

@@ -3,16 +3,16 @@
 import pytest
 
 from cdc.model.table import Table
-from cdc.verify.census import SOURCE, Leaves, count_in, proved_equal
-from cdc.verify.row_sums import Comparable, Leaf, leaf_of
-from cdc.verify.source_group import GROUP_BYTES, GROUP_TABLES, SMALL_BYTES, groups
+from cdc.verify.census import SOURCE, SumsByView, add_sums, proved_equal
+from cdc.verify.row_sums import Comparable, RowSums, sum_rows
+from cdc.verify.source_group import GROUP_BYTES, GROUP_TABLES, SMALL_BYTES, group_tables
 
 COLUMNS = (("id", "text"), ("d", "double"), ("r", "real"), ("l", "doubles"), ("j", "json"), ("v", "text"))
 ROW = '{"id":1,"d":1.5,"r":0.1,"l":[1,2.5],"j":{"a":[1,2]},"v":"x"}'
 
 
-def leaf(*rows: tuple[str, str]) -> Leaf:
-    return leaf_of(rows, Comparable(COLUMNS))
+def leaf(*rows: tuple[str, str]) -> RowSums:
+    return sum_rows(rows, Comparable(COLUMNS))
 
 
 @pytest.mark.parametrize(
@@ -87,33 +87,33 @@ def test_small_tables_go_together_in_their_order() -> None:
     sizes = dict.fromkeys((one.qualified for one in listed), 8192)
     sizes["public.t1"] = SMALL_BYTES + 1
     del sizes["public.t3"]
-    assert groups(listed, sizes) == [[listed[at] for at in (0, 2, 4, 5)]]
+    assert group_tables(listed, sizes) == [[listed[at] for at in (0, 2, 4, 5)]]
 
 
 def test_a_group_is_bounded() -> None:
     many = tables(2 * GROUP_TABLES)
     sizes = dict.fromkeys((one.qualified for one in many), SMALL_BYTES)
-    parts = groups(many, sizes)
+    parts = group_tables(many, sizes)
     assert [one for part in parts for one in part] == many
     assert max(len(part) for part in parts) * SMALL_BYTES <= GROUP_BYTES
-    assert [len(part) for part in groups(many, dict.fromkeys(sizes, 0))] == [GROUP_TABLES] * 2
+    assert [len(part) for part in group_tables(many, dict.fromkeys(sizes, 0))] == [GROUP_TABLES] * 2
 
 
 def test_one_small_table_needs_no_group() -> None:
-    assert groups(tables(1), {"public.t0": 0}) == []
+    assert group_tables(tables(1), {"public.t0": 0}) == []
 
 
 NAMES = [f"public.t{number}" for number in range(5)]
 SINKS = ["cache", "search"]
 
 
-def filled() -> Leaves:
+def filled() -> SumsByView:
     """Every table with its number of rows, the first of them with none."""
     rows = {name: [(str(at), ROW) for at in range(number)] for number, name in enumerate(NAMES)}
     return {(side, name): leaf(*rows[name]) for side in (SOURCE, *SINKS) for name in NAMES if rows[name]}
 
 
-def unproved(leaves: Leaves) -> set[tuple[str, str]]:
+def unproved(leaves: SumsByView) -> set[tuple[str, str]]:
     return {(sink, name) for sink in SINKS for name in NAMES} - proved_equal(leaves, NAMES, SINKS).keys()
 
 
@@ -135,7 +135,7 @@ def test_equal_views_are_proved_with_their_rows() -> None:
     ],
     ids=["different", "missing", "extra", "twice", "empty", "unread"],
 )
-def test_what_differs_is_one_view_of_many(planted: Leaf | None) -> None:
+def test_what_differs_is_one_view_of_many(planted: RowSums | None) -> None:
     """The twin of what is proved equal: one fault in one view of a group, told of that view and no other."""
     assert unproved(filled() | {("cache", NAMES[2]): planted}) == {("cache", NAMES[2])}
 
@@ -147,7 +147,7 @@ def test_a_source_that_cant_be_read_proves_nothing() -> None:
 
 
 def test_what_is_unread_in_part_is_unread() -> None:
-    leaves: Leaves = {}
+    leaves: SumsByView = {}
     for part in (leaf(("0", ROW)), None, leaf(("1", ROW))):
-        count_in(leaves, ("cache", NAMES[0]), part)
+        add_sums(leaves, ("cache", NAMES[0]), part)
     assert leaves == {("cache", NAMES[0]): None}

