@@ -78,14 +78,10 @@ def merge(
     ids = frames.read_files(spark, folder, changed.id_files, schema(NO_COLUMNS, "mirror")).select("_cdc_id")
     actions = _deletions(transaction, searched, ids) if deletion_vectors else []
     rewritten += [] if deletion_vectors else _files_with_changes(searched, ids)
-    new_files = list(changed.rows)
-    if rewritten:
-        rows = _read(transaction, rewritten, spark).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
-        tasks = max(COMPACTED_FILES, int(sum(file.live_bytes for file in rewritten) / COMPACTED_BYTES))
-        new_files += add_files.write_files(table.table_uri, rows.coalesce(tasks), table.schema())
+    additions = [*changed.rows, *_rewrite(transaction, rewritten, ids, table)]
     actions += [file.action.remove() for file in rewritten]
     action = jvm.single(jvm.package(spark).actions, "Action")
-    actions += [action.fromJson(_add_action(file)) for file in new_files]
+    actions += [action.fromJson(_add_action(file)) for file in additions]
     jvm.commit(spark, transaction, actions, jvm.update(spark, checkpoint, number), number)
     if enabled and not deletion_vectors:
         spark_generations.drop_deletion_vectors(spark, folder, version + 1)
@@ -184,6 +180,17 @@ def _locate(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
                 vector = pa.repeat(pa.scalar(file["marks"], pa.string()), len(rows))
                 yield pa.RecordBatch.from_arrays([name, indexes, vector], PLACE_COLUMNS)
                 start += len(file_ids)
+
+
+def _rewrite(
+    transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame", table: "deltalake.DeltaTable"
+) -> list[DataFile]:
+    """Write the rows of some files again, without those of these ids, into fewer files."""
+    if not files:
+        return []
+    rows = _read(transaction, files, ids.sparkSession).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
+    tasks = max(COMPACTED_FILES, int(sum(file.live_bytes for file in files) / COMPACTED_BYTES))
+    return add_files.write_files(table.table_uri, rows.coalesce(tasks), table.schema())
 
 
 def _read(transaction: Any, files: Sequence[_MirrorFile], spark: "SparkSession") -> "DataFrame":
