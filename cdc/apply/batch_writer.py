@@ -12,7 +12,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Applied
-from cdc.quarantine.log import Entry
+from cdc.quarantine.log import QuarantineKey
 from cdc.quarantine.rejection import ToQuarantine
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Outcome
@@ -37,7 +37,7 @@ class BatchWriter:
         self._spark, self._pipeline, self._views = spark, pipeline, views
         self._writer, self._insist, self._shadow = writer, insist, shadow
         self._quarantine = SinkQuarantine(spark, views.sink.name, pipeline, kafka)
-        self._others: frozenset[Entry] | None = None if shadow else frozenset()
+        self._others: frozenset[QuarantineKey] | None = None if shadow else frozenset()
         self.total, self.batches = Applied(), 0
 
     def begin(self) -> None:
@@ -101,6 +101,6 @@ class BatchWriter:
         self.batches += 1
         if outcome.rejected:
             self._quarantine.refresh()
-        if cured := self._quarantine.cured(outcome.cured):
+        if cured := self._quarantine.entries_cured_by(outcome.cured):
             # Those that were there before a build began are the live views'.
             self._quarantine.settle([entry for entry in cured if entry not in (self._others or ())])

@@ -74,7 +74,7 @@ class Stream:
         `names`: of the generation that it applies to, by table, where that is one that readers don't see.
         """
         self.sink, self.progress = sink, Progress(sink.name)
-        spark = light(spark) if sink.form == "documents" else spark
+        spark = light(spark) if sink.row_format == "documents" else spark
         self._spark, self._pipeline, self._writer = spark, pipeline, uuid4().hex
         self._kafka = Topics(pipeline.kafka)
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)

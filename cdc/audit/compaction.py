@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.generations.registry import Building, Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.ledger import Compaction, Ledger
 from cdc.kafka.log_continuity import refuse_other, waiting
 from cdc.kafka.records import TIMEOUT_MS, kafka, reaching
@@ -31,7 +31,7 @@ from cdc.model.table import Table
 from cdc.sink.contract import Sink
 
 if TYPE_CHECKING:
-    from cdc.spark.kafka_source import Tally
+    from cdc.spark.kafka_source import PartitionCensus
 
 SEGMENT_MS = 1000
 UNCLEANED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
@@ -46,8 +46,8 @@ TOMBSTONES = {"delete.retention.ms": str(RETENTION_MS)}
 TRANSACTION_MS = 10_000
 """How long a crash between two lines may hold up readers."""
 BEAT_S = 1.0
-Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[Tally]]"]
-"""What each partition holds below positions, by topic: `cdc.spark.kafka_source.tally`."""
+Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[PartitionCensus]]"]
+"""What each partition holds below positions, by topic: `cdc.spark.kafka_source.census`."""
 View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
 """What it is called, its table, where it stands."""
 
@@ -92,7 +92,7 @@ def compact(
     with _Lowered(kafka, pipeline, topics, tombstones=tombstones) as lowered, _Roller(kafka, pipeline) as roller:
         while True:
             ends = lowered.roll(roller, goal)
-            views = watched(tables, sinks, registry.read().of, tombstones=tombstones)
+            views = watched(tables, sinks, registry.read().for_sink, tombstones=tombstones)
             _await_views(kafka, views, ends, deadline, progress)
             lowered.clean(ends)
             now = _counted(count, goal)
@@ -120,11 +120,11 @@ def watched(
     at work on begins again when it has missed something.
     """
     if not tombstones:
-        return [(sink.name, table, sink.position) for sink in sinks if sink.form == "events" for table in tables]
+        return [(sink.name, table, sink.position) for sink in sinks if sink.row_format == "events" for table in tables]
     views: list[View] = [(sink.name, table, sink.position) for sink in sinks for table in tables]
     for sink in sinks:
         for names, what in _beside(generations(sink.name)):
-            beside = sink.beside(names)
+            beside = sink.for_generation(names)
             label = f"the generation of {sink.name} that is {what}"
             views += [(label, table, beside.position) for table in tables if table.qualified in names]
     return views
@@ -132,9 +132,9 @@ def watched(
 
 def _beside(generations: Generations) -> Iterator[tuple[Mapping[str, str], str]]:
     """The generations beside the live views that somebody keeps current, by table, and what becomes of each."""
-    if due := generations.due:
-        yield due, "kept"
-    if isinstance(generations.work, Building) and generations.busy:
+    if standby := generations.standby_names:
+        yield standby, "kept"
+    if isinstance(generations.work, GenerationBuild) and generations.in_progress:
         yield generations.work.names, "being built"
 
 
@@ -296,7 +296,7 @@ def _await_views(
         time.sleep(0.5)
 
 
-def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[Tally]]":
+def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[PartitionCensus]]":
     """What is there once the broker has had time to clean; what takes long to count takes it long as well."""
     time.sleep(2 * SEGMENT_MS / 1000)
     began = time.monotonic()
@@ -306,7 +306,7 @@ def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequen
     return now
 
 
-def _left(now: "Mapping[str, Sequence[Tally]]", *, tombstones: bool) -> dict[str, str]:
+def _left(now: "Mapping[str, Sequence[PartitionCensus]]", *, tombstones: bool) -> dict[str, str]:
     """What is still to be done, in words by topic."""
     left = {}
     for topic, partitions in now.items():
@@ -327,7 +327,7 @@ def _unfinished(left: Mapping[str, str], timeout_s: float) -> ConnectorError:
     )
 
 
-def _compacted(topic: str, before: "Sequence[Tally]", now: "Sequence[Tally]") -> Compacted:
+def _compacted(topic: str, before: "Sequence[PartitionCensus]", now: "Sequence[PartitionCensus]") -> Compacted:
     return Compacted(
         topic,
         sum(one.records for one in before),

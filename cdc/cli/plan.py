@@ -181,7 +181,7 @@ def _views(
     from cdc.control.change_plan import Refusal
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity, Discontinued
-    from cdc.sink.contract import Fitted, Misfit, positions
+    from cdc.sink.contract import FitChecker, SchemaMismatch, positions
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
@@ -198,8 +198,8 @@ def _views(
             try:
                 if table.topic in existing:
                     continuity.refuse(sink.name, table, stored)
-                if isinstance(sink, Fitted):
+                if isinstance(sink, FitChecker):
                     sink.require_fit(table)
-            except (Discontinued, Misfit) as error:
+            except (Discontinued, SchemaMismatch) as error:
                 view[table.qualified] = Refusal.of(error)
     return views

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from cdc.sink.contract import require
+from cdc.sink.contract import require_free_space
 from sinks.delta.files import links
 
 TEXT_FACTOR = 8
@@ -26,9 +26,9 @@ def require_capacity(size_bytes: int, warehouse: str, sink: str) -> None:
     if "://" not in warehouse:
         Path(warehouse).mkdir(parents=True, exist_ok=True)
         copies = 1 if links.can_link(warehouse) else COPIES
-        require(size_bytes * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
+        require_free_space(size_bytes * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
     if folder := spill_folder():
-        require(size_bytes * TEXT_FACTOR, shutil.disk_usage(folder).free, folder, sink)
+        require_free_space(size_bytes * TEXT_FACTOR, shutil.disk_usage(folder).free, folder, sink)
 
 
 def spill_folder() -> str | None:

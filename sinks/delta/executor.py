@@ -17,7 +17,7 @@ from cdc.codec.record import Change, Unreadable
 from cdc.codec.table import codec
 from cdc.model.outcome import Advance
 from cdc.model.table import Table
-from cdc.sink.lane import SUPERSEDED, Failure, Limits, Part, Row, Verdicts
+from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
 from sinks.delta.files.columns import arrow_schema
 from sinks.delta.files.failures import write_failure
@@ -27,7 +27,7 @@ from sinks.delta.mirror.stored_rows import StoredRows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LIMITS = Limits(rows=50_000, bytes=64 * 2**20)
+LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
 FILE_BYTES = 512 * 2**20
 """Memory that the rows of a file have taken when the next file is begun; on disk it is far smaller."""
 EVENT_BYTES = 300
@@ -81,15 +81,15 @@ class WarehouseWriter:
     views: Mapping[str, ViewState]
     names: FileNames
     archives: bool
-    limits: Limits = LIMITS
+    limits: ChunkLimits = LIMITS
     form = Values()
     _stages: dict[str, "_Stage"] = field(default_factory=dict)
 
-    def at(self, advance: Advance, partition: int) -> int:
+    def start_offset(self, advance: Advance, partition: int) -> int:
         """Return the offset from which a partition is read."""
         return advance.start_offsets[partition]
 
-    def take(self, part: Part, change: Change, source: Source, value: Any) -> int:
+    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
         """Stage an event unless the log of changes has it; return the memory that it takes."""
         stage = self._stage(part.topic)
         if change.op is None or source.offset < stage.logged[part.partition]:
@@ -97,7 +97,7 @@ class WarehouseWriter:
         stage.add(part.partition, change, source, value)
         return EVENT_BYTES
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
         """Look up stored values of rows that miss some; SUPERSEDED where the mirror is newer."""
         stage, first_unknown = self._stage(part.topic), self.views[part.topic].mirrored[part.partition]
         values: dict[str, Any] = {row.id: SUPERSEDED for row in rows if row.offset < first_unknown}
@@ -110,7 +110,7 @@ class WarehouseWriter:
             self._stage(topic).write([part for part in parts if part.topic == topic])
         return [Verdicts(stale=self._stale(part)) for part in parts]
 
-    def end(self) -> Mapping[str, Sequence[str]]:
+    def finish(self) -> Mapping[str, Sequence[str]]:
         """Close the files and return them by topic, as the JSON of `Staged`."""
         return {topic: [msgspec.json.encode(stage.end()).decode()] for topic, stage in self._stages.items()}
 
@@ -175,7 +175,7 @@ class _Stage:
             self._close(kind)
         return self._staged
 
-    def _fresh(self, part: Part) -> list[Row]:
+    def _fresh(self, part: Part) -> list[FoldedRow]:
         """Select the rows that the mirror lacks."""
         first_unknown = self._view.mirrored[part.partition]
         return [row for row in part.rows.values() if row.offset >= first_unknown]

@@ -19,9 +19,9 @@ from cdc.errors import CdcError
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import Form, Table
+from cdc.model.table import RowFormat, Table
 from cdc.sink import lane_run
-from cdc.sink.contract import Batch, Misfit, Outcome, mismatch, wait_for
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch, mismatch, wait_until_caught_up
 from sinks.delta import executor, table_commit
 from sinks.delta.commit_pool import run_all
 from sinks.delta.executor import Staged, WarehouseWriter
@@ -73,8 +73,8 @@ class Delta:
     support deletion vectors.
     """
 
-    form: Form = "events"
-    whole = False
+    row_format: RowFormat = "events"
+    promotes_all_tables = False
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Delta:
     def prepare(self, table: Table) -> None:
         """Create what doesn't exist, without rows: a reader finds every captured table and its columns."""
         if reasons := refusals(table):
-            raise Misfit(
+            raise SchemaMismatch(
                 table,
                 self.name,
                 f"{table.qualified} can't be held in {self.name}: {'; '.join(reasons)}.",
@@ -119,7 +119,7 @@ class Delta:
     def position(self, table: Table) -> ViewCheckpoint | None:
         """Return the older of the two positions, where reading has to start again.
 
-        Raises Misfit: it is lost, see `table_commit.load_position`.
+        Raises SchemaMismatch: it is lost, see `table_commit.load_position`.
         """
         return table_commit.load_position(self._tables, table)
 
@@ -134,7 +134,7 @@ class Delta:
         if failures:
             raise failures[0]
         applied = {advance.table.qualified: Applied() for advance in batch.advances}
-        return replace(outcome, applied=applied | outcome.applied, told={})
+        return replace(outcome, applied=applied | outcome.applied, writer_results={})
 
     def clear(self, table: Table) -> None:
         """Empty a table's mirror."""
@@ -144,7 +144,7 @@ class Delta:
         """Read a mirror's rows as documents: SCANNED."""
         from pyspark.sql import functions as F
 
-        from cdc.sink.lane_run import lasting
+        from cdc.sink.lane_run import freeze_gc_after
 
         folder = self.folder(table, "mirror")
         if self._commits.table(folder) is None:
@@ -158,7 +158,7 @@ class Delta:
         # By number: Spark parses a dot or a backtick in a name.
         columns = [number for number, name in names.items() if name in needed]
         rows = mirror.toDF(*names).select(*columns)
-        return rows.mapInArrow(lasting(document_reader(table, names)), SCANNED)
+        return rows.mapInArrow(freeze_gc_after(document_reader(table, names)), SCANNED)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""
@@ -169,11 +169,11 @@ class Delta:
         """Close the Delta tables."""
         self._commits.close()
 
-    def beside(self, names: Mapping[str, str]) -> "Delta":
+    def for_generation(self, names: Mapping[str, str]) -> "Delta":
         """Return a sink that writes the generations of these names, by table."""
         return Delta(self.name, self.path, self.pipeline, dict(names), self._without_deletion_vectors)
 
-    def require_room(self, tables: Sequence[Table]) -> None:
+    def check_capacity(self, tables: Sequence[Table]) -> None:
         """Check the space for the files, and for the rows as text on the disk of this machine's Spark."""
         from sinks.delta import capacity
 
@@ -196,11 +196,13 @@ class Delta:
             live, name = self.folder(table, "mirror"), names[table.qualified]
             checkpoint = self._commits.last_commit(live).checkpoint
             if checkpoint is None or checkpoint.generation != name:
-                wait_for(partial(generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name)
+                wait_until_caught_up(
+                    partial(generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name
+                )
         for table in tables:
             live, name = self.folder(table, "mirror"), new_generation()
             if add_files.matches_any(table.qualified, self._without_deletion_vectors):
-                wait_for(partial(generations.drop_deletion_vectors, spark, self._commits, live), self.name)
+                wait_until_caught_up(partial(generations.drop_deletion_vectors, spark, self._commits, live), self.name)
             if generations.retain_previous(spark, self._commits, live, f"{live}@{name}"):
                 retained[table.qualified] = name
         return retained
@@ -216,7 +218,7 @@ class Delta:
         live_name = [checkpoint.generation] if checkpoint else []
         return live_name + [name for name in generations.names(SparkSession.active(), live) if name not in live_name]
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove the folders of generations that are neither live nor in `keep`.
 
         A folder in which a remaining generation names files, as earlier versions did, stays until
@@ -285,7 +287,7 @@ class Delta:
             limits=executor.LIMITS,
         )
         lane = batch.lane(writer, [step.advance for step in steps.values()])
-        return lane_run.run(lane, batch.records, self.name, {"unavailable": WRITE_HINT})
+        return lane_run.run_on_executors(lane, batch.records, self.name, {"unavailable": WRITE_HINT})
 
     def _plan_rewrites(
         self, steps: Mapping[str, TableCommit], staged: Mapping[str, Staged], names: FileNames
@@ -304,7 +306,7 @@ class Delta:
         staged, applied = files.staged[table.qualified], files.outcome.applied[table.qualified]
         try:
             for kind, previous in step.pending.items():
-                checkpoint = writer_fence.checkpoint_after(
+                checkpoint = writer_fence.next_checkpoint(
                     batch.writer, step.advance, previous.checkpoint, applied, self._tables.generation(table)
                 )
                 if kind == "changes":
@@ -359,6 +361,6 @@ class Delta:
 def _staged_files(outcome: Outcome, table: str) -> Staged:
     """Collect the files that the tasks have written for a table."""
     staged = Staged()
-    for message in outcome.told.get(table, ()):
+    for message in outcome.writer_results.get(table, ()):
         staged.add(_decode_staged(message))
     return staged

@@ -9,7 +9,7 @@ import deltalake
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Rewound
+from cdc.sink.contract import PositionLost
 from sinks.delta.executor import Staged, ViewState
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NO_COLUMNS, schema
@@ -158,14 +158,14 @@ def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
     """Read where a view's parts stand, and register the step with the writer fence.
 
     Raises:
-        Fenced, Rewound: see `Sink.apply`.
+        Fenced, PositionLost: see `Sink.apply`.
     """
     table, commits = advance.table, tables.commits
     folders = tables.folders(table)
     last_commits = {kind: commits.last_commit(folder) for kind, folder in folders.items()}
     for kind, last_commit in last_commits.items():
         if last_commit.trouble:
-            raise Rewound(
+            raise PositionLost(
                 f"The Delta table {folders[kind]} can't be gone on with: {last_commit.trouble}.",
                 hint=f"cdc -p FILE rebuild {tables.sink} --table {table.qualified}",
                 table=table.qualified,
@@ -196,7 +196,7 @@ def load_position(tables: Tables, table: Table) -> ViewCheckpoint | None:
     A position that isn't true of the rows any more is returned too, so that these can be read.
 
     Raises:
-        Misfit: the position is lost.
+        SchemaMismatch: the position is lost.
     """
     checkpoints = {kind: tables.last_commit(table, kind).checkpoint for kind in tables.kinds}
     for kind, checkpoint in checkpoints.items():

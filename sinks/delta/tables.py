@@ -6,7 +6,7 @@ from pathlib import Path
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Misfit
+from cdc.sink.contract import SchemaMismatch
 from sinks.delta.files import links
 from sinks.delta.files.columns import differs, reader_features, refusals, schema
 from sinks.delta.log import add_files
@@ -51,7 +51,7 @@ class Tables:
     def create(self, table: Table, kind: str) -> None:
         """Create a Delta table with the source's columns, if there is none.
 
-        Raises Misfit: there is one that can't be used.
+        Raises SchemaMismatch: there is one that can't be used.
         """
         folder = self.folder(table, kind)
         self.create_folder(folder)
@@ -65,7 +65,7 @@ class Tables:
                     raise
         elif differs(delta_table, table):
             if not self.is_empty(folder):
-                raise Misfit(table, self.sink)
+                raise SchemaMismatch(table, self.sink)
             self.empty(table, kind, CLEARED)
         if (last_commit := self.commits.last_commit(folder)).trouble:
             raise self._unusable(table, kind, last_commit)
@@ -91,7 +91,7 @@ class Tables:
     def last_commit(self, table: Table, kind: str) -> LastCommit:
         """Return our last commit in a part of a view.
 
-        Raises Misfit when there is one, but its position can't be found out.
+        Raises SchemaMismatch when there is one, but its position can't be found out.
         """
         last_commit = self.commits.last_commit(self.folder(table, kind))
         if last_commit.trouble and last_commit.checkpoint is None:
@@ -154,7 +154,9 @@ class Tables:
             delta_table.update_incremental()
         add_files.commit(delta_table, [], "overwrite", columns, checkpoint, last_commit.number + 1)
 
-    def _unusable(self, table: Table, kind: str, last_commit: LastCommit) -> Misfit:
+    def _unusable(self, table: Table, kind: str, last_commit: LastCommit) -> SchemaMismatch:
         """Make the error that says that the mirror has to be rebuilt."""
         folder = self.folder(table, kind)
-        return Misfit(table, self.sink, f"The Delta table {folder} can't be gone on with: {last_commit.trouble}.")
+        return SchemaMismatch(
+            table, self.sink, f"The Delta table {folder} can't be gone on with: {last_commit.trouble}."
+        )

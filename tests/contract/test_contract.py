@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import Batch, Outcome, Rewound, Sink, stored_after
+from cdc.sink.contract import Batch, Outcome, PositionLost, Sink, checkpoint_after
 from sinks.delta import generations
 from sinks.delta.commit_pool import run_all
 from sinks.delta.files.parquet import FileNames
@@ -107,7 +107,7 @@ def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
     assert isinstance(sink, Elasticsearch)
     (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(harness.table)}").raise_for_status().json()
     httpx.delete(f"{sink.url}/{index}").raise_for_status()
-    with pytest.raises(Rewound):
+    with pytest.raises(PositionLost):
         harness.send(batch)
     assert harness.position() is None
     sink.prepare(harness.table)
@@ -138,7 +138,7 @@ class Forgetful(Memory):
             if advance.start is None:
                 self.stored.pop(advance.table.qualified, None)
             elif at := self.stored.get(advance.table.qualified):
-                self.stored[advance.table.qualified] = stored_after(
+                self.stored[advance.table.qualified] = checkpoint_after(
                     type(advance)(advance.table, None, advance.start), at, Applied(), batch.writer
                 )
         return super().apply(batch)

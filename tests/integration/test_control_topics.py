@@ -17,7 +17,7 @@ from cdc.control.registrations import Registration
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.records import Records, kafka
 from cdc.kafka.topics import Topics
-from cdc.quarantine.log import Entry, QuarantineLog, close
+from cdc.quarantine.log import QuarantineKey, QuarantineLog, settle_entries
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
@@ -45,8 +45,8 @@ def write(shop: Pipeline, topic: str, records: Iterable[tuple[bytes, bytes]]) ->
     assert producer.flush(60) == 0
 
 
-def entry(offset: int, sink: str = "warehouse") -> Entry:
-    return Entry(sink, "t.public.orders", 0, offset, str(offset))
+def entry(offset: int, sink: str = "warehouse") -> QuarantineKey:
+    return QuarantineKey(sink, "t.public.orders", 0, offset, str(offset))
 
 
 def fill(shop: Pipeline, offsets: Iterable[int]) -> None:
@@ -71,14 +71,14 @@ def test_a_long_quarantine_is_read_in_full_and_once(shop: Pipeline) -> None:
         assert timed(ledger)[0] == ENTRIES
         assert not ledger.moved()
         fill(shop, [ENTRIES])
-        close(topics, shop, [entry(7)])
+        settle_entries(topics, shop, [entry(7)])
         assert ledger.moved()
         count, news_s = timed(ledger)
         assert count == ENTRIES
         assert news_s < whole_s / 4
         held = {one.entry: one for one in ledger.read()}
         assert entry(7) not in held
-        key, value = ledger.record(held[entry(ENTRIES)])
+        key, value = ledger.read_record(held[entry(ENTRIES)])
         assert (key, len(value or b"")) == (b"{}", WIDTH)
 
 

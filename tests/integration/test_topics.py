@@ -16,7 +16,7 @@ from cdc.kafka.records import Record, kafka
 from cdc.kafka.topics import Created, Kept, Topics, wanted
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.rebuild.build import Rebuild
+from cdc.rebuild.build import Rebuild, RebuildJob
 from cdc.sink.contract import Sink
 from tests.support.envelopes import table
 from tests.support.pipelines import NOWHERE, pipeline
@@ -223,19 +223,9 @@ def test_another_pipelines_view_is_left_alone(
     assert "rebuild" not in caught.value.hint
     assert "prefix or path of its own" in caught.value.hint
     nothing: Any = None
+    job = RebuildJob(cast("Sink", Standing(made)), [ours], nothing, "", retention_s=0, verify=nothing, show=nothing)
     with pytest.raises(Discontinued, match="another pipeline's"):
-        Rebuild(
-            nothing,
-            cast("Sink", Standing(made)),
-            shop,
-            [ours],
-            nothing,
-            "",
-            topics,
-            kept_s=0,
-            verify=nothing,
-            show=nothing,
-        ).run()
+        Rebuild(nothing, shop, topics, job).run()
     # The twin: without the check the hint would take the view away from the other pipeline.
     with monkeypatch.context() as planted:
         planted.setattr("cdc.kafka.log_continuity.refuse_foreign", lambda *_: None)

@@ -19,7 +19,7 @@ from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import links, parquet
 from sinks.delta.files.failures import commit_conflict, os_error_text, write_failure
 from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, DataFile
@@ -66,7 +66,7 @@ def write_files(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> lis
     # By number: Spark parses a dot or a backtick in a name.
     numbered = typed.toDF(*(f"c{number}" for number in range(len(typed.columns))))
     try:
-        files = numbered.mapInArrow(lasting(_writer(folder, typed.columns)), FILE_COLUMNS).collect()
+        files = numbered.mapInArrow(freeze_gc_after(_writer(folder, typed.columns)), FILE_COLUMNS).collect()
     except PySparkException as error:
         if WORKER_WRITE_ERROR.search(str(error)):
             raise write_failure(folder, error) from None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import mismatch, stored_after
+from cdc.sink.contract import checkpoint_after, mismatch
 from sinks.delta.log import positions
 
 
@@ -35,7 +35,7 @@ class WriterFence:
         folders: by kind; load: records where the parts stand, called when that isn't known yet.
 
         Raises:
-            Fenced, Rewound: see `Sink.apply`.
+            Fenced, PositionLost: see `Sink.apply`.
         """
         step = (writer, advance.start, advance.end)
         if any(folder not in self._checkpoints for folder in folders.values()):
@@ -54,7 +54,7 @@ class WriterFence:
         checkpoint: where the part stands by its own log.
 
         Raises:
-            Fenced, Rewound: see `Sink.apply`.
+            Fenced, PositionLost: see `Sink.apply`.
         """
         next_position = positions.advance(checkpoint, advance.end)
         gains = advance.is_repair or next_position != position_of(checkpoint)
@@ -68,7 +68,7 @@ class WriterFence:
         return gains
 
 
-def checkpoint_after(
+def next_checkpoint(
     writer: str, advance: Advance, previous: ViewCheckpoint | None, applied: Applied, generation: str | None
 ) -> ViewCheckpoint:
     """Make the checkpoint that a part of a view stores with a step."""
@@ -76,7 +76,7 @@ def checkpoint_after(
         # A repair doesn't change the position: the stream that owns it goes on undisturbed.
         return previous
     step = replace(advance, end=positions.advance(previous, advance.end))
-    return stored_after(step, previous, applied, writer, generation)
+    return checkpoint_after(step, previous, applied, writer, generation)
 
 
 def position_of(checkpoint: ViewCheckpoint | None) -> Position | None:

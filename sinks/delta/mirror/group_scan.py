@@ -34,7 +34,7 @@ class MirrorFiles:
 
 
 def scan_mirrors(spark: "SparkSession", folders: Mapping[Table, str], commits: Commits) -> "DataFrame":
-    """Scan the mirrors in these folders, as `cdc.sink.contract.Grouped` says."""
+    """Scan the mirrors in these folders, as `cdc.sink.contract.GroupScanner` says."""
     mirrors = [_mirror_files(table, commits.table(folder), folder) for table, folder in folders.items()]
     tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
     read = _reader(mirrors, tasks)

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NO_COLUMNS, schema
 from sinks.delta.files.failures import commit_conflict
@@ -134,7 +134,7 @@ def _places(files: Sequence[_MirrorFile], ids: "DataFrame") -> "DataFrame":
         "files array<struct<name:string,path:string,marks:string>>",
     )
     id_list = ids.agg(F.collect_list("_cdc_id").alias("ids"))
-    return shares.crossJoin(F.broadcast(id_list)).mapInArrow(lasting(_locate), PLACES)
+    return shares.crossJoin(F.broadcast(id_list)).mapInArrow(freeze_gc_after(_locate), PLACES)
 
 
 def _files_with_changes(files: Sequence[_MirrorFile], ids: "DataFrame") -> list[_MirrorFile]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import SinkUnavailable
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
 from sinks.delta.files.failures import WRITE_HINT, write_failure
 from sinks.delta.files.parquet import DataFile
@@ -53,7 +53,7 @@ def rewrite_mirrors(spark: "SparkSession", rewrites: Mapping[str, Rewrite]) -> d
     tasks = min(limit, -(-len(rewrites) // TABLES_A_TASK))
     names, requests = list(rewrites), list(rewrites.values())
     numbers = spark.range(len(requests), numPartitions=tasks)
-    rows = numbers.mapInArrow(lasting(partial(_work, requests)), RESULT_COLUMNS).collect()
+    rows = numbers.mapInArrow(freeze_gc_after(partial(_work, requests)), RESULT_COLUMNS).collect()
     failures = [row["failure"] for row in rows if row["failure"]]
     if failures:
         raise SinkUnavailable(failures[0], hint=WRITE_HINT)
