@@ -24,7 +24,7 @@ from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import unsent_below
+from cdc.postgres.schema_changes import last_silent_change_lsn
 from cdc.sink.contract import Sink
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.spark import kafka_source
@@ -98,7 +98,9 @@ class Auditor:
         floors = {table.topic: control.floors.lsn(table.qualified)}
         since = {table.topic: control.registration.start(table.topic, end.topic_id)}
         reading = DecodeOptions(self._placeholder, floors, since)
-        looker = RecordClassifier(table, reading, self._warehouse, unsent_below(control.definitions, table.qualified))
+        looker = RecordClassifier(
+            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
+        )
         read = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end}).select(*log_rows.RECORDS)
         said, seen = self._persisted(kept, read.mapInArrow(freeze_gc_after(looker.work), log_rows.SAID)), Observation()
         rows = self._persisted(kept, newest(said.observe(seen, *_counts())))

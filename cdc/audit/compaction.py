@@ -23,8 +23,8 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.ledger import Compaction, Ledger
-from cdc.kafka.log_continuity import refuse_other, waiting
-from cdc.kafka.records import TIMEOUT_MS, kafka, reaching
+from cdc.kafka.log_continuity import pending_records, refuse_incomparable
+from cdc.kafka.records import TIMEOUT_MS, kafka, translated_errors
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
@@ -108,7 +108,7 @@ def compact(
 def restore(kafka: Topics, pipeline: Pipeline) -> list[str]:
     """Give topics back the settings that an interrupted compaction had lowered; their names."""
     ledger = Ledger(pipeline, kafka).read()
-    return _restored(kafka, ledger) if ledger.interrupted() else []
+    return _restored(kafka, ledger) if ledger.is_interrupted() else []
 
 
 def watched(
@@ -155,17 +155,17 @@ def ended_in_order() -> Iterator[None]:
 
 def _stay_alone(kafka: Topics, pipeline: Pipeline) -> None:
     ledger = Ledger(pipeline, kafka).read()
-    if ledger.lowered and not ledger.interrupted():
+    if ledger.lowered and not ledger.is_interrupted():
         raise ConnectorError("Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end")
 
 
 def _restored(kafka: Topics, ledger: Ledger) -> list[str]:
     alive, now = kafka.existing(ledger.lowered), time.time()
     kafka.override({topic: _own(ledger.lowered[topic]) for topic in alive})
-    for compactions, tombstones in ((ledger.compacted, False), (ledger.unburied, True)):
+    for compactions, tombstones in ((ledger.compacted, False), (ledger.tombstones_removed, True)):
         open_ = {topic: one for topic, one in compactions.items() if topic in ledger.lowered and not one.ended}
-        ledger.compact({topic: replace(one, ended=now) for topic, one in open_.items()}, tombstones=tombstones)
-    ledger.raised(ledger.lowered)
+        ledger.add_compactions({topic: replace(one, ended=now) for topic, one in open_.items()}, tombstones=tombstones)
+    ledger.forget_lowered(ledger.lowered)
     return sorted(alive)
 
 
@@ -184,8 +184,8 @@ class _Lowered:
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> "_Lowered":
-        self._ledger.lower(self._own)
-        self._ledger.beating(at_work=True)
+        self._ledger.add_lowered(self._own)
+        self._ledger.write_heartbeat(at_work=True)
         self._beating.start()
         return self
 
@@ -195,7 +195,7 @@ class _Lowered:
         finally:
             self._ended.set()
             self._beating.join()
-            self._ledger.beating(at_work=False)
+            self._ledger.write_heartbeat(at_work=False)
 
     def roll(self, roller: "_Roller", places: Mapping[str, Position]) -> dict[str, Position]:
         """Begin a segment that is held open, while nothing is cleaned; the ends above all that there is to clean."""
@@ -208,7 +208,7 @@ class _Lowered:
         """Have what lies below the ends cleaned."""
         now = time.time()
         done = {topic: Compaction(end, now) for topic, end in ends.items()}
-        self._ledger.compact(done, tombstones=self._tombstones)
+        self._ledger.add_compactions(done, tombstones=self._tombstones)
         settings = {**LOWERED, **(TOMBSTONES if self._tombstones else {})}
         self._kafka.override(dict.fromkeys(self._topics, settings))
 
@@ -216,7 +216,7 @@ class _Lowered:
         while not self._ended.wait(BEAT_S):
             # Whoever takes this one for dead only restores what it has lowered.
             with suppress(ConnectorError):
-                self._ledger.beating(at_work=True)
+                self._ledger.write_heartbeat(at_work=True)
 
 
 class _Roller:
@@ -224,7 +224,7 @@ class _Roller:
 
     def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
         self._bootstrap = topics.bootstrap
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             self._producer = kafka.KafkaProducer(
                 bootstrap_servers=self._bootstrap,
                 transactional_id=f"{pipeline.pipeline}-compaction",
@@ -240,7 +240,7 @@ class _Roller:
 
     def roll(self, places: Mapping[str, Position]) -> None:
         try:
-            with reaching(self._bootstrap):
+            with translated_errors(self._bootstrap):
                 self._producer.begin_transaction()
                 sent = [
                     self._producer.send(topic, key=b"null", value=None, partition=partition)
@@ -267,10 +267,10 @@ def _late(kafka: Topics, views: Sequence[View], ends: Mapping[str, Position]) ->
     behind = []
     for name, table, position in views:
         stored = position(table)
-        refuse_other(name, table, distance(stored, ends[table.topic]))
-        behind.append((name, table, waiting(table.topic, stored, ends[table.topic])))
+        refuse_incomparable(name, table, distance(stored, ends[table.topic]))
+        behind.append((name, table, pending_records(table.topic, stored, ends[table.topic])))
     # What was aborted to begin segments, and markers, nobody has to apply.
-    following = kafka.next({place for _, _, places in behind for place in places}, decided=True)
+    following = kafka.next_records({place for _, _, places in behind for place in places}, decided=True)
     return [
         f"{table.qualified} in {name} has not caught up"
         for name, table, places in behind

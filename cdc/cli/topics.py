@@ -38,7 +38,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         {
             "topic": topic.topic,
             "partitions": ends[topic.topic].partition_count,
-            "created": type(topic).__name__ == "Created",
+            "created": type(topic).__name__ == "CreatedTopic",
             "topic_id": ends[topic.topic].topic_id,
             "end_offsets": list(ends[topic.topic].offsets),
         }

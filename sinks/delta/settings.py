@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ def _folder(path: str, info: ValidationInfo) -> str:
     """Check a folder's path; a relative one is resolved against the pipeline file's folder."""
     if "://" in path or path.startswith("file:"):
         scheme = path.partition(":")[0]
-        raise Refused(
+        raise InvalidSetting(
             f"is a folder's path, and {scheme}: isn't supported", "name a folder that all of Spark's executors reach"
         )
     if not path.strip():
-        raise Refused("is empty", "for example: path: /srv/warehouse")
+        raise InvalidSetting("is empty", "for example: path: /srv/warehouse")
     folder = (info.context or {}).get("folder")
     return os.path.normpath(Path(folder, Path(path).expanduser())) if folder else path
 
@@ -35,7 +35,7 @@ class Delta(SinkSettings):
     """Settings of a warehouse."""
 
     keeps_changes = True
-    told_apart_by = "path"
+    location_setting = "path"
     type: Literal["delta"]
     """Which kind of sink it is."""
     path: Folder = Field(examples=["/srv/warehouse"])
@@ -51,10 +51,10 @@ class Delta(SinkSettings):
         return "delta", os.path.realpath(self.path)
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
-        """Raise Refused when a table without deletion vectors isn't captured."""
+        """Raise InvalidSetting when a table without deletion vectors isn't captured."""
         names = [table for table in self.without_deletion_vectors if "*" not in table]
         if strange := [table for table in names if not any(fnmatchcase(table, entry) for entry in listed)]:
-            raise Refused(
+            raise InvalidSetting(
                 f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
                 f"there are {', '.join(listed)}",
             )
