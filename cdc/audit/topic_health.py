@@ -51,7 +51,7 @@ def view_findings(
 ) -> list[Finding]:
     """Find views that the log can't continue from their positions, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
-    continuity.look((table, stored) for stored in views.values())
+    continuity.load_next_records((table, stored) for stored in views.values())
     findings = [
         Finding("holes", 1, f"the log of changes in {name} may lack superseded records: {hole}", RETENTION_HINT)
         for name in views
