@@ -100,7 +100,10 @@ class Auditor:
         reading = DecodeOptions(self._placeholder, floors, since)
         looker = RecordClassifier(table, reading, self._warehouse, unsent_below(control.definitions, table.qualified))
         read = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end}).select(*log_rows.RECORDS)
-        said, seen = self._persisted(kept, read.mapInArrow(freeze_gc_after(looker.work), log_rows.SAID)), Observation()
+        said, seen = (
+            self._persisted(kept, read.mapInArrow(freeze_gc_after(looker.work), log_rows.SUMMARY)),
+            Observation(),
+        )
         rows = self._persisted(kept, newest(said.observe(seen, *_counts())))
         (counts,) = rows.agg(
             F.count("*").alias("keys"),
@@ -125,13 +128,13 @@ class Auditor:
 
 
 def _counts() -> list[Column]:
-    """What `Folded` counts, of `log_rows.SAID`."""
+    """What `Folded` counts, of `log_rows.SUMMARY`."""
     each = {f"{kind}s" if kind == TOMBSTONE else kind: F.col("says") == kind for kind in (TOMBSTONE, *COUNTED)}
     return [F.count_if(condition).alias(name) for name, condition in {"records": F.lit(True), **each}.items()]
 
 
 def newest(said: DataFrame) -> DataFrame:
-    """Of `log_rows.SAID` what the newest living record of each key makes of its row.
+    """Of `log_rows.SUMMARY` what the newest living record of each key makes of its row.
 
     Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key of which nothing lives
          has a row all the same. The offset is the only order: a key lives in one partition.

@@ -56,10 +56,10 @@ def database(url: str) -> int:
         parts = urlsplit(url)
         path = "" if parts.scheme == "unix" else parts.path.strip("/")
         text = parse_qs(parts.query).get("db", [path or "0"])[0]
-        known = parts.scheme in ("redis", "rediss", "unix") and (parts.port or 1) > 0
+        is_valid = parts.scheme in ("redis", "rediss", "unix") and (parts.port or 1) > 0
     except ValueError:
-        text, known = "", False
-    if known and text.isdecimal():
+        text, is_valid = "", False
+    if is_valid and text.isdecimal():
         return int(text)
     raise SettingsError(
         "The cache's url names no server and database.",
@@ -85,7 +85,7 @@ def position_key(prefix: str, qualified: str) -> str:
     return f"{prefix}:_cdc:{_escaped(qualified)}"
 
 
-def named(prefix: str, key: str) -> str:
+def table_of_position(prefix: str, key: str) -> str:
     """Whose position lies under a key."""
     return key.removeprefix(f"{prefix}:_cdc:").replace("%3A", ":").replace("%25", "%")
 
@@ -119,8 +119,8 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     # Valkey calls it so where a script has asked.
     if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
         command = re.search(r"'([a-z|]+)' command", str(error))
-        lacking = f"{command[1].upper()}" if command else "these keys"
-        return Failure("forbidden", f"{where} doesn't let its user use {lacking}, for {what}.")
+        missing_right = f"{command[1].upper()}" if command else "these keys"
+        return Failure("forbidden", f"{where} doesn't let its user use {missing_right}, for {what}.")
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")
     return Failure("rejected", f"{where} refuses {what}: {word}.")
