@@ -30,6 +30,20 @@ COMMANDS = (
 )
 """All that the sink asks of a server. CONFIG isn't needed where INFO is allowed."""
 
+HINTS = {
+    "unavailable": "it is tried again; is the server up?",
+    "rejected": "repair the server's setting or memory, then start `cdc run` again",
+    "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
+    "trust": "append ?ssl_ca_certs=/path/of/its/ca.pem to the sink's url",
+    "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
+    "client": "append ?ssl_certfile=...&ssl_keyfile=... to the sink's url",
+    "plain": "write redis:// in the sink's url, or the port at which it has TLS",
+    "stranger": "check host and port of the sink's url",
+    "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
+    "rewound": "nothing to do: its changes are applied again from where it stands",
+}
+"""What a person can do about a failure, by its kind."""
+
 _clients: dict[str, redis.Redis] = {}
 
 
@@ -93,6 +107,11 @@ def table_of_position(prefix: str, key: str) -> str:
 def _escaped(qualified: str) -> str:
     """Without a colon, which begins the id: `a` with the id b:1 isn't `a:b` with the id 1."""
     return qualified.replace("%", "%25").replace(":", "%3A")
+
+
+def glob_literal(text: str) -> str:
+    """Escape a text for MATCH, so that it stands for itself."""
+    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
 
 
 class Failure(NamedTuple):

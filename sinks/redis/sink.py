@@ -39,16 +39,19 @@ from cdc.sink.contract import (
     would_go_back,
 )
 from cdc.sink.lane_run import reported_error, run_on_executors
+from sinks.redis.checkpoint import checkpoint_of, expected_fields, extra_fields
 from sinks.redis.executor import PendingAdvance, RedisWriter
 from sinks.redis.scan import group_reader
 from sinks.redis.scripts import EXCHANGE, FINISH, REMOVE, TAKE
 from sinks.redis.server import (
     COMMANDS,
+    HINTS,
     at_database,
     client,
     database,
     failure,
     forget,
+    glob_literal,
     position_key,
     table_of_position,
     view_key,
@@ -60,24 +63,6 @@ if TYPE_CHECKING:
 
 SCAN_ROWS = 2000
 ROW = ["id", "document"]
-TEXTS = ("topic_id", "writer", "generation")
-"""Fields of a position that are text as they are; the others are JSON."""
-MOVED = ("topic_id", "offsets", "writer", "rows", "at", "generation")
-"""What scripts store by themselves of a `ViewCheckpoint`; what else it has travels along as it is."""
-UNSETTLED = ("writer", "rows", "at")
-"""Fields that may change while a position stays what it is."""
-HINTS = {
-    "unavailable": "it is tried again; is the server up?",
-    "rejected": "repair the server's setting or memory, then start `cdc run` again",
-    "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
-    "trust": "append ?ssl_ca_certs=/path/of/its/ca.pem to the sink's url",
-    "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
-    "client": "append ?ssl_certfile=...&ssl_keyfile=... to the sink's url",
-    "plain": "write redis:// in the sink's url, or the port at which it has TLS",
-    "stranger": "check host and port of the sink's url",
-    "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
-    "rewound": "nothing to do: its changes are applied again from where it stands",
-}
 log = structlog.get_logger()
 
 
@@ -135,7 +120,7 @@ class Redis:
         return None
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        return _stored(self._read_fields(table))
+        return checkpoint_of(self._read_fields(table))
 
     def apply(self, batch: Batch) -> Outcome:
         pending = [step for advance in batch.advances if (step := self._pending_advance(advance, batch.writer))]
@@ -165,7 +150,7 @@ class Redis:
             if expected_generation is not None
             else self._ask(lambda server: server.hget(key, "generation")) or ""
         )
-        rows = client(self.url).scan_iter(match=_glob(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        rows = client(self.url).scan_iter(match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
         more = True
         while more:
             page = self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS)))
@@ -194,7 +179,7 @@ class Redis:
             # Spark throws a worker away that hasn't read its input to the end: 0.7 s of imports.
             for _ in parts:
                 pass
-            keys = client(url).scan_iter(match=_glob(key_prefix) + "*", count=SCAN_ROWS)
+            keys = client(url).scan_iter(match=glob_literal(key_prefix) + "*", count=SCAN_ROWS)
             while page := list(itertools.islice(keys, SCAN_ROWS)):
                 yield rows(page)
 
@@ -209,7 +194,7 @@ class Redis:
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         tables_by_prefix = {view_key(self.prefix, table.qualified): table.qualified for table in tables}
-        read = group_reader(self.url, self.prefix, _glob(f"{self.prefix}:") + "*", tables_by_prefix)
+        read = group_reader(self.url, self.prefix, glob_literal(f"{self.prefix}:") + "*", tables_by_prefix)
         return spark.range(1, numPartitions=1).mapInArrow(read, "table string, id string, document string")
 
     def close(self) -> None:
@@ -250,7 +235,7 @@ class Redis:
         """Whether no view beside was behind, and so both have changed places."""
         comparisons = []
         for live_fields, candidate_fields in zip(self._read_all(tables), candidate._read_all(tables), strict=True):
-            live_checkpoint, candidate_checkpoint = _stored(live_fields), _stored(candidate_fields)
+            live_checkpoint, candidate_checkpoint = checkpoint_of(live_fields), checkpoint_of(candidate_fields)
             if live_checkpoint and (
                 candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
             ):
@@ -258,7 +243,7 @@ class Redis:
             comparisons += [(self, live_fields), (candidate, candidate_fields)]
         keys = [self.position_key(table) for table in tables for _ in range(2)]
         expectations = [
-            {"database": str(sink.database), "key": key, "fields": _unchanged_fields(fields)}
+            {"database": str(sink.database), "key": key, "fields": expected_fields(fields)}
             for (sink, fields), key in zip(comparisons, keys, strict=True)
         ]
         arguments = (self.database, self.spare, json.dumps(expectations))
@@ -277,7 +262,7 @@ class Redis:
         candidate._ask(lambda server: server.sadd(self._names_key, name))
         self._ask(lambda server: server.copy(key, key, str(candidate.database), replace=True))
         candidate._ask(lambda server: server.hset(key, "generation", new_generation()))
-        rows = client(self.url).scan_iter(match=_glob(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        rows = client(self.url).scan_iter(match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
         while page := self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS))):
             self._ask(partial(_copy_all, page, candidate.database))
 
@@ -345,7 +330,7 @@ class Redis:
     def _pending_advance(self, advance: Advance, writer: str) -> PendingAdvance | None:
         """What is left to do, None when it is done: an earlier try may have got part of the way."""
         fields, start, end = self._read_fields(advance.table), advance.start_offsets, advance.end
-        stored = _stored(fields)
+        stored = checkpoint_of(fields)
         if stored and stored.writer == writer and not advance.is_repair and distance(stored, end).comparable:
             offsets = stored.position.offsets
             if offsets == end.offsets:
@@ -357,7 +342,7 @@ class Redis:
         generation = fields.get("generation", "")
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
         pending = PendingAdvance(
-            advance, start, generation, writer, () if advance.is_repair else _extra_fields(checkpoint)
+            advance, start, generation, writer, () if advance.is_repair else extra_fields(checkpoint)
         )
         if fields.get("writer") != writer:
             self._take_over(pending, fields)
@@ -410,28 +395,3 @@ def _copy_all(keys: Sequence[str], number: int, server: redis.Redis) -> None:
     for key in keys:
         pipeline.copy(key, key, str(number), replace=True)
     pipeline.execute()
-
-
-def _stored(fields: Mapping[str, str]) -> ViewCheckpoint | None:
-    if "topic_id" not in fields:
-        return None
-    count = int(fields["partitions"])
-    offsets = [int(fields.get(str(partition), 0)) for partition in range(count)]
-    values = {name: value if name in TEXTS else json.loads(value) for name, value in fields.items()}
-    return ViewCheckpoint.from_mapping({**values, "offsets": offsets})
-
-
-def _extra_fields(stored: ViewCheckpoint) -> tuple[str, ...]:
-    checkpoint_fields = json.loads(stored.to_json())
-    pairs = ((name, json.dumps(value)) for name, value in checkpoint_fields.items() if name not in MOVED)
-    return tuple(itertools.chain.from_iterable(pairs))
-
-
-def _unchanged_fields(fields: Mapping[str, str]) -> dict[str, str]:
-    """What of a position must be the same still; '' for what isn't there."""
-    absent = dict.fromkeys(["topic_id", "generation", *map(str, range(int(fields.get("partitions", 0))))], "")
-    return absent | {name: value for name, value in fields.items() if name not in UNSETTLED}
-
-
-def _glob(text: str) -> str:
-    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
