@@ -17,7 +17,7 @@ from bench.cost import Meter
 from bench.workload import Data
 from cdc.apply.supervisor import supervise
 from cdc.config import settings
-from cdc.control.heartbeat import last_beat
+from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
@@ -129,7 +129,7 @@ class Stage:
             (now_ms,) = connection.execute("SELECT extract(epoch FROM now())::float8 * 1000").fetchone() or (0,)
 
         def beaten(kafka: Topics) -> bool:
-            beat = last_beat(kafka, self.pipeline)
+            beat = last_heartbeat(kafka, self.pipeline)
             return beat is not None and beat.committed_ms > now_ms
 
         seen, topics = [(time.monotonic(), 0)], [table.topic for table in self.tables]

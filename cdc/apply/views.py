@@ -27,7 +27,7 @@ from cdc.postgres.schema_changes import Definition
 from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
 
 log = structlog.get_logger()
-Describe = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
+DescribeTables = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
 """From the journal of definitions and what the connector was registered with: the tables as they are now, and what is
 the matter with some, by table."""
 
@@ -40,7 +40,7 @@ class Views:
         sink: Sink,
         pipeline: Pipeline,
         kafka: Topics,
-        describe: Describe,
+        describe: DescribeTables,
         placeholder: str,
         names: Mapping[str, str] | None = None,
     ) -> None:
@@ -58,13 +58,13 @@ class Views:
         return self._control.topics
 
     @property
-    def beside(self) -> Generations:
+    def sink_generations(self) -> Generations:
         """What there is beside this sink's live views, as the registry was read last."""
         return self.registry.for_sink(self.sink.name)
 
     def read_control(self, ends: Mapping[str, Position] | None = None) -> ControlState:
         """What the control topics say by now; `ends`: where they end, if that was just asked. Raises ConnectorError."""
-        if ends is None or self._control.moved(ends):
+        if ends is None or self._control.has_changed(ends):
             self._control.read()
             known = self._control
             self.control = ControlState(self.control.version + 1, known.floors, known.definitions, known.registration)
@@ -181,7 +181,7 @@ class Views:
         def refuse(table: Table, view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
-        due = self.beside.standby_names if self.names is None else {}
+        due = self.sink_generations.standby_names if self.names is None else {}
         self.sink.resume(due, views, self._floor, refuse)
         if self.sink.discontinued:
             log.warning("generation_removed", sink=self.sink.name, error=self.sink.discontinued.message)
@@ -198,13 +198,13 @@ class Views:
 
     def _refuse_replaced(self) -> None:
         """To make ready what has just been removed would leave it lying about."""
-        work = self.beside.work
+        work = self.sink_generations.work
         if self.names and not (isinstance(work, GenerationBuild) and work.names == self.names):
             raise GenerationReplaced(*next(iter(self.names.items())), self.sink.name)
 
     def _retire(self, tables: Sequence[Table]) -> None:
         """Remove what has been retained long enough."""
-        overdue = self.beside.expired_tables if self.names is None else []
+        overdue = self.sink_generations.expired_tables if self.names is None else []
         if due := [table for table in tables if table.qualified in overdue]:
             log.info("generation_removed", sink=self.sink.name)
             self._remove(due)

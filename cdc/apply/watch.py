@@ -31,7 +31,7 @@ class Watch:
 
     def begin(self) -> None:
         """A plan has just been loaded: everything was looked at."""
-        beside = self._views.beside
+        beside = self._views.sink_generations
         self._looked_at, self._changed_at, self._retained = time.monotonic(), beside.changed_at, dict(beside.retained)
 
     def observe(self, plan: ResumePlan, *, waited_s: float = 0.0, quarantine: bool = False) -> Observed:
@@ -43,9 +43,9 @@ class Watch:
         views = self._views
         ends = views.kafka.ends([*views.control_topics, views.registry.topic], decided=False)
         control = views.read_control(ends)
-        if views.registry.moved(ends):
+        if views.registry.has_changed(ends):
             views.registry.read()
-        beside, sink = views.beside, views.sink
+        beside, sink = views.sink_generations, views.sink
         level = isinstance(beside.work, GenerationBuild) or sink.is_caught_up
         observed = Observed(
             control,
@@ -62,7 +62,7 @@ class Watch:
 
     def _look(self, plan: ResumePlan, waited_s: float) -> dict[str, Any]:
         """What costs more to ask."""
-        changed_at = self._views.beside.changed_at
+        changed_at = self._views.sink_generations.changed_at
         overdue = time.monotonic() - self._looked_at >= AGAIN_S
         if not (overdue or waited_s or changed_at != self._changed_at):
             return {}
@@ -83,7 +83,7 @@ class Watch:
     def switching(self, plan: ResumePlan) -> bool:
         """Whether another writer may have been at the views because readers are being shown another generation."""
         self._views.registry.read()
-        beside = self._views.beside
+        beside = self._views.sink_generations
         lately = any(time.time() - retained.at < LATELY_S for retained in beside.retained.values())
         if lately or beside.promotion_in_progress or self._retained != beside.retained:
             return True

@@ -65,7 +65,7 @@ def build(
     show: "Callable[[GenerationBuild], object]",
 ) -> "dict[str, RetainedView]":
     """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
-    from cdc.apply.schema_follower import Follower
+    from cdc.apply.schema_follower import SchemaFollower
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
@@ -87,7 +87,7 @@ def build(
         job = RebuildJob(
             sink,
             tables,
-            Follower(context.load, tables),
+            SchemaFollower(context.load, tables),
             context.placeholder,
             retention_s=kept_s,
             verify=require_equal,

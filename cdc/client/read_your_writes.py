@@ -33,7 +33,7 @@ from psycopg.rows import tuple_row
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
 from cdc.errors import KafkaUnavailable, ReadTimeout, SinkUnavailable, SourceError
-from cdc.kafka.log_continuity import refuse_other
+from cdc.kafka.log_continuity import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
@@ -145,12 +145,12 @@ class View:
     def has_passed(self, barrier: Position, floor: int) -> bool:
         """Whether the view has passed a barrier. Raises ConnectorError when it never will: its topic was made anew."""
         lag = distance(self.sink.position(self.table), barrier, floor)
-        refuse_other(self.sink.name, self.table, lag)
+        refuse_incomparable(self.sink.name, self.table, lag)
         return lag.reached
 
     def _start_at_newest(self) -> None:
         """Start at the newest message in the topic: it proves all earlier tokens."""
-        if newest := self._kafka.last(self._message_topic):
+        if newest := self._kafka.last_record(self._message_topic):
             self._read_offset = newest.offset
             self._read_messages()
 
@@ -160,7 +160,7 @@ class View:
             return
         newest: dict[str, Token] = {}
         for token in filter(
-            None, map(_parse_message, self._kafka.between(self._message_topic, self._read_offset, end))
+            None, map(_parse_message, self._kafka.read_range(self._message_topic, self._read_offset, end))
         ):
             if self._token_ends.lacks(token) and token.lsn >= newest.get(token.server, token).lsn:
                 newest[token.server] = token
@@ -168,7 +168,7 @@ class View:
         if not newest:
             return
         # Floors are read after the message: a truncation before the message is in its topic by now.
-        if self._control.moved():
+        if self._control.has_changed():
             self._control.read()
         topic_end = self._kafka.ends([self.table.topic], decided=False)[self.table.topic]
         for token in newest.values():
@@ -183,7 +183,7 @@ def view(path: str | Path, sink: str, table: str) -> View:
     """
     context = Context(Path(path), None)
     (destination,) = context.sinks([sink])
-    return View(context.pipeline, destination, source.named(source.undescribed(context.pipeline), table))
+    return View(context.pipeline, destination, source.table_named(source.tables_by_name_only(context.pipeline), table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

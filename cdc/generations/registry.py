@@ -149,9 +149,9 @@ class Registry:
             self._tail.read()
         return self
 
-    def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
+    def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
         """Whether the topic has new records since `read`. `ends`: its end by topic, if the caller just read it."""
-        return self._tail.moved(ends)
+        return self._tail.has_changed(ends)
 
     def for_sink(self, sink: str) -> Generations:
         """Return the entries of a sink as of the last `read`."""

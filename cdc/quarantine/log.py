@@ -73,13 +73,13 @@ class QuarantineLog:
         self._tail.read()
         return self._open.values()
 
-    def moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the topic has new records since `read`."""
-        return self._tail.moved()
+        return self._tail.has_changed()
 
     def read_record(self, quarantined: QuarantinedRecord) -> tuple[bytes | None, bytes | None]:
         """Read the key and the value of the quarantined record. Both None: the entry was settled meanwhile."""
-        records = self._kafka.between(self._topic, quarantined.place, quarantined.place + 1)
+        records = self._kafka.read_range(self._topic, quarantined.place, quarantined.place + 1)
         note = json.loads(records[0].value or b"{}") if records else {}
         key, value = (b64decode(note[name]) if note.get(name) is not None else None for name in ("key", "value"))
         return key, value

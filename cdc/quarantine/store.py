@@ -30,9 +30,9 @@ class SinkQuarantine:
         self.open: set[QuarantineKey] = set()
         self.requests: set[QuarantineKey] = set()
 
-    def moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the topic has new records since `refresh`."""
-        return self._log.moved()
+        return self._log.has_changed()
 
     def refresh(self) -> None:
         """Read new entries and requests. Raises ConnectorError."""

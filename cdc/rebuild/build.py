@@ -20,7 +20,7 @@ from tenacity.wait import wait_exponential
 
 from cdc.apply.batch_writer import BatchWriter
 from cdc.apply.stream import Stream
-from cdc.apply.views import Describe, Views
+from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
@@ -58,7 +58,7 @@ class RebuildJob:
 
     sink: Sink
     tables: Sequence[Table]
-    describe: Describe
+    describe: DescribeTables
     placeholder: str
     retention_s: float
     verify: Verify
@@ -215,7 +215,7 @@ class Rebuild:
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
-def only_tables(describe: Describe, names: Collection[str]) -> Describe:
+def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
     """Restrict a description to these tables."""
 
     def describe_subset(
@@ -234,7 +234,7 @@ def keep_current(
     sink: Sink,
     names: Mapping[str, str],
     pipeline: Pipeline,
-    describe: Describe,
+    describe: DescribeTables,
     placeholder: str,
 ) -> Iterator[Stream]:
     """Apply changes to a generation that isn't live, in a thread, until the context ends.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cdc import client
-from cdc.apply.schema_follower import Follower
+from cdc.apply.schema_follower import SchemaFollower
 from cdc.capture.connector import register
 from cdc.client.read_your_writes import Token, View
 from cdc.control import registrations
@@ -40,7 +40,7 @@ def refused(shop: Shop) -> str:
     assert known is not None
     # `cdc run`, at every start of a query.
     with pytest.raises(AnotherServer):
-        Follower(lambda: shop.pipeline, shop.tables)([], known)
+        SchemaFollower(lambda: shop.pipeline, shop.tables)([], known)
     (problem,) = collect(shop.pipeline, positions={}, progress={}).problems
     assert (problem.part, problem.message) == ("registration", caught.value.message)
     return f"{caught.value.message} {caught.value.hint}"

@@ -143,8 +143,8 @@ def test_what_is_said_every_second_is_small(shop: Pipeline, registry: Registry) 
     names = [f"public.customer_order_{number:03}" for number in range(500)]
     with claim(registry, SINK) as held, Topics(shop.kafka) as topics:
         held.announce(building(*names))
-        wait_until(lambda: any(b'"tick"' in (one.key or b"") for one in topics.all(registry.topic)), 5, "a tick")
-        records = topics.all(registry.topic)
+        wait_until(lambda: any(b'"tick"' in (one.key or b"") for one in topics.read_all(registry.topic)), 5, "a tick")
+        records = topics.read_all(registry.topic)
     told = {json.loads(one.key or b"[]")[0]: len(one.value or b"") for one in records}
     assert told["work"] > 20_000
     assert told["tick"] < 200

@@ -21,7 +21,7 @@ from cdc.apply.progress import publish
 from cdc.apply.supervisor import supervise
 from cdc.cli.rebuild import build
 from cdc.config import settings
-from cdc.control.definitions import comparing
+from cdc.control.definitions import compare_periodically
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.generations.registry import GenerationBuild, Registry, RetainedView
 from cdc.generations.rollback import rollback
@@ -153,7 +153,7 @@ class World:
 
         def work() -> list[CdcError]:
             streams = context.streams(self.spark, context.sinks(None))
-            with comparing(context.load):
+            with compare_periodically(context.load):
                 return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
 
         with ThreadPoolExecutor(1) as pool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.audit.compaction import watched
+from cdc.audit.compaction import required_views
 from cdc.generations.registry import GenerationBuild, Generations, RetainedView
 from cdc.kafka.ledger import Hole
 from cdc.model.position import Position
@@ -24,7 +24,7 @@ class Warehouse(Memory):
 def names(cache: Generations, *, tombstones: bool) -> list[str]:
     sinks = [Memory("cache"), Warehouse("warehouse")]
     registry = {"cache": cache, "warehouse": Generations()}
-    found = watched([TABLE, OTHER], sinks, registry.__getitem__, tombstones=tombstones)
+    found = required_views([TABLE, OTHER], sinks, registry.__getitem__, tombstones=tombstones)
     assert all(position(table) is None for _, table, position in found)
     return [f"{table.name} {name}" for name, table, _ in found]
 
@@ -65,7 +65,7 @@ def test_holes_that_touch_are_told_as_one() -> None:
         return Hole(Position(id_, start), Position(id_, end), since, since + 1)
 
     first, later = hole((0, 0), (5, 5), 1), hole((7, 5), (9, 9), 5)
-    assert later.joined([first]) == [first, later]
-    assert hole((5, 3), (9, 9), 3).joined([first]) == [replace(hole((0, 0), (9, 9), 1), until=4)]
-    assert later.joined([hole((0, 0), (5, 5), 1, "another")])[0].end.topic_id == "another"
-    assert hole((0, 0), (6, 6), 1).joined([first]) == [hole((0, 0), (6, 6), 1)]
+    assert later.merged([first]) == [first, later]
+    assert hole((5, 3), (9, 9), 3).merged([first]) == [replace(hole((0, 0), (9, 9), 1), until=4)]
+    assert later.merged([hole((0, 0), (5, 5), 1, "another")])[0].end.topic_id == "another"
+    assert hole((0, 0), (6, 6), 1).merged([first]) == [hole((0, 0), (6, 6), 1)]
