@@ -99,7 +99,7 @@ class Views:
             shapes={table.topic: logs[table.topic].end for table in views},
             sure_until=self._continuity.sure_until,
         )
-        self.reading = replace(self.reading, floors=self._lsns(), since=self._since())
+        self.reading = replace(self.reading, floors=self._lsns(), first_offsets=self._since())
         return self.plan
 
     def advance(self, steps: Sequence[Advance]) -> None:
