@@ -1,6 +1,6 @@
-"""A first pipeline file: written once, for a person to go on from.
+"""Draft a pipeline file, which `cdc init` writes once and a person goes on from.
 
-In:  a name, the tables that are wanted, why others are left out. Out: the text of a file that is accepted as it is.
+In:  a name, tables to capture, tables left out with the reasons. Out: the text of a file that is accepted as it is.
 """
 
 import json
@@ -21,33 +21,36 @@ STACK = "${CDC_POSTGRES}"
 
 @dataclass(frozen=True)
 class PipelineDraft:
-    """What is known for the first file. `tables` are names and patterns, `left_out` and `refused` have the reasons."""
+    """The contents of a draft. `tables` are names and patterns; `left_out` and `refused` hold the reasons."""
 
     pipeline: str
     dsn: str
     tables: Sequence[str]
-    meant: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By pattern, what it means today."""
+    matches: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By pattern: the tables that it matches today."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Tables that can't be captured as they are: why, and what helps."""
+    """Tables that can't be captured as they are: the problem, and a hint."""
 
 
 def name_for(path: Path) -> str:
-    """A pipeline's name from its file's."""
+    """A pipeline's name, made from the name of its file."""
     name = re.sub(r"[^a-z0-9_]", "_", path.stem.lower()).lstrip("_0123456789")[:48]
     return name or "pipeline"
 
 
 def reference(dsn: str, pipeline: str, environment: Mapping[str, str] = os.environ) -> str:
-    """How the file names the database: without a password, which belongs into the environment."""
-    if named := next((name for name, value in sorted(environment.items()) if value == dsn), None):
-        return f"${{{named}}}"
+    """The database as the file names it: by a variable if the DSN has a password.
+
+    A password belongs into the environment.
+    """
+    if variable := next((name for name, value in sorted(environment.items()) if value == dsn), None):
+        return f"${{{variable}}}"
     return f"${{{pipeline.upper()}_POSTGRES}}" if conninfo_to_dict(dsn).get("password") else dsn
 
 
 def text(first: PipelineDraft) -> str:
-    """The file."""
+    """The text of the file."""
     return f"""\
 # What to capture, and where to put it. Next:
 #   cdc -p FILE up         servers of its own, for everything below that begins with CDC_
@@ -57,7 +60,7 @@ def text(first: PipelineDraft) -> str:
 #   cdc -p FILE status     where each table stands; `verify` compares every row
 pipeline: {_quoted(first.pipeline)}  # names the slot, the publication, the topics and the connector
 source:
-  dsn: {_quoted(first.dsn)}  # {_explained(first.dsn)}
+  dsn: {_quoted(first.dsn)}  # {_dsn_comment(first.dsn)}
   tables:  # schema.table, or a pattern: public.* (new tables: at the next migrate and register)
 {_tables(first)}
 sinks:  # take out what you don't need
@@ -78,7 +81,7 @@ sinks:  # take out what you don't need
 
 
 def write(path: Path, content: str) -> None:
-    """Raises SettingsError rather than touch a file that is there."""
+    """Write the file. Raises SettingsError if there is one already, which stays as it is."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(content)
@@ -100,17 +103,17 @@ def _tables(first: PipelineDraft) -> str:
             lines += [f"    # - {table}", f"    #   {why}", f"    #   {hint}"]
             continue
         lines.append(f"    - {_quoted(table)}")
-        lines += [f"    #   {name}" for name in first.meant.get(table, ())]
+        lines += [f"    #   {name}" for name in first.matches.get(table, ())]
     lines += [f"    # left out: {name}: {why}" for name, why in first.left_out.items()]
     return "\n".join(re.sub(r"[\r\n]", " ", line) for line in lines)
 
 
-def _explained(dsn: str) -> str:
+def _dsn_comment(dsn: str) -> str:
     return "the Postgres of `cdc up`" if dsn == STACK else "an owner of the tables; wal_level = logical"
 
 
 def _quoted(value: str) -> str:
-    """As YAML takes it for that text."""
+    """The value in a form that YAML reads as that text."""
     try:
         plain = yaml.safe_load(f"a: {value}") == {"a": value}
     except yaml.YAMLError:

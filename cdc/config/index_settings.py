@@ -1,4 +1,4 @@
-"""What a table's entry in the pipeline file may ask of its search index, in Elasticsearch's own words."""
+"""The settings of a table's search index in the pipeline file, in Elasticsearch's own words."""
 
 import json
 from typing import Annotated, Any
@@ -7,31 +7,33 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cdc.config.mistakes import InvalidSetting
 
-KEPT_FROM_FILES = (
+RESERVED_SETTINGS = (
     *("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline."),
-    # Rows that aren't on disk when their position is would be gone with the node, and nobody would send them again.
+    # A row that isn't on disk when its position is would be lost with the node, and nobody would send it again.
     "translog.",
 )
-"""Settings of an index that decide whether its documents are what was sent, and whether a late bulk is refused."""
+"""Settings that a file can't change: documents would differ from what was sent, or a late bulk be accepted."""
 
 
 def _plain(tree: object) -> object:
-    """As JSON has it: YAML makes dates of what looks like one."""
+    """The tree as JSON: YAML turns a text that looks like a date into one."""
     return json.loads(json.dumps(tree, default=str))
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an index by their whole names, without `index.`, however they are nested."""
-    whole: dict[str, Any] = {}
+    """Settings of an index by their full names, without `index.`, however they are nested."""
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         inner = _flat(value) if isinstance(value, dict) else {"": value}
-        whole |= {f"{name}.{rest}".rstrip(".").removeprefix("index."): each for rest, each in inner.items()}
-    return whole
+        for suffix, setting in inner.items():
+            full_name = f"{name}.{suffix}".rstrip(".").removeprefix("index.")
+            flat[full_name] = setting
+    return flat
 
 
 def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    for name, asked in fields.items():
-        if not isinstance(asked.get("fields", {}), dict):
+    for name, field in fields.items():
+        if not isinstance(field.get("fields", {}), dict):
             raise InvalidSetting(
                 f"sub-fields of {name} are settings by name", "for example: fields: {raw: {type: keyword}}"
             )
@@ -39,17 +41,17 @@ def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    whole = _flat(settings)
-    if ours := [name for name in whole if f"{name}.".startswith(KEPT_FROM_FILES)]:
-        raise InvalidSetting(f"{ours[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
+    flat = _flat(settings)
+    if reserved := [name for name in flat if f"{name}.".startswith(RESERVED_SETTINGS)]:
+        raise InvalidSetting(f"{reserved[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
     for name in ("number_of_shards", "number_of_replicas"):
-        if name in whole and not str(whole[name]).isdecimal():
+        if name in flat and not str(flat[name]).isdecimal():
             raise InvalidSetting(f"{name} is a whole number", f"for example: {name}: 1")
-    return whole
+    return flat
 
 
 class IndexSettings(BaseModel):
-    """How the search index of a table is made, beside what the types of its columns ask for."""
+    """The search index of a table, as far as the types of its columns don't decide it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

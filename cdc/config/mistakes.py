@@ -1,7 +1,7 @@
-"""What is wrong in a pipeline file, in the words of the file: its line, the accepted form, what to write instead.
+"""Explain a mistake in a pipeline file in the words of the file: its line, the accepted form, what to write instead.
 
 In:  the file's text and what yaml, pydantic or `references` found. Out: SettingsError.
-Invariant: no value is quoted: any of them may be a password in the wrong place.
+Invariant: no value is quoted, since any value may be a password in the wrong place.
 """
 
 import difflib
@@ -19,9 +19,9 @@ from cdc.errors import SettingsError
 
 INIT_HINT = "a whole file, with comments, is written by: cdc -p NEW.yaml init"
 QUOTED = re.compile(r"(['\"])[^'\"]{2,}\1")
-BARE = re.compile(r"[{,].*?[\s:]\$\{([A-Za-z_][A-Za-z0-9_]*)")
+UNQUOTED_REFERENCE = re.compile(r"[{,].*?[\s:]\$\{([A-Za-z_][A-Za-z0-9_]*)")
 """A reference without quotes inside of { }."""
-PLAIN: Mapping[str, str] = {
+PROBLEMS: Mapping[str, str] = {
     "missing": "required, but missing",
     "too_short": "at least one is needed",
     "tuple_type": "a list is needed: [a, b]",
@@ -46,11 +46,11 @@ PLAIN: Mapping[str, str] = {
     "union_tag_not_found": "its type is missing",
     "union_tag_invalid": "no such sink type",
 }
-"""By pydantic's name of a mistake, whose own words are those of Python."""
+"""By pydantic's type of a mistake; its own messages use the words of Python."""
 
 
 class InvalidSetting(ValueError):
-    """What a check of a setting has against it, and what to write instead."""
+    """A check refuses the value of a setting: the problem, and a hint what to write instead."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__(problem)
@@ -58,82 +58,88 @@ class InvalidSetting(ValueError):
 
 
 def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
+    """The error for a file that isn't YAML."""
     mark = getattr(error, "problem_mark", None)
-    line, before, whole = "", "", ""
+    line, prefix, content = "", "", ""
     if mark:
         line = f":{mark.line + 1}"
-        whole = [*text.splitlines(), ""][mark.line]
-        before = whole[: mark.column + 1]
-    bare = BARE.search(whole)
-    if bare and "$" in before:
+        content = [*text.splitlines(), ""][mark.line]
+        prefix = content[: mark.column + 1]
+    reference = UNQUOTED_REFERENCE.search(content)
+    if reference and "$" in prefix:
         return SettingsError(
-            f"{path}{line}: ${{{bare[1]}}} inside of {{ }} is taken apart: its braces are YAML's there.",
-            hint=f'quote it: "${{{bare[1]}}}"',
+            f"{path}{line}: ${{{reference[1]}}} inside of {{ }} is taken apart: its braces are YAML's there.",
+            hint=f'quote it: "${{{reference[1]}}}"',
         )
-    if "*" in before and "alias" in f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}":
+    if "*" in prefix and "alias" in f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}":
         return SettingsError(
             f"{path}{line}: a text that begins with * is taken for something else.", hint='quote it: "*.*"'
         )
-    # It may quote a password that isn't in quotes itself: one that begins with * or !.
+    # YAML's message may quote a password that isn't in quotes itself: one that begins with * or !.
     problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
     return SettingsError(f"{path}{line}: {problem}.", hint=INIT_HINT)
 
 
 def duplicate_error(path: Path, text: str) -> SettingsError | None:
-    """A setting that is there twice: YAML takes the last, in silence."""
+    """The error for a setting that occurs twice, of which YAML would silently take the last; None if there is none."""
     lines: dict[tuple[str, ...], int] = {}
-    for where, line in _settings(yaml.compose(text)):
-        if where in lines:
+    for keys, line in _settings(yaml.compose(text)):
+        if keys in lines:
             return SettingsError(
-                f"{path}:{line}: {'.'.join(where)} is there twice: the first is on line {lines[where]}.",
+                f"{path}:{line}: {'.'.join(keys)} is there twice: the first is on line {lines[keys]}.",
                 hint="take one of them out",
             )
-        lines[where] = line
+        lines[keys] = line
     return None
 
 
-def _settings(node: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Every name of every mapping, with where it is."""
+def _settings(node: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The path of keys to every setting, with its line."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            inside = (*where, str(key.value))
+            inside = (*keys, str(key.value))
             yield inside, key.start_mark.line + 1
             yield from _settings(value, inside)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
-            yield from _settings(value, (*where, str(number)))
+            yield from _settings(value, (*keys, str(number)))
 
 
 def reference_error(path: Path, text: str, reference: Reference) -> SettingsError:
-    where = ".".join(reference.where)
-    before = f"{place(path, text, reference.where)}: {where}"
+    """The error for a reference that can't be replaced."""
+    prefix = f"{place(path, text, reference.keys)}: {'.'.join(reference.keys)}"
     name = reference.name
     if name is None:
         return SettingsError(
-            f"{before} has {reference.text}, which is no reference to the environment.",
+            f"{prefix} has {reference.text}, which is no reference to the environment.",
             hint="write ${NAME}, or ${NAME:-default} for where it may be unset",
         )
     stack = f", or start servers that it stands for: cdc -p {path} up" if name in STACK_VARIABLES else ""
     near = difflib.get_close_matches(name, STACK_VARIABLES, n=1, cutoff=0.85)
-    meant = f"did you mean ${{{near[0]}}}? else " if near and not stack else ""
+    suggestion = f"did you mean ${{{near[0]}}}? else " if near and not stack else ""
     return SettingsError(
-        f"{before} refers to ${{{name}}}, which is not set.", hint=f"{meant}export {name}=...{stack}", variable=name
+        f"{prefix} refers to ${{{name}}}, which is not set.",
+        hint=f"{suggestion}export {name}=...{stack}",
+        variable=name,
     )
 
 
 def validation_error(path: Path, text: str, error: ValidationError, model: type[BaseModel]) -> SettingsError:
-    """The first mistake; a setting that doesn't exist goes first, for what is missing may be what it was to be."""
+    """The error for the first mistake.
+
+    An unknown setting comes first: it may be a required one, misspelt.
+    """
     listed = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = listed[0]
-    where, kinds = _walked(model, first["loc"])
-    problem, hint = _worded(first, where, kinds)
-    return SettingsError(f"{place(path, text, where)}: {'.'.join(where) or 'the file'}: {problem}.", hint=hint)
+    keys, kinds = _resolve(model, first["loc"])
+    problem, hint = _describe(first, keys, kinds)
+    return SettingsError(f"{place(path, text, keys)}: {'.'.join(keys) or 'the file'}: {problem}.", hint=hint)
 
 
-def place(path: Path, text: str, where: Sequence[str]) -> str:
-    """`file:line` of the deepest part of `where` that the text has."""
+def place(path: Path, text: str, keys: Sequence[str]) -> str:
+    """`file:line` of the deepest of the nested keys that the text has."""
     node, line = yaml.compose(text), None
-    for part in where:
+    for part in keys:
         if isinstance(node, yaml.MappingNode):
             entry = next(((key, value) for key, value in node.value if key.value == part), None)
             if entry is None:
@@ -147,33 +153,33 @@ def place(path: Path, text: str, where: Sequence[str]) -> str:
     return f"{path}:{line}" if line else str(path)
 
 
-def _worded(mistake: Any, where: Sequence[str], kinds: Sequence[Any]) -> tuple[str, str]:
-    """What is wrong, and what to write instead."""
+def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[str, str]:
+    """The problem, and what to write instead."""
     kind, context = mistake["type"], mistake.get("ctx", {})
     section: Any = kinds[-2] if len(kinds) > 1 else None
     names = sorted(section.model_fields) if _is_section(section) else []
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(where[-1], names, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        return "no such setting", f"{meant}accepted here: {', '.join(names)}"
+        near = difflib.get_close_matches(keys[-1], names, n=1)
+        suggestion = f"did you mean {near[0]}? " if near else ""
+        return "no such setting", f"{suggestion}accepted here: {', '.join(names)}"
     if kind == "value_error":
         return str(context["error"]), getattr(context["error"], "hint", INIT_HINT)
     if kind.startswith("union_tag"):
-        return PLAIN[kind], f"type: {' or '.join(_tags(kinds[-1]))}"
+        return PROBLEMS[kind], f"type: {' or '.join(_tags(kinds[-1]))}"
     if kind == "string_pattern_mismatch":
-        return _misspelt(where, section)
+        return _pattern_problem(keys, section)
     if mistake["input"] is None and kind != "missing":
-        return "is empty", _example(where[-1:], section)
-    problem = PLAIN[kind].format(**context) if kind in PLAIN else "isn't accepted"
-    return problem, _example(where[-1:], section)
+        return "is empty", _example(keys[-1:], section)
+    problem = PROBLEMS[kind].format(**context) if kind in PROBLEMS else "isn't accepted"
+    return problem, _example(keys[-1:], section)
 
 
-def _misspelt(where: Sequence[str], section: Any) -> tuple[str, str]:
-    if where[-1] == "table":
+def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
+    if keys[-1] == "table":
         return "a table is written schema.table", "for example: public.flights; a name with a dot can't be one"
-    if where[0] == "sinks" and not _is_section(section):
+    if keys[0] == "sinks" and not _is_section(section):
         return "a sink's name begins with a letter and has lower case letters, digits, _ and -", "for example: search"
-    return f"takes {section.model_fields[where[-1]].description}", _example(where[-1:], section)
+    return f"takes {section.model_fields[keys[-1]].description}", _example(keys[-1:], section)
 
 
 def _example(name: Sequence[str], section: Any) -> str:
@@ -181,9 +187,9 @@ def _example(name: Sequence[str], section: Any) -> str:
     return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else INIT_HINT
 
 
-def _walked(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:
-    """A place in the file's own names, without pydantic's; the kind of what is there, and of all that it is in."""
-    where: list[str] = []
+def _resolve(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:
+    """The file's own keys to a mistake, without pydantic's names; the types of it and of all that it lies in."""
+    keys: list[str] = []
     kinds: list[Any] = [model]
     for part in loc:
         kind = kinds[-1]
@@ -191,11 +197,11 @@ def _walked(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str]
         if part in tagged:
             kinds[-1] = tagged[str(part)]
         elif part != "[key]":
-            where.append(str(part))
+            keys.append(str(part))
             inside = _inside(kind, part)
             members = _members(inside)
             kinds.append(members[0] if len(members) == 1 else inside)
-    return where, kinds
+    return keys, kinds
 
 
 def _inside(kind: Any, part: str | int) -> Any:
@@ -205,16 +211,16 @@ def _inside(kind: Any, part: str | int) -> Any:
 
 
 def _members(kind: Any) -> list[Any]:
-    """What a union is of, but None; anything else is itself."""
+    """The members of a union except None; any other type is its only member."""
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [bare for member in get_args(kind) if member is not NoneType for bare in _members(member)]
+        return [inner for member in get_args(kind) if member is not NoneType for inner in _members(member)]
     return [kind]
 
 
 def _tags(kind: Any) -> list[str]:
-    """What tells the members of a union apart."""
+    """The values of `type` that tell the members of a union apart."""
     fields = [member.model_fields.get("type") for member in _members(kind) if _is_section(member)]
     return [
         str(tag)

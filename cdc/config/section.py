@@ -1,4 +1,4 @@
-"""What parts of the pipeline file are made of: the file's own, and those that a sink brings."""
+"""The base of all sections of the pipeline file: its own, and those that a sink brings."""
 
 import re
 from typing import Annotated
@@ -10,13 +10,13 @@ from cdc.config.mistakes import InvalidSetting
 
 
 class Section(BaseModel):
-    """A part of the pipeline file: what it doesn't know is a mistake."""
+    """A section of the pipeline file. An unknown setting is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def readable(url: str) -> str:
-    """The URL, once it is sure to name a host and a port, or a socket."""
+    """Return the URL if it names a host and a port, or a socket. Raises InvalidSetting."""
     try:
         host, port = urlsplit(url).hostname, urlsplit(url).port
     except ValueError:

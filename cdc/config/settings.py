@@ -32,13 +32,15 @@ from cdc.errors import SettingsError
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
 TABLE = r"^[^.]+\.[^.]+$"
 TOPIC_CHARACTERS = r"[A-Za-z0-9_-]+"
-"""What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
+"""Characters that a topic's name can have; the connector would replace any other by _."""
 
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
-"""The pipeline's own tables in the source: captured like any other."""
+"""The pipeline's own tables in the source, captured like any other."""
 
 
 class TableSettings(Section):
+    """An entry of `source.tables`: a table or a pattern."""
+
     table: str = Field(pattern=TABLE, description="schema.table")
     partitions: int = Field(default=4, ge=1, le=1000)
     """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to be made anew."""
@@ -51,13 +53,13 @@ class TableSettings(Section):
 
     @field_validator("table")
     @classmethod
-    def _simple(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
+    def _check_pattern(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
         if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
             raise InvalidSetting("a pattern has letters, digits, _, - and * only", "for example: public.*")
         return table
 
     @model_validator(mode="after")
-    def _named(self) -> "TableSettings":
+    def _check_options(self) -> "TableSettings":
         if self.pattern and (self.exclude or self.key or self.index.fields):
             raise InvalidSetting(
                 "exclude, key and index.fields are a single table's, not a pattern's",
@@ -67,6 +69,7 @@ class TableSettings(Section):
 
     @property
     def pattern(self) -> bool:
+        """Whether the entry is a pattern, not the name of a table."""
         return "*" in self.table
 
     def matches(self, table: str) -> bool:
@@ -75,7 +78,7 @@ class TableSettings(Section):
 
 
 def shared_names(table: str) -> tuple[str, str]:
-    """What two tables can't have in common: an index's name, a topic's in the broker's metrics."""
+    """Names that two tables can't share: of an index, and of a topic in the broker's metrics."""
     return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
 
 
@@ -84,6 +87,8 @@ def _table(value: object) -> object:
 
 
 class Source(Section):
+    """The database, and what is captured of it."""
+
     dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
     """The database, as the owner of the tables logs in."""
     tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
@@ -97,28 +102,28 @@ class Source(Section):
 
     @field_validator("tables")
     @classmethod
-    def _once(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
+    def _check_names(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
         names = [entry.table for entry in tables if not entry.pattern]
         rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
-        if strange := [
+        if invalid := [
             name for name in names if not all(re.fullmatch(TOPIC_CHARACTERS, part) for part in name.split("."))
         ]:
             raise InvalidSetting(
-                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(strange)}",
+                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(invalid)}",
                 rename,
             )
-        every = [entry.table for entry in tables]
-        if twice := {name for name in every if every.count(name) > 1}:
-            raise InvalidSetting(f"listed twice: {', '.join(sorted(twice))}", "take one of them out")
+        listed = [entry.table for entry in tables]
+        if duplicates := {name for name in listed if listed.count(name) > 1}:
+            raise InvalidSetting(f"listed twice: {', '.join(sorted(duplicates))}", "take one of them out")
         lowered = [name.lower() for name in names]
-        if alike := {name for name in names if lowered.count(name.lower()) > 1}:
-            shared = ", ".join(sorted(alike))
+        if colliding := {name for name in names if lowered.count(name.lower()) > 1}:
+            shared = ", ".join(sorted(colliding))
             raise InvalidSetting(f"an index's name is in lower case, so these would share one: {shared}", rename)
-        # The broker takes one of them only: its metrics tell . and _ not apart.
+        # The broker accepts only one of them, since its metrics don't distinguish . and _.
         flat = [name.replace(".", "_") for name in names]
-        if alike := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
+        if colliding := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
             raise InvalidSetting(
-                f"topics that differ only in . and _ can't both be: {', '.join(sorted(alike))}", rename
+                f"topics that differ only in . and _ can't both be: {', '.join(sorted(colliding))}", rename
             )
         return tables
 
@@ -150,7 +155,7 @@ class Pipeline(Section):
 
     @field_validator("sinks")
     @classmethod
-    def _apart(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
+    def _check_locations(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
         if pair := places.first_shared({name: sink.place for name, sink in sinks.items()}):
             raise InvalidSetting(
                 f"{pair[0]} and {pair[1]} are on one place, so each would overwrite what the other writes",
@@ -160,7 +165,7 @@ class Pipeline(Section):
 
     @field_validator("sinks")
     @classmethod
-    def _known(cls, sinks: dict[str, SinkSettings], info: ValidationInfo) -> dict[str, SinkSettings]:
+    def _check_tables(cls, sinks: dict[str, SinkSettings], info: ValidationInfo) -> dict[str, SinkSettings]:
         listed = [entry.table for entry in info.data["source"].tables] if "source" in info.data else ["*"]
         for name, sink in sinks.items():
             sink.refuse_strangers(name, listed)
@@ -168,7 +173,9 @@ class Pipeline(Section):
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any], folder: Path | None = None) -> "Pipeline":
-        """Check a file's tree, the sinks in it by the settings of their kinds; relative paths are the folder's.
+        """A pipeline from a file's tree, whose sinks are checked by the settings of their kinds.
+
+        Relative paths are relative to `folder`.
 
         Raises:
             ValidationError: of `file_model()`, whose fields tell what would be accepted.
@@ -181,25 +188,26 @@ class Pipeline(Section):
 
     @property
     def listed(self) -> tuple[TableSettings, ...]:
-        """The tables as the file has them, patterns and all; `source.tables` may be what these mean by now."""
+        """The entries as the file has them, patterns included; `source.tables` may be the tables that these match."""
         return self.source.tables if self._listed is None else self._listed
 
     @property
     def patterns(self) -> list[TableSettings]:
+        """The patterns among the entries of the file."""
         return [entry for entry in self.listed if entry.pattern]
 
     def with_tables(self, names: Iterable[str]) -> "Pipeline":
-        """The same, with those of these tables that its patterns mean in the place of the patterns."""
-        known = list(names)
-        taken = {entry.table for entry in self.listed if not entry.pattern}
+        """The same pipeline, with each pattern replaced by those of these tables that it matches."""
+        candidates = list(names)
+        used = {entry.table for entry in self.listed if not entry.pattern}
         entries: list[TableSettings] = []
         for entry in self.listed:
             if not entry.pattern:
                 entries.append(entry)
                 continue
-            meant = [name for name in known if name not in taken and entry.matches(name)]
-            taken.update(meant)
-            entries += [entry.model_copy(update={"table": name}) for name in meant]
+            matches = [name for name in candidates if name not in used and entry.matches(name)]
+            used.update(matches)
+            entries += [entry.model_copy(update={"table": name}) for name in matches]
         resolved = self.model_copy(update={"source": self.source.model_copy(update={"tables": tuple(entries)})})
         resolved._listed = self.listed
         return resolved
@@ -212,37 +220,41 @@ class Pipeline(Section):
 
     @property
     def replication_user(self) -> str:
+        """The role that the connector logs in with."""
         return self.source.replication_user or f"{self.pipeline}_replication"
 
     def topic(self, table: str) -> str:
+        """The topic of a table, schema.table."""
         return f"{self.pipeline}.{table}"
 
     @property
     def heartbeat_topic(self) -> str:
+        """The topic of `cdc.heartbeat`."""
         return self.topic("cdc.heartbeat")
 
     @property
     def quarantine_topic(self) -> str:
+        """The topic of records that can't be applied, see `cdc.quarantine`."""
         return f"{self.pipeline}.quarantine"
 
     @property
     def generations_topic(self) -> str:
-        """What is built and kept beside the live views, see `cdc.generations`."""
+        """The topic of the registry of generations, see `cdc.generations`."""
         return f"{self.pipeline}.generations"
 
     @property
     def message_topic(self) -> str:
-        """Where the connector sends logical messages, see `cdc.client`."""
+        """The topic of logical messages, see `cdc.client`."""
         return f"{self.pipeline}.message"
 
     @property
     def registered_topic(self) -> str:
-        """What the connector was registered with, see `cdc.control.registrations`."""
+        """The topic of registrations, see `cdc.control.registrations`."""
         return f"{self.pipeline}.registered"
 
     @property
     def settings_topic(self) -> str:
-        """What settings of topics were before they were lowered for a while, see `cdc.audit.compaction`."""
+        """The topic of the ledger: settings to restore, compactions, holes. See `cdc.kafka.ledger`."""
         return f"{self.pipeline}.settings"
 
 
@@ -265,9 +277,9 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
 
 @cache
 def file_model() -> type[Pipeline]:
-    """The pipeline file with the kinds of sinks that are installed: known only when a file is read."""
-    several = kinds()
-    kind: Any = Annotated[reduce(or_, several), Field(discriminator="type")] if len(several) > 1 else several[0]
+    """The model of a pipeline file with the installed kinds of sinks, which are known only when a file is read."""
+    installed = kinds()
+    kind: Any = Annotated[reduce(or_, installed), Field(discriminator="type")] if len(installed) > 1 else installed[0]
     return create_model(
         "Pipeline", __base__=Pipeline, sinks=(dict[SinkName, kind], Field(min_length=1, description=SINKS))
     )
@@ -301,6 +313,6 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         raise mistakes.yaml_error(path, text, error) from None
     if not isinstance(tree, dict):
         raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.INIT_HINT)
-    if twice := mistakes.duplicate_error(path, text):
-        raise twice
+    if duplicate := mistakes.duplicate_error(path, text):
+        raise duplicate
     return text, tree

@@ -1,4 +1,4 @@
-"""The kinds of sinks that a pipeline file may name: each brings its settings, and is found by its entry point.
+"""Find the kinds of sinks that a pipeline file may name. Each brings its settings, by an entry point.
 
 In:  the entry points of the group `cdc.sinks`, of any installed package: a class of settings each, or a tuple of them.
 Out: the classes. To add a sink is to write one, with `build`, and to name it in an entry point.
@@ -14,16 +14,16 @@ from cdc.errors import SettingsError
 
 GROUP = "cdc.sinks"
 TRIGGER = "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer."
-"""What every kind says of its `trigger_s`."""
+"""The description of `trigger_s`, the same for every kind."""
 
 
 class SinkSettings(Section):
     """The settings of one sink. Each kind has a `type`, a literal that no other has, and its own `trigger_s`."""
 
     keeps_changes: ClassVar[bool] = False
-    """Whether it keeps every change, not only what a row is by now."""
+    """Whether the sink keeps every change, not only the current rows."""
     location_setting: ClassVar[str]
-    """The setting to change where two sinks are on one place."""
+    """The setting to change if two sinks have the same location."""
 
     if TYPE_CHECKING:
         type: str
@@ -31,7 +31,10 @@ class SinkSettings(Section):
 
     @property
     def place(self) -> Hashable:
-        """Where its views are, as far as its settings tell: equal for two that would overwrite each other's."""
+        """The location of the views, as far as the settings tell.
+
+        Equal for two sinks that would overwrite each other's views.
+        """
         raise NotImplementedError
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
@@ -44,15 +47,15 @@ class SinkSettings(Section):
 
 @cache
 def kinds() -> tuple[type[SinkSettings], ...]:
-    """All that are installed.
+    """The settings classes of all installed kinds.
 
     Raises:
         SettingsError: there is none, for this package itself isn't installed, or was before it had entry points.
     """
-    found: list[type[SinkSettings]] = []
+    classes: list[type[SinkSettings]] = []
     for entry in entry_points(group=GROUP):
         loaded = entry.load()
-        found += loaded if isinstance(loaded, tuple) else [loaded]
-    if not found:
+        classes += loaded if isinstance(loaded, tuple) else [loaded]
+    if not classes:
         raise SettingsError("No kind of sink is installed.", hint="install this package again: make clean setup")
-    return tuple(found)
+    return tuple(classes)
