@@ -96,7 +96,7 @@ class SchemaFollower:
     def _gone(self, found: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {one.table: one for one in found}
         hint = "write its name of now into the pipeline file, or take it out, then: cdc -p FILE migrate, and register"
-        return {table: [one.what, hint] for table, one in latest.items() if one.kind == "gone"}
+        return {table: [one.reason, hint] for table, one in latest.items() if one.kind == "gone"}
 
     def _describe(self, connection: Connection, gone: Mapping[str, list[str]]) -> None:
         left = tuple(entry for entry in self._pipeline.source.tables if entry.table not in gone)
@@ -120,7 +120,7 @@ class SchemaFollower:
                 continue
             table, name = self._known[one.table], f"ddl-{one.id}-{one.kind}"
             if resend(connection, table, id=name, reset_floor=one.kind == "cleanse"):
-                log.info("rows_sent_again", table=one.table, because=one.what)
+                log.info("rows_sent_again", table=one.table, because=one.reason)
             self._asked.add(one.id)
 
 

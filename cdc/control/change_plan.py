@@ -1,8 +1,8 @@
-"""What a changed pipeline file will do, before anything is done: one line for each thing, by the verb that does it.
+"""Plan the effects of a changed pipeline file: one line for each effect, under the verb that causes it.
 
-In:  the file with the tables that it means now, what was published, registered and applied until now.
+In:  the file with the tables that it names now; what is published, registered and applied so far.
 Out: `Plan`. Pure: `cdc.cli.plan` asks the servers.
-Invariant: what a verb would refuse is told here with the same words, for it is the same check that says so.
+Invariant: a verb's refusal appears here in the same words, because it comes from the same check.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,52 +11,55 @@ from dataclasses import dataclass, field
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import CdcError
 
-CONNECTORS_TABLES = ("table.include.list", "column.exclude.list", "message.key.columns")
-"""What follows from the tables, which are told one by one."""
+TABLE_SETTINGS = ("table.include.list", "column.exclude.list", "message.key.columns")
+"""Settings of the connector that follow from the tables; the plan has a line for each table instead."""
 
 
 @dataclass(frozen=True)
 class Refusal:
+    """A reason why a verb would stop, and what to do about it."""
+
     what: str
     hint: str
 
     @classmethod
     def of(cls, error: CdcError) -> "Refusal":
+        """The refusal that an error tells."""
         return cls(error.message, error.hint)
 
 
 @dataclass(frozen=True)
 class CurrentState:
-    """How things stand. What nobody could read is None, and is then not spoken of."""
+    """The current state. A part that couldn't be read is None; the plan then says nothing about it."""
 
     unprepared: Sequence[str] = ()
-    """What is missing in Postgres, in the words of `cdc migrate`."""
-    known: Registration | None = None
+    """Objects missing in Postgres, in the words of `cdc migrate`."""
+    registration: Registration | None = None
     config: Mapping[str, str] | None = None
-    """Of the connector."""
+    """The connector's configuration."""
     topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The settings of those topics of tables that exist, by table."""
+    """Settings of existing topics of tables, by table."""
     views: Mapping[str, Mapping[str, Refusal | bool]] = field(default_factory=dict)
-    """By sink and table: why a view can't go on, else whether there is one."""
+    """By sink and table: why a view can't go on, or whether there is one."""
     idle: Sequence[str] = ()
-    """Pipelines that were prepared in this database and whose slots nobody reads."""
+    """Pipelines that were prepared in this database and whose slots no connector reads."""
 
 
 @dataclass(frozen=True)
 class RequestedState:
-    """What the file asks for."""
+    """The state that the file asks for."""
 
     tables: Mapping[str, Captured]
     config: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of topics, by table."""
+    """Settings of topics, by table."""
     refused: Sequence[Refusal] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`refused` has to be seen to first; the verbs come in this order."""
+    """The effects of each verb, in the order in which to run them; `refused` has to be resolved first."""
 
     migrate: tuple[str, ...] = ()
     register: tuple[str, ...] = ()
@@ -64,46 +67,49 @@ class Plan:
     refused: tuple[Refusal, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
-    """What may be this pipeline under its former name."""
+    """Pipelines that may be this one under its former name."""
 
     @property
     def empty(self) -> bool:
+        """Whether the verbs would change nothing."""
         return not (self.migrate or self.register or self.run or self.refused)
 
 
-def plan(before: CurrentState, after: RequestedState) -> Plan:
-    views = [(sink, table, view) for sink, tables in before.views.items() for table, view in tables.items()]
+def plan(current: CurrentState, requested: RequestedState) -> Plan:
+    """Compare the current state with the requested one."""
+    views = [(sink, table, view) for sink, tables in current.views.items() for table, view in tables.items()]
     stuck = [view for _, _, view in views if isinstance(view, Refusal)]
     return Plan(
-        tuple(before.unprepared),
-        tuple(_registered(before, after)),
+        tuple(current.unprepared),
+        tuple(_register_lines(current, requested)),
         tuple(f"make {table} in {sink}, from its first record on" for sink, table, view in views if view is False),
-        (*after.refused, *stuck),
-        after.left_out,
-        tuple(before.idle) if before.config is None else (),
+        (*requested.refused, *stuck),
+        requested.left_out,
+        tuple(current.idle) if current.config is None else (),
     )
 
 
-def _registered(before: CurrentState, after: RequestedState) -> list[str]:
-    lines = ["create the connector; it begins with all rows of every table"] if before.config is None else []
-    sent = before.known.tables if before.known else {}
-    if before.config is not None:
-        lines += [line for table, now in after.tables.items() for line in _sent(table, sent.get(table), now)]
+def _register_lines(current: CurrentState, requested: RequestedState) -> list[str]:
+    lines = ["create the connector; it begins with all rows of every table"] if current.config is None else []
+    registered = current.registration.tables if current.registration else {}
+    if current.config is not None:
+        for table, now in requested.tables.items():
+            lines += _table_lines(table, registered.get(table), now)
         lines += [
             f"no longer capture {table}: its topic and its views stay as they are, and nobody updates them"
-            for table in sent
-            if table not in after.tables
+            for table in registered
+            if table not in requested.tables
         ]
-        changed = _differing(before.config, after.config, CONNECTORS_TABLES)
+        changed = _changed_settings(current.config, requested.config, TABLE_SETTINGS)
         lines += [f"restart the connector with another {', '.join(changed)}"] if changed else []
-    for table, settings in after.settings.items():
-        if changed := _differing(before.topics.get(table, settings), settings):
+    for table, settings in requested.settings.items():
+        if changed := _changed_settings(current.topics.get(table, settings), settings):
             lines.append(f"set {', '.join(f'{name} = {settings[name]}' for name in changed)} on the topic of {table}")
     return lines
 
 
-def _sent(table: str, was: Captured | None, now: Captured) -> list[str]:
-    """What becomes of one table's rows."""
+def _table_lines(table: str, was: Captured | None, now: Captured) -> list[str]:
+    """The effects on one table's rows."""
     if was is None:
         return [f"capture {table}: all its rows are sent, beside the stream"]
     if was.key != now.key:
@@ -113,7 +119,9 @@ def _sent(table: str, was: Captured | None, now: Captured) -> list[str]:
     return lines + ([f"capture {', '.join(shown)} of {table}: all its rows are sent again"] if shown else [])
 
 
-def _differing(before: Mapping[str, str], after: Mapping[str, str], but: Collection[str] = ()) -> list[str]:
-    """Names of settings alone: the connector's hold a password."""
-    names = [name for name in after if before.get(name) != after[name]]
-    return [name for name in names if name not in but]
+def _changed_settings(
+    current: Mapping[str, str], requested: Mapping[str, str], excluded: Collection[str] = ()
+) -> list[str]:
+    """The names of settings that differ; not their values, since one of the connector's is a password."""
+    names = [name for name in requested if current.get(name) != requested[name]]
+    return [name for name in names if name not in excluded]

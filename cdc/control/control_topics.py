@@ -1,4 +1,4 @@
-"""What the pipeline's control topics say: which changes are dead, what tables looked like when, how they are sent.
+"""Read the control topics: floors of tables, their definitions over time, and how the connector sends them.
 
 In:  the topics of `cdc.truncation` and `cdc.ddl`, the registration. Out: floors, definitions, and whether they have
 changed since.
@@ -26,59 +26,61 @@ POLL_S = 0.005
 
 
 class Truncations:
-    """Floors alone: who asks no more needn't read the journal. Reads when told to; one reader per thread."""
+    """Floors alone, for readers that don't need the journal. One instance per thread."""
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
         self._kafka, self._pipeline = kafka, pipeline
         self._truncation = pipeline.topic("cdc.truncation")
         self._tails = {self._truncation: Tail(kafka, self._truncation, begin=self._forget, take=self._take)}
-        self._seen: dict[str, Position] = {}
+        self._ends_read: dict[str, Position] = {}
         self._lsns: dict[str, tuple[int, int]] = {}
-        """By table, the offset and the LSN of its last TRUNCATE."""
+        """By table: the offset and the LSN of its last TRUNCATE."""
         self.registration = Registration()
 
     @property
     def topics(self) -> list[str]:
+        """The topics that `has_changed` takes the ends of."""
         return [*self._tails, self._pipeline.registered_topic]
 
     @property
     def floors(self) -> Floors:
+        """The floors of all tables, as of the last `read`."""
         start = self._start(self._truncation)
         lsns = {table: lsn for table, (offset, lsn) in self._lsns.items() if offset >= start}
         return Floors(self.registration.epoch, lsns)
 
     def read(self) -> None:
-        """Take what has been written since the last time. Raises ConnectorError."""
-        ends, registered_topic = self._decided(), self._pipeline.registered_topic
-        if ends[registered_topic] != self._seen.get(registered_topic):
+        """Take the records written since the last call. Raises ConnectorError."""
+        ends, registered_topic = self._decided_ends(), self._pipeline.registered_topic
+        if ends[registered_topic] != self._ends_read.get(registered_topic):
             self.registration = registrations.read(self._kafka, self._pipeline) or Registration()
-        self._seen = ends
+        self._ends_read = ends
         for topic, tail in self._tails.items():
             tail.read(ends[topic])
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether there is something to read that `read` hasn't seen; `ends`: where the topics end, decided or not."""
-        now = ends or self._ends(decided=False)
+        """Whether `read` would find something. `ends`: the ends of the topics, including undecided records."""
+        current_ends = ends or self._ends(decided=False)
         registered_topic = self._pipeline.registered_topic
-        renewed = now[registered_topic] != self._seen.get(registered_topic)
-        return renewed or any(tail.has_changed(now) for tail in self._tails.values())
+        renewed = current_ends[registered_topic] != self._ends_read.get(registered_topic)
+        return renewed or any(tail.has_changed(current_ends) for tail in self._tails.values())
 
     def _start(self, topic: str) -> int:
-        """Where the records of the current server begin: another's LSNs and numbers mean something else."""
-        seen = self._seen.get(topic)
-        return sum(self.registration.start(topic, seen.topic_id)) if seen else 0
+        """The first offset with a record of the current server; LSNs of another server can't be compared."""
+        end = self._ends_read.get(topic)
+        return sum(self.registration.start(topic, end.topic_id)) if end else 0
 
-    def _decided(self) -> dict[str, Position]:
-        """The topics' ends, once whatever is written there is committed or not: markers reach topics one by one."""
-        written, deadline = self._ends(decided=False), time.monotonic() + WAIT_S
-        while (ends := self._ends(decided=True)) != written:
+    def _decided_ends(self) -> dict[str, Position]:
+        """The ends of the topics, once every record is committed or aborted: markers reach topics one by one."""
+        all_ends, deadline = self._ends(decided=False), time.monotonic() + WAIT_S
+        while (ends := self._ends(decided=True)) != all_ends:
             if time.monotonic() > deadline:
                 raise KafkaUnavailable(
                     f"A transaction in {' or '.join(self.topics)} has been open for {WAIT_S:.0f} s.",
                     hint="is the connector's worker alive? it is tried again",
                 )
             time.sleep(POLL_S)
-            written = self._ends(decided=False)
+            all_ends = self._ends(decided=False)
         return ends
 
     def _ends(self, *, decided: bool) -> dict[str, Position]:
@@ -104,6 +106,7 @@ class Control(Truncations):
 
     @property
     def definitions(self) -> tuple[Definition, ...]:
+        """The definitions of the current server, in the order of the journal."""
         start = self._start(self._ddl)
         return tuple(definition for offset, definition in self._definitions if offset >= start)
 
@@ -116,6 +119,6 @@ class Control(Truncations):
 
 
 def _floor(record: Record) -> tuple[str, int] | None:
-    """The floor of one table; a later record of the same table stands for it."""
+    """The table and its floor in a record; a later record of the table replaces it."""
     row = (json.loads(record.value).get("after") if record.value else None) or {}
     return (row["table_name"], lsn_number(row["lsn"])) if row else None

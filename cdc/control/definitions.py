@@ -1,7 +1,7 @@
-"""Definitions of captured tables, compared with the journal where no event triggers write it.
+"""Compare definitions of captured tables with the journal, if no event triggers write it.
 
-In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log as an event trigger's do.
-Invariant: whatever fails here is told and tried again; nothing waits for it but who asked.
+In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like an event trigger's.
+Invariant: a failure is logged and retried; only the caller waits.
 """
 
 import threading
@@ -19,7 +19,7 @@ from cdc.postgres import source
 from cdc.postgres.source import Connection
 from cdc.sink.remedy import classify
 
-LOOK_S = 5.0
+COMPARE_S = 5.0
 PATIENCE_S = 60.0
 """How long one comparison may take."""
 Watch = Literal["event triggers", "comparison", "nothing"]
@@ -33,18 +33,18 @@ PARTITIONED = """
 SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
 """
-"""Another owner's are for that owner's run to take in."""
+"""Only tables that this role owns: those of another owner are adopted by that owner's run."""
 log = structlog.get_logger()
 
 
 def watch(conn: Connection) -> Watch:
-    """What notes it when a definition changes; "nothing" before `cdc migrate`."""
+    """The mechanism that notes a changed definition; "nothing" before `cdc migrate`."""
     row: tuple[Watch] | None = conn.execute(WATCH).fetchone()
     return row[0] if row else "nothing"
 
 
 def compare(conn: Connection) -> int:
-    """Note what isn't as the journal has it, and take new partitions in; how many entries that took.
+    """Write an entry for each definition that differs from the journal, and adopt new partitions. Returns the entries.
 
     Raises:
         SourceError: `cdc migrate` has to run first. psycopg.Error: among others while a table is locked.
@@ -55,7 +55,7 @@ def compare(conn: Connection) -> int:
     if kind == "nothing":
         raise SourceError("Nothing notes how the captured tables change.", hint="cdc -p FILE migrate")
     row: tuple[int] | None = conn.execute("SELECT cdc.compare_definitions()").fetchone()
-    # By itself: it locks tables, and what has been noted must not depend on that.
+    # In a transaction of its own, because it locks tables: the entries must not depend on the locks.
     _adopt(conn)
     return row[0] if row else 0
 
@@ -75,29 +75,29 @@ def _adopt(conn: Connection) -> None:
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
     """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else waiting.
 
-    Yields what tells for how many seconds now nothing has been compared, whatever the reason.
+    Yields a function that returns the seconds since the last comparison.
     """
-    looks = _Looks(load)
-    threading.Thread(target=looks.go_on, name="definitions", daemon=True).start()
+    comparisons = _Comparisons(load)
+    threading.Thread(target=comparisons.run, name="definitions", daemon=True).start()
     try:
-        yield lambda: time.monotonic() - looks.compared
+        yield lambda: time.monotonic() - comparisons.compared
     finally:
-        looks.ending.set()
+        comparisons.stopping.set()
 
 
-class _Looks:
+class _Comparisons:
     def __init__(self, load: Callable[[], Pipeline]) -> None:
-        self.ending, self.compared = threading.Event(), time.monotonic()
+        self.stopping, self.compared = threading.Event(), time.monotonic()
         self._load = load
 
-    def go_on(self) -> None:
+    def run(self) -> None:
         reported: str | None = None
-        while not self.ending.wait(LOOK_S):
+        while not self.stopping.wait(COMPARE_S):
             try:
                 with source.connect(self._load().source.dsn) as connection, source.within(connection, PATIENCE_S):
                     compare(connection)
                 self.compared, reported = time.monotonic(), None
-            # Whatever it is: this thread has to go on, and `cdc status` says when nothing was compared for long.
+            # After any failure this thread has to go on. `cdc status` says if nothing was compared for long.
             except Exception as error:
                 failure = classify(error, "the comparison of definitions")
                 if failure.message != reported:

@@ -1,15 +1,15 @@
-"""Floors: what of a table's log is dead, and which views are from before that.
+"""Floors of tables: which changes are dead, and which views are older than the floor.
 
 In:  the TRUNCATEs of the current server, the number of servers so far. Out: numbers that can be compared, LSNs.
-Invariant: a view's number is at least its table's floor exactly when it was made after it, on whichever server: the
-positions of a server that was made anew begin low again.
+Invariant: a view's number is at least its table's floor if and only if the view was made after it, on any server: the
+LSNs of a new server begin low again.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 EPOCH = 1 << 64
-"""More than any LSN."""
+"""A number above any LSN."""
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,5 @@ class Floors:
         return self.epoch * EPOCH + self.lsn(table)
 
     def lsn(self, table: str) -> int:
-        """Below it changes of the table are dead, if they are of the current server; 0 when none is."""
+        """The LSN below which changes of the table on the current server are dead; 0 if there is none."""
         return self.lsns.get(table, 0)

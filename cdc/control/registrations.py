@@ -1,8 +1,8 @@
-"""What `cdc register` last gave the connector, kept in Kafka beside the log that it is true of.
+"""The registration: what `cdc register` last gave the connector, stored in Kafka beside the topics it describes.
 
 In:  the topic `<pipeline>.registered`, one record. Out: `Registration`: whose log the topics hold, since which offsets,
 and with which columns and keys.
-Invariant: written while the connector stands still, so that every record from there on was made by what it says.
+Invariant: written while the connector is stopped, so that it holds for every later record.
 """
 
 import json
@@ -22,27 +22,29 @@ TAKE_OVER = (
 
 @dataclass(frozen=True)
 class Captured:
-    """How one table is sent."""
+    """How the connector sends one table."""
 
     exclude: tuple[str, ...] = ()
-    """As the pipeline file had it."""
+    """`exclude` of the pipeline file."""
     key: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
     """Generated columns that the log doesn't carry: they are left out of snapshots as well."""
     withdrawn: tuple[str, ...] = ()
-    """Excluded columns whose values the log still holds: they were sent once."""
+    """Excluded columns that were sent once, so that the topic still holds their values."""
 
     @property
     def unsent(self) -> frozenset[str]:
+        """All columns that aren't sent."""
         return frozenset(self.exclude) | frozenset(self.unpublished)
 
     @classmethod
-    def from_mapping(cls, stored: Mapping[str, Iterable[str]]) -> "Captured":
-        return cls(**{name: tuple(columns) for name, columns in stored.items()})
+    def from_mapping(cls, fields: Mapping[str, Iterable[str]]) -> "Captured":
+        """The reverse of `asdict`."""
+        return cls(**{name: tuple(columns) for name, columns in fields.items()})
 
-    def with_withdrawn(self, before: "Captured") -> "Captured":
-        """The same, knowing what the log holds from before it."""
-        hidden = (set(before.withdrawn) | (self.unsent - before.unsent)) & set(self.exclude)
+    def with_withdrawn(self, previous: "Captured") -> "Captured":
+        """The same, with the columns whose values the topic holds since the previous registration."""
+        hidden = (set(previous.withdrawn) | (self.unsent - previous.unsent)) & set(self.exclude)
         return Captured(self.exclude, self.key, self.unpublished, tuple(sorted(hidden)))
 
 
@@ -51,60 +53,65 @@ class Registration:
     """`epoch` counts the servers that the topics hold records of: LSNs of two epochs can't be compared."""
 
     server: Server | None = None
-    """None: it doesn't tell who it is."""
+    """None if the server doesn't tell its identity."""
     epoch: int = 0
     tables: Mapping[str, Captured] = field(default_factory=dict)
     since: Mapping[str, Position] = field(default_factory=dict)
-    """By topic: below it everything is dead."""
+    """By topic: the position below which all records are dead."""
 
     def to_json(self) -> str:
+        """The registration as JSON, for its topic."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Registration":
-        stored = json.loads(text)
-        server = stored["server"]
+        """The reverse of `to_json`."""
+        fields = json.loads(text)
+        server = fields["server"]
         return cls(
             Server(**server) if server else None,
-            int(stored["epoch"]),
-            {name: Captured.from_mapping(one) for name, one in stored["tables"].items()},
-            {topic: Position(at["topic_id"], tuple(at["offsets"])) for topic, at in stored["since"].items()},
+            int(fields["epoch"]),
+            {name: Captured.from_mapping(table) for name, table in fields["tables"].items()},
+            {
+                topic: Position(position["topic_id"], tuple(position["offsets"]))
+                for topic, position in fields["since"].items()
+            },
         )
 
     def renew(
         self,
         server: Server | None,
         tables: Mapping[str, Captured],
-        before: Mapping[str, Captured],
+        previous: Mapping[str, Captured],
         dead: Mapping[str, Position],
         *,
         moved: bool,
     ) -> "Registration":
-        """The next one: how tables are sent from now on, how they were before, and where topics end that are dead."""
-        sent = {name: one.with_withdrawn(before.get(name, one)) for name, one in tables.items()}
+        """The next registration: how tables are sent from now on and were sent before, and the ends of dead topics."""
+        sent = {name: table.with_withdrawn(previous.get(name, table)) for name, table in tables.items()}
         return Registration(server or self.server, self.epoch + moved, sent, {**self.since, **dead})
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
-        """The first offsets of a topic that count; nothing for one that was made anew since."""
-        at = self.since.get(topic)
-        return at.offsets if at and at.topic_id == topic_id else ()
+        """The first offsets of a topic that count; empty if the topic was created anew since."""
+        position = self.since.get(topic)
+        return position.offsets if position and position.topic_id == topic_id else ()
 
 
-def refuse_changed(known: Registration | None, pipeline: Pipeline) -> None:
-    """Raise SettingsError when the file has other columns or another key for a table than the connector sends."""
+def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> None:
+    """Raise SettingsError if the file has other columns or another key for a table than the connector sends."""
     for entry in pipeline.source.tables:
-        sent = known.tables.get(entry.table) if known else None
+        sent = registration.tables.get(entry.table) if registration else None
         if sent and (set(sent.exclude) != set(entry.exclude) or sent.key != entry.key):
-            what = "key" if sent.key != entry.key else "exclude"
+            setting = "key" if sent.key != entry.key else "exclude"
             raise SettingsError(
-                f"`{what}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
+                f"`{setting}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
                 hint="cdc -p FILE migrate, then cdc -p FILE register: it has all rows of the table sent again",
                 table=entry.table,
             )
 
 
 def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
-    """Raise SettingsError for a pattern that means none of the registered tables: of no table all would be well."""
+    """Raise SettingsError for a pattern that matches no registered table: checks of no table always pass."""
     for entry in pipeline.patterns:
         if not any(entry.matches(name) for name in names):
             raise SettingsError(
@@ -113,9 +120,11 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
             )
 
 
-def refuse_waiting(known: Registration | None, names: Iterable[str]) -> None:
-    """Raise SettingsError for tables that the file means and that aren't captured yet."""
-    if known and (waiting := [name for name in names if name not in known.tables]):
+def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> None:
+    """Raise SettingsError for tables of the file that aren't captured yet."""
+    captured = registration.tables if registration else None
+    waiting = [] if captured is None else [name for name in names if name not in captured]
+    if waiting:
         more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
         raise SettingsError(
             f"{waiting[0]}{more} of the pipeline file isn't captured yet: its rows are in no view.",
@@ -124,46 +133,47 @@ def refuse_waiting(known: Registration | None, names: Iterable[str]) -> None:
         )
 
 
-def refuse_another(known: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
-    """Raise AnotherServer unless the log is of this server, as far as both are known."""
-    before = known.server if known else None
-    if before is None or server is None or before.system == server.system:
+def refuse_another(registration: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
+    """Raise AnotherServer if the topics hold the log of another server, as far as both are known."""
+    registered = registration.server if registration else None
+    if registered is None or server is None or registered.system == server.system:
         return
     raise AnotherServer(
         f"Postgres is another server than the one that {pipeline.pipeline} was registered with: its system identifier"
-        f" is {server.system}, that one's was {before.system}.",
+        f" is {server.system}, that one's was {registered.system}.",
         hint=f"correct source.dsn; or, if it has taken that one's place: {TAKE_OVER}",
         server=server.system,
     )
 
 
-def refuse_promoted(known: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
-    """Raise SourceError when a standby was promoted since: what it hadn't got by then is in the log all the same."""
-    before = known.server if known else None
-    if before is None or server is None or before == server or before.system != server.system:
+def refuse_promoted(registration: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
+    """Raise SourceError if a standby was promoted since: the topics may hold changes that it hadn't received."""
+    registered = registration.server if registration else None
+    if registered is None or server is None or registered == server or registered.system != server.system:
         return
     raise SourceError(
         f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
-        f" {before.timeline}. Changes that it hadn't got by then may be in the topics and views.",
+        f" {registered.timeline}. Changes that it hadn't got by then may be in the topics and views.",
         hint="cdc -p FILE verify tells; if nothing was lost: cdc -p FILE register; else: " + TAKE_OVER,
         server=server.system,
     )
 
 
 def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
-    """The last registration; None when there was none, or an older version made it. Raises ConnectorError."""
+    """The last registration; None if there is none, or an older version wrote it. Raises ConnectorError."""
     if not topics.existing([pipeline.registered_topic]):
         return None
-    found = topics.last_record(pipeline.registered_topic, lambda record: record.key == KEY)
-    return Registration.from_json(found.value) if found and found.value else None
+    record = topics.last_record(pipeline.registered_topic, lambda candidate: candidate.key == KEY)
+    return Registration.from_json(record.value) if record and record.value else None
 
 
 def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> None:
+    """Write the registration; durable on return. Raises ConnectorError."""
     topics.write(pipeline.registered_topic, [(KEY, registration.to_json().encode())])
 
 
 def captured_tables(pipeline: Pipeline, unpublished: Mapping[str, Iterable[str]]) -> dict[str, Captured]:
-    """What the pipeline file says, by table."""
+    """How the pipeline file wants each table sent, by table."""
     return {
         entry.table: Captured(entry.exclude, entry.key, tuple(unpublished.get(entry.table, ())))
         for entry in pipeline.source.tables

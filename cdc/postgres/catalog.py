@@ -1,8 +1,8 @@
-"""Which tables of a database a pipeline file means: patterns such as `public.*` against the catalog.
+"""Find the tables that a pipeline file names: match patterns such as `public.*` with the catalog.
 
 In:  a connection, the file's entries. Out: names of tables; those that a pattern leaves out, and why.
-Invariant: the names are decided where `cdc migrate` and `cdc register` look, and are the registration's from then on: a
-table that is created later waits for the next of both, so that no other command sees more tables than are captured.
+Invariant: `cdc migrate` and `cdc register` decide the names, which are stored in the registration. A table that is
+created later waits for the next run of both, so that no other command sees more tables than are captured.
 """
 
 import re
@@ -32,7 +32,7 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspna
 ORDER BY 1, 2
 """
 PUBLISHED = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
-BESIDE = """
+PARTITIONS_BESIDE_ROOTS = """
 SELECT n.nspname || '.' || c.relname, an.nspname || '.' || a.relname
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN LATERAL pg_partition_ancestors(c.oid) up (oid) ON up.oid <> c.oid
@@ -44,7 +44,7 @@ WHERE c.relispartition AND n.nspname || '.' || c.relname = ANY (%(names)s)
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a pattern may match; `root` is the partitioned table whose rows it holds."""
+    """A relation that a pattern may match; `root` is the partitioned table whose rows it holds."""
 
     schema: str
     name: str
@@ -57,11 +57,12 @@ class Candidate:
 
     @property
     def qualified(self) -> str:
+        """The name with its schema."""
         return f"{self.schema}.{self.name}"
 
     @property
     def obstacle(self) -> str | None:
-        """Why a pattern doesn't mean it."""
+        """Why a pattern leaves the relation out; None if it doesn't."""
         reasons = {
             "the pipeline's own": self.schema == "cdc",
             f"{KINDS.get(self.kind)}: the log has rows of tables only": self.kind in KINDS,
@@ -79,65 +80,69 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The tables of a file, in its order; `left_out` are what its patterns match and don't mean, with the reasons."""
+    """The tables of a file, in its order; `left_out` holds the reason for each match that isn't captured."""
 
     names: tuple[str, ...]
     left_out: Mapping[str, str]
 
 
 def candidates(conn: Connection) -> list[Candidate]:
+    """All relations of the database that a pattern may match."""
     with conn.cursor(row_factory=class_row(Candidate)) as cursor:
         return cursor.execute(CANDIDATES).fetchall()
 
 
-def choose_tables(pipeline: Pipeline, there: Sequence[Candidate]) -> Choice:
-    """Pure. A table that is listed by its name is meant in any case, whatever patterns say of it.
+def choose_tables(pipeline: Pipeline, relations: Sequence[Candidate]) -> Choice:
+    """Choose the tables of a pipeline file. Pure. A table listed by name is chosen even if a pattern leaves it out.
 
     Raises:
         SettingsError: a pattern matches nothing that can be captured, or tables whose views would have one name.
     """
     listed = [entry.table for entry in pipeline.listed if not entry.pattern]
-    good = [candidate.qualified for candidate in there if candidate.obstacle is None]
+    good = [candidate.qualified for candidate in relations if candidate.obstacle is None]
     left_out: dict[str, str] = {}
     for entry in pipeline.patterns:
         matched = [
-            candidate for candidate in there if entry.matches(candidate.qualified) and candidate.qualified not in listed
+            candidate
+            for candidate in relations
+            if entry.matches(candidate.qualified) and candidate.qualified not in listed
         ]
         left_out |= {candidate.qualified: candidate.obstacle for candidate in matched if candidate.obstacle}
         if not any(entry.matches(name) for name in [*good, *listed]):
-            raise _nothing(entry.table, there, left_out)
-    taken = {shape: name for name in listed for shape in shared_names(name)}
+            raise _no_match(entry.table, relations, left_out)
+    owners = {shared: name for name in listed for shared in shared_names(name)}
     names = [entry.table for entry in pipeline.with_tables(good).source.tables]
     for name in names:
-        if name not in listed and (
-            other := next((taken[shape] for shape in shared_names(name) if shape in taken), None)
-        ):
-            left_out[name] = f"an index's or a topic's name of it would be that of {other}"
+        if name in listed:
+            continue
+        owner = next((owners[shared] for shared in shared_names(name) if shared in owners), None)
+        if owner is not None:
+            left_out[name] = f"an index's or a topic's name of it would be that of {owner}"
     names = [name for name in names if name not in left_out]
     _refuse_alike(names)
     return Choice(tuple(names), left_out)
 
 
 def find_tables(conn: Connection, pipeline: Pipeline) -> Choice:
-    """What the file means in this database; nobody is asked where it has no patterns. Raises SettingsError."""
+    """Choose the tables of the file in this database. Queries it only for patterns. Raises SettingsError."""
     return choose_tables(pipeline, candidates(conn) if pipeline.patterns else [])
 
 
 def refuse_published(conn: Connection, pipeline: Pipeline) -> None:
-    """Raise SourceError for a table that is published, is still there, and would no longer be by a pattern alone."""
+    """Raise SourceError for a published table that exists and that a pattern now leaves out."""
     if pipeline.patterns:
         published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]
         refuse_slipped(published, find_tables(conn, pipeline), pipeline)
 
 
 def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) -> None:
-    """Raise SourceError for a captured table that a pattern leaves out by now: nobody has taken it out of the file.
+    """Raise SourceError for a captured table that a pattern now leaves out: nobody has removed it from the file.
 
-    A partition of a table that is captured isn't one: its rows come as that one's.
+    A partition of a captured table is no such table: its rows come as rows of that table.
     """
-    wholes = {f"a partition of {name}, which has its rows" for name in choice.names}
+    partition_reasons = {f"a partition of {name}, which has its rows" for name in choice.names}
     for name in captured:
-        if name in choice.left_out and choice.left_out[name] not in wholes:
+        if name in choice.left_out and choice.left_out[name] not in partition_reasons:
             table = sql.Identifier(*name.split(".", 1)).as_string()
             raise SourceError(
                 f"{name} is captured, and by patterns in source.tables alone it no longer would be:"
@@ -149,37 +154,40 @@ def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) 
 
 
 def listed_partitions(conn: Connection, names: Iterable[str]) -> dict[str, SourceError]:
-    """Those that are partitions of others among them: their rows come as those of the whole, once."""
+    """An error for each table that is a partition of another one among them, by name.
+
+    Its rows come once, as rows of the partitioned table.
+    """
     return {
-        part: SourceError(
-            f"{part} is a partition of {whole}, which is listed, too: its rows come as rows of {whole}.",
-            hint=f"take {part} out of source.tables",
-            table=part,
+        partition: SourceError(
+            f"{partition} is a partition of {root}, which is listed, too: its rows come as rows of {root}.",
+            hint=f"take {partition} out of source.tables",
+            table=partition,
         )
-        for part, whole in conn.execute(BESIDE, {"names": list(names)}).fetchall()
+        for partition, root in conn.execute(PARTITIONS_BESIDE_ROOTS, {"names": list(names)}).fetchall()
     }
 
 
 def _refuse_alike(names: Sequence[str]) -> None:
-    taken: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name in names:
-        for shape in shared_names(name):
-            if taken.setdefault(shape, name) != name:
+        for shared in shared_names(name):
+            if owners.setdefault(shared, name) != name:
                 raise SettingsError(
-                    f"The views of {taken[shape]} and {name} would have one name: an index's is in lower case, and of"
+                    f"The views of {owners[shared]} and {name} would have one name: an index's is in lower case, and of"
                     " topics that differ only in . and _ only one can be.",
                     hint="list the one that you mean by its name in source.tables: patterns then leave the other out",
                 )
 
 
-def _nothing(pattern: str, there: Sequence[Candidate], left_out: Mapping[str, str]) -> SettingsError:
-    if met := list(left_out):
+def _no_match(pattern: str, relations: Sequence[Candidate], left_out: Mapping[str, str]) -> SettingsError:
+    if excluded := list(left_out):
         return SettingsError(
-            f"{pattern} in source.tables matches no table that can be captured: {met[0]} is left out"
-            f" ({left_out[met[0]]}).",
+            f"{pattern} in source.tables matches no table that can be captured: {excluded[0]} is left out"
+            f" ({left_out[excluded[0]]}).",
             hint="list tables by their names",
         )
-    schemas = sorted({candidate.schema for candidate in there if candidate.obstacle is None})
+    schemas = sorted({candidate.schema for candidate in relations if candidate.obstacle is None})
     return SettingsError(
         f"{pattern} in source.tables matches no table.", hint=f"tables are in: {', '.join(schemas) or 'no schema yet'}"
     )

@@ -1,4 +1,4 @@
-"""Have the running connector send rows of a table again, while it goes on with the log.
+"""Ask the running connector to send rows of a table again, while it goes on with the log.
 
 In:  a connection of the table's owner, the table. Out: a row of cdc.signal, which the connector reads from the log.
 Invariant: a request has an id and is made once; a crash before the commit makes none.
@@ -34,7 +34,7 @@ def resend(
     reset_floor: bool = False,
     where: sql.Composable | None = None,
 ) -> bool:
-    """Ask for all rows of a table, or those that meet a condition; false when the request of that id was made before.
+    """Ask for all rows of a table, or those that meet a condition. False if a request with this id exists.
 
     A table with stored generated columns, with a time or a time stamp in its key, or with dates that JDBC can't carry
     (infinite, before 1582-10-15), holds up the log while it is read, and a connector that is restarted meanwhile
@@ -44,7 +44,7 @@ def resend(
     is set, so that only rows sent again count.
 
     Raises:
-        SourceError: for a table without a key, or one that stays locked; nothing has been asked then.
+        SourceError: the table has no key, or stays locked; no request has been made then.
     """
     if len(id) > ID_CHARACTERS:
         raise ValueError(f"an id of {len(id)} characters: cdc.signal takes {ID_CHARACTERS}")
@@ -58,7 +58,7 @@ def resend(
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")
         if conn.execute("SELECT FROM cdc.signal WHERE id = %s", [id]).fetchone() is not None:
             return False
-        # Before the request: what is sent again has the position of the request, or a later one.
+        # Raise the floor before the request: rows sent again have the LSN of the request, or a later one.
         if reset_floor:
             raise_floor(conn, [table.qualified])
         conn.execute(SWEEP)

@@ -1,4 +1,4 @@
-"""What identifies a row of a captured table: its primary key, or columns that a unique index holds to be one.
+"""Identify the rows of a captured table: by its primary key, or by columns with a unique index.
 
 In:  the catalogue, `key` of the pipeline file. Out: the columns; SourceError with the key that the table could have.
 Invariant: at every moment no two rows have the same key, and none has a null in it.
@@ -16,7 +16,7 @@ from cdc.errors import SourceError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Of a partition's or a table's own; only columns that every row has a value in, checked at once and for all rows.
+# Indexes of a table or a partition: over columns without nulls, for all rows, checked at once.
 INDEXES = """
 SELECT c.relname::text, c.oid, i.indisprimary, i.indimmediate,
        ARRAY(SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
@@ -44,60 +44,60 @@ class Index:
 
 
 def indexes(conn: Connection, relation: int) -> list[Index]:
-    """Those that can identify a row, the primary key first."""
+    """The indexes of a relation that can identify a row, the primary key first."""
     return [Index(*row) for row in conn.execute(INDEXES, [relation])]
 
 
 def key_index(conn: Connection, relation: int, table: str, key: Sequence[str] = ()) -> Index:
-    """The index by which rows are told apart: of `key` where the pipeline file names one, else the primary key.
+    """The index that identifies rows: over `key` if the pipeline file has one, else the primary key.
 
     Raises:
-        SourceError: when there is none, or one that is checked only at the end of a transaction.
+        SourceError: there is none, or it is checked only at the end of a transaction.
     """
-    found = indexes(conn, relation)
+    candidates = indexes(conn, relation)
     if key:
-        return _named(table, key, [index for index in found if index.immediate])
-    if not found or not found[0].primary:
+        return _index_over(table, key, [index for index in candidates if index.immediate])
+    if not candidates or not candidates[0].primary:
         raise SourceError(
             f"{table} has no primary key, so its rows have no identity in a view.",
-            hint=f"ALTER TABLE {table} ADD PRIMARY KEY (...), or {_suggested(table, found)}",
+            hint=f"ALTER TABLE {table} ADD PRIMARY KEY (...), or {_suggest_key(table, candidates)}",
             table=table,
         )
-    if not found[0].immediate:
+    if not candidates[0].immediate:
         # Two rows may swap keys in a transaction; folded per key, a delete would then win over a living row.
         raise SourceError(
             f"The primary key of {table} is deferrable, so it doesn't identify a row at every moment.",
-            hint=f"ALTER TABLE {table} DROP CONSTRAINT {found[0].name}, ADD PRIMARY KEY (...)",
+            hint=f"ALTER TABLE {table} DROP CONSTRAINT {candidates[0].name}, ADD PRIMARY KEY (...)",
             table=table,
         )
-    return found[0]
+    return candidates[0]
 
 
-def _named(table: str, key: Sequence[str], found: Sequence[Index]) -> Index:
-    unspeakable = [column for column in key if not re.fullmatch(r"[^\s:;,]+", column)]
-    if unspeakable:
+def _index_over(table: str, key: Sequence[str], indexes: Sequence[Index]) -> Index:
+    unsupported = [column for column in key if not re.fullmatch(r"[^\s:;,]+", column)]
+    if unsupported:
         raise SourceError(
             f"A key column of {table} has a space, a colon, a semicolon or a comma in its name.",
             hint="the connector can't be told of it: rename the column, or give the table a primary key",
             table=table,
         )
-    for index in found:
+    for index in indexes:
         if sorted(index.columns) == sorted(key):
             return index
     raise SourceError(
         f"{table} has no unique index over exactly {', '.join(key)} that holds for every row at every moment: all of"
         " them NOT NULL, the index neither deferrable nor partial nor over expressions.",
-        hint=_suggested(table, found, key),
+        hint=_suggest_key(table, indexes, key),
         table=table,
     )
 
 
-def _suggested(table: str, found: Sequence[Index], key: Sequence[str] = ()) -> str:
-    usable = [index for index in found if index.immediate]
+def _suggest_key(table: str, indexes: Sequence[Index], key: Sequence[str] = ()) -> str:
+    usable = [index for index in indexes if index.immediate]
     if usable:
-        wanted = {", ".join(index.columns): index for index in usable}
-        near = difflib.get_close_matches(", ".join(key), wanted, n=1, cutoff=0.0)
+        by_columns = {", ".join(index.columns): index for index in usable}
+        near = difflib.get_close_matches(", ".join(key), by_columns, n=1, cutoff=0.0)
         columns = near[0] if near else ", ".join(usable[0].columns)
-        return f"write {{table: {table}, key: [{columns}]}}: {wanted[columns].name} tells its rows apart"
+        return f"write {{table: {table}, key: [{columns}]}}: {by_columns[columns].name} tells its rows apart"
     columns = ", ".join(key) or "..."
     return f"make the columns NOT NULL and CREATE UNIQUE INDEX ON {table} ({columns}), then name them as its key"

@@ -1,6 +1,6 @@
-"""What a change of a table's definition means for the rows that a view holds already.
+"""Decide what a change of a table's definition means for the rows that a view already holds.
 
-In:  records of the topic `<pipeline>.cdc.ddl`. Out: consequences, one for each change that happened while capturing.
+In:  records of the topic `<pipeline>.cdc.ddl`. Out: a consequence of each change that happened while capturing.
 Invariant: pure; a consequence of "none" means that every stored row is still what a new snapshot would send.
 """
 
@@ -15,16 +15,18 @@ from cdc.postgres.type_change import same_text
 
 Impact = Literal["none", "refresh", "cleanse", "gone"]
 STRENGTH: tuple[Impact, ...] = ("none", "refresh", "cleanse", "gone")
-Found = tuple[Impact, str]
+Verdict = tuple[Impact, str]
+"""An impact, and its reason."""
 MIGRATE_COMMANDS = ("PUBLISH", "DESCRIBE")
-"""Commands that `cdc migrate` notes for a captured table; the others are Postgres' own tags."""
+"""Commands in entries that `cdc migrate` writes for a captured table; others are Postgres' own tags."""
 BELATED_COMMANDS = ("DESCRIBE", "COMPARE")
-"""Noted when somebody looked: changes made in between, under the new definition, were read under the old one."""
+"""Commands in entries that were written by a comparison: changes made before it, under the new definition, were
+read under the old one."""
 
 
 @dataclass(frozen=True)
 class ColumnDefinition:
-    """One column as the journal has it; `number` is what a rename leaves alone, None in old entries."""
+    """One column in the journal; `number` survives a rename, and is None in old entries."""
 
     name: str
     type: str
@@ -38,7 +40,7 @@ class ColumnDefinition:
 
 @dataclass(frozen=True)
 class Definition:
-    """What a table looked like after a command; `streamed`: the command ran while the pipeline captured."""
+    """The definition of a table after a command; `streamed`: the command ran while the pipeline captured."""
 
     id: int
     table: str
@@ -52,13 +54,14 @@ class Definition:
 
     @property
     def key(self) -> tuple[str, ...]:
+        """The columns of the primary key, in its order."""
         ordered = sorted((shape.key, shape.name) for shape in self.columns or () if shape.key is not None)
         return tuple(name for _, name in ordered)
 
 
 @dataclass(frozen=True)
 class Consequence:
-    """Of one definition, by its id.
+    """The consequence of one definition, whose id it has.
 
     kind: none; refresh: rows changed without events, all have to be sent again; cleanse: rows vanished without
     events, a new floor and then all rows again; gone: the table isn't captured any more.
@@ -67,14 +70,14 @@ class Consequence:
     id: int
     table: str
     kind: Impact
-    what: str
+    reason: str
 
 
 def parse(value: bytes) -> Definition | None:
-    """A record's definition; None for what tells of none: a tombstone, a deletion.
+    """The definition in a record; None for a tombstone or a deletion.
 
     Raises:
-        DecodeError: for what isn't a record of the journal.
+        DecodeError: the value isn't a record of the journal.
     """
     if not value:
         return None
@@ -89,7 +92,7 @@ def parse(value: bytes) -> Definition | None:
             relation=after.get("relation"),
             lsn=lsn_number(after["lsn"]),
             command=after["command"],
-            columns=_shapes(_loaded(after["columns"])),
+            columns=_columns(_loaded(after["columns"])),
             partitions=_tuple(_loaded(after.get("partitions"))),
             streamed=envelope["op"] == "c",
         )
@@ -101,60 +104,70 @@ def parse(value: bytes) -> Definition | None:
 
 
 def consequences(history: Sequence[Definition], captured: Collection[str]) -> list[Consequence]:
-    """What the streamed definitions of captured tables mean, in the order of the journal.
+    """The consequences of streamed definitions of captured tables, in the order of the journal.
 
-    `history` is all that the topic holds; an entry that comes twice, as after another snapshot, counts as it came last.
+    `history` holds all records of the topic. Of an entry that occurs twice, as after another snapshot, the last counts.
     """
     journal = _Journal()
-    found = []
-    for entry in sorted({entry.id: entry for entry in history}.values(), key=lambda entry: entry.id):
+    results = []
+    newest = {entry.id: entry for entry in history}
+    for entry in sorted(newest.values(), key=lambda entry: entry.id):
         if entry.streamed:
-            found += [Consequence(entry.id, *one) for one in journal.judge(entry) if one[0] in captured]
+            for table, impact, reason in journal.classify(entry):
+                if table in captured:
+                    results.append(Consequence(entry.id, table, impact, reason))
         journal.add(entry)
-    return found
+    return results
 
 
 def last_silent_change_lsn(history: Sequence[Definition], table: str) -> int:
-    """The LSN of the last definition that changed rows of a table without events; 0 when none did.
+    """The LSN of the last definition that changed rows of a table without events; 0 if there is none.
 
-    A row whose newest record is from before it has to be sent again, and hasn't been.
+    A row whose newest record is older has to be sent again, and hasn't been.
     """
-    silent = {one.id for one in consequences(history, [table]) if one.kind in ("refresh", "cleanse")}
+    silent = {
+        consequence.id for consequence in consequences(history, [table]) if consequence.kind in ("refresh", "cleanse")
+    }
     return max((entry.lsn for entry in history if entry.id in silent), default=0)
 
 
 @dataclass
 class _Journal:
-    """What is known before the next entry."""
+    """The state of the journal before the next entry."""
 
     by_relation: dict[int, Definition] = field(default_factory=dict)
     by_name: dict[str, Definition] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
-    """The relation that a captured name stood for."""
+    """The relation that a captured name stands for."""
     dropped: dict[int | str, set[str]] = field(default_factory=dict)
-    """Names of columns that a table once had."""
+    """Names of columns that a table had once, by relation or name."""
     renamed: dict[str, Definition] = field(default_factory=dict)
-    """By the old name: the entry that has the new one."""
+    """By the old name: the entry with the new name."""
 
-    def before(self, entry: Definition) -> Definition | None:
+    def previous(self, entry: Definition) -> Definition | None:
+        """The definition of the same relation before this entry."""
         if entry.relation in self.by_relation:
             return self.by_relation[entry.relation]
-        # An entry from before the journal had oids, or of a table that now is gone.
-        named = self.by_name.get(entry.table)
-        return named if named and None in (named.relation, entry.relation) and named.columns is not None else None
+        # Entries written before the journal had oids, and those of dropped tables, have no relation.
+        candidate = self.by_name.get(entry.table)
+        if candidate is None or candidate.columns is None:
+            return None
+        return candidate if None in (candidate.relation, entry.relation) else None
 
-    def judge(self, entry: Definition) -> Iterator[tuple[str, Impact, str]]:
-        before = self.before(entry)
-        if before and before.table != entry.table:
-            yield before.table, "gone", f"{before.table} was renamed to {entry.table}"
-        yield entry.table, *self._verdict(entry, before)
+    def classify(self, entry: Definition) -> Iterator[tuple[str, Impact, str]]:
+        """The table, the impact and the reason for each table that the entry concerns."""
+        previous = self.previous(entry)
+        if previous and previous.table != entry.table:
+            yield previous.table, "gone", f"{previous.table} was renamed to {entry.table}"
+        yield entry.table, *self._verdict(entry, previous)
 
     def add(self, entry: Definition) -> None:
-        before = self.before(entry)
-        if before and before.table != entry.table:
-            self.renamed[before.table] = entry
-        lost = {shape.name for shape in (before.columns or () if before else ())}
-        lost -= {shape.name for shape in entry.columns or ()}
+        """Make the entry part of the state."""
+        previous = self.previous(entry)
+        if previous and previous.table != entry.table:
+            self.renamed[previous.table] = entry
+        lost = {column.name for column in (previous.columns or () if previous else ())}
+        lost -= {column.name for column in entry.columns or ()}
         self.dropped.setdefault(entry.relation or entry.table, set()).update(lost)
         self.by_name[entry.table] = entry
         if entry.relation is not None:
@@ -164,73 +177,77 @@ class _Journal:
             if entry.columns is None:
                 del self.by_relation[entry.relation]
 
-    def _verdict(self, entry: Definition, before: Definition | None) -> Found:
+    def _verdict(self, entry: Definition, previous: Definition | None) -> Verdict:
         if entry.columns is None:
             return "gone", f"{entry.table} was dropped"
-        if identity := self._identity(entry, before):
+        if identity := self._identity(entry, previous):
             return identity
         if entry.command == "TRUNCATE PARTITION":
             return "cleanse", f"a partition of {entry.table} was truncated alone"
-        found = self._compared(entry, before)
+        verdict = self._compare(entry, previous)
         if entry.command == "DETACH PARTITION":
-            away = f"a partition of {entry.table} was another one, or detached, for a while"
-            return max(found, ("cleanse", away), key=_strength)
+            reason = f"a partition of {entry.table} was another one, or detached, for a while"
+            return max(verdict, ("cleanse", reason), key=_strength)
         if entry.command == "REWRITE TABLE":
-            return max(("refresh", f"{entry.table} was rewritten"), found, key=_strength)
-        return found
+            return max(("refresh", f"{entry.table} was rewritten"), verdict, key=_strength)
+        return verdict
 
-    def _identity(self, entry: Definition, before: Definition | None) -> Found | None:
-        """Whether the name stands for what it stood for when it was captured."""
+    def _identity(self, entry: Definition, previous: Definition | None) -> Verdict | None:
+        """The verdict if the name no longer stands for the captured table; None if it does."""
         stood_for = self.published.get(entry.table)
         if stood_for is not None and entry.relation not in (None, stood_for):
             if entry.command in MIGRATE_COMMANDS:
                 return "cleanse", f"{entry.table} is another table than the one that was captured"
             return "gone", f"another table now has the name {entry.table}: cdc migrate and cdc register capture it"
-        if before and before.table != entry.table and stood_for is not None:
+        if previous and previous.table != entry.table and stood_for is not None:
             return "cleanse", f"{entry.table} had another name for a while, under which it wasn't captured"
         return None
 
-    def _compared(self, entry: Definition, before: Definition | None) -> Found:
-        if before is None:
+    def _compare(self, entry: Definition, previous: Definition | None) -> Verdict:
+        if previous is None:
             return "none", f"the first that is known of {entry.table}"
-        found: list[Found] = [("none", f"rows of {entry.table} stay as they are")]
-        found += _columns(before, entry, self.dropped.get(entry.relation or entry.table, set()))
-        # A name that was given up before then may since be another partition's.
-        renamed = {old: to.table for old, to in self.renamed.items() if to.id > before.id}
-        found += _partitions(before, entry, renamed)
-        return max(found, key=_strength)
+        verdicts: list[Verdict] = [("none", f"rows of {entry.table} stay as they are")]
+        dropped = self.dropped.get(entry.relation or entry.table, set())
+        verdicts += _compare_columns(previous, entry, dropped)
+        # Only later renames count: an older name may have been given to another partition.
+        renamed = {name: definition.table for name, definition in self.renamed.items() if definition.id > previous.id}
+        verdicts += _compare_partitions(previous, entry, renamed)
+        return max(verdicts, key=_strength)
 
 
-def _strength(found: Found) -> int:
-    return STRENGTH.index(found[0])
+def _strength(verdict: Verdict) -> int:
+    return STRENGTH.index(verdict[0])
 
 
-def _columns(before: Definition, now: Definition, dropped: Collection[str]) -> Iterator[Found]:
-    old, new = before.columns or (), now.columns or ()
-    numbered = all(shape.number is not None for shape in (*old, *new))
-    known = {shape.number if numbered else shape.name: shape for shape in old}
-    if before.key != now.key:
-        yield "cleanse", f"the primary key of {now.table} is another one"
-    for shape in new:
-        was = known.get(shape.number if numbered else shape.name)
+def _compare_columns(previous: Definition, current: Definition, dropped: Collection[str]) -> Iterator[Verdict]:
+    old_columns, new_columns = previous.columns or (), current.columns or ()
+    numbered = all(column.number is not None for column in (*old_columns, *new_columns))
+    by_identity = {column.number if numbered else column.name: column for column in old_columns}
+    used_names = {*dropped, *(column.name for column in old_columns)}
+    if previous.key != current.key:
+        yield "cleanse", f"the primary key of {current.table} is another one"
+    for column in new_columns:
+        was = by_identity.get(column.number if numbered else column.name)
         if was is None:
-            late = now.command in BELATED_COMMANDS
-            yield from _added(shape, now.table, {*dropped, *(each.name for each in old)}, late=late)
+            belated = current.command in BELATED_COMMANDS
+            yield from _column_added(column, current.table, used_names, belated=belated)
         else:
-            yield from _changed(was, shape, now.table)
+            yield from _column_changed(was, column, current.table)
 
 
-def _added(shape: ColumnDefinition, table: str, known: Collection[str], *, late: bool) -> Iterator[Found]:
-    column = f"column {shape.name} of {table}"
-    if shape.default is not None or shape.missing:
+def _column_added(
+    definition: ColumnDefinition, table: str, used_names: Collection[str], *, belated: bool
+) -> Iterator[Verdict]:
+    column = f"column {definition.name} of {table}"
+    if definition.default is not None or definition.missing:
         yield "refresh", f"{column} was added with a default"
-    elif shape.name in known:
+    elif definition.name in used_names:
         yield "refresh", f"{column} was dropped and added again"
-    elif late:
+    elif belated:
         yield "refresh", f"{column} was added some time before it was noticed"
 
 
-def _changed(was: ColumnDefinition, now: ColumnDefinition, table: str) -> Iterator[Found]:
+def _column_changed(was: ColumnDefinition, now: ColumnDefinition, table: str) -> Iterator[Verdict]:
     column = f"column {now.name} of {table}"
     if was.name != now.name:
         yield "refresh", f"column {was.name} of {table} was renamed to {now.name}"
@@ -243,18 +260,19 @@ def _changed(was: ColumnDefinition, now: ColumnDefinition, table: str) -> Iterat
         yield "refresh" if now.key is None else "cleanse", f"the composite type of {column} was changed"
 
 
-def _partitions(before: Definition, now: Definition, renamed: dict[str, str]) -> Iterator[Found]:
-    if before.partitions is None or now.partitions is None:
+def _compare_partitions(previous: Definition, current: Definition, renamed: dict[str, str]) -> Iterator[Verdict]:
+    if previous.partitions is None or current.partitions is None:
         return
-    old, new = {renamed.get(name, name) for name in before.partitions}, set(now.partitions)
-    if lost := sorted(old - new):
-        yield "cleanse", f"{now.table} has lost {', '.join(lost)}"
-    # One that is created as a partition has no rows; its rows come as events.
-    if (more := sorted(new - old)) and not now.command.startswith("CREATE"):
-        yield "refresh", f"{now.table} has got {', '.join(more)}"
+    old_names = {renamed.get(name, name) for name in previous.partitions}
+    new_names = set(current.partitions)
+    if lost := sorted(old_names - new_names):
+        yield "cleanse", f"{current.table} has lost {', '.join(lost)}"
+    # A table that is created as a partition has no rows; its rows come as events.
+    if (added := sorted(new_names - old_names)) and not current.command.startswith("CREATE"):
+        yield "refresh", f"{current.table} has got {', '.join(added)}"
 
 
-def _shapes(columns: list[dict[str, Any]] | None) -> tuple[ColumnDefinition, ...] | None:
+def _columns(columns: list[dict[str, Any]] | None) -> tuple[ColumnDefinition, ...] | None:
     if columns is None:
         return None
     return tuple(

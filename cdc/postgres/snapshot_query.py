@@ -1,4 +1,4 @@
-"""What the snapshot has to read differently from the log, so that both bring the same values.
+"""Read dates in a snapshot differently from the log, so that both bring the same values.
 
 JDBC reads a date with a calendar that has no years BC, lacks ten days of 1582 and overflows at infinity. As a number of
 days it comes through untouched: the connector takes a number for a date as the days since 1970.
@@ -17,19 +17,19 @@ DAYS = sql.SQL(
 
 
 def overrides(tables: Sequence[Table]) -> dict[str, str]:
-    """The connector's settings for the tables that have a date."""
+    """The connector's settings that override the snapshot's query for each table with a date."""
     dated = [table for table in tables if any(column.type == "date" for column in table.columns)]
     if not dated:
         return {}
-    listed = "snapshot.select.statement.overrides"
+    setting = "snapshot.select.statement.overrides"
     return {
-        listed: ",".join(table.qualified for table in dated),
-        **{f"{listed}.{table.qualified}": query(table).as_string(None) for table in dated},
+        setting: ",".join(table.qualified for table in dated),
+        **{f"{setting}.{table.qualified}": query(table).as_string(None) for table in dated},
     }
 
 
 def query(table: Table) -> sql.Composed:
-    """All rows of a table, each date as a number."""
+    """The query for all rows of a table, each date as a number."""
     columns = [
         DAYS.format(sql.Identifier(column.name)) if column.type == "date" else sql.Identifier(column.name)
         for column in table.columns

@@ -1,8 +1,8 @@
-"""What the connector is asked for so that it sends the rows of a table right: read beside the log, or with it held up.
+"""Write the request for the connector to send the rows of a table again: beside the log, or with the log held up.
 
 In:  a table, which of its rows, the catalogue. Out: the data of a row of cdc.signal.
-Invariant: what is sent again reads as it did in the first snapshot and does in the log. After the rows that a request
-is for comes a mark with its id, as a row that was read from one of MARKS: when that has come, they have.
+Invariant: rows that are sent again read as in the first snapshot and as in the log. After the rows of a request comes a
+mark with its id, as a row read from one of MARKS: once the mark has arrived, so have the rows.
 """
 
 import json
@@ -25,11 +25,11 @@ WHERE n.nspname || '.' || c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
 # An incremental snapshot has no statement of its own, so that nothing could turn such a date into a number.
-ODD = "({0} IS NOT NULL AND (NOT isfinite({0}) OR {0} < DATE '1582-10-15'))"
+UNCARRIED_DATE = "({0} IS NOT NULL AND (NOT isfinite({0}) OR {0} < DATE '1582-10-15'))"
 
 
 MARKS = ("cdc.signal", "cdc.heartbeat")
-"""Where a mark comes from, as the key of a record: beside the log the request's own row, with it held up a made up one.
+"""The tables that a mark comes from: beside the log the request's own row, with the log held up a row made by a query.
 
 Debezium never snapshots its signals; it reads tables in the order in which it is told to capture them.
 """
@@ -44,33 +44,37 @@ UNCOMPARED = (
 
 
 def request(conn: Connection, table: Table, id: str, where: sql.Composable | None = None) -> str:  # noqa: A002
-    """The data of the request of that id, for the rows that meet a condition over the table's columns."""
+    """The data of the request with this id, for the rows that meet a condition over the table's columns."""
     name = table.qualified
     columns = conn.execute(COLUMNS, [name]).fetchall()
-    odd = _has_odd_dates(conn, name, [column for column, kind, _ in columns if kind == "date"])
+    uncarried = _has_uncarried_dates(conn, name, [column for column, kind, _ in columns if kind == "date"])
     stored = any(generated == "s" for _, _, generated in columns)
     uncompared = any(base_type(table.column(name).type) in UNCOMPARED for name in table.key)
-    beside, held_up = MARKS
-    if not (odd or uncompared or (stored and conn.info.server_version >= 180000)):
-        return _data("incremental", {name: where, beside: sql.SQL("id = {}").format(sql.Literal(id))})
-    chosen = query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
+    concurrent_mark, blocking_mark = MARKS
+    if not (uncarried or uncompared or (stored and conn.info.server_version >= 180000)):
+        return _data("incremental", {name: where, concurrent_mark: sql.SQL("id = {}").format(sql.Literal(id))})
+    selection = query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
     mark = sql.SQL("SELECT {} AS pipeline, 0 AS beat, now() AS at").format(sql.Literal(id))
-    return _data("blocking", {name: chosen if odd or where else None, held_up: mark})
+    return _data("blocking", {name: selection if uncarried or where else None, blocking_mark: mark})
 
 
-def _has_odd_dates(conn: Connection, table: str, dates: Sequence[str]) -> bool:
+def _has_uncarried_dates(conn: Connection, table: str, dates: Sequence[str]) -> bool:
     if not dates:
         return False
-    odd = sql.SQL(" OR ").join(sql.SQL(ODD).format(sql.Identifier(column)) for column in dates)
-    where = sql.Identifier(*table.split(".", 1))
-    found = conn.execute(sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(where, odd))
-    return found.fetchone() == (True,)
+    condition = sql.SQL(" OR ").join(sql.SQL(UNCARRIED_DATE).format(sql.Identifier(column)) for column in dates)
+    relation = sql.Identifier(*table.split(".", 1))
+    row = conn.execute(sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(relation, condition)).fetchone()
+    return row == (True,)
 
 
 def _data(kind: str, filters: Mapping[str, sql.Composable | None]) -> str:
-    """By table: a condition for a request that is read beside the log, a whole query for the other."""
+    """The request as JSON. `filters`, by table: a condition if read beside the log, else a whole query."""
     # Patterns above, below names that are compared as text, or patterns too.
-    conditions = [{"data-collection": name, "filter": one.as_string(None)} for name, one in filters.items() if one]
+    conditions = [
+        {"data-collection": name, "filter": condition.as_string(None)}
+        for name, condition in filters.items()
+        if condition
+    ]
     return json.dumps(
         {"type": kind, "data-collections": [re.escape(name) for name in filters], "additional-conditions": conditions}
     )

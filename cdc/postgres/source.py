@@ -1,8 +1,8 @@
-"""Postgres as the pipeline sees it: the captured tables, the slot and the server's fitness. Reads only.
+"""Read from Postgres: the captured tables, the slot, and whether the server can be captured from.
 
 In:  a libpq DSN and the pipeline file.
 Out: `Table`s in the order of the file, `Slot`; SourceError with what repairs it.
-Invariant: nothing here writes or leaves a setting behind, and no message holds a password.
+Invariant: no function here writes or leaves a setting behind, and no message holds a password.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from cdc.postgres import catalog, row_identity
 
 Connection = row_identity.Connection
 
-OLDEST = 140000
+OLDEST_VERSION = 140000
 CONNECT_TIMEOUT_S = 5
 
 # libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another language
@@ -48,15 +48,15 @@ UNTRUSTED = {
     "client": "append sslcert=... and sslkey=... to source.dsn",
     "plain": "enable TLS at the server, or take sslmode out of source.dsn",
 }
-"""By the kind of a `Cause`."""
+"""Hints by the kind of a `Cause`."""
 TRANSIENT_REFUSALS = ("starting up", "shutting down", "recovery mode", "too many clients", "remaining connection slots")
-"""What a server says that will take connections again by itself."""
+"""Refusals of a server that will accept connections again by itself."""
 
 TABLES = """
 SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """
-# Of all columns: the connector looks at those that it leaves out as well.
+# All columns: the connector also checks those that are excluded.
 NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
 # A domain is captured as what it is made of. A type that the connector doesn't know comes as its text.
 COLUMNS = """
@@ -132,33 +132,33 @@ def connect(dsn: str) -> Connection:
     """Open a connection in autocommit mode.
 
     Raises:
-        SettingsError: for a DSN that can't be read. SourceError: for a server that is down or refuses.
+        SettingsError: the DSN can't be read. SourceError: the server is down or refuses.
     """
-    known = parse_dsn(dsn)
-    # Of a database in SQL_ASCII psycopg would otherwise give texts as bytes.
+    parameters = parse_dsn(dsn)
+    # Without client_encoding psycopg returns texts of a database in SQL_ASCII as bytes.
     defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc", "client_encoding": "UTF8"}
-    settings = {**defaults, **known}
+    settings = {**defaults, **parameters}
     try:
         return psycopg.connect(make_conninfo("", **settings), autocommit=True)
     except psycopg.OperationalError as error:
-        raise _refused(str(error), known) from None
+        raise _connection_error(str(error), parameters) from None
 
 
 @contextmanager
 def within(conn: Connection, seconds: float) -> Iterator[None]:
-    """End what is asked of a connection after so long: a server that says nothing would be waited for without end.
+    """Shut a connection after so many seconds: psycopg would wait for a silent server for ever.
 
-    Whoever waits gets psycopg's error of a connection that was lost.
+    The waiting thread then gets psycopg's error for a lost connection.
     """
-    patience = threading.Timer(seconds, _shut, [conn])
-    patience.daemon = True
-    patience.start()
+    timer = threading.Timer(seconds, _shut, [conn])
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        patience.cancel()
-        # What has begun to shut must be done before the connection's number may be somebody else's.
-        patience.join()
+        timer.cancel()
+        # A shutdown that has begun must end before another connection can get the same file descriptor.
+        timer.join()
 
 
 def _shut(conn: Connection) -> None:
@@ -167,7 +167,7 @@ def _shut(conn: Connection) -> None:
 
 
 def parse_dsn(dsn: str) -> dict[str, Any]:
-    """The parts of a DSN. Raises SettingsError without quoting it: it may hold a password."""
+    """The parameters of a DSN. The SettingsError doesn't quote it, since it may hold a password."""
     try:
         return dict(conninfo_to_dict(dsn))
     except psycopg.ProgrammingError:
@@ -180,18 +180,18 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
 UNREADABLE = "the address in source.dsn"
 
 
-def _server(known: Mapping[str, Any]) -> str:
-    """Host and port to show. Of a password with one of `@/` in it libpq takes a part for the host, port or database."""
-    host = str(known.get("host") or known.get("hostaddr") or "localhost")
-    port, database = str(known.get("port") or 5432), str(known.get("dbname") or "")
+def _address(parameters: Mapping[str, Any]) -> str:
+    """Host and port to show. libpq takes a part of a password with `@` or `/` for the host, port or database."""
+    host = str(parameters.get("host") or parameters.get("hostaddr") or "localhost")
+    port, database = str(parameters.get("port") or 5432), str(parameters.get("dbname") or "")
     if "@" in host + database or not port.replace(",", "").isdigit():
         return UNREADABLE
     return f"{host}:{port}"
 
 
-def _refused(text: str, known: dict[str, Any]) -> SourceError:
-    server = _server(known)
-    # libpq itself gives up, without a word from the server, when it has no password to send.
+def _connection_error(text: str, parameters: dict[str, Any]) -> SourceError:
+    server = _address(parameters)
+    # Without a password to send, libpq gives up by itself, before the server answers.
     _, refusal, reason = text.partition("FATAL:" if "FATAL:" in text else "fe_sendauth:")
     if not refusal:
         why = cause(text) if server != UNREADABLE else UNKNOWN
@@ -209,7 +209,7 @@ def _refused(text: str, known: dict[str, Any]) -> SourceError:
 
 
 def server(conn: Connection) -> Server | None:
-    """Which server this is; None for a standby, and where the role may not ask."""
+    """The identity of this server; None for a standby, and if the role may not read it."""
     try:
         system, timeline = conn.execute(SERVER).fetchone() or (None, None)
     except psycopg.errors.InsufficientPrivilege:
@@ -218,15 +218,15 @@ def server(conn: Connection) -> Server | None:
 
 
 def preflight(conn: Connection, pipeline: Pipeline) -> None:
-    """Refuse a server that can't be captured from. Raises SourceError."""
+    """Raise SourceError for a server that can't be captured from."""
     level = conn.execute("SHOW wal_level").fetchone()
     assert level is not None
     check_server(level[0], conn.info.server_version, pipeline.pipeline)
 
 
 def check_server(wal_level: str, version: int, pipeline: str) -> None:
-    """The rule of `preflight`; version as `server_version_num` has it: 140000."""
-    if version < OLDEST:
+    """The rule of `preflight`. `version` is `server_version_num`: 140000."""
+    if version < OLDEST_VERSION:
         raise SourceError(
             f"Postgres {version // 10000} is too old for pipeline {pipeline}.",
             hint="upgrade the server to 14 or later",
@@ -241,31 +241,33 @@ def check_server(wal_level: str, version: int, pipeline: str) -> None:
 def describe(
     conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals
 ) -> tuple[Table, ...]:
-    """The captured tables, in the order of the pipeline file. `refusals` may say more than what holds for any view.
+    """The captured tables, in the order of the pipeline file.
+
+    `refusals` may be stricter than the default, which holds for all views.
 
     Raises:
-        SourceError: for those that aren't there or can't be captured, with what repairs them.
+        SourceError: tables don't exist or can't be captured; the hint repairs them.
     """
-    found = survey(conn, pipeline, refusals)
-    if found.refused:
-        raise column_names.combined_error(list(found.refused.values()))
-    return found.tables
+    result = survey(conn, pipeline, refusals)
+    if result.refused:
+        raise column_names.combined_error(list(result.refused.values()))
+    return result.tables
 
 
 class UnknownExclude(SourceError):
-    """The pipeline file leaves out a column that isn't there: nothing that the table holds is in doubt."""
+    """The pipeline file excludes a column that doesn't exist. The table can still be captured exactly."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The captured tables that can be carried, in the order of the pipeline file; why the others can't."""
+    """The tables that can be captured, in the order of the pipeline file, and the errors for the others, by table."""
 
     tables: tuple[Table, ...]
     refused: Mapping[str, SourceError]
 
 
 def survey(conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals) -> Survey:
-    """Look at every captured table by itself."""
+    """Describe each captured table on its own, so that one that can't be captured doesn't stop the others."""
     tables, refused = [], {}
     # format_type leaves the schema out when the search path reaches the type; the rollback restores the path.
     with conn.transaction(force_rollback=True):
@@ -281,14 +283,14 @@ def survey(conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals
 
 
 def unreplicated_columns(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
-    """Generated columns that the log doesn't carry, by table; a snapshot would: exclude them."""
+    """Generated columns that the log doesn't carry, by table. A snapshot would read them: exclude them."""
     kinds = _published_kinds(conn, pipeline.pipeline)
     tables = [entry.table for entry in pipeline.source.tables]
     return {table: tuple(columns) for table, columns in conn.execute(GENERATED, [tables, kinds])}
 
 
 def _published_kinds(conn: Connection, publication: str) -> list[str]:
-    """Values of `attgenerated` in the log: before 18 no generated column is, after it stored ones may be."""
+    """Values of `attgenerated` that the log carries: before 18 no generated columns, from 18 on perhaps stored ones."""
     if conn.info.server_version < 180000:
         return [""]
     row = conn.execute("SELECT pubgencols FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
@@ -301,12 +303,12 @@ def table_named(tables: Sequence[Table], name: str) -> Table:
     for table in tables:
         if table.qualified == name:
             return table
-    known = ", ".join(table.qualified for table in tables)
-    raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {known}")
+    names = ", ".join(table.qualified for table in tables)
+    raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {names}")
 
 
 def tables_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
-    """The captured tables by name alone, without columns and key: what is known while Postgres is down."""
+    """The captured tables without columns and key, which are unknown while Postgres is down."""
     return tuple(
         Table(schema, name, (), (), pipeline.topic(entry.table))
         for entry in pipeline.source.tables
@@ -318,10 +320,10 @@ def _describe(
     conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds: list[str], refusals: column_names.Refusals
 ) -> Table:
     schema, name = entry.table.split(".")
-    found = conn.execute(TABLES, [schema, name]).fetchone()
-    if found is None:
-        raise _unknown(conn, entry.table)
-    oid, kind = found
+    relation = conn.execute(TABLES, [schema, name]).fetchone()
+    if relation is None:
+        raise _no_such_table(conn, entry.table)
+    oid, kind = relation
     _check_kind(entry.table, kind)
     unique = row_identity.key_index(conn, oid, entry.table, entry.key)
     key = entry.key or tuple(unique.columns)
@@ -330,13 +332,13 @@ def _describe(
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     index = IndexOptions(entry.index.fields, entry.index.settings)
     table = Table(schema, name, captured, key, pipeline.topic(entry.table), index=index)
-    alike = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
-    if error := column_names.refusal_error(table, lambda table: [*alike, *refusals(table)]):
+    collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
+    if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
         raise error
     return table
 
 
-def _unknown(conn: Connection, table: str) -> SourceError:
+def _no_such_table(conn: Connection, table: str) -> SourceError:
     rows = conn.execute(
         "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^(pg_|information_schema$|cdc$)' ORDER BY 1"
@@ -374,6 +376,6 @@ def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str])
 
 
 def slot(conn: Connection, name: str) -> Slot | None:
-    """The slot of that name, in whichever database; None when there is none."""
+    """The slot of that name, in any database; None if there is none."""
     with conn.cursor(row_factory=class_row(Slot)) as cursor:
         return cursor.execute(SLOT, [name]).fetchone()

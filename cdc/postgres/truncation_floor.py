@@ -1,4 +1,4 @@
-"""A new floor of a table: every record of it from before is dead, in the stream and in every later rebuild.
+"""Raise the floor of a table: all its earlier records are dead, in the stream and in every later rebuild.
 
 In:  a connection of the tables' owner. Out: rows of cdc.truncation.
 Invariant: no transaction that has written below the floor is still open when the floor is set; its changes would come
@@ -14,7 +14,7 @@ from cdc.errors import SourceError
 from cdc.postgres.source import Connection
 
 LOCK_TIMEOUT = "10s"
-"""Writers of the table wait behind the lock for as long as it waits itself."""
+"""Writers of the table wait as long as this lock request waits."""
 
 RAISE = """
 INSERT INTO cdc.truncation AS t (table_name, at, lsn)

@@ -1,7 +1,7 @@
-"""Which changes of a column's type leave the text of every stored value as it is.
+"""Decide whether a change of a column's type leaves the text of every stored value as it is.
 
 In:  two types as `format_type` prints them. Out: yes or no.
-Invariant: yes only where it is certain; a needless no costs sending rows again, a wrong yes leaves views wrong.
+Invariant: yes only if it is certain. A needless no costs sending rows again, a wrong yes leaves views wrong.
 """
 
 import re
@@ -10,11 +10,11 @@ TYPE = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?((?:\[\])*)")
 UNLIMITED = 1 << 31
 
 
-def same_text(old: str, new: str) -> bool:
-    """Whether values of type `old` read the same after ALTER COLUMN ... TYPE `new`, without a USING clause."""
-    if old == new:
+def same_text(old_type: str, new_type: str) -> bool:
+    """Whether values of `old_type` read the same after ALTER COLUMN ... TYPE `new_type`, without USING."""
+    if old_type == new_type:
         return True
-    a, b = TYPE.fullmatch(old), TYPE.fullmatch(new)
+    a, b = TYPE.fullmatch(old_type), TYPE.fullmatch(new_type)
     if a is None or b is None or a[4] != b[4]:
         return False
     texts = ("text", "character varying")
@@ -28,5 +28,5 @@ def same_text(old: str, new: str) -> bool:
     return False
 
 
-def _length(found: "re.Match[str]") -> int:
-    return int(found[2]) if found[2] else UNLIMITED
+def _length(match: "re.Match[str]") -> int:
+    return int(match[2]) if match[2] else UNLIMITED

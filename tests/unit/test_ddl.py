@@ -69,7 +69,7 @@ def verdict(*columns: ColumnDefinition, **other: Any) -> Consequence:
 def test_changes_of_columns(columns: tuple[ColumnDefinition, ...], kind: str, words: str) -> None:
     found = verdict(*columns)
     assert (found.id, found.table, found.kind) == (2, "public.t", kind)
-    assert words in found.what
+    assert words in found.reason
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_a_renamed_partition_is_the_same_one() -> None:
 
 def test_a_table_that_goes() -> None:
     (found,) = consequences([FIRST, entry(2, table="public.u")], ["public.t"])
-    assert (found.table, found.kind, found.what) == ("public.t", "gone", "public.t was renamed to public.u")
+    assert (found.table, found.kind, found.reason) == ("public.t", "gone", "public.t was renamed to public.u")
     (found,) = consequences([FIRST, entry(2, "DROP TABLE", columns=None)], ["public.t"])
-    assert (found.kind, found.what) == ("gone", "public.t was dropped")
+    assert (found.kind, found.reason) == ("gone", "public.t was dropped")
     away = entry(2, table="public.u")
     assert kinds(FIRST, away, entry(3))[-1] == ("public.t", "cleanse")
 

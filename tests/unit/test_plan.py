@@ -17,7 +17,7 @@ STANDING = {ITEMS: True, ORDERS: True}
 def before(**changed: Any) -> CurrentState:
     known = Registration(tables={ITEMS: Captured(("note",)), ORDERS: Captured()})
     topics = {ITEMS: SETTINGS, ORDERS: SETTINGS}
-    as_it_is = {"known": known, "config": CONFIG, "topics": topics}
+    as_it_is = {"registration": known, "config": CONFIG, "topics": topics}
     return CurrentState(**{**as_it_is, "views": {"cache": STANDING}, **changed})
 
 
@@ -94,7 +94,7 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
         ),
         # Another name of the pipeline: all of it is new, and what was stays.
         (
-            before(known=None, config=None, topics={}, views={}),
+            before(registration=None, config=None, topics={}, views={}),
             after(),
             [],
             ["create the connector; it begins with all rows of every table"],
@@ -129,5 +129,5 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
 
 def test_a_former_name_is_told_where_everything_is_new() -> None:
     assert plan(before(idle=["old"]), after()).idle == ()
-    printed = list(lines(plan(before(known=None, config=None, topics={}, views={}, idle=["old"]), after())))
+    printed = list(lines(plan(before(registration=None, config=None, topics={}, views={}, idle=["old"]), after())))
     assert "SELECT pg_drop_replication_slot('old')" in printed[-1]
