@@ -1,4 +1,4 @@
-"""Write a stream's batches to its sink, one after the other; rows in quarantine are settled when cured."""
+"""Write a stream's batches to its sink, one after the other, and settle the quarantine's entries of cured rows."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from cdc.sink.rejection import Rejection, Stop
 
 
 class BatchWriter:
-    """Of one sink; one thread uses it. `total` counts records since the start, `batches` the batches."""
+    """The writer of one sink; one thread uses it. `total` counts records since the start, `batches` batches."""
 
     def __init__(
         self,
@@ -29,19 +29,19 @@ class BatchWriter:
         kafka: Topics,
         views: Views,
         writer: str,
-        insist: Callable[[], Retrying],
+        retry_batch: Callable[[], Retrying],
         *,
         shadow: bool = False,
     ) -> None:
-        """A `shadow` is of views that readers don't see: what is asked of the sink's quarantine isn't for it."""
+        """`shadow`: readers don't see the views, and redrives of the sink's quarantine aren't for them."""
         self._spark, self._pipeline, self._views = spark, pipeline, views
-        self._writer, self._retry_batch, self._shadow = writer, insist, shadow
+        self._writer, self._retry_batch, self._shadow = writer, retry_batch, shadow
         self._quarantine = SinkQuarantine(spark, views.sink.name, pipeline, kafka)
-        self._others: frozenset[QuarantineKey] | None = None if shadow else frozenset()
+        self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
         self.total, self.batches = Applied(), 0
 
     def process_redrives(self) -> None:
-        """Before the first batch after a start: look at the quarantine, and try again what somebody asked for.
+        """Load the quarantine and redrive the requested entries, before the first batch after a start.
 
         Raises:
             CdcError: what the sink raises.
@@ -52,7 +52,7 @@ class BatchWriter:
             Redrive(self._spark, kafka, self._quarantine, views, self._writer, self._to_quarantine).run()
 
     def redrive_requested(self) -> bool:
-        """Whether somebody wants entries of the sink to be tried again."""
+        """Whether there are requests to redrive entries of the sink."""
         if self._shadow or not self._quarantine.open:
             return False
         if self._quarantine.has_changed():
@@ -60,20 +60,20 @@ class BatchWriter:
         return bool(self._quarantine.requests)
 
     def write(self, records: DataFrame, ends: Ends) -> None:
-        """Make a batch durable in the sink. In: the records as Spark's Kafka source has them, and where they end.
+        """Make a batch durable in the sink. Takes records of Spark's Kafka source, and the offsets where they end.
 
         Raises:
-            CdcError: what the sink raises, and what a record causes when the pipeline says `on_error: stop`.
+            CdcError: from the sink; from a record if the pipeline says `on_error: stop`.
         """
         steps = self._views.steps(ends)
         if not steps:
             return
-        if self._shadow and self._others is None:
+        if self._shadow and self._live_entries is None:
             self._quarantine.refresh()
-            self._others = frozenset(self._quarantine.open)
+            self._live_entries = frozenset(self._quarantine.open)
         for attempt in self._retry_batch():
             with attempt:
-                # Each time: what an earlier try has rejected, and passed, isn't rejected again.
+                # At each attempt: records that an earlier attempt has rejected aren't rejected again.
                 if (self._quarantine.open or attempt.retry_state.attempt_number > 1) and self._quarantine.has_changed():
                     self._quarantine.refresh()
                 entries = self._quarantine.entries(step.table.topic for step in steps)
@@ -102,5 +102,5 @@ class BatchWriter:
         if outcome.rejected:
             self._quarantine.refresh()
         if cured := self._quarantine.entries_cured_by(outcome.cured):
-            # Those that were there before a build began are the live views'.
-            self._quarantine.settle([entry for entry in cured if entry not in (self._others or ())])
+            # Entries from before a build began belong to the live views.
+            self._quarantine.settle([entry for entry in cured if entry not in (self._live_entries or ())])

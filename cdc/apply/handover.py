@@ -1,4 +1,4 @@
-"""Batches go from Spark's thread, which plans them, to the thread that owns the stream, which applies them."""
+"""Hand batches over from Spark's thread, which plans them, to the thread that owns the stream and applies them."""
 
 import threading
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ T = TypeVar("T")
 @dataclass
 class _Parcel(Generic[T]):
     content: T
-    done: threading.Event = field(default_factory=threading.Event)
+    handled: threading.Event = field(default_factory=threading.Event)
 
 
 class Handover(Generic[T]):
-    """One query's; once closed, nothing is taken and nobody waits."""
+    """The handover of one query. Once closed, no batch is received and no thread waits."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Parcel[T] | None] = SimpleQueue()
@@ -25,21 +25,21 @@ class Handover(Generic[T]):
         self._turn = threading.Lock()
 
     def give(self, content: T) -> None:
-        """Wait until the owner is done with it; at once when there is no owner any more."""
+        """Give a batch and wait until the owner has handled it; returns at once if the handover is closed."""
         parcel = _Parcel(content)
         with self._turn:
             if self._closed.is_set():
                 return
             self._queue.put(parcel)
-        parcel.done.wait()
+        parcel.handled.wait()
 
     def wake(self) -> None:
-        """Have the owner look up, without waiting for it."""
+        """Wake the owner without a batch; returns at once."""
         self._queue.put(None)
 
     @contextmanager
     def receive(self, timeout_s: float) -> Iterator[T | None]:
-        """What has been given, for as long as the owner is at it; None when there is nothing within that time."""
+        """Receive a batch, which counts as handled when the block ends; None if none comes within that time."""
         try:
             parcel = self._queue.get(timeout=timeout_s)
         except Empty:
@@ -48,12 +48,12 @@ class Handover(Generic[T]):
             yield parcel.content if parcel else None
         finally:
             if parcel:
-                parcel.done.set()
+                parcel.handled.set()
 
     def close(self) -> None:
-        """Let go of whoever waits, now and later."""
+        """Release all waiting threads, now and later."""
         with self._turn:
             self._closed.set()
         while not self._queue.empty():
             if parcel := self._queue.get():
-                parcel.done.set()
+                parcel.handled.set()

@@ -1,4 +1,4 @@
-"""How far behind a stream is and how fast it goes, from what it has seen; asks nobody."""
+"""Measure a stream's lag and rate from offsets that it has seen. No server is asked."""
 
 import time
 from collections import deque
@@ -10,13 +10,13 @@ from cdc.apply.progress import Progress
 from cdc.model.outcome import Applied
 
 STALE_S = 30.0
-"""How long it holds that nothing was left: an idle query reports every ten seconds that it has looked."""
+"""How long a lag of 0 stays valid: an idle query reports every ten seconds."""
 WINDOW_S = 5.0
-"""Over how long a rate is measured, and at least over the last batch."""
+"""The window of the rate; it covers the last batch at least."""
 
 
 class Lag:
-    """Of one stream; used by the thread that owns it."""
+    """The lag of one stream; used by the thread that owns it."""
 
     def __init__(self) -> None:
         self._ends: Ends = {}
@@ -26,20 +26,20 @@ class Lag:
         self._rows: deque[tuple[float, int]] = deque()
 
     def begin(self, ends: Ends) -> None:
-        """A plan has been loaded: topics end there now."""
+        """Start anew: a plan has been loaded, and the topics end at `ends`."""
         self._ends, self._planned, self._looked_at = ends, {}, time.time()
 
     def take(self, ends: Ends, looked_at: float) -> None:
-        """Somebody saw the topics end there at that time, in Unix seconds."""
+        """Take ends of the topics that were seen at `looked_at`, in Unix seconds."""
         if looked_at > self._looked_at:
             self._ends, self._looked_at = ends, looked_at
 
     def plan(self, ends: Ends) -> None:
-        """A batch is at hand that ends there."""
+        """Take the ends of the batch at hand."""
         self._planned = ends
 
     def progress(self, last: Progress, plan: ResumePlan, applied: Applied, **news: Any) -> Progress:
-        """The next snapshot; lag_records is 0 only when nothing was left at the last look."""
+        """The next snapshot. `lag_records` is 0 only if the views had reached the ends seen last."""
         now = time.time()
         remaining = self._remaining(plan, now)
         if remaining == 0:
@@ -55,7 +55,7 @@ class Lag:
         return replace(last, **{**measured, **news})
 
     def _remaining(self, plan: ResumePlan, now: float) -> int | None:
-        """Offsets to what was seen last: there may be more by now, so that nothing left holds for a while only."""
+        """Offsets to the ends seen last. There may be more by now, so that 0 is valid for a while only."""
         offsets = max(plan.behind(self._ends), plan.behind(self._planned))
         return offsets if offsets or now - self._looked_at < STALE_S else None
 
@@ -63,5 +63,5 @@ class Lag:
         self._rows.append((now, rows))
         while len(self._rows) > 2 and self._rows[1][0] < now - WINDOW_S:
             self._rows.popleft()
-        (first, before), (last, after) = self._rows[0], self._rows[-1]
-        return (after - before) / (last - first) if last > first else 0.0
+        (start, first_count), (end, last_count) = self._rows[0], self._rows[-1]
+        return (last_count - first_count) / (end - start) if end > start else 0.0

@@ -1,6 +1,6 @@
-"""The states of a sink's stream: from what a run goes by and what is so by now, what is done next.
+"""Decide a stream's next step from its plan and from what was observed since.
 
-Pure: whoever owns the stream observes and acts. The first line that fits holds.
+Pure: the owner of the stream observes and acts. The first row that fits applies.
 
 | state   | event                                               | next                      | guarantee            |
 |---------|-----------------------------------------------------|---------------------------|----------------------|
@@ -33,11 +33,11 @@ from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.sink.remedy import given_up
 
 HOLD_S = 5.0
-"""How long the live views wait at most while readers are being shown others: whoever does that may be dead."""
+"""How long the live views wait at most for a promotion: the command that promotes may be dead."""
 
 
 class Reason(StrEnum):
-    """Why a query is started again."""
+    """The reason for a restart of a query."""
 
     REGISTRATION = "registration"
     TRUNCATE = "truncate"
@@ -87,40 +87,40 @@ Decision = Continue | Restart | WaitForPromotion | Stop
 
 @dataclass(frozen=True)
 class Observed:
-    """What is so by now. None, where it may be: not looked at this time."""
+    """The facts since the plan was loaded. None where a fact wasn't looked up this time."""
 
     control: ControlState
     standby: Mapping[str, str] = field(default_factory=dict)
-    """The generations that are to be kept beside the live ones, by table."""
+    """The generations to keep as standby, by table."""
     standby_returns: bool = False
-    """One that was dropped because it was away may be tried again."""
+    """A standby that was dropped because it was away may be tried again."""
     promoting: bool = False
-    """Readers are being shown a generation that is level, or gets there by itself."""
+    """A promotion is under way, to a generation that is caught up or catches up by itself."""
     waited_s: float = 0.0
     now: float = 0.0
     """Unix seconds."""
     views: Mapping[str, ViewCheckpoint | None] | None = None
-    """By topic, what the sink says of the views that readers see."""
+    """By topic: checkpoints of the live views."""
     topics: Mapping[str, Position] | None = None
-    """Where topics end."""
+    """Ends of topics."""
     unheld: str | None = None
     """A table whose view can't be held any more."""
     unblocked: str | None = None
     """A table that waited and can go on."""
     quarantine: bool = False
-    """Somebody wants entries of the sink to be tried again."""
+    """There are requests to redrive entries of the sink."""
     stopping: bool = False
     query_ended: bool = False
-    """The query has applied all that was there when it started."""
+    """The query has applied all records that existed when it started."""
     failure: CdcError | None = None
     tolerable: bool = False
     """The failure may pass, and hasn't come back too often: see `cdc.sink.remedy.Patience`."""
     switching: bool = False
-    """Another writer may be at the views because readers are being shown another generation."""
+    """Another writer may be at the views because a promotion is under way, or has just been."""
 
 
 def decide(plan: ResumePlan, observed: Observed) -> Decision:
-    """What is done next: the table above, line by line."""
+    """The next step: the table above, row by row."""
     if observed.failure:
         return _after_failure(observed, observed.failure)
     if observed.stopping:
@@ -147,19 +147,19 @@ def _at_end(plan: ResumePlan) -> Stop:
     return Stop(RunState.FAILED, plan.refused[0]) if plan.refused else Stop(RunState.CAUGHT_UP)
 
 
-def _after_control(before: ControlState, now: ControlState) -> Restart:
-    """Whatever was written is read before anything that may depend on it."""
-    if now.registration == before.registration:
-        for table, lsn in now.floors.lsns.items():
-            if lsn != before.floors.lsns.get(table):
+def _after_control(previous: ControlState, current: ControlState) -> Restart:
+    """Restart for anything new in the control topics, before records are applied that may depend on it."""
+    if current.registration == previous.registration:
+        for table, lsn in current.floors.lsns.items():
+            if lsn != previous.floors.lsns.get(table):
                 return Restart(Reason.TRUNCATE, table)
-        if len(now.definitions) != len(before.definitions) and now.definitions:
-            return Restart(Reason.SCHEMA, now.definitions[-1].table)
+        if len(current.definitions) != len(previous.definitions) and current.definitions:
+            return Restart(Reason.SCHEMA, current.definitions[-1].table)
     return Restart(Reason.REGISTRATION)
 
 
 def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
-    """The first of the reasons that holds, with the table that it is for."""
+    """Restart for the first reason that holds, with its table."""
     views, standby = observed.views or {}, observed.standby != plan.standby or observed.standby_returns
     reasons: dict[Reason, str | bool | None] = {
         Reason.SWITCHED: _switched(plan, views),
@@ -177,7 +177,7 @@ def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
 
 
 def _switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
-    """A table of whose views readers see another than the one that is applied to."""
+    """A table whose live view is of another generation than the plan's."""
     for table in plan.tables:
         generation, stored = plan.generations.get(table.topic), views.get(table.topic)
         if generation is not None and stored and stored.generation != generation:
@@ -186,16 +186,18 @@ def _switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> s
 
 
 def _reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
-    """A table whose topic is another one by now, or has partitions that nobody reads."""
+    """A table whose topic was created anew, or has partitions that the query doesn't read."""
     for table in plan.tables:
-        before, now = plan.shapes[table.topic], topics.get(table.topic)
-        if now and (now.topic_id, now.partition_count) != (before.topic_id, before.partition_count):
+        planned, current = plan.shapes[table.topic], topics.get(table.topic)
+        if current is None:
+            continue
+        if (current.topic_id, current.partition_count) != (planned.topic_id, planned.partition_count):
             return table.qualified
     return None
 
 
 def _went_back(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
-    """A table whose view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
+    """A table whose view is behind its planned position. One that is ahead has another writer: `apply` tells."""
     for table in plan.tables:
         left_at = plan.live.get(table.topic)
         if table.topic not in views or left_at is None:

@@ -1,4 +1,4 @@
-"""Everything that a run goes by until its query is started again: where views stand, floors, tables that wait."""
+"""Everything a run needs to resume one sink: positions, floors, tables that wait. Loaded again at every restart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ Ends = Mapping[str, Mapping[int, int]]
 
 
 class ControlState(NamedTuple):
-    """What the control topics say. `version` is another one whenever something has been written there."""
+    """The contents of the control topics. `version` changes whenever something was written there."""
 
     version: int = 0
     floors: Floors = Floors()
@@ -27,41 +27,41 @@ class ControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """`tables` go on; maps of positions and generations are by topic, those of what waits by table name."""
+    """Where a run resumes. `tables` go on; positions and generations are by topic, facts of waiting tables by name."""
 
     control: ControlState = field(default_factory=ControlState)
     tables: tuple[Table, ...] = ()
     positions: Mapping[str, Position | None] = field(default_factory=dict)
-    """Where reading goes on: the older of a view and of what is kept beside it; None: from the beginning."""
+    """Where reading resumes: the older position of the live view and its standby; None: offset zero."""
     live: Mapping[str, Position | None] = field(default_factory=dict)
-    """Where the views stand that readers see."""
+    """Positions of the live views."""
     generations: Mapping[str, str] = field(default_factory=dict)
-    """Of these views, as far as they have one."""
+    """Generations of the live views, as far as they have one."""
     shapes: Mapping[str, Position] = field(default_factory=dict)
-    """Ids and partitions of topics, and where they ended."""
+    """Ids, partitions and ends of topics."""
     blocked: Mapping[str, list[str]] = field(default_factory=dict)
-    """Tables that wait for a person: what is the matter, what to do."""
+    """Tables that wait for a command: the problem, and the hint."""
     refused: tuple[CdcError, ...] = ()
-    """Why views can't go on that somebody has to make again."""
+    """The errors of views that have to be rebuilt."""
     waiting: tuple[Table, ...] = ()
-    """Those that may go on once their topic or their view is another one."""
+    """Tables that can go on once their topic or their view has changed."""
     unheld: frozenset[str] = frozenset()
-    """Those that may go on once they are described otherwise."""
+    """Tables that can go on once their columns have changed."""
     standby: Mapping[str, str] = field(default_factory=dict)
-    """The generations to be kept beside the live ones, by table name."""
+    """The generations to keep as standby, by table name."""
     shadow: bool = False
     """Readers don't see these views."""
     sure_until: float = float("inf")
-    """Until when it is sure that the log continues these views, in Unix seconds."""
+    """Until when the log can certainly continue these views, in Unix seconds."""
 
     def floor(self, table: Table) -> int:
-        """What a view of the table has to be made after."""
+        """The floor that a view of the table has to be made after."""
         return self.control.floors.number(table.qualified)
 
     def steps(self, ends: Ends) -> list[Advance]:
-        """What a batch that ends there brings to the views that lack something of it.
+        """The steps of a batch that ends at `ends`, for the views that lack some of its records.
 
-        A batch that begins before a view's position, for the sake of another one, may end before it as well.
+        A batch may begin before a view's position, because another view is further behind, and may end before it, too.
         """
         steps = []
         for table in self.tables:
@@ -69,13 +69,13 @@ class ResumePlan:
                 continue
             position, shape = self.positions[table.topic], self.shapes[table.topic]
             start = position.offsets if position else (0,) * shape.partition_count
-            until = tuple(max(offset, end[partition]) for partition, offset in enumerate(start))
-            if until != start:
-                steps.append(Advance(table, position, Position(shape.topic_id, until), self.floor(table)))
+            last = tuple(max(offset, end[partition]) for partition, offset in enumerate(start))
+            if last != start:
+                steps.append(Advance(table, position, Position(shape.topic_id, last), self.floor(table)))
         return steps
 
     def advanced(self, steps: Sequence[Advance], live: Mapping[str, Position | None]) -> "ResumePlan":
-        """The plan once a batch of these steps is in the sink, whose views stand at `live` then."""
+        """The plan after a batch of these steps; `live` are the positions of the live views then."""
         return replace(self, positions={**self.positions, **{s.table.topic: s.end for s in steps}}, live=dict(live))
 
     def offsets(self) -> dict[str, dict[str, int]]:
@@ -87,7 +87,7 @@ class ResumePlan:
         return starts
 
     def behind(self, ends: Ends) -> int:
-        """Offsets from where the views stand that readers see to `ends`."""
+        """How many offsets the live views lack to `ends`."""
         return sum(
             max(0, offset - (position.offsets[partition] if (position := self.live.get(topic)) else 0))
             for topic, end in ends.items()

@@ -1,4 +1,4 @@
-"""What a sink's stream is at, as its owner publishes it: a snapshot that anybody may read and nobody changes."""
+"""The progress of a sink's stream as its owner publishes it: an immutable snapshot that any thread may read."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from cdc.model.outcome import Applied
 
 ALIVE_S = 30.0
-"""A run that has published nothing for so long is dead: it does every second."""
+"""A run that has published nothing for so long is dead: a live one publishes every second."""
 
 
 class RunState(StrEnum):
@@ -25,7 +25,7 @@ class RunState(StrEnum):
     CAUGHT_UP = "caught up"
     FAILED = "failed"
     NOT_RUNNING = "not running"
-    """Of a run that is gone without a word; published by none."""
+    """A run that has died without publishing an end; never published."""
 
 
 WORKING = (RunState.LOADING, RunState.APPLYING, RunState.RETRYING)
@@ -40,33 +40,33 @@ class Progress:
     applied: Applied = field(default_factory=Applied)
     rows_per_s: float = 0.0
     lag_records: int | None = None
-    """What is left to do, at least; None: unknown, as long as nobody has looked or has lately been able to."""
+    """Records that remain, at least; None: unknown, because the topics' ends aren't known or are too old."""
     lag_seconds: float | None = None
-    """For how long there has been something to do, at least; None as above."""
+    """For how long records have remained, at least; None as above."""
     looked_s: float = 0.0
-    """Seconds since lag was measured last: long when the sink doesn't answer."""
+    """Seconds since lag was measured; long if the sink doesn't answer."""
     compared_s: float | None = None
-    """Seconds since table definitions were compared last by its run; None when nobody told."""
+    """Seconds since its run compared table definitions; None if unknown."""
     batches: int = 0
     aside: dict[str, list[str]] = field(default_factory=dict)
-    """Tables that wait for a person, by name: what is the matter, and what to do."""
+    """Tables that wait for a command, by name: the problem, and the hint."""
     error: str | None = None
     hint: str | None = None
     state_since: float | None = None
-    """When it came into its state, in Unix seconds."""
+    """When the stream came into its state, in Unix seconds."""
     aside_since: Mapping[str, float] = field(default_factory=dict)
     """When this run first saw that a table waits, by name, in Unix seconds."""
     since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """How often the query was started again, by reason: see `cdc.apply.machine.Reason`."""
+    """Restarts of the query by reason, see `cdc.apply.machine.Reason`."""
     restarted: str | None = None
-    """The reason of the last time, with the table that it was for."""
+    """The reason of the last restart, with its table."""
     published_at: float = field(default_factory=time.time)
     busy: bool = False
-    """A batch is at hand: no news until it is done."""
+    """A batch is at hand: no snapshot is published until it ends."""
 
     def aged(self, now: float) -> "Progress":
-        """The same as it is told at `now`: who is behind stays so until there is news, who is silent is told."""
+        """The snapshot as of `now`: a stream that is behind stays so, and its silence counts."""
         age_s = max(0.0, now - self.published_at)
         behind = self.lag_records and self.lag_seconds is not None
         return replace(
@@ -77,7 +77,7 @@ class Progress:
 
 
 def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None = None) -> None:
-    """Leave each sink's progress where `cdc status` on this machine finds it; nothing else depends on it.
+    """Write each sink's progress to a file that `cdc status` on this machine reads; nothing else depends on it.
 
     `compared_s`: see `Progress.compared_s`.
     """
@@ -91,21 +91,21 @@ def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None
 
 
 def load_published(folder: Path) -> dict[str, Progress]:
-    """What `publish` left on this machine, if anything; a run that has died since is shown as such."""
+    """The progress that runs on this machine have published, by sink; a dead run is shown as not running."""
     names = {field.name for field in fields(Progress)}
     progress = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        known = {name: value for name, value in record.items() if name in names}
+        values = {name: value for name, value in record.items() if name in names}
         state = RunState(record["state"])
         if state in WORKING and not _alive(record["pid"], record["at"]):
             state = RunState.NOT_RUNNING
-        progress[record["sink"]] = Progress(**{**known, "state": state, "applied": Applied(**record["applied"])})
+        progress[record["sink"]] = Progress(**{**values, "state": state, "applied": Applied(**record["applied"])})
     return progress
 
 
 def _alive(pid: int, written_at: float) -> bool:
-    """A pid alone may have been given to somebody else since."""
+    """Whether the run lives: its process exists, and has written lately, since the pid may be another process's."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What a streaming query is made of, and what Spark tells of it."""
+"""Build a streaming query, and read its progress from Spark."""
 
 import json
 import os
@@ -16,18 +16,18 @@ from cdc.apply.plan import Ends, ResumePlan
 from cdc.spark.kafka_source import reader_options
 
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
-"""Where a run's checkpoint goes if there is one: it need not outlive the run, and is written twice a batch."""
+"""The folder for Spark's checkpoint, if it exists. It needn't outlive the run, and is written twice a batch."""
 LIGHT = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
-"""Session settings for sinks that keep nothing in files: checkpoints without checksum files, 60 ms less a batch."""
+"""Session settings for sinks that store nothing in files. A checkpoint without checksum files saves 60 ms a batch."""
 
 
 def light(spark: SparkSession) -> SparkSession:
-    """A session of its own for a sink that keeps nothing in files."""
+    """A session of its own for a sink that stores nothing in files."""
     spark = spark.newSession()
     for name, value in LIGHT.items():
         spark.conf.set(name, value)
@@ -36,7 +36,7 @@ def light(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def checkpoint(sink: str) -> Iterator[str]:
-    """A folder for one query of a sink."""
+    """A temporary folder for the checkpoint of one query."""
     memory = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
     folder = tempfile.mkdtemp(prefix=f"cdc-{sink}-", dir=memory)
     try:
@@ -46,7 +46,7 @@ def checkpoint(sink: str) -> Iterator[str]:
 
 
 def read(spark: SparkSession, bootstrap: str, writer: str, plan: ResumePlan, limit: int) -> DataFrame:
-    """The stream of records from where the plan goes on: key, value, topic, partition, offset."""
+    """The stream of records from the plan's positions on: key, value, topic, partition, offset."""
     return (
         spark.readStream.format("kafka")
         .options(**reader_options(bootstrap, writer))
@@ -59,7 +59,7 @@ def read(spark: SparkSession, bootstrap: str, writer: str, plan: ResumePlan, lim
 
 
 def planned_ends(folder: str, batch_id: int) -> Ends:
-    """Where a micro-batch ends, per topic and partition: the offsets that Spark planned it with.
+    """The ends of a micro-batch, per topic and partition: the offsets that Spark planned it with.
 
     Read from the query's offset log, whose last line holds the (only) source's end offsets. The records can't tell:
     transaction markers and compaction leave offsets without a record.
@@ -69,7 +69,7 @@ def planned_ends(folder: str, batch_id: int) -> Ends:
 
 
 def latest(query: StreamingQuery) -> tuple[Ends, float]:
-    """Where the topics end as the query saw it last, and when that was, in Unix seconds; 0 when it hasn't looked."""
+    """The ends of the topics that the query saw last, and when, in Unix seconds; 0 if it hasn't looked yet."""
     progress = query.lastProgress
     ends = progress["sources"][0]["latestOffset"] if progress and progress["sources"] else None
     if not progress or not ends:

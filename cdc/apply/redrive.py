@@ -1,6 +1,6 @@
-"""Try rows in quarantine again: written as the log has them now, at the position where the view stands.
+"""Redrive rows in quarantine: write them as of the topic, at the position of the view.
 
-Each row is folded from its first record in quarantine up to that position, so whatever newer changes there are win.
+Each row is folded from its first record in quarantine up to that position, so that newer changes win.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from cdc.sink.lane import COLUMNS
 from cdc.sink.rejection import Rejection
 from cdc.spark import kafka_source
 
-PLACE = ["topic", "partition", "offset"]
+ADDRESS = ["topic", "partition", "offset"]
 Rows = Mapping[QuarantineKey, str]
 """The id of each entry's row."""
 
 
 class Redrive:
-    """Answers one sink's requests; nobody else may move its positions meanwhile."""
+    """Answers the redrive requests of one sink; no other writer may move its positions meanwhile."""
 
     def __init__(
         self,
@@ -40,27 +40,27 @@ class Redrive:
         self._writer, self._rejection = writer, rejection
 
     def run(self) -> None:
-        """Settle what can be written now, leave the rest with its newest reason. Raises what the sink raises.
+        """Settle the entries that can be written now; others get their newest reason. Raises errors of the sink.
 
-        What is kept beside the live views is given the same rows, as of where it stands.
+        The standby gets the same rows, as of its own position.
         """
         requests, sink = list(self._quarantine.requests), self._views.sink
-        asked = {request.row or request.place for request in requests}
+        requested = {request.row or request.place for request in requests}
         for table in self._views.plan.tables:
             entries = [entry for entry in self._quarantine.open if entry.topic == table.topic]
-            rows = self._identified(table, [entry for entry in entries if (entry.row or entry.place) in asked])
+            rows = self._identified(table, [entry for entry in entries if (entry.row or entry.place) in requested])
             standby_at, live_at = sink.standby_at.get(table.topic), sink.live_at.get(table.topic)
             outcome = Outcome()
-            if live_at and (passed := _passed(rows, live_at)):
-                outcome = sink.live.apply(self._batch(table, live_at, passed))
-            if standby_at and (also := _passed(rows, standby_at)):
-                sink.write_standby(self._batch(table, standby_at, also), outcome)
+            if live_at and (live_rows := _rows_before(rows, live_at)):
+                outcome = sink.live.apply(self._batch(table, live_at, live_rows))
+            if standby_at and (standby_rows := _rows_before(rows, standby_at)):
+                sink.write_standby(self._batch(table, standby_at, standby_rows), outcome)
             if live_at:
-                self._quarantine.settle(_done(_passed(rows, live_at), outcome))
+                self._quarantine.settle(_settled(_rows_before(rows, live_at), outcome))
         self._quarantine.settle(requests)
 
     def _identified(self, table: Table, entries: list[QuarantineKey]) -> Rows:
-        """The rows that entries are of; one whose key couldn't be read may have one now. The others are left out."""
+        """The row of each entry. A key that couldn't be read may be readable now; entries without one are left out."""
         rows = {entry: entry.id for entry in entries if entry.id is not None}
         unread = {(entry.partition, entry.offset): entry for entry in entries if entry.id is None}
         if unread:
@@ -79,28 +79,28 @@ class Redrive:
         return Batch(self._writer, (step,), records, self._views.reading, self._rejection, entries, only)
 
     def _records(self, table: Table, position: Position, rows: Rows) -> DataFrame:
-        """Those in quarantine, and what the topic has of their partitions from the first of them on."""
+        """The records in quarantine, and all records of their partitions from the first of them on."""
         spans: kafka_source.OffsetRanges = {}
         for partition in {entry.partition for entry in rows}:
             first = min(entry.offset for entry in rows if entry.partition == partition)
             spans[table.topic, partition] = first, position.offsets[partition]
         logged = kafka_source.read_ranges(self._spark, self._kafka, spans).select(*COLUMNS)
-        both = self._quarantine.read_records(rows).unionByName(logged).dropDuplicates(PLACE)
-        return both.coalesce(1).sortWithinPartitions(*PLACE)
+        merged = self._quarantine.read_records(rows).unionByName(logged).dropDuplicates(ADDRESS)
+        return merged.coalesce(1).sortWithinPartitions(*ADDRESS)
 
 
-def _passed(rows: Rows, position: Position) -> Rows:
-    """What lies ahead of a view it meets by itself."""
+def _rows_before(rows: Rows, position: Position) -> Rows:
+    """The rows of entries before a position; the view will read later entries by itself."""
     return {entry: row for entry, row in rows.items() if entry.offset < position.offsets[entry.partition]}
 
 
-def _done(rows: Rows, outcome: Outcome) -> list[QuarantineKey]:
-    """The entries that are applied now, or void: what a batch hasn't rejected, if it names all that it has."""
-    left = {(one.topic, one.partition, one.offset) for one in outcome.rejected}
+def _settled(rows: Rows, outcome: Outcome) -> list[QuarantineKey]:
+    """The entries that are applied now, or void. If the outcome lists all rejections, all others are applied."""
+    rejected = {(record.topic, record.partition, record.offset) for record in outcome.rejected}
     applied = outcome.complete
     return [
         entry
         for entry, row_id in rows.items()
-        if (applied and (entry.topic, entry.partition, entry.offset) not in left)
+        if (applied and (entry.topic, entry.partition, entry.offset) not in rejected)
         or entry.offset < outcome.cured.get((entry.topic, row_id), 0)
     ]

@@ -1,10 +1,10 @@
-"""One sink's streaming query: read from where the sink stands, apply batch after batch, go on after a failure.
+"""Run one sink's streaming query: resume at the sink's position, apply batch after batch, go on after a failure.
 
-The sink's own position is the only one that counts. Spark's checkpoint is made new for every start and thrown away.
-So starting again is cheap, and is the answer to everything that changes under a running query: see `machine`.
+Only the sink's own position counts. Spark's checkpoint is created for every start and thrown away. So a restart is
+cheap, and answers everything that changes under a running query: see `machine`.
 
-One thread owns a stream, the one in `run`: it alone looks, applies, decides and publishes. Spark's thread hands each
-batch over and waits; `stop` leaves word. `progress` is a snapshot that any thread may read.
+One thread owns a stream, the one in `run`: it alone observes, applies, decides and publishes. Spark's thread hands each
+batch over and waits. `stop` sets an event. `progress` is a snapshot that any thread may read.
 """
 
 import threading
@@ -41,16 +41,16 @@ from cdc.sink.remedy import Patience, Remedy, remedy
 from cdc.spark.failures import explain
 
 LOOK_S = 1.0
-"""How often an idle stream looks at the control topics; a busy one does before every batch."""
+"""Seconds between checks of the control topics while idle. A busy stream checks before each batch."""
 POLL_S = 0.05
-"""How often is looked whether readers are still being shown another generation."""
-FIRST_S, MOST_S = 0.25, 10.0
+"""Seconds between checks whether a promotion is still under way."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """The first pause after a failure, and the longest."""
 log = structlog.get_logger()
 
 
 class Planned(NamedTuple):
-    """A batch as Spark hands it over: lazy, with its number in the query."""
+    """A batch as Spark hands it over: its records, not yet read, and its number in the query."""
 
     records: DataFrame
     number: int
@@ -69,9 +69,9 @@ class Stream:
         *,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """`describe` gives the tables as they are now, at every start; `placeholder` is the connector's own.
+        """`describe` returns the tables as they are now, at every start; `placeholder` is the connector's.
 
-        `names`: of the generation that it applies to, by table, where that is one that readers don't see.
+        `names`: the generation to apply to, by table, if readers don't see it.
         """
         self.sink, self.progress = sink, Progress(sink.name)
         spark = light(spark) if sink.row_format == "documents" else spark
@@ -88,17 +88,17 @@ class Stream:
         self._batch_size = BatchSize(self._kafka)
 
     def run(self, *, until_caught_up: bool = False) -> None:
-        """Apply until stopped, or until everything that was in the topics at the start is applied.
+        """Apply until stopped, or until all records are applied that were in the topics at the start.
 
         Raises:
-            CdcError: what can't be mended by trying again.
+            CdcError: no retry can mend it.
         """
         try:
             decision: Decision = Continue()
             while not isinstance(decision, Stop):
                 decision = self._attempt(until_caught_up)
                 if isinstance(decision, Restart):
-                    self._note(decision)
+                    self._report_restart(decision)
             self._end(decision)
             if decision.error:
                 raise decision.error
@@ -111,14 +111,14 @@ class Stream:
         self._handover.wake()
 
     def _attempt(self, until_caught_up: bool) -> Decision:
-        """One life of the query, from a plan that has just been loaded."""
+        """Run the query once, from loading its plan to the decision that ends it."""
         try:
             return self._run_query(until_caught_up)
         except Exception as error:
-            return self._after(error)
+            return self._handle_failure(error)
 
-    def _after(self, error: Exception) -> Decision:
-        """What a failure leads to; one that may pass is waited out here."""
+    def _handle_failure(self, error: Exception) -> Decision:
+        """Decide what follows a failure; a transient one is waited out here."""
         failure, plan, switching = explain(error, self.sink.name), self._views.plan, False
         if failure is not error:
             failure.__cause__ = error
@@ -126,9 +126,11 @@ class Stream:
             try:
                 switching = self._watch.switching(plan)
             except CdcError as unread:
-                # Whether it is so can't be told now.
+                # Whether a promotion explains it can't be decided now.
                 failure = unread
-        reached = tuple(sorted((topic, at.offsets if at else ()) for topic, at in plan.positions.items()))
+        reached = tuple(
+            sorted((topic, position.offsets if position else ()) for topic, position in plan.positions.items())
+        )
         observed = Observed(
             self._views.control,
             failure=failure,
@@ -138,20 +140,20 @@ class Stream:
         )
         decision = decide(plan, observed)
         if decision == Restart(Reason.FAILURE):
-            self._tell_waiting(failure, self._patience.count)
-            self._stopping.wait(min(MOST_S, FIRST_S * 2.0 ** (self._patience.count - 1)))
+            self._report_waiting(failure, self._patience.count)
+            self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._patience.count - 1)))
         return decision
 
-    def _note(self, restart: Restart) -> None:
-        """A start again is told, whatever it is for: none is free, and a person may look for its cause."""
+    def _report_restart(self, restart: Restart) -> None:
+        """Count and log every restart: none is free, and a person may look for its cause."""
         self._restarts[restart.reason] += 1
         log.info("query_restarted", sink=self.sink.name, reason=str(restart.reason), table=restart.table)
         self._publish(restarts=dict(self._restarts), restarted=str(restart))
 
     def _end(self, stop: Stop) -> None:
-        done = {"lag_records": 0, "lag_seconds": 0.0} if stop.state is RunState.CAUGHT_UP else {}
-        told = {"error": stop.error.message, "hint": stop.error.hint} if stop.error else {}
-        self._publish(state=stop.state, **told, **done)
+        lag = {"lag_records": 0, "lag_seconds": 0.0} if stop.state is RunState.CAUGHT_UP else {}
+        failure = {"error": stop.error.message, "hint": stop.error.hint} if stop.error else {}
+        self._publish(state=stop.state, **failure, **lag)
 
     def _run_query(self, until_caught_up: bool) -> Decision:
         plan = self._views.load()
@@ -169,12 +171,12 @@ class Stream:
                 return self._follow(query, folder)
             finally:
                 self._handover.close()
-                # Its process may be gone, which is told elsewhere; without an owner its batches do nothing.
+                # Spark's process may be gone, which is reported elsewhere; without an owner its batches do nothing.
                 with suppress(PySparkException, Py4JError, OSError):
                     query.stop()
 
     def _follow(self, query: StreamingQuery, folder: str) -> Decision:
-        """Apply what the query plans, and look around where it plans nothing, until something else is to be done."""
+        """Apply the query's batches, and observe while there are none, until a decision ends the query."""
         decision: Decision = Continue()
         while isinstance(decision, Continue | WaitForPromotion):
             with self._handover.receive(LOOK_S) as batch:
@@ -183,7 +185,7 @@ class Stream:
                 if batch is not None:
                     decision = self._apply(batch.records, folder, batch.number)
                 elif query.isActive:
-                    decision = self._look(query)
+                    decision = self._observe_idle(query)
                 elif (error := query.exception()) is not None:
                     raise error
                 else:
@@ -193,9 +195,9 @@ class Stream:
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         plan, handover = self._views.plan, self._handover
         records = read(self._spark, self._pipeline.kafka, self._writer, plan, self._batch_size.limit(plan))
-        # A pool each, so that a long warehouse job doesn't hold up the cache.
+        # Each sink has a scheduler pool, so that a long warehouse job doesn't delay the cache.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
-        # A task costs a worker's attention, and a chunk may be of several partitions.
+        # Fewer tasks: each costs a worker's time, and a chunk may hold records of several partitions.
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         writer = records.select(*COLUMNS).coalesce(tasks).writeStream.option("checkpointLocation", folder)
         if until_caught_up:
@@ -206,10 +208,10 @@ class Stream:
         return writer.foreachBatch(lambda frame, number: handover.give(Planned(frame, number))).start()
 
     def _apply(self, records: DataFrame, folder: str, number: int) -> Decision:
-        """Apply one batch, unless something calls for another query first."""
+        """Apply one batch, unless an observation calls for a restart first."""
         ends = planned_ends(folder, number)
-        # After the end of the batch is known: so it misses nothing that the batch could depend on.
-        decision = self._yielding()
+        # Observed after the batch's end is known, so that nothing is missed that the batch could depend on.
+        decision = self._yield_to_promotion()
         if not isinstance(decision, Continue):
             return decision
         plan, began = self._views.plan, time.monotonic()
@@ -223,8 +225,8 @@ class Stream:
         self._publish(state=RunState.APPLYING, error=None, hint=None)
         return Continue() if waited else self._adapt_limit(plan.behind(ends), took_s)
 
-    def _yielding(self) -> Decision:
-        """Look around before a batch, which waits for a while where readers are being shown another generation."""
+    def _yield_to_promotion(self) -> Decision:
+        """Observe before a batch; while a promotion is under way, the batch waits for a time."""
         began = time.monotonic()
         decision = decide(self._views.plan, self._watch.observe(self._views.plan))
         while isinstance(decision, WaitForPromotion) and not self._stopping.wait(POLL_S):
@@ -232,8 +234,8 @@ class Stream:
             decision = decide(self._views.plan, self._watch.observe(self._views.plan, waited_s=waited_s))
         return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
 
-    def _look(self, query: StreamingQuery) -> Decision:
-        """Between batches: whether something new calls for another query. What can't be asked now is asked again."""
+    def _observe_idle(self, query: StreamingQuery) -> Decision:
+        """Observe between batches, and decide. A server that doesn't answer is asked again later."""
         self._lag.take(*latest(query))
         try:
             observed = self._watch.observe(self._views.plan, quarantine=self._batches.redrive_requested())
@@ -246,18 +248,18 @@ class Stream:
         return decide(self._views.plan, observed)
 
     def _adapt_limit(self, offsets: int, took_s: float) -> Decision:
-        """After a full batch, begin again where another limit suits what is left."""
+        """After a full batch, restart if another limit suits the remaining records."""
         fits = self._batch_size.fits(self._views.plan, offsets, took_s)
         return Continue() if fits else Restart(Reason.BATCH_SIZE)
 
     def _retry_batch(self) -> Retrying:
-        """Try a step again after a pause, until told to stop.
+        """Retry a step after a pause, until the stream is stopped.
 
-        Not when the log may have lost meanwhile what the views need: that is looked at where a query starts.
+        Not once the log may have lost records that the views need: a start of the query checks that.
         """
         return Retrying(
             retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),
-            wait=wait_exponential(multiplier=FIRST_S, max=MOST_S),
+            wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
             sleep=sleep_using_event(self._stopping),
             stop=stop_when_event_set(self._stopping) | (lambda _: time.time() > self._views.plan.sure_until),  # type: ignore[operator]
             before_sleep=self._wait,
@@ -267,14 +269,14 @@ class Stream:
     def _wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, CdcError):
-            self._tell_waiting(error, state.attempt_number)
+            self._report_waiting(error, state.attempt_number)
 
-    def _tell_waiting(self, error: CdcError, attempt: int) -> None:
+    def _report_waiting(self, error: CdcError, attempt: int) -> None:
         self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
         log.warning("sink_waiting", sink=self.sink.name, error=error.message, attempt=attempt)
 
     def _publish(self, **news: object) -> None:
-        """Let everybody know: a new snapshot of all there is to know."""
+        """Publish a new snapshot."""
         self.progress = self._lag.progress(
             self.progress,
             self._views.plan,

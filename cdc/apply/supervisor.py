@@ -1,8 +1,8 @@
-"""Run several sinks' streams side by side: start, watch, stop; publish what each of them does.
+"""Run the streams of several sinks: start, watch and stop them, and publish their progress.
 
-A stream that fails for good ends alone, and is told as failed from then on; the others go on. Each has a thread of its
-own, which alone works on it and publishes what it does: one whose sink never answers keeps nobody else from being
-reported or stopped.
+A stream that fails for good ends alone, and is reported as failed from then on; the others go on. Each stream has a
+thread of its own, which alone works on it: a sink that never answers doesn't keep other streams from being reported or
+stopped.
 """
 
 import os
@@ -29,16 +29,16 @@ Tick = Callable[[list[Progress]], None]
 
 
 class Feed(Protocol):
-    """What is supervised: the stream of one sink."""
+    """The stream of one sink, as the supervisor sees it."""
 
     progress: Progress
     """The newest snapshot; any thread may read it."""
 
     def run(self, *, until_caught_up: bool = False) -> None:
-        """Apply until stopped; raises what can't be mended by trying again."""
+        """Apply until stopped, in the calling thread. Raises errors that no retry can mend."""
 
     def stop(self) -> None:
-        """Have `run` end after the batch at hand; returns at once."""
+        """Make `run` end after the batch at hand; any thread may call it, and it returns at once."""
 
 
 def supervise(
@@ -49,35 +49,35 @@ def supervise(
     for_s: float | None = None,
     on_tick: Tick = lambda _: None,
 ) -> list[CdcError]:
-    """Run until every stream has ended, the time is over or `stopping` is set; the batch at hand is finished.
+    """Run until every stream has ended, `for_s` is over or `stopping` is set. Batches at hand are finished.
 
     Returns the errors that ended streams, in the order of the streams.
     """
     watches = [_Watch(feed, until_caught_up) for feed in feeds]
     end = time.monotonic() + for_s if for_s is not None else float("inf")
-    teller = _Teller(on_tick)
+    reporter = _Reporter(on_tick)
     for watch in watches:
         watch.start()
     while any(watch.working for watch in watches):
         if stopping.wait(TICK_S) or time.monotonic() > end:
             break
-        teller.tell(watches)
+        reporter.publish(watches)
     for watch in watches:
         watch.stop()
     while working := [watch for watch in watches if watch.working]:
         working[0].join(TICK_S)
-        teller.tell(watches)
+        reporter.publish(watches)
     return [watch.failure for watch in watches if watch.failure]
 
 
 class _Watch:
-    """One stream at work: the thread that owns it, and what ended it."""
+    """One stream at work: the thread that owns it, and the error that ended it."""
 
     def __init__(self, feed: Feed, until_caught_up: bool) -> None:
         self.failure: CdcError | None = None
         self._feed, self._until_caught_up = feed, until_caught_up
         self._name = feed.progress.sink
-        self._state, self._since = feed.progress.state, time.time()
+        self._state, self._state_since = feed.progress.state, time.time()
         self._aside_since: dict[str, float] = {}
         self._running = threading.Thread(target=self._run, name=self._name, daemon=True)
         self.start, self.join, self.stop = self._running.start, self._running.join, feed.stop
@@ -87,16 +87,16 @@ class _Watch:
         return self._running.is_alive()
 
     def report(self) -> Progress:
-        """What is published, with its age, and since when it is as it is."""
+        """The published progress, with its age and the times of changes."""
         now = time.time()
         progress = self._feed.progress.aged(now)
         if self.failure:
             error, hint = self.failure.message, self.failure.hint
             progress = replace(progress, state=RunState.FAILED, error=error, hint=hint, looked_s=0.0)
         if progress.state != self._state:
-            self._state, self._since = progress.state, now
+            self._state, self._state_since = progress.state, now
         self._aside_since = {table: self._aside_since.get(table, now) for table in progress.aside}
-        return replace(progress, state_since=self._since, aside_since=dict(self._aside_since))
+        return replace(progress, state_since=self._state_since, aside_since=dict(self._aside_since))
 
     def _run(self) -> None:
         try:
@@ -104,18 +104,18 @@ class _Watch:
         except Exception as error:
             failure = classify(error, self._name, f"cdc -p FILE run --sink {self._name}")
             cause = error.__cause__ or not isinstance(error, CdcError)
-            told = {"exception": trace(error)} if cause else {}
-            log.error("sink_failed", sink=self._name, error=failure.message, hint=failure.hint, **told)
+            details = {"exception": trace(error)} if cause else {}
+            log.error("sink_failed", sink=self._name, error=failure.message, hint=failure.hint, **details)
             self.failure = failure
 
 
-class _Teller:
-    """Hands on the reports; a disk that is full must not end what it is told of."""
+class _Reporter:
+    """Passes reports on; an error of the receiver, such as a full disk, must not end the streams."""
 
     def __init__(self, on_tick: Tick) -> None:
         self._on_tick, self._failed = on_tick, False
 
-    def tell(self, watches: Sequence[_Watch]) -> None:
+    def publish(self, watches: Sequence[_Watch]) -> None:
         try:
             self._on_tick([watch.report() for watch in watches])
             self._failed = False
@@ -127,14 +127,14 @@ class _Teller:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; the first of them is answered at once."""
+    """An event that SIGINT and SIGTERM set; the first signal is acknowledged at once."""
     stopping = threading.Event()
 
     def stop(*_: object) -> None:
-        again = stopping.is_set()
+        repeated = stopping.is_set()
         stopping.set()
-        if not again:
-            # Not through a stream: the signal may have come in the middle of a line of its.
+        if not repeated:
+            # Written to the file descriptor: the signal may have interrupted a write to the stream.
             with suppress(OSError, ValueError):
                 os.write(sys.stderr.fileno(), STOPPING)
 

@@ -1,7 +1,7 @@
-"""The views of one sink as its stream knows them: loads the plan that a run goes by, and keeps it as batches go in.
+"""Load the plan by which a run resumes the views of one sink, and advance it with each batch.
 
 In:  the sink, the topics, the control topics, the tables as they are now.
-Out: `ResumePlan`; ConnectorError where the log can't continue.
+Out: `ResumePlan`; ConnectorError if the log can't continue a view.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,12 +28,11 @@ from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
 
 log = structlog.get_logger()
 DescribeTables = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
-"""From the journal of definitions and what the connector was registered with: the tables as they are now, and what is
-the matter with some, by table."""
+"""Takes the journal of definitions and the registration; returns the tables as they are now, and problems by table."""
 
 
 class Views:
-    """`plan` is what the run goes by since the last `load`; `sink` takes its batches. One thread uses it."""
+    """The views of one sink. `plan` is as of the last `load`; `sink` takes the batches. One thread uses it."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Views:
         placeholder: str,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """`names`: the generations that the views are of, by table, as long as they are to be kept current."""
+        """`names`: the generation of the views, by table, if they aren't the live ones."""
         self.sink, self.plan = StandbySink(sink), ResumePlan(shadow=names is not None)
         self.kafka, self.pipeline, self.names, self.describe = kafka, pipeline, names, describe
         self.registry = Registry(pipeline, kafka)
@@ -55,23 +54,25 @@ class Views:
 
     @property
     def control_topics(self) -> list[str]:
+        """The topics that `read_control` reads."""
         return self._control.topics
 
     @property
     def sink_generations(self) -> Generations:
-        """What there is beside this sink's live views, as the registry was read last."""
+        """The sink's generations besides the live one, as of the last read of the registry."""
         return self.registry.for_sink(self.sink.name)
 
     def read_control(self, ends: Mapping[str, Position] | None = None) -> ControlState:
-        """What the control topics say by now; `ends`: where they end, if that was just asked. Raises ConnectorError."""
+        """The state of the control topics; `ends`: their ends, if just asked for. Raises ConnectorError."""
         if ends is None or self._control.has_changed(ends):
             self._control.read()
-            known = self._control
-            self.control = ControlState(self.control.version + 1, known.floors, known.definitions, known.registration)
+            topics = self._control
+            version = self.control.version + 1
+            self.control = ControlState(version, topics.floors, topics.definitions, topics.registration)
         return self.control
 
     def load(self) -> ResumePlan:
-        """Ask the sink where it stands, and make sure that the log still reaches back to there.
+        """Load positions from the sink, and make sure that the log can continue each view.
 
         Raises:
             CdcError: what sink and broker raise; GenerationReplaced when the generation isn't to be kept current
@@ -86,7 +87,7 @@ class Views:
         logs = self._continuity.read([table.topic for table in tables if table.topic in existing]).logs
         views, blocked = self._sort(tables, troubled, existing)
         standby = self._follow_standby(views)
-        self._look_for_holes(list(views))
+        self._record_holes(list(views))
         self.plan = replace(
             blocked,
             control=control,
@@ -103,34 +104,37 @@ class Views:
         return self.plan
 
     def advance(self, steps: Sequence[Advance]) -> None:
-        """Take note that a batch is in the sink."""
+        """Advance the plan by a batch that is in the sink."""
         self.plan = self.plan.advanced(steps, self.sink.live_at)
-        new = [step.table for step in steps if step.table.topic not in self.plan.generations]
-        made = {table.topic: stored.generation for table in new if (stored := self.sink.live_position(table))}
-        if made:
-            self.plan = replace(self.plan, generations={**self.plan.generations, **made})
+        unnamed = [step.table for step in steps if step.table.topic not in self.plan.generations]
+        generations = {
+            table.topic: stored.generation for table in unnamed if (stored := self.sink.live_position(table))
+        }
+        if generations:
+            self.plan = replace(self.plan, generations={**self.plan.generations, **generations})
 
     def steps(self, ends: Ends) -> list[Advance]:
+        """The steps of a batch that ends there."""
         return self.plan.steps(ends)
 
     def standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """Where the live views of these tables stand, by table name."""
+        """The checkpoints of the live views of these tables, by table name."""
         return positions(self.sink.live, tables)
 
     def _sort(
         self, tables: Sequence[Table], troubled: Mapping[str, list[str]], existing: Collection[str]
     ) -> tuple[dict[Table, ViewCheckpoint | None], ResumePlan]:
-        """The tables that can go on, with where their views stand; what a plan says of the others."""
+        """The tables that can go on, with their checkpoints; a plan with the facts about the others."""
         blocked, unheld, waiting = dict(troubled), set(troubled), list[Table]()
         refusals, fine = list(_unread(tables, troubled)), list[Table]()
         for table in tables:
             if table.topic not in existing:
                 waiting.append(table)
                 blocked[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
-            elif why := refusal_error(table, self.sink.refusals, self.sink.name):
+            elif error := refusal_error(table, self.sink.refusals, self.sink.name):
                 unheld.add(table.qualified)
-                refusals.append(why)
-                blocked[table.qualified] = [why.message, why.hint]
+                refusals.append(error)
+                blocked[table.qualified] = [error.message, error.hint]
             else:
                 fine.append(table)
         views: dict[Table, ViewCheckpoint | None] = {}
@@ -138,18 +142,20 @@ class Views:
         for table in fine:
             try:
                 views[table] = self._prepared(table, standing)
-            except (SinkRejected, Discontinued) as error:
-                # This table's trouble, or, where every table has it, the sink's own: see below.
-                blocked[table.qualified] = [error.message, error.hint]
-                refusals.append(error)
+            except (SinkRejected, Discontinued) as refusal:
+                # The table's problem, or the sink's own if all tables have it: see below.
+                blocked[table.qualified] = [refusal.message, refusal.hint]
+                refusals.append(refusal)
                 waiting.append(table)
         if blocked and not views:
-            raise _nothing_left(blocked, refusals, self.sink.name)
-        others = ResumePlan(blocked=blocked, refused=tuple(refusals), waiting=tuple(waiting), unheld=frozenset(unheld))
-        return views, others
+            raise _no_table_error(blocked, refusals, self.sink.name)
+        waiting_plan = ResumePlan(
+            blocked=blocked, refused=tuple(refusals), waiting=tuple(waiting), unheld=frozenset(unheld)
+        )
+        return views, waiting_plan
 
     def _standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """In as few requests as the sink and the broker can do with; empty where one table has to be asked alone."""
+        """The checkpoints, in as few requests as possible; empty if tables have to be asked one by one."""
         try:
             standing = self.standing(tables)
         except SinkRejected:
@@ -158,7 +164,7 @@ class Views:
         return standing
 
     def _prepared(self, table: Table, standing: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
-        """Where the live view stands, once it is ready to go on."""
+        """The checkpoint of the live view, once it is ready to go on."""
         name, sink = table.qualified, self.sink.live
         stored = standing[name] if name in standing else sink.position(table)
 
@@ -173,61 +179,61 @@ class Views:
         return self.control.floors.number(table.qualified)
 
     def _follow_standby(self, views: Mapping[Table, ViewCheckpoint | None]) -> Mapping[str, str]:
-        """The generations kept beside these views, by table name.
+        """The standby of these views: its generations, by table name.
 
-        One that the log can't continue is removed: going back to it would show what is wrong.
+        A standby that the log can't continue is removed: a rollback would show wrong rows.
         """
 
         def refuse(table: Table, view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
-        due = self.sink_generations.standby_names if self.names is None else {}
-        self.sink.resume(due, views, self._floor, refuse)
+        standby = self.sink_generations.standby_names if self.names is None else {}
+        self.sink.resume(standby, views, self._floor, refuse)
         if self.sink.discontinued:
             log.warning("generation_removed", sink=self.sink.name, error=self.sink.discontinued.message)
-            self._remove([table for table in views if table.qualified in due])
-            due = {}
-            self.sink.resume(due, views, self._floor, refuse)
-        return due
+            self._remove([table for table in views if table.qualified in standby])
+            standby = {}
+            self.sink.resume(standby, views, self._floor, refuse)
+        return standby
 
-    def _look_for_holes(self, tables: Sequence[Table]) -> None:
-        """Take down what a log of changes misses from now on, before its position moves past that."""
+    def _record_holes(self, tables: Sequence[Table]) -> None:
+        """Record the changes that a log of changes misses, before its position moves past them."""
         archive = self.sink.live
         if self.names is None and isinstance(archive, Archive):
             self._continuity.record_holes(self.sink.name, [(table, archive.archived(table)) for table in tables])
 
     def _refuse_replaced(self) -> None:
-        """To make ready what has just been removed would leave it lying about."""
+        """Raise Replaced if the generation was removed: preparing it again would leave it behind unused."""
         work = self.sink_generations.work
         if self.names and not (isinstance(work, GenerationBuild) and work.names == self.names):
             raise GenerationReplaced(*next(iter(self.names.items())), self.sink.name)
 
     def _retire(self, tables: Sequence[Table]) -> None:
-        """Remove what has been retained long enough."""
+        """Remove generations whose retention is over."""
         overdue = self.sink_generations.expired_tables if self.names is None else []
-        if due := [table for table in tables if table.qualified in overdue]:
+        if expired := [table for table in tables if table.qualified in overdue]:
             log.info("generation_removed", sink=self.sink.name)
-            self._remove(due)
+            self._remove(expired)
 
     def _remove(self, tables: Sequence[Table]) -> None:
-        """Forgotten first, so that what is left of it when this fails is a leftover and no way back."""
+        """Remove a generation, first from the registry: after a failure its files are leftovers, not a rollback."""
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
         self.sink.drop_unreferenced(tables, {})
         self.registry.read()
 
     def _lsns(self) -> dict[str, int]:
-        """By topic, below which LSN of the current server changes are dead."""
+        """By topic: the LSN of the current server below which changes are dead."""
         lsns = self.plan.control.floors.lsns
         return {table.topic: lsn for table in self.plan.tables if (lsn := lsns.get(table.qualified))}
 
     def _since(self) -> dict[str, tuple[int, ...]]:
-        """Where the records that count begin, of topics that are read from before there."""
-        since = {}
+        """The first offsets that count, of topics that are read from earlier offsets on."""
+        first_offsets = {}
         for topic, starts in self.plan.offsets().items():
             first = self.plan.control.registration.start(topic, self.plan.shapes[topic].topic_id)
             if any(starts[str(partition)] < offset for partition, offset in enumerate(first)):
-                since[topic] = first
-        return since
+                first_offsets[topic] = first
+        return first_offsets
 
 
 def prepare(
@@ -237,11 +243,11 @@ def prepare(
     floor: int,
     refuse: Callable[[ViewCheckpoint | None], object],
 ) -> ViewCheckpoint | None:
-    """Make a live view that is `stored` so ready to go on; where it stands then, None when it begins from nothing.
+    """Make a live view ready to go on from its checkpoint `stored`. Returns the checkpoint; None if it starts anew.
 
-    A view without a position, or from before `floor`, the number of its table's last floor, is made anew. What it held
-    would stay for ever otherwise: no record of the log removes a row that is dead, or whose delete has been compacted
-    away. `refuse` raises when the log can't make the view again, and is asked before what readers see goes.
+    A view without a position, or from before `floor`, the number of its table's last floor, is cleared. Its rows would
+    stay for ever otherwise: no record removes a row that is dead, or whose tombstone was compacted away. `refuse`
+    raises if the log can't make the view again, and is called before the view is cleared.
     """
     if stored is None or stored.floor < floor:
         refuse(None)
@@ -251,8 +257,8 @@ def prepare(
     return stored
 
 
-def _nothing_left(blocked: Mapping[str, Sequence[str]], refusals: Sequence[CdcError], sink: str) -> CdcError:
-    """Why no table can go on."""
+def _no_table_error(blocked: Mapping[str, Sequence[str]], refusals: Sequence[CdcError], sink: str) -> CdcError:
+    """The error if no table can go on."""
     if refusals:
         return refusals[0]
     message, hint = next(iter(blocked.values()))
@@ -260,7 +266,7 @@ def _nothing_left(blocked: Mapping[str, Sequence[str]], refusals: Sequence[CdcEr
 
 
 def _unread(tables: Sequence[Table], troubled: Mapping[str, list[str]]) -> Iterator[CdcError]:
-    """What is the matter with the tables that can't be described."""
+    """The errors of tables that can't be described."""
     for name in sorted(troubled.keys() - {table.qualified for table in tables}):
-        what, hint = troubled[name]
-        yield SourceError(what, hint=hint, table=name)
+        problem, hint = troubled[name]
+        yield SourceError(problem, hint=hint, table=name)
