@@ -38,6 +38,7 @@ class Documents:
     """Rows as the JSON documents of a search index or a cache, in UTF-8."""
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
+        """Return `TableCodec.document`."""
         return codec(table).document
 
     def fill(
@@ -48,6 +49,7 @@ class Documents:
         older: bytes,
         older_missing: Sequence[str],
     ) -> FilledValue:
+        """Copy missing members from the older document, as text."""
         filled_members, older_members = members(value), members(older)
         # A view made before the column was added doesn't hold it: nobody has ever seen its value.
         available = [name for name in missing if name in older_members and name not in older_missing]
@@ -57,6 +59,7 @@ class Documents:
         return FilledValue(joined(filled_members), tuple(name for name in missing if name not in available))
 
     def size(self, value: bytes) -> int:
+        """Count the bytes of the document."""
         return len(value)
 
 
@@ -66,6 +69,7 @@ class Values:
     ROW_BYTES, VALUE_BYTES = 64, 56
 
     def converter(self, table: Table) -> Callable[[bytes], tuple[Any, ...]]:
+        """Return `TableCodec.values`."""
         return codec(table).values
 
     def fill(
@@ -76,6 +80,7 @@ class Values:
         older: tuple[Any, ...],
         older_missing: Sequence[str],
     ) -> FilledValue:
+        """Copy missing values from the older row; a column that the table has no more is left out."""
         indices = {column.name: index for index, column in enumerate(table.columns)}
         filled = list(value)
         for name in missing:
@@ -84,5 +89,6 @@ class Values:
         return FilledValue(tuple(filled), tuple(name for name in missing if name in older_missing))
 
     def size(self, value: tuple[Any, ...]) -> int:
+        """Estimate the memory of the row: Python objects and the bytes of texts."""
         texts = sum(len(item) for item in value if isinstance(item, str | bytes))
         return self.ROW_BYTES + len(value) * self.VALUE_BYTES + texts

@@ -84,6 +84,7 @@ class RecordClassifier:
             yield _batch([self.classify(*record) for record in zip(*columns, strict=True)])
 
     def classify(self, key: bytes | None, value: bytes | None, partition: int, offset: int) -> RecordSummary:
+        """Say what a rebuild would make of one record."""
         if key is None:
             return RecordSummary(partition, offset, None, KEYLESS)
         row_id = self._decoder.row_id(self.table.topic, key)
@@ -176,6 +177,7 @@ class RowHistory:
         self._known_columns, self._has_gap = NOTHING, False
 
     def add(self, says: str, missing: Collection[str] | None, carried: Collection[str] | None) -> None:
+        """Take note of the next change of the row."""
         if says == ROW:
             kept_values = self._known_columns.intersection(missing or ())
             self._has_gap = len(kept_values) < len(missing or ())

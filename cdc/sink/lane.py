@@ -114,6 +114,7 @@ class Part:
 
     @property
     def topic(self) -> str:
+        """Kafka topic of the partition."""
         return self.advance.table.topic
 
 

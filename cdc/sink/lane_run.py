@@ -57,6 +57,7 @@ def _bytes(part: bytearray | None) -> bytes | None:
 
 
 def collect_outcome(lane: Lane, reports: Iterable[PartitionOutcome], sink: str, hints: Mapping[str, str]) -> Outcome:
+    """Add up what tasks report. Raises the first failure, or the error of a record that ends the batch."""
     names = {advance.table.topic: advance.table.qualified for advance in lane.advances}
     result = Outcome({name: Applied() for name in names.values()})
     for report in reports:

@@ -32,6 +32,8 @@ from cdc.sink.contract import PositionLost, RowsRejected, SchemaMismatch
 
 
 class Remedy(StrEnum):
+    """What is done about a failure."""
+
     RETRY = "retry"
     """The same step again after a pause, for as long as it takes: positions tell what is still to do."""
     RESTART = "restart"
