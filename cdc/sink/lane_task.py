@@ -1,12 +1,12 @@
 """One task of a lane: decodes, folds, fills and has written what Spark hands it, chunk by chunk.
 
-A view is taken from one offset to a later one as if record by record, wherever chunks are cut. One thing depends on
-that: changes that carry all of a row only together, of which the view has nothing, are put together within a chunk, and
-rejected where they are cut.
+A view is taken from one offset to a later one as if record by record, wherever chunks are cut. One
+thing depends on that: changes that carry all of a row only together, of which the view has nothing,
+are put together within a chunk, and rejected where they are cut.
 
-A record that can't be applied is rejected by itself (`cdc.sink.rejection`), before the position of its chunk moves. Its
-row is tainted then: a later change that doesn't carry all values can't be completed across it, and is rejected, too; a
-later one that carries all cures it.
+A record that can't be applied is rejected by itself (`cdc.sink.rejection`), before the position of
+its chunk moves. Its row is tainted then: a later change that doesn't carry all values can't be
+completed across it, and is rejected, too; a later one that carries all cures it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
     lane_run = LaneRun(lane)
     for topic, partition, records in itertools.chain.from_iterable(map(split_by_partition, batches)):
-        # To its end, even where nothing is left to do: Spark throws a worker away that hasn't read all.
+        # To its end, even where nothing is left to do: Spark throws a worker away that hasn't read
+        # all.
         if not lane_run.stopped:
             lane_run.fold(topic, partition, records)
     reports = [msgspec.json.encode(report) for report in lane_run.finish()]
@@ -164,7 +165,10 @@ class LaneRun:
                 return
 
     def _decode_changes(self, state: _PartitionState, records: Records) -> Iterator[Decoded | None]:
-        """Decode records; None for one that is rejected. Dead changes come only to a writer that archives them."""
+        """Decode records; None for one that is rejected.
+
+        Dead changes come only to a writer that archives them.
+        """
         part, report, topic = state.part, state.part.report, state.part.topic
         start, end, view_offset = state.start_offset, state.end_offset, state.view_offset
         first_offset, floor, only = state.first_offset, state.floor, state.only
@@ -264,9 +268,9 @@ class LaneRun:
     def _flush(self) -> None:
         """Write the chunk: first what is rejected of it, then its rows.
 
-        Also the last one leads to the last record that has come, not to the end of the batch: where Spark calls a task
-        off, because another has failed, its records just end. That all have come the driver knows, once all tasks have
-        ended well.
+        Also the last one leads to the last record that has come, not to the end of the batch: where
+        Spark calls a task off, because another has failed, its records just end. That all have come
+        the driver knows, once all tasks have ended well.
         """
         parts, self._parts = self._parts, []
         for part in parts:
@@ -331,8 +335,9 @@ class LaneRun:
 class _PartitionState:
     """What is known of one partition for as long as the task runs.
 
-    entries: by id of a row, the offsets of its records in quarantine; tainted: rows of which a record was rejected that
-    no change has made up for yet; marked: all that have, or may have by now, entries.
+    entries: by id of a row, the offsets of its records in quarantine; tainted: rows of which a
+    record was rejected that no change has made up for yet; marked: all that have, or may have by
+    now, entries.
     """
 
     def __init__(self, lane: Lane, part: Part, form: Form | None) -> None:
