@@ -1,6 +1,7 @@
 """Dates, times and time stamps; the connector's time.precision.mode is microseconds.
 
-Days and microseconds count from 1970. Infinity lies beyond Postgres' own range on every way, so it can't be mistaken.
+Days and microseconds count from 1970. Infinity lies beyond Postgres' own range on every way, so it
+can't be mistaken.
 """
 
 import re
@@ -22,8 +23,9 @@ ARRAY_NEVER = "+292269055-12-02T23:00:00.000000Z"
 """-infinity in an array of time stamps with a zone."""
 SECOND, MIDNIGHT = 1_000_000, 86_400_000_000
 
-# The day after the last one that two calendars give different names, twice: the connector reads arrays with a calendar
-# that has no BC and calls 1582-10-05 to 14 by the names of the days ten later.
+# The day after the last one that two calendars give different names, twice: the connector reads
+# arrays with a calendar that has no BC and calls 1582-10-05 to 14 by the names of the days ten
+# later.
 SURE_DAY = -141417
 SURE_MOMENT = SURE_DAY * MIDNIGHT
 SURE_STAMP = "1582-10-25"
