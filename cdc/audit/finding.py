@@ -85,6 +85,7 @@ class Audit:
         return round(self.saved / self.records, 4) if self.records else 0.0
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields of a report, with those that are derived."""
         return {
             **asdict(self),
             "findings": [{**asdict(finding), "defect": finding.defect} for finding in self.findings],

@@ -87,7 +87,7 @@ class Token:
 
 
 class TokenEnds:
-    """By server, the newest token in the message topic, and the end that a table's topic had then."""
+    """The newest token of each server in the message topic, and the end that a table's topic had then."""
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[int, Position]] = {}
@@ -117,7 +117,7 @@ class Searchable(Protocol):
 
 
 class View:
-    """One table in one sink, for readers that wait for it. Threads may share it."""
+    """A view that readers wait for: one table in one sink. Threads may share it."""
 
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
         self.sink, self.table = sink, table

@@ -44,7 +44,7 @@ def claim(registry: Registry, sink: str) -> Iterator["Claim"]:
 
 
 class Claim:
-    """One command's claim of a sink's generations. `progress` is called once a second, in a thread of its own."""
+    """A command's claim of a sink's generations. `progress` is called once a second, in a thread of its own."""
 
     def __init__(self, registry: Registry, sink: str, command: str) -> None:
         self._registry, self._sink, self._command = registry, sink, command

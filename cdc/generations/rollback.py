@@ -82,4 +82,4 @@ def _promote(
 def _any_live(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:
     """Whether any of these generations is live."""
     views = ((names[table.qualified], sink.position(table)) for table in tables if table.qualified in names)
-    return any(stored is not None and stored.generation == name for name, stored in views)
+    return any(checkpoint is not None and checkpoint.generation == name for name, checkpoint in views)

@@ -37,12 +37,8 @@ class StandbySink(Sink):
     """
 
     def __init__(self, live: Sink) -> None:
-        self.live, self.name, self.row_format, self.promotes_all_tables = (
-            live,
-            live.name,
-            live.row_format,
-            live.promotes_all_tables,
-        )
+        self.live, self.name = live, live.name
+        self.row_format, self.promotes_all_tables = live.row_format, live.promotes_all_tables
         self.live_at: dict[str, Position | None] = {}
         self.standby_at: dict[str, Position | None] = {}
         self.discontinued: Discontinued | None = None
@@ -61,7 +57,7 @@ class StandbySink(Sink):
 
         `refuse` raises Discontinued where the log can't continue a view of the standby.
         """
-        self.live_at = {table.topic: stored.position if stored else None for table, stored in views.items()}
+        self.live_at = {table.topic: checkpoint.position if checkpoint else None for table, checkpoint in views.items()}
         self.standby_at, self.discontinued, self._retry_at = {}, None, float("inf")
         self._standby = self.live.for_generation(names) if names else None
         # Right after a promotion the registry still lists the generation that has just become live; skip it.
@@ -69,9 +65,9 @@ class StandbySink(Sink):
         if not standby_tables:
             return
         try:
-            standing = self._read_positions(standby_tables)
+            checkpoints = self._read_positions(standby_tables)
             for table in standby_tables:
-                self._resume_table(table, standing, views[table], floor(table), refuse)
+                self._resume_table(table, checkpoints, views[table], floor(table), refuse)
         except Discontinued as error:
             self.discontinued = error
             self.drop(error)
@@ -93,23 +89,23 @@ class StandbySink(Sink):
     def _resume_table(
         self,
         table: Table,
-        standing: Mapping[str, ViewCheckpoint | None],
+        checkpoints: Mapping[str, ViewCheckpoint | None],
         live: ViewCheckpoint | None,
         floor: int,
         refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
         try:
             name = table.qualified
-            stored = standing[name] if name in standing else self._standby_sink.position(table)
-            if stored and stored.floor < floor:
+            checkpoint = checkpoints[name] if name in checkpoints else self._standby_sink.position(table)
+            if checkpoint and checkpoint.floor < floor:
                 self._standby_sink.clear(table)
-                stored = None
-            if stored is None and live is not None:
+                checkpoint = None
+            if checkpoint is None and live is not None:
                 log.warning("standby_lost_rows", sink=self.name, table=name)
                 return
-            refuse(table, stored)
+            refuse(table, checkpoint)
             self._standby_sink.prepare(table)
-            self.standby_at[table.topic] = stored.position if stored else None
+            self.standby_at[table.topic] = checkpoint.position if checkpoint else None
         except SchemaMismatch as error:
             # After a rebuild with other columns, say. The standby of the other tables goes on.
             log.warning("standby_dropped", sink=self.name, table=table.qualified, error=error.message)
@@ -135,11 +131,11 @@ class StandbySink(Sink):
 
     def position(self, table: Table) -> ViewCheckpoint | None:
         """Return the older position of the live view and its standby: both have everything below it."""
-        stored = self.live.position(table)
-        if stored is None or table.topic not in self.standby_at:
-            return stored
-        older = _older_position(stored.position, self.standby_at[table.topic])
-        return replace(stored, position=older) if older else None
+        checkpoint = self.live.position(table)
+        if checkpoint is None or table.topic not in self.standby_at:
+            return checkpoint
+        older = _older_position(checkpoint.position, self.standby_at[table.topic])
+        return replace(checkpoint, position=older) if older else None
 
     def apply(self, batch: Batch) -> Outcome:
         """Make a batch durable in the standby first, so that it is never behind the live views, then in these.
@@ -216,33 +212,43 @@ class StandbySink(Sink):
     # The other methods of `Sink` act on the live sink alone.
 
     def refusals(self, table: Table) -> list[str]:
+        """List why the live sink can't have a view of this table."""
         return self.live.refusals(table)
 
     def prepare(self, table: Table) -> None:
+        """Create the live view."""
         self.live.prepare(table)
 
     def clear(self, table: Table) -> None:
+        """Empty the live view."""
         self.live.clear(table)
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+        """Read the live view."""
         return self.live.scan(table, spark, ids)
 
     def close(self) -> None:
+        """Close the live sink."""
         self.live.close()
 
     def for_generation(self, names: Mapping[str, str]) -> Sink:
+        """Return a sink of other generations than the live ones."""
         return self.live.for_generation(names)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
+        """Check that a second generation of the live views has room."""
         self.live.check_capacity(tables)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """Promote generations, as the live sink does."""
         return self.live.promote(tables, names)
 
     def generations(self, table: Table) -> list[str]:
+        """List the generations of a view, the live one first."""
         return self.live.generations(table)
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Drop generations that are neither live nor to keep."""
         self.live.drop_unreferenced(tables, keep)
 
 

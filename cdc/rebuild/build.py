@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RebuildJob:
-    """What a rebuild builds, and how.
+    """The job of a rebuild: which views, and the callbacks that describe, verify and show them.
 
     describe, placeholder   as the apply loop has them: the tables as of a history; Debezium's placeholder
     retention_s             seconds that the previous generation is retained, and kept current
@@ -66,7 +66,7 @@ class RebuildJob:
 
 
 class Rebuild:
-    """One rebuild of a sink's views."""
+    """Rebuilds a sink's views as a new generation. Runs in one thread, but for `show`."""
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, job: RebuildJob) -> None:
         self._spark, self._pipeline, self._kafka, self._job = spark, pipeline, kafka, job

@@ -26,7 +26,7 @@ AWAY_S = 10.0
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """How a wait goes on: its limit, and who hears of it. Both callbacks run in the thread that waits.
+    """Options of a wait: its limit and its callbacks. Both callbacks run in the thread that waits.
 
     timeout_s   seconds after which the wait fails
     on_poll     called after every unsuccessful poll; ends the wait by raising
@@ -40,7 +40,7 @@ class WaitOptions:
 
 @dataclass(frozen=True)
 class Barrier:
-    """What a view has to pass: by topic, the end that its position must reach, and the floors it must know."""
+    """A barrier for views: by topic, the end that a position must reach, and the floors that a view must know."""
 
     ends: Mapping[str, Position]
     floors: Floors
@@ -55,9 +55,9 @@ class Barrier:
 
     def problems(self, sink: Sink, tables: Sequence[Table]) -> dict[Table, str]:
         """Return `problem` of each view that has one, with as few requests as the sink needs."""
-        stored, problems = positions(sink, tables), {}
+        checkpoints, problems = positions(sink, tables), {}
         for table in tables:
-            lag = distance(stored[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
+            lag = distance(checkpoints[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
             refuse_incomparable(sink.name, table, lag)
             if not lag.reached:
                 state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach

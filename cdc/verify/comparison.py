@@ -17,6 +17,8 @@ Verdict = Literal["equal", "differs", "undecided"]
 
 @dataclass
 class Difference:
+    """A row that differs, without its values."""
+
     id: str
     kind: str
     """missing, extra, different, or duplicate: counted as extra"""
@@ -63,6 +65,7 @@ class Comparison:
 
     @property
     def wrong(self) -> int:
+        """Rows that differ in any way."""
         return self.missing + self.extra + self.different
 
     def with_recheck(self, recheck: "Comparison") -> "Comparison":
@@ -74,6 +77,7 @@ class Comparison:
         return updated
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields of a report: all but `differences`, with `equal` and `verdict`."""
         fields = {name: value for name, value in asdict(self).items() if name != "differences"}
         return {**fields, "equal": self.equal, "verdict": self.verdict}
 

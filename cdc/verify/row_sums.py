@@ -38,6 +38,7 @@ class RowSums:
     total: int = 0
 
     def plus(self, part: "RowSums") -> "RowSums":
+        """Add the sums of other rows."""
         return RowSums(self.rows + part.rows, self.folded ^ part.folded, (self.total + part.total) & BITS)
 
 
@@ -54,6 +55,7 @@ class Comparable:
     columns: tuple[tuple[str, str], ...]
 
     def text(self, document: str) -> str:
+        """Return the comparable text of a document (JSON)."""
         try:
             pairs = _DECODER.decode(document)
         except (ValueError, RecursionError):

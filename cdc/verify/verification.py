@@ -133,7 +133,7 @@ def compare(spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]) 
 
 @dataclass(frozen=True)
 class _Task:
-    """What one verification compares: a table, its views in sinks, and the sample of buckets."""
+    """The scope of one verification: a table, its views in sinks, and the sample of buckets."""
 
     table: Table
     sinks: Sequence[Sink]
