@@ -1,6 +1,7 @@
 """Topic health: whether topics can still be replayed, and which deletes views may have missed.
 
-In:  the broker's settings, the pipeline file, the views' positions. Out: findings. The only record that is read is the
+In:  the broker's settings, the pipeline file, the views' positions. Out: findings. The only record
+     that is read is the
 first one that a view hasn't applied.
 """
 

@@ -1,7 +1,9 @@
-"""The standby: the previous generation of the views, which receives every batch before the live views do.
+"""The standby: the previous generation of the views, current through every batch.
 
-So it is never behind, and `cdc rollback` never waits. A standby that fails is dropped, and the failure is logged:
-nothing that readers see depends on it.
+It receives each batch before the live views do.
+
+So it is never behind, and `cdc rollback` never waits. A standby that fails is dropped, and the
+failure is logged: nothing that readers see depends on it.
 """
 
 import time
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RETRY_S = 20.0
-"""Seconds until a standby is resumed whose destination was only away. Resuming restarts the live views' query."""
+"""Seconds until a standby is resumed whose destination was only away. Resuming restarts the live
+views' query."""
 log = structlog.get_logger()
 
 
@@ -53,14 +56,15 @@ class StandbySink(Sink):
         floor: Callable[[Table], int],
         refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
-        """Resume from the positions of the live `views`, with the generations of these names as the standby, by table.
+        """Resume from the positions of the live `views`, with a standby of these names, by table.
 
         `refuse` raises Discontinued where the log can't continue a view of the standby.
         """
         self.live_at = {table.topic: checkpoint.position if checkpoint else None for table, checkpoint in views.items()}
         self.standby_at, self.discontinued, self._retry_at = {}, None, float("inf")
         self._standby = self.live.for_generation(names) if names else None
-        # Right after a promotion the registry still lists the generation that has just become live; skip it.
+        # Right after a promotion the registry still lists the generation that has just become live;
+        # skip it.
         standby_tables = [table for table, live in views.items() if _is_standby(names.get(table.qualified), live)]
         if not standby_tables:
             return
@@ -130,7 +134,10 @@ class StandbySink(Sink):
         return self.live.position(table)
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """Return the older position of the live view and its standby: both have everything below it."""
+        """Return the older position of the live view and its standby.
+
+        Both have everything below it.
+        """
         checkpoint = self.live.position(table)
         if checkpoint is None or table.topic not in self.standby_at:
             return checkpoint
@@ -138,10 +145,13 @@ class StandbySink(Sink):
         return replace(checkpoint, position=older) if older else None
 
     def apply(self, batch: Batch) -> Outcome:
-        """Make a batch durable in the standby first, so that it is never behind the live views, then in these.
+        """Make a batch durable in the standby first, then in the live views.
 
-        Each goes from its own position. The standby stops at a record that it rejects, until the live views turn out
-        to reject it as well. A record that only the standby rejects drops the standby.
+        So the standby is never behind.
+
+        Each goes from its own position. The standby stops at a record that it rejects, until the
+        live views turn out to reject it as well. A record that only the standby rejects drops the
+        standby.
 
         Raises:
             CdcError, PySparkException, Py4JJavaError: what the live sink raises.
@@ -164,9 +174,12 @@ class StandbySink(Sink):
         return outcome
 
     def write_standby(self, batch: Batch, live: Outcome) -> None:
-        """Make a batch durable in the standby alone. `live`: the outcome of the batch in the live views.
+        """Make a batch durable in the standby alone.
 
-        A failure drops the standby, and so does a rejected record that the live views have not rejected.
+        `live`: the outcome of the batch in the live views.
+
+        A failure drops the standby, and so does a rejected record that the live views have not
+        rejected.
         """
         if self._standby is None:
             return
@@ -188,7 +201,10 @@ class StandbySink(Sink):
             )
 
     def _apply_to_standby(self, batch: Batch) -> CdcError | None:
-        """Make a batch durable in the standby, up to a record that it rejects. Returns that rejection."""
+        """Make a batch durable in the standby, up to a record that it rejects.
+
+        Returns that rejection.
+        """
         assert self._standby is not None
         try:
             self._standby.apply(batch)
@@ -201,8 +217,12 @@ class StandbySink(Sink):
         return None
 
     def drop(self, error: CdcError) -> None:
-        """Stop applying to the standby. After an error that may pass it is resumed later: see `may_retry`."""
-        # Another process has promoted the standby, or built a newer generation: the registry will say which.
+        """Stop applying to the standby.
+
+        After an error that may pass it is resumed later: see `may_retry`.
+        """
+        # Another process has promoted the standby, or built a newer generation: the registry will
+        # say which.
         if not isinstance(error, Fenced | PositionLost):
             log.warning("standby_dropped", sink=self.name, error=error.message)
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
@@ -253,7 +273,10 @@ class StandbySink(Sink):
 
 
 def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:
-    """Select records that only the standby rejects: neither rejected live, now or earlier, nor cured since."""
+    """Select records that only the standby rejects.
+
+    Leaves out those that the live views reject, now or earlier, and those that are cured since.
+    """
     live_places = {(rejected.topic, rejected.partition, rejected.offset) for rejected in live.rejected}
     return [
         rejected
@@ -278,7 +301,10 @@ def _older_position(live: Position | None, standby: Position | None) -> Position
 
 
 def _advances_from(advances: Sequence[Advance], positions_by_topic: Mapping[str, Position | None]) -> list[Advance]:
-    """Start the advances from these positions. Leaves out tables without a view here, and views that lack nothing."""
+    """Start the advances from these positions.
+
+    Leaves out tables without a view here, and views that lack nothing.
+    """
     steps = []
     for step in advances:
         if step.table.topic not in positions_by_topic:

@@ -38,7 +38,8 @@ class Comparison:
     extra: int = 0
     different: int = 0
     undecided: int = 0
-    """Rows proved neither equal nor different: they, or their view, changed during every comparison."""
+    """Rows proved neither equal nor different: they, or their view, changed during every
+    comparison."""
     rechecked: int = 0
     """Rows that were compared again, because they had changed meanwhile."""
     repaired: int = 0
@@ -49,7 +50,8 @@ class Comparison:
     scope: str = "all rows"
     sample: list[Difference] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list, repr=False)
-    """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a report."""
+    """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a
+    report."""
 
     @property
     def equal(self) -> bool:
@@ -69,7 +71,7 @@ class Comparison:
         return self.missing + self.extra + self.different
 
     def with_recheck(self, recheck: "Comparison") -> "Comparison":
-        """Return this comparison with the results of comparing the differing rows again, after a repair."""
+        """Return this comparison with the results of a recheck: its differing rows, after a repair."""
         updated = replace(self, missing=recheck.missing, extra=recheck.extra, different=recheck.different)
         updated.undecided += recheck.undecided
         updated.repaired = max(0, self.wrong - updated.wrong - recheck.undecided)
@@ -91,7 +93,9 @@ class Comparison:
 
 
 def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) -> None:
-    """Prove that the views of a new generation equal their source. Undecided views are compared again, all rows.
+    """Prove that the views of a new generation equal their source.
+
+    Undecided views are compared again, all rows.
 
     `command` is what an operator runs to go on from here.
 
