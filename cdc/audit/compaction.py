@@ -99,8 +99,7 @@ def compact(
     compaction has met keeps the retention that it was given then.
 
     Raises:
-        ConnectorError: not in time, or another compaction is at work; the settings are restored in
-        either case.
+        ConnectorError: not in time, or another compaction is at work. Settings are restored.
     """
     _refuse_concurrent(kafka, pipeline)
     restore(kafka, pipeline)
@@ -122,7 +121,7 @@ def compact(
             unfinished = _unfinished_topics(counts, tombstones=tombstones)
             if not unfinished:
                 break
-            options.progress("; ".join(f"{topic}: {counted}" for topic, counted in unfinished.items()))
+            options.progress(_in_words(unfinished))
             if time.monotonic() > deadline:
                 raise _timeout_error(unfinished, options.timeout_s)
     return [_result(topic, before[topic], counts[topic]) for topic in topics]
@@ -370,6 +369,10 @@ def _unfinished_topics(counts: "Mapping[str, Sequence[PartitionCensus]]", *, tom
         if tombstone_count:
             unfinished[topic] += f", {tombstone_count:,} tombstones"
     return unfinished
+
+
+def _in_words(unfinished: Mapping[str, str]) -> str:
+    return "; ".join(f"{topic}: {counts}" for topic, counts in unfinished.items())
 
 
 def _timeout_error(unfinished: Mapping[str, str], timeout_s: float) -> ConnectorError:
