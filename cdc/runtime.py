@@ -27,7 +27,7 @@ from compose import stack, stack_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc.apply.schema_follower import Follower
+    from cdc.apply.schema_follower import SchemaFollower
     from cdc.apply.stream import Stream
     from cdc.sink.contract import Sink
     from compose.endpoints import Endpoints
@@ -84,7 +84,7 @@ class Context:
         if captured is None:
             return self._expand_from_catalog(configured)
         refuse_meaningless(captured, configured)
-        return configured.of(captured)
+        return configured.with_tables(captured)
 
     @cached_property
     def pipeline_to_show(self) -> settings.Pipeline:
@@ -102,10 +102,10 @@ class Context:
         deadline = time.monotonic() + DISPLAY_DEADLINE_S
         with suppress(TimeoutError, CdcError):
             if (captured := registered.result(DISPLAY_DEADLINE_S * 0.75)) is not None:
-                return configured.of(captured)
+                return configured.with_tables(captured)
         with suppress(TimeoutError, CdcError, psycopg.Error):
             return in_catalog.result(max(0.0, deadline - time.monotonic()))
-        return configured.of([])
+        return configured.with_tables([])
 
     def from_catalog(self) -> "Context":
         """The same pipeline with patterns that match the catalog, for verbs that decide which tables are captured."""
@@ -122,7 +122,7 @@ class Context:
 
     def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
         with source.connect(configured.source.dsn) as connection:
-            return configured.of(catalog.tables(connection, configured).names)
+            return configured.with_tables(catalog.find_tables(connection, configured).names)
 
     def load(self) -> settings.Pipeline:
         """Read the pipeline file as it is now, with the addresses of the local servers."""
@@ -165,7 +165,7 @@ class Context:
 
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
         """Select a captured table by its name, schema.table; all tables for None. Raises SettingsError."""
-        return self.tables if name is None else (source.named(self.tables, name),)
+        return self.tables if name is None else (source.table_named(self.tables, name),)
 
     @cached_property
     def placeholder(self) -> str:
@@ -185,13 +185,13 @@ class Context:
         return [factory.build(pipeline, name) for name in chosen or names]
 
     @cached_property
-    def follower(self) -> "Follower":
+    def follower(self) -> "SchemaFollower":
         """Follows the pipeline file and the table definitions, for all streams of a run."""
-        from cdc.apply.schema_follower import Follower, patience_s
+        from cdc.apply.schema_follower import SchemaFollower, patience_s
 
         pipeline = self.pipeline
         with source.connect(pipeline.source.dsn) as connection, source.within(connection, patience_s(pipeline)):
-            return Follower(self.load, source.survey(connection, pipeline).tables)
+            return SchemaFollower(self.load, source.survey(connection, pipeline).tables)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """Make a stream per sink, which applies all tables and follows the file and the table definitions."""

@@ -29,7 +29,7 @@ from enum import StrEnum
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import RunState
 from cdc.errors import CdcError, Fenced
-from cdc.model.position import Position, Reach, Stored, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.sink.remedy import given_up
 
 HOLD_S = 5.0
@@ -99,7 +99,7 @@ class Observed:
     waited_s: float = 0.0
     now: float = 0.0
     """Unix seconds."""
-    views: Mapping[str, Stored | None] | None = None
+    views: Mapping[str, ViewCheckpoint | None] | None = None
     """By topic, what the sink says of the views that readers see."""
     topics: Mapping[str, Position] | None = None
     """Where topics end."""
@@ -110,10 +110,10 @@ class Observed:
     quarantine: bool = False
     """Somebody wants entries of the sink to be tried again."""
     stopping: bool = False
-    ended: bool = False
+    query_ended: bool = False
     """The query has applied all that was there when it started."""
     failure: CdcError | None = None
-    bearable: bool = False
+    tolerable: bool = False
     """The failure may pass, and hasn't come back too often: see `cdc.sink.remedy.Patience`."""
     switching: bool = False
     """Another writer may be at the views because readers are being shown another generation."""
@@ -125,7 +125,7 @@ def decide(plan: ResumePlan, observed: Observed) -> Decision:
         return _after_failure(observed, observed.failure)
     if observed.stopping:
         return Stop(RunState.STOPPED)
-    if observed.ended:
+    if observed.query_ended:
         return _at_end(plan)
     if observed.control.version != plan.control.version:
         return _after_control(plan.control, observed.control)
@@ -137,7 +137,7 @@ def decide(plan: ResumePlan, observed: Observed) -> Decision:
 def _after_failure(observed: Observed, failure: CdcError) -> Decision:
     if isinstance(failure, Fenced) and observed.switching:
         return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.SWITCHED)
-    if not observed.bearable:
+    if not observed.tolerable:
         return Stop(RunState.FAILED, given_up(failure))
     return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.FAILURE)
 
@@ -176,7 +176,7 @@ def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
     return Continue()
 
 
-def _switched(plan: ResumePlan, views: Mapping[str, Stored | None]) -> str | None:
+def _switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
     """A table of whose views readers see another than the one that is applied to."""
     for table in plan.tables:
         generation, stored = plan.generations.get(table.topic), views.get(table.topic)
@@ -194,7 +194,7 @@ def _reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
     return None
 
 
-def _went_back(plan: ResumePlan, views: Mapping[str, Stored | None]) -> str | None:
+def _went_back(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
     """A table whose view stands before where it was left. Beyond it another writer is at work: `apply` tells."""
     for table in plan.tables:
         left_at = plan.live.get(table.topic)

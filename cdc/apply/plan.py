@@ -76,7 +76,7 @@ class ResumePlan:
 
     def advanced(self, steps: Sequence[Advance], live: Mapping[str, Position | None]) -> "ResumePlan":
         """The plan once a batch of these steps is in the sink, whose views stand at `live` then."""
-        return replace(self, positions={**self.positions, **{s.table.topic: s.until for s in steps}}, live=dict(live))
+        return replace(self, positions={**self.positions, **{s.table.topic: s.end for s in steps}}, live=dict(live))
 
     def offsets(self) -> dict[str, dict[str, int]]:
         """Where reading starts, per topic and partition, as Spark takes it."""

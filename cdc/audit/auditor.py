@@ -18,15 +18,15 @@ from pyspark.sql import functions as F
 from cdc.audit.finding import KEYS, REPAIRABLE, Audit, Finding, of_rows
 from cdc.audit.topic_health import of_topics, of_views
 from cdc.codec import log_rows
-from cdc.codec.decode_options import Reading
-from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, Looker
+from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, RecordClassifier
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import unsent_below
+from cdc.postgres.schema_changes import last_silent_change_lsn
 from cdc.sink.contract import Sink
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from cdc.spark import kafka_source
 from cdc.verify.backfill import backfill
 
@@ -55,7 +55,7 @@ class Auditor:
         self._spark, self._pipeline, self._kafka, self._sinks = spark, pipeline, kafka, sinks
         self._placeholder = placeholder
         # What the warehouse can't hold doesn't matter where there is none.
-        self._warehouse = any(sink.form == "events" for sink in sinks)
+        self._warehouse = any(sink.row_format == "events" for sink in sinks)
 
     def audit(self, table: Table, repair_s: float | None = None) -> Audit:
         """What a rebuild of the table's views would meet.
@@ -97,10 +97,12 @@ class Auditor:
         control.read()
         floors = {table.topic: control.floors.lsn(table.qualified)}
         since = {table.topic: control.registration.start(table.topic, end.topic_id)}
-        reading = Reading(self._placeholder, floors, since)
-        looker = Looker(table, reading, self._warehouse, unsent_below(control.definitions, table.qualified))
-        read = kafka_source.records(self._spark, self._pipeline.kafka, {table.topic: end}).select(*log_rows.RECORDS)
-        said, seen = self._persisted(kept, read.mapInArrow(lasting(looker.work), log_rows.SAID)), Observation()
+        reading = DecodeOptions(self._placeholder, floors, since)
+        looker = RecordClassifier(
+            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
+        )
+        read = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end}).select(*log_rows.RECORDS)
+        said, seen = self._persisted(kept, read.mapInArrow(freeze_gc_after(looker.work), log_rows.SAID)), Observation()
         rows = self._persisted(kept, newest(said.observe(seen, *_counts())))
         (counts,) = rows.agg(
             F.count("*").alias("keys"),
@@ -148,7 +150,7 @@ def unknown(table: Table, said: DataFrame, rows: DataFrame) -> DataFrame:
     changes = said.where((F.col("says") == UNREADABLE) | F.col("living"))
     chains = changes.join(partial, ["id", "partition"], "left_semi").repartition("id", "partition")
     ordered = chains.sortWithinPartitions("id", "partition", "offset")
-    return ordered.mapInArrow(lasting(log_rows.unknown(table)), "id string")
+    return ordered.mapInArrow(freeze_gc_after(log_rows.unknown(table)), "id string")
 
 
 def _of_keys(kind: str, ids: DataFrame) -> Finding:

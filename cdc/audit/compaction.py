@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.generations.registry import Building, Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.ledger import Compaction, Ledger
-from cdc.kafka.log_continuity import refuse_other, waiting
-from cdc.kafka.records import TIMEOUT_MS, kafka, reaching
+from cdc.kafka.log_continuity import pending_records, refuse_incomparable
+from cdc.kafka.records import TIMEOUT_MS, kafka, translated_errors
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Stored, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 
 if TYPE_CHECKING:
-    from cdc.spark.kafka_source import Tally
+    from cdc.spark.kafka_source import PartitionCensus
 
 SEGMENT_MS = 1000
 UNCLEANED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
@@ -46,9 +46,9 @@ TOMBSTONES = {"delete.retention.ms": str(RETENTION_MS)}
 TRANSACTION_MS = 10_000
 """How long a crash between two lines may hold up readers."""
 BEAT_S = 1.0
-Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[Tally]]"]
-"""What each partition holds below positions, by topic: `cdc.spark.kafka_source.tally`."""
-View = tuple[str, Table, Callable[[Table], Stored | None]]
+Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[PartitionCensus]]"]
+"""What each partition holds below positions, by topic: `cdc.spark.kafka_source.census`."""
+View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
 """What it is called, its table, where it stands."""
 
 
@@ -92,7 +92,7 @@ def compact(
     with _Lowered(kafka, pipeline, topics, tombstones=tombstones) as lowered, _Roller(kafka, pipeline) as roller:
         while True:
             ends = lowered.roll(roller, goal)
-            views = watched(tables, sinks, registry.read().of, tombstones=tombstones)
+            views = watched(tables, sinks, registry.read().for_sink, tombstones=tombstones)
             _await_views(kafka, views, ends, deadline, progress)
             lowered.clean(ends)
             now = _counted(count, goal)
@@ -108,7 +108,7 @@ def compact(
 def restore(kafka: Topics, pipeline: Pipeline) -> list[str]:
     """Give topics back the settings that an interrupted compaction had lowered; their names."""
     ledger = Ledger(pipeline, kafka).read()
-    return _restored(kafka, ledger) if ledger.interrupted() else []
+    return _restored(kafka, ledger) if ledger.is_interrupted() else []
 
 
 def watched(
@@ -120,11 +120,11 @@ def watched(
     at work on begins again when it has missed something.
     """
     if not tombstones:
-        return [(sink.name, table, sink.position) for sink in sinks if sink.form == "events" for table in tables]
+        return [(sink.name, table, sink.position) for sink in sinks if sink.row_format == "events" for table in tables]
     views: list[View] = [(sink.name, table, sink.position) for sink in sinks for table in tables]
     for sink in sinks:
         for names, what in _beside(generations(sink.name)):
-            beside = sink.beside(names)
+            beside = sink.for_generation(names)
             label = f"the generation of {sink.name} that is {what}"
             views += [(label, table, beside.position) for table in tables if table.qualified in names]
     return views
@@ -132,9 +132,9 @@ def watched(
 
 def _beside(generations: Generations) -> Iterator[tuple[Mapping[str, str], str]]:
     """The generations beside the live views that somebody keeps current, by table, and what becomes of each."""
-    if due := generations.due:
-        yield due, "kept"
-    if isinstance(generations.work, Building) and generations.busy:
+    if standby := generations.standby_names:
+        yield standby, "kept"
+    if isinstance(generations.work, GenerationBuild) and generations.in_progress:
         yield generations.work.names, "being built"
 
 
@@ -155,17 +155,17 @@ def ended_in_order() -> Iterator[None]:
 
 def _stay_alone(kafka: Topics, pipeline: Pipeline) -> None:
     ledger = Ledger(pipeline, kafka).read()
-    if ledger.lowered and not ledger.interrupted():
+    if ledger.lowered and not ledger.is_interrupted():
         raise ConnectorError("Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end")
 
 
 def _restored(kafka: Topics, ledger: Ledger) -> list[str]:
     alive, now = kafka.existing(ledger.lowered), time.time()
     kafka.override({topic: _own(ledger.lowered[topic]) for topic in alive})
-    for compactions, tombstones in ((ledger.compacted, False), (ledger.unburied, True)):
+    for compactions, tombstones in ((ledger.compacted, False), (ledger.tombstones_removed, True)):
         open_ = {topic: one for topic, one in compactions.items() if topic in ledger.lowered and not one.ended}
-        ledger.compact({topic: replace(one, ended=now) for topic, one in open_.items()}, tombstones=tombstones)
-    ledger.raised(ledger.lowered)
+        ledger.add_compactions({topic: replace(one, ended=now) for topic, one in open_.items()}, tombstones=tombstones)
+    ledger.forget_lowered(ledger.lowered)
     return sorted(alive)
 
 
@@ -184,8 +184,8 @@ class _Lowered:
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> "_Lowered":
-        self._ledger.lower(self._own)
-        self._ledger.beating(at_work=True)
+        self._ledger.add_lowered(self._own)
+        self._ledger.write_heartbeat(at_work=True)
         self._beating.start()
         return self
 
@@ -195,7 +195,7 @@ class _Lowered:
         finally:
             self._ended.set()
             self._beating.join()
-            self._ledger.beating(at_work=False)
+            self._ledger.write_heartbeat(at_work=False)
 
     def roll(self, roller: "_Roller", places: Mapping[str, Position]) -> dict[str, Position]:
         """Begin a segment that is held open, while nothing is cleaned; the ends above all that there is to clean."""
@@ -208,7 +208,7 @@ class _Lowered:
         """Have what lies below the ends cleaned."""
         now = time.time()
         done = {topic: Compaction(end, now) for topic, end in ends.items()}
-        self._ledger.compact(done, tombstones=self._tombstones)
+        self._ledger.add_compactions(done, tombstones=self._tombstones)
         settings = {**LOWERED, **(TOMBSTONES if self._tombstones else {})}
         self._kafka.override(dict.fromkeys(self._topics, settings))
 
@@ -216,7 +216,7 @@ class _Lowered:
         while not self._ended.wait(BEAT_S):
             # Whoever takes this one for dead only restores what it has lowered.
             with suppress(ConnectorError):
-                self._ledger.beating(at_work=True)
+                self._ledger.write_heartbeat(at_work=True)
 
 
 class _Roller:
@@ -224,7 +224,7 @@ class _Roller:
 
     def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
         self._bootstrap = topics.bootstrap
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             self._producer = kafka.KafkaProducer(
                 bootstrap_servers=self._bootstrap,
                 transactional_id=f"{pipeline.pipeline}-compaction",
@@ -240,7 +240,7 @@ class _Roller:
 
     def roll(self, places: Mapping[str, Position]) -> None:
         try:
-            with reaching(self._bootstrap):
+            with translated_errors(self._bootstrap):
                 self._producer.begin_transaction()
                 sent = [
                     self._producer.send(topic, key=b"null", value=None, partition=partition)
@@ -267,10 +267,10 @@ def _late(kafka: Topics, views: Sequence[View], ends: Mapping[str, Position]) ->
     behind = []
     for name, table, position in views:
         stored = position(table)
-        refuse_other(name, table, distance(stored, ends[table.topic]))
-        behind.append((name, table, waiting(table.topic, stored, ends[table.topic])))
+        refuse_incomparable(name, table, distance(stored, ends[table.topic]))
+        behind.append((name, table, pending_records(table.topic, stored, ends[table.topic])))
     # What was aborted to begin segments, and markers, nobody has to apply.
-    following = kafka.next({place for _, _, places in behind for place in places}, decided=True)
+    following = kafka.next_records({place for _, _, places in behind for place in places}, decided=True)
     return [
         f"{table.qualified} in {name} has not caught up"
         for name, table, places in behind
@@ -296,7 +296,7 @@ def _await_views(
         time.sleep(0.5)
 
 
-def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[Tally]]":
+def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[PartitionCensus]]":
     """What is there once the broker has had time to clean; what takes long to count takes it long as well."""
     time.sleep(2 * SEGMENT_MS / 1000)
     began = time.monotonic()
@@ -306,7 +306,7 @@ def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequen
     return now
 
 
-def _left(now: "Mapping[str, Sequence[Tally]]", *, tombstones: bool) -> dict[str, str]:
+def _left(now: "Mapping[str, Sequence[PartitionCensus]]", *, tombstones: bool) -> dict[str, str]:
     """What is still to be done, in words by topic."""
     left = {}
     for topic, partitions in now.items():
@@ -327,7 +327,7 @@ def _unfinished(left: Mapping[str, str], timeout_s: float) -> ConnectorError:
     )
 
 
-def _compacted(topic: str, before: "Sequence[Tally]", now: "Sequence[Tally]") -> Compacted:
+def _compacted(topic: str, before: "Sequence[PartitionCensus]", now: "Sequence[PartitionCensus]") -> Compacted:
     return Compacted(
         topic,
         sum(one.records for one in before),

@@ -10,8 +10,8 @@ from cdc.audit.finding import ANEW, Finding
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity, Discontinued, check_shape
-from cdc.kafka.topics import Topics, wanted
-from cdc.model.position import Position, Stored
+from cdc.kafka.topics import Topics, topic_specs
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 
 CONTROL = ("cdc.truncation", "cdc.ddl")
@@ -28,7 +28,7 @@ def of_topics(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Finding]:
     there = [topic for topic in topics if topic in existing]
     settings, starts = kafka.settings(there), kafka.starts(there)
     for topic in there:
-        found += _shape(topic, wanted(pipeline)[topic], starts[topic], settings[topic]["cleanup.policy"])
+        found += _shape(topic, topic_specs(pipeline)[topic], starts[topic], settings[topic]["cleanup.policy"])
     if table.topic in existing:
         asked = (
             ("tombstones", RETENTION, pipeline.delete_retention_hours),
@@ -42,7 +42,9 @@ def of_topics(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Finding]:
     return found
 
 
-def of_views(kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, Stored | None]) -> list[Finding]:
+def of_views(
+    kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, ViewCheckpoint | None]
+) -> list[Finding]:
     """Views that the log can't continue from where they stand, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
     continuity.look((table, stored) for stored in views.values())

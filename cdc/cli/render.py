@@ -17,16 +17,16 @@ from rich.text import Text
 
 from cdc.apply.progress import WORKING
 from cdc.cli.console import call
-from cdc.model.wording import UNKNOWN, advice, clock, length, since
+from cdc.model.wording import UNKNOWN, advice, clock, duration, since_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cdc.apply.progress import Progress
     from cdc.audit.finding import Audit
-    from cdc.generations.registry import Building
+    from cdc.generations.registry import GenerationBuild
     from cdc.observe.status import Problem, SinkStatus, Status
-    from cdc.quarantine.log import Held
+    from cdc.quarantine.log import QuarantinedRecord
     from cdc.verify.comparison import Comparison
 
 OCCASIONALLY_S = 10.0
@@ -87,13 +87,13 @@ def _waiting(sink: Progress) -> str:
 def _behind(sink: Progress) -> str:
     if sink.lag_seconds is None or sink.looked_s >= HUNG_S:
         return UNKNOWN
-    return length(sink.lag_seconds) if sink.lag_records else "-"
+    return duration(sink.lag_seconds) if sink.lag_records else "-"
 
 
 def _troubles(sink: Progress) -> Iterator[str]:
     """Say what a sink and its tables wait for, and since when."""
     if sink.looked_s >= HUNG_S and sink.state == "running":
-        yield f"{sink.sink} hasn't answered for {length(sink.looked_s)}"
+        yield f"{sink.sink} hasn't answered for {duration(sink.looked_s)}"
     if sink.error:
         yield _with_since(f"{sink.sink}: {_with_advice(sink.error, sink.hint or '')}", sink.state_since)
     for table, (message, hint) in sink.aside.items():
@@ -105,7 +105,7 @@ def _with_advice(message: str, hint: str) -> str:
 
 
 def _with_since(text: str, moment: float | None) -> str:
-    return f"{text} ({since(moment)})" if moment else text
+    return f"{text} ({since_text(moment)})" if moment else text
 
 
 def generations(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -118,7 +118,7 @@ def generations(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 @contextmanager
-def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], None]]:
+def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationBuild], None]]:
     """Show the phases of a rebuild and its progress: a spinner on a terminal, elsewhere a line every few seconds."""
     if quiet:
         yield lambda _: None
@@ -127,12 +127,14 @@ def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], 
         phases: list[str] = []
         printed_at = 0.0
 
-        def show(build: Building) -> None:
+        def show(build: GenerationBuild) -> None:
             nonlocal printed_at
             if build.phase not in phases:
                 phases.append(build.phase)
                 console.print(f"{build.sink}: {build.phase}", highlight=False)
-            remaining = f", {build.left_s:.0f} s left" if build.left_s is not None and build.phase == "replay" else ""
+            remaining = (
+                f", {build.remaining_s:.0f} s left" if build.remaining_s is not None and build.phase == "replay" else ""
+            )
             counts = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{remaining}"
             line = f"{build.sink}: {build.phase} {counts}"
             status.update(line)
@@ -185,7 +187,7 @@ def _line(sink: Progress) -> str:
     return f"{sink.sink} {sink.state}: {applied}; waiting: {_waiting(sink)}{behind}"
 
 
-def quarantine(records: Sequence[Held]) -> RenderableType:
+def quarantine(records: Sequence[QuarantinedRecord]) -> RenderableType:
     """Draw the records in quarantine, without row values."""
     grid = _grid("place", "row", "since", "reason")
     for record in records:
@@ -259,7 +261,7 @@ def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableTy
                 view.table,
                 sink.name,
                 UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
-                UNKNOWN if view.lag_seconds is None else length(view.lag_seconds) if view.lag_seconds else "-",
+                UNKNOWN if view.lag_seconds is None else duration(view.lag_seconds) if view.lag_seconds else "-",
                 f"{view.changes:,}" if measured else UNKNOWN,
                 _age(view.at) if measured else UNKNOWN,
             )
@@ -322,7 +324,7 @@ def _hops(snapshot: Status) -> RenderableType:
 
 def _activity(sink: SinkStatus) -> str:
     """Say what a sink's `cdc run` does: its rate and counts only while it is at work."""
-    parts = [since(sink.since)]
+    parts = [since_text(sink.since)]
     if sink.state in WORKING and sink.rows_per_s is not None:
         parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
         parts += [f"last restarted for: {sink.restarted}"] if sink.restarted else []
@@ -334,7 +336,7 @@ def _size(count: int | None) -> str:
 
 
 def _age(moment: float | None) -> str:
-    return "never" if moment is None else f"{length(max(0.0, time.time() - moment))} ago"
+    return "never" if moment is None else f"{duration(max(0.0, time.time() - moment))} ago"
 
 
 class Grid:

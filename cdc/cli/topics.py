@@ -38,7 +38,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         {
             "topic": topic.topic,
             "partitions": ends[topic.topic].partition_count,
-            "created": type(topic).__name__ == "Created",
+            "created": type(topic).__name__ == "CreatedTopic",
             "topic_id": ends[topic.topic].topic_id,
             "end_offsets": list(ends[topic.topic].offsets),
         }
@@ -74,13 +74,13 @@ def compact(
 
     pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
     with ended_in_order(), Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
-        from cdc.spark.kafka_source import tally
+        from cdc.spark.kafka_source import census
 
         compacted = compact_topics(
             kafka,
             pipeline,
             tables,
-            count=lambda goal: tally(spark, pipeline.kafka, goal),
+            count=lambda goal: census(spark, pipeline.kafka, goal),
             sinks=context.obj.sinks(None),
             tombstones=tombstones,
             timeout_s=timeout_s,

@@ -10,7 +10,7 @@ import typer
 
 from cdc.cli.console import Json, Master, out, print_error, print_json, say
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
-from cdc.model.wording import ended
+from cdc.model.wording import full_stopped
 from cdc.runtime import spark_on
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, ti
     Raises:
         ConnectorError: no change comes through the connector.
     """
-    from cdc.apply.progress import WORKING, published
+    from cdc.apply.progress import WORKING, load_published
     from connectors.client import Connect
 
     with Connect(pipeline.connect) as connect:
@@ -96,8 +96,8 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, ti
         raise ConnectorError(message, hint="cdc -p FILE register")
     if "FAILED" in (state.connector, *state.tasks):
         message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker tells no more'}"
-        raise ConnectorError(ended(message), hint="cdc -p FILE register")
-    runs_by_sink = published(runs)
+        raise ConnectorError(full_stopped(message), hint="cdc -p FILE register")
+    runs_by_sink = load_published(runs)
     if idle := [name for name in sinks if name not in runs_by_sink or runs_by_sink[name].state not in WORKING]:
         consequence = f"what is behind there is waited for, {timeout_s:g} s at most (--timeout)"
         say(f"no `cdc run` is known to be at work on {', '.join(idle)}: {consequence}")
@@ -108,7 +108,7 @@ def _repeat(
     compare: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, runs: Path, as_json: bool
 ) -> NoReturn:
     """Compare until somebody ends it. An error is printed and counted, and the next comparison is made all the same."""
-    from cdc.apply.progress import published
+    from cdc.apply.progress import load_published
     from cdc.observe.metrics import Metrics
 
     metrics = Metrics(port) if port is not None else None
@@ -117,7 +117,7 @@ def _repeat(
             results = compare()
             if metrics:
                 metrics.publish_comparisons(results)
-                metrics.publish_restarts(published(runs).values())
+                metrics.publish_restarts(load_published(runs).values())
             report(results, as_json)
         except CdcError as error:
             if metrics and not isinstance(error, DivergenceError | UndecidedError):

@@ -20,7 +20,7 @@ class Floors:
     lsns: Mapping[str, int] = field(default_factory=dict)
 
     def number(self, table: str) -> int:
-        """What a view of a table (schema.table) has to be made after, see `Stored.floor`."""
+        """What a view of a table (schema.table) has to be made after, see `ViewCheckpoint.floor`."""
         return self.epoch * EPOCH + self.lsn(table)
 
     def lsn(self, table: str) -> int:

@@ -1,4 +1,4 @@
-"""What of a server's URL may be shown: never a user, a password or a key."""
+"""Shorten a server's URL to what may be shown: never a user, a password or a key."""
 
 import re
 
@@ -6,13 +6,17 @@ HIDDEN = "..."
 
 
 def address(url: str) -> str:
-    """Scheme, host, port and path of a URL; what looks as if it had a login behind its path is not shown at all.
+    """Scheme, host, port and path of a URL; `...` if a login seems to lie behind its path.
 
-    A password that isn't escaped may hold any of `/?#@`, so what is parsed by the book could still have a part of it.
+    A password that isn't escaped may hold any of `/?#@`. A parser that goes by the standard would
+    then take a part of the password for the path, so an `@` behind the path hides everything.
     """
-    before, separator, behind = url.partition("://")
-    scheme, rest = (before + separator, behind) if separator else ("", url)
-    place, *after = re.split("[?#]", rest, maxsplit=1)
-    if any("@" in part for part in after):
+    prefix, separator, remainder = url.partition("://")
+    if separator:
+        scheme, body = prefix + separator, remainder
+    else:
+        scheme, body = "", url
+    location, *queries = re.split("[?#]", body, maxsplit=1)
+    if any("@" in query for query in queries):
         return scheme + HIDDEN
-    return scheme + place.rpartition("@")[2]
+    return scheme + location.rpartition("@")[2]

@@ -1,34 +1,38 @@
-"""Why a server can't be reached, from the words of OpenSSL, libpq and the system; the same for every client.
+"""Tell why a server can't be reached, from the words of OpenSSL, libpq and the system.
 
-Pure. Words in another language, or new ones, have no cause that is known here: it can't be reached, is then all.
+Pure, and the same for every client. A text in another language, or a new one, has no cause here:
+the error then says only that the server can't be reached.
 """
 
 from typing import NamedTuple
 
 
 class Cause(NamedTuple):
-    """`passes`: whether it may be gone at the next try; `kind` tells what to look at, see `HINTS` of its users."""
+    """A reason for a failed connection, as the end of a sentence whose subject is the server.
 
-    what: str
-    passes: bool
+    `is_transient`: the next try may succeed. `kind` tells what to look at: see `HINTS` of its users.
+    """
+
+    text: str
+    is_transient: bool
     kind: str = ""
 
     def __str__(self) -> str:
-        return f": {self.what}" if self.what else ""
+        return f": {self.text}" if self.text else ""
 
 
-UNKNOWN = Cause("", passes=True)
-TRUST = Cause("its certificate is of a CA that isn't trusted here", passes=False, kind="trust")
-NO_FILE = Cause("the file of its CA isn't there", passes=False, kind="trust")
-EXPIRED = Cause("its certificate has expired", passes=True)
-"""Somebody renews it, and what was waiting for that goes on."""
-HOST = Cause("its certificate is for another host name", passes=False, kind="certificate")
-CLIENT = Cause("it asks for a client's certificate", passes=False, kind="client")
-PLAIN = Cause("it doesn't speak TLS at that port", passes=False, kind="plain")
-NAME = Cause("its host name is unknown", passes=True)
-CLOSED = Cause("nothing listens there", passes=True)
-SILENT = Cause("it doesn't answer", passes=True)
-WORDS = (
+UNKNOWN = Cause("", is_transient=True)
+TRUST = Cause("its certificate is of a CA that isn't trusted here", is_transient=False, kind="trust")
+NO_FILE = Cause("the file of its CA isn't there", is_transient=False, kind="trust")
+EXPIRED = Cause("its certificate has expired", is_transient=True)
+"""Transient: somebody renews the certificate, and the waiting client goes on."""
+HOST = Cause("its certificate is for another host name", is_transient=False, kind="certificate")
+CLIENT = Cause("it asks for a client's certificate", is_transient=False, kind="client")
+PLAIN = Cause("it doesn't speak TLS at that port", is_transient=False, kind="plain")
+NAME = Cause("its host name is unknown", is_transient=True)
+CLOSED = Cause("nothing listens there", is_transient=True)
+SILENT = Cause("it doesn't answer", is_transient=True)
+CAUSES_BY_PHRASE = (
     ("has expired", EXPIRED),
     ("root certificate file", NO_FILE),
     ("hostname mismatch", HOST),
@@ -50,9 +54,10 @@ WORDS = (
     ("timeout", SILENT),
     ("timed out", SILENT),
 )
-"""The first that is said counts: what is wrong with a certificate comes with that it couldn't be verified."""
+"""The first phrase that a text holds counts, so special ones come first: "has expired" comes with "verify failed"."""
 
 
-def cause(words: str) -> Cause:
-    lowered = words.lower()
-    return next((known for part, known in WORDS if part in lowered), UNKNOWN)
+def cause(message: str) -> Cause:
+    """The cause that an error message of a client library tells; `UNKNOWN` if it tells none."""
+    lowered = message.lower()
+    return next((reason for phrase, reason in CAUSES_BY_PHRASE if phrase in lowered), UNKNOWN)

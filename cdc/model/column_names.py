@@ -1,6 +1,6 @@
-"""Names of columns that Postgres takes: which of them can't be carried exactly, and what to leave out instead.
+"""Columns that can't be carried exactly: refuse their table, and say which columns to leave out.
 
-Pure. A table is refused by all of its sentences at once, and alone: others go on.
+Pure. An error holds a sentence for each bad column of a table. Other tables go on.
 """
 
 import difflib
@@ -15,19 +15,19 @@ from cdc.errors import SettingsError, SourceError
 from cdc.model import pg_types
 from cdc.model.table import Table
 
-OURS = "_cdc"
-"""How the names of the pipeline's own fields and columns begin, in every view."""
+PIPELINE_PREFIX = "_cdc"
+"""The prefix of the pipeline's own fields and columns in every view."""
 Refusals = Callable[[Table], Sequence[str]]
-"""Why a table can't be held as it is, a sentence for each column concerned; nothing when it can."""
+"""Why a view can't hold a table, a sentence for each column concerned; empty if it can."""
 
 
 def refusals(table: Table) -> list[str]:
-    """Why no view at all can have a table as it is."""
-    return [*_of_types(table), *_of_ours(table)]
+    """Why no view of any sink can hold a table, a sentence for each column concerned."""
+    return [*_types_refused(table), *_names_refused(table)]
 
 
 def require_indexed(tables: Iterable[Table]) -> None:
-    """Refuse what the pipeline file asks of the index for columns that no view has. Raises SettingsError."""
+    """Refuse `index.fields` of the pipeline file for columns that no view has. Raises SettingsError."""
     for table in tables:
         columns = [column.name for column in table.columns]
         for name in table.index.fields:
@@ -39,35 +39,41 @@ def require_indexed(tables: Iterable[Table]) -> None:
                 )
 
 
-def refused(table: Table, refusals: Refusals, where: str = "") -> SourceError | None:
-    """The error that names all that is wrong with a table's columns, and which to leave out; None when nothing is."""
+def refusal_error(table: Table, refusals: Refusals, where: str = "") -> SourceError | None:
+    """The error for a table: all its bad columns, and which to leave out; None if there are none.
+
+    `where`: the sink that can't hold the table; empty if no sink can.
+    """
     sentences = refusals(table)
     if not sentences:
         return None
     place = f"{table.qualified} can't be held by {where}" if where else f"{table.qualified} can't be captured exactly"
-    return SourceError(f"{place}: {'; '.join(sentences)}.", hint=_way_out(table, refusals), table=table.qualified)
+    return SourceError(f"{place}: {'; '.join(sentences)}.", hint=_remedy(table, refusals), table=table.qualified)
 
 
-def together(errors: Sequence[SourceError]) -> SourceError:
-    """Several tables' errors as one."""
+def combined_error(errors: Sequence[SourceError]) -> SourceError:
+    """The errors of several tables as a single one."""
     if len(errors) == 1:
         return errors[0]
     hints = dict.fromkeys(error.hint for error in errors)
     return SourceError(" ".join(error.message for error in errors), hint="; ".join(hints))
 
 
-def _way_out(table: Table, refusals: Refusals) -> str:
-    kept, excluded = table, []
+def _remedy(table: Table, refusals: Refusals) -> str:
+    reduced, excluded = table, []
     for column in table.columns:
-        without = replace(kept, columns=tuple(other for other in kept.columns if other != column))
-        if column.name not in table.key and len(refusals(without)) < len(refusals(kept)):
-            kept = without
+        if column.name in table.key:
+            continue
+        columns = tuple(item for item in reduced.columns if item != column)
+        candidate = replace(reduced, columns=columns)
+        if len(refusals(candidate)) < len(refusals(reduced)):
+            reduced = candidate
             excluded.append(column.name)
     steps = []
     if excluded:
-        columns = ", ".join(map(_in_yaml, excluded))
-        steps.append(f"write {{table: {table.qualified}, exclude: [{columns}]}} in the pipeline file, or rename them")
-    if refusals(kept):
+        names = ", ".join(map(_in_yaml, excluded))
+        steps.append(f"write {{table: {table.qualified}, exclude: [{names}]}} in the pipeline file, or rename them")
+    if refusals(reduced):
         rename = f"ALTER TABLE {table.qualified} RENAME COLUMN ... TO ..."
         steps.append(f"{'for the rest ' if excluded else ''}{rename}, or choose another key (key: [...])")
     return "; ".join(steps)
@@ -78,30 +84,33 @@ def _in_yaml(name: str) -> str:
     return name if plain else json.dumps(name, ensure_ascii=False)
 
 
-def _of_types(table: Table) -> Iterable[str]:
+def _types_refused(table: Table) -> Iterable[str]:
     for column in table.columns:
-        if why := pg_types.refused(column.type, key=column.name in table.key):
+        if why := pg_types.loss(column.type, key=column.name in table.key):
             yield f"column {column.name} is {column.type}: {why}"
 
 
-def _of_ours(table: Table) -> Iterable[str]:
+def _names_refused(table: Table) -> Iterable[str]:
     for column in table.columns:
-        if column.name.lower().startswith(OURS):
-            yield f"column {column.name} begins with {OURS}, as the pipeline's own do"
+        if column.name.lower().startswith(PIPELINE_PREFIX):
+            yield f"column {column.name} begins with {PIPELINE_PREFIX}, as the pipeline's own do"
 
 
-def alike(columns: Iterable[str]) -> list[str]:
-    """Which columns of a table Debezium takes for one, whose connector then fails; also where one is excluded."""
-    folded: dict[str, list[str]] = {}
+def case_collisions(columns: Iterable[str]) -> list[str]:
+    """Columns of a table that Debezium takes for the same, a sentence for each group.
+
+    Its connector fails on them, even if the pipeline file excludes one of them.
+    """
+    groups: dict[str, list[str]] = {}
     for name in columns:
-        folded.setdefault(_folded(name), []).append(name)
+        groups.setdefault(_case_folded(name), []).append(name)
     return [
-        f"columns {' and '.join(several)} differ in nothing but case, which the connector doesn't take"
-        for several in folded.values()
-        if len(several) > 1
+        f"columns {' and '.join(group)} differ in nothing but case, which the connector doesn't take"
+        for group in groups.values()
+        if len(group) > 1
     ]
 
 
-def _folded(name: str) -> str:
-    """What Java takes for equal without case, by characters or by whole texts, is equal in this form."""
+def _case_folded(name: str) -> str:
+    """A form in which names are equal if Java takes them for equal without case."""
     return name.upper().lower().replace("\u0307", "")

@@ -1,4 +1,4 @@
-"""The name of one build of a view, and the moment that it tells. Standard library only."""
+"""Name a generation, one build of a view, and read its time from the name. Standard library only."""
 
 from datetime import UTC, datetime
 
@@ -6,12 +6,12 @@ GENERATION = "%Y%m%dt%H%M%S%f"
 
 
 def new_generation() -> str:
-    """A name for a build of a view, made now: in order of time, and good for a file, an index and a key."""
+    """A name for a generation that begins now. Names sort by time and suit files, indices and keys."""
     return datetime.now(UTC).strftime(GENERATION)
 
 
-def made_at(generation: str) -> float:
-    """When a build of that name was begun, in Unix seconds; 0 when the name doesn't tell."""
+def generation_time(generation: str) -> float:
+    """When the generation of that name was begun, in Unix seconds; 0 if the name holds no time."""
     try:
         return datetime.strptime(generation, GENERATION).replace(tzinfo=UTC).timestamp()
     except ValueError:

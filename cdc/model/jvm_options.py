@@ -1,24 +1,30 @@
-"""What every Java here is started with: what the caller says for all of them, and what suits a small machine."""
+"""Options of every Java process here: the caller's own, and defaults for a small machine."""
 
 import os
 import shlex
 
-PATIENCE = "-XX:CompileThresholdScaling"
-"""How much later than usual a method is compiled."""
+COMPILE_THRESHOLD = "-XX:CompileThresholdScaling"
+"""Scales how often a method has to run before it is compiled."""
 
 
-def options() -> list[str]:
-    """What the caller says: Java itself reads it, where it is given the caller's environment."""
+def caller_options() -> list[str]:
+    """The options in the caller's `JAVA_TOOL_OPTIONS`. A Java that inherits the environment reads them itself."""
     return shlex.split(os.environ.get("JAVA_TOOL_OPTIONS", ""))
 
 
-def tuning() -> list[str]:
-    """A choice of our own where the caller has made none.
+def default_options() -> list[str]:
+    """The project's options, each only where the caller has chosen none.
 
-    The garbage collector for throughput, whose pauses are short in a small heap. And few compiled methods: what runs
-    now and then, as most of Spark's planning does, was compiled all the same, which took half of a cold start's CPU.
+    The throughput garbage collector has short pauses in a small heap. A raised threshold compiles
+    fewer methods: most of Spark's planning runs only now and then, but was compiled all the same,
+    which took half of a cold start's CPU.
     """
-    said = options()
-    collected = any(option.startswith("-XX:+Use") and option.endswith("GC") for option in said)
-    compiled = any(option.startswith(PATIENCE) for option in said)
-    return [*([] if collected else ["-XX:+UseParallelGC"]), *([] if compiled else [f"{PATIENCE}=4"])]
+    chosen = caller_options()
+    collector_chosen = any(option.startswith("-XX:+Use") and option.endswith("GC") for option in chosen)
+    threshold_chosen = any(option.startswith(COMPILE_THRESHOLD) for option in chosen)
+    defaults = []
+    if not collector_chosen:
+        defaults.append("-XX:+UseParallelGC")
+    if not threshold_chosen:
+        defaults.append(f"{COMPILE_THRESHOLD}=4")
+    return defaults

@@ -1,13 +1,13 @@
-"""The names of Postgres types as `format_type` prints them, and which types the connector can't carry.
+"""Name Postgres types as `format_type` prints them, and tell which the connector can't carry.
 
-Needs no Spark, so that describing a table and starting a connector stay fast.
+Needs no Spark, so that `cdc` describes tables and starts a connector fast.
 """
 
 import re
 
 EXTENSIONS = ("citext", "hstore", "ltree", "vector", "halfvec", "isbn")
-"""Types of extensions that the connector knows, in whichever schema they were created."""
-LOST: dict[str, str] = {
+"""Types of extensions that the connector carries, in whichever schema they were created."""
+LOSSES: dict[str, str] = {
     "bit varying": "the connector drops leading zeros",
     "sparsevec": "the connector has no text for it",
     "geometry": "PostGIS isn't supported",
@@ -15,7 +15,7 @@ LOST: dict[str, str] = {
     "int2vector": "the connector sends an empty list",
     "oidvector": "the connector sends an empty list",
 }
-KNOWN = (*EXTENSIONS, *LOST)
+CONNECTOR_TYPES = (*EXTENSIONS, *LOSSES)
 """Types outside of pg_catalog that the connector has a form of its own for."""
 NO_ELEMENTS = (
     *("bit", "money", "name", "interval", "xml", "refcursor", "bit varying", "sparsevec", "hstore"),
@@ -24,25 +24,25 @@ NO_ELEMENTS = (
 NO_KEYS = ("real", "double precision", "json", "jsonb", "hstore", "vector", "halfvec", "point", "line", "circle")
 
 
-def base(type_: str) -> str:
-    """A type without its length, its brackets and, where the connector knows it by name, its schema."""
+def base_type(type_: str) -> str:
+    """A type without length and brackets; without its schema if the connector knows it by name."""
     bare = re.sub(r"\(.*?\)", "", type_).removesuffix("[]").strip()
     if bare.startswith("interval "):
         return "interval"
     last = bare.rpartition(".")[2]
-    return last if last in KNOWN else bare
+    return last if last in CONNECTOR_TYPES else bare
 
 
-def refused(type_: str, *, key: bool = False) -> str | None:
-    """Why a column of this type can't be captured without losing something; None when it can."""
-    name = base(type_)
+def loss(type_: str, *, key: bool = False) -> str | None:
+    """What the connector would lose of a column of this type; None if it carries the type exactly."""
+    name = base_type(type_)
     if type_.endswith("[]"):
         if name == "time without time zone":
             return "the connector cuts the elements' microseconds"
         if name in NO_ELEMENTS:
             return "the connector doesn't send arrays of it"
-    elif name in LOST:
-        return LOST[name]
+    elif name in LOSSES:
+        return LOSSES[name]
     if key and (type_.endswith("[]") or name in NO_KEYS):
         return "its values have no single text to identify a row by"
     return None

@@ -1,4 +1,4 @@
-"""Where a view stands in its topic, and how far that is from an end. Standard library only."""
+"""The position of a view in its topic, and how far that is from an end. Standard library only."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 @dataclass(frozen=True)
 class Server:
-    """Which Postgres a log is of: the cluster that initdb made, and how often a standby of it was promoted."""
+    """Whose log it is: the cluster that initdb made, and how often one of its standbys was promoted."""
 
     system: str
     timeline: int
@@ -22,7 +22,8 @@ class Server:
 class Position:
     """How far a topic has been applied: every record of partition p below offsets[p] is in the view.
 
-    The topic id tells a recreated topic from the old one of the same name: offsets mean nothing across the two.
+    The topic id tells a topic that was created anew from the former one of the same name. Offsets
+    of the two count different records.
     """
 
     topic_id: str
@@ -30,54 +31,63 @@ class Position:
 
     @property
     def partition_count(self) -> int:
+        """How many partitions the topic had."""
         return len(self.offsets)
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a sink keeps of a view besides its rows, changed only together with them or after them."""
+class ViewCheckpoint:
+    """What a view stores about itself. A sink changes it together with the rows, or after them."""
 
     position: Position
     writer: str = ""
     rows: int = 0
-    """Rows written or deleted since the view was made; a replay counts again."""
-    at: float = 0.0
-    """Unix seconds of the last change of this record."""
+    """Rows written or deleted since the view was created; a replay counts them again."""
+    changed_at: float = 0.0
+    """Unix seconds of the last change of this checkpoint; `at` in its JSON."""
     floor: int = 0
-    """The LSN of the last TRUNCATE that the view was made after: it holds nothing from before."""
+    """LSN of the last TRUNCATE that the view has carried out: it holds no row from before."""
     generation: str = ""
-    """Which build of the view it is."""
+    """The generation of the view."""
 
-    MARK: ClassVar[str] = '{"topic_id"'
-    """How its JSON begins: tells it from other people's notes in the same place."""
+    JSON_START: ClassVar[str] = '{"topic_id"'
+    """How its JSON begins; tells a checkpoint from notes of other programs in the same place."""
 
     def to_json(self) -> str:
+        """The checkpoint as JSON, whose keys are those that `from_mapping` takes."""
         return json.dumps(
             {
                 "topic_id": self.position.topic_id,
                 "offsets": list(self.position.offsets),
                 "writer": self.writer,
                 "rows": self.rows,
-                "at": self.at,
+                "at": self.changed_at,
                 "floor": self.floor,
                 "generation": self.generation,
             }
         )
 
     @classmethod
-    def from_mapping(cls, stored: Mapping[str, Any]) -> "Stored":
-        offsets = tuple(int(offset) for offset in stored["offsets"])
-        position = Position(stored["topic_id"], offsets)
-        floor, generation = int(stored.get("floor", 0)), str(stored.get("generation", ""))
-        return cls(position, stored["writer"], int(stored["rows"]), float(stored["at"]), floor, generation)
+    def from_mapping(cls, fields: Mapping[str, Any]) -> "ViewCheckpoint":
+        """A checkpoint from the fields of its JSON; numbers may be texts, as Redis holds them."""
+        offsets = tuple(int(offset) for offset in fields["offsets"])
+        return cls(
+            position=Position(fields["topic_id"], offsets),
+            writer=fields["writer"],
+            rows=int(fields["rows"]),
+            changed_at=float(fields["at"]),
+            floor=int(fields.get("floor", 0)),
+            generation=str(fields.get("generation", "")),
+        )
 
     @classmethod
-    def from_json(cls, text: str) -> "Stored":
+    def from_json(cls, text: str) -> "ViewCheckpoint":
+        """The reverse of `to_json`."""
         return cls.from_mapping(json.loads(text))
 
 
 class Reach(StrEnum):
-    """Where a view stands, seen from a position of its topic."""
+    """How a view relates to a position of its topic; the texts are the end of an error's sentence."""
 
     REACHED = "reached"
     BEHIND = "behind"
@@ -87,9 +97,9 @@ class Reach(StrEnum):
 
 
 class Distance(NamedTuple):
-    """The answer to "has this view got there?": `offsets` counts what is left when it is behind.
+    """The answer to "has this view reached the position?"; `offsets` counts what it still lacks.
 
-    It is an upper bound of records, because compaction and transaction markers leave gaps.
+    That is an upper bound of records, because compaction and transaction markers leave gaps.
     """
 
     reach: Reach
@@ -97,6 +107,7 @@ class Distance(NamedTuple):
 
     @property
     def reached(self) -> bool:
+        """Whether the view holds everything below the position."""
         return self.reach is Reach.REACHED
 
     @property
@@ -105,20 +116,21 @@ class Distance(NamedTuple):
         return self.reach not in (Reach.OTHER_TOPIC, Reach.REPARTITIONED)
 
 
-def distance(view: Stored | Position | None, end: Position, floor: int = 0) -> Distance:
-    """How far a view is from `end`: the only comparison of positions, for all who ask whether a view has got there.
+def distance(view: ViewCheckpoint | Position | None, end: Position, floor: int = 0) -> Distance:
+    """Compare a view with `end`. This is the only comparison of positions in the project.
 
-    A view of another topic or partition count is told apart first, since its offsets mean other records. A view to
-    which nothing has been applied is behind by everything. `floor` counts for what a sink has stored, not for a bare
-    position.
+    Topic and partition count are compared first, since offsets of another topic count other
+    records. A view to which nothing has been applied is behind by everything. `floor` is compared
+    for a checkpoint, not for a bare position, which has none.
     """
-    position = view.position if isinstance(view, Stored) else view
+    position = view.position if isinstance(view, ViewCheckpoint) else view
     offsets = position.offsets if position else (0,) * end.partition_count
     if position and position.topic_id != end.topic_id:
         return Distance(Reach.OTHER_TOPIC)
     if len(offsets) != end.partition_count:
         return Distance(Reach.REPARTITIONED)
-    left = sum(max(0, there - here) for here, there in zip(offsets, end.offsets, strict=True))
-    if isinstance(view, Stored) and view.floor < floor:
-        return Distance(Reach.BEFORE_FLOOR, left)
-    return Distance(Reach.BEHIND if left else Reach.REACHED, left)
+    pairs = zip(offsets, end.offsets, strict=True)
+    missing = sum(max(0, last - offset) for offset, last in pairs)
+    if isinstance(view, ViewCheckpoint) and view.floor < floor:
+        return Distance(Reach.BEFORE_FLOOR, missing)
+    return Distance(Reach.BEHIND if missing else Reach.REACHED, missing)

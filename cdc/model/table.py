@@ -1,17 +1,17 @@
-"""A captured table and what names its rows, as plain data. Standard library only."""
+"""A captured table and the ids of its rows, as plain data. Standard library only."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Form = Literal["events", "documents"]
+RowFormat = Literal["events", "documents"]
 """What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One captured column: `type` is Postgres' own text for it, as `format_type` prints it: numeric(10,2)."""
+    """One captured column; `type` is Postgres' text for it, as `format_type` prints it: numeric(10,2)."""
 
     name: str
     type: str
@@ -20,7 +20,7 @@ class Column:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """What the pipeline file adds to how a search index is made: by column, and for the index as a whole."""
+    """What the pipeline file says about a search index: by column, and for the index as a whole."""
 
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -36,21 +36,23 @@ class Table:
     key: tuple[str, ...]
     topic: str
     reshaped: bool = False
-    """Whether the log holds rows with columns that the table has no more: they are left out."""
+    """Whether the topic holds rows with columns that the table has lost; these columns are left out."""
     index: IndexOptions = field(default=IndexOptions(), hash=False)
 
     @property
     def qualified(self) -> str:
+        """The name with its schema: public.orders."""
         return f"{self.schema}.{self.name}"
 
     def column(self, name: str) -> Column:
+        """The column of that name. Raises StopIteration if the table has none."""
         return next(column for column in self.columns if column.name == name)
 
 
 def row_id(values: list[Any]) -> str:
-    """The id of a row in every view: one key column is its text, several are a JSON array.
+    """The id of a row in every view: the text of its key column, or a JSON array of several.
 
-    The twin of `TableCodec.row_id`, for clients and tests. Values are what the topic's key holds.
+    The twin of `TableCodec.row_id`, for clients and tests. Takes the values of the topic's key.
     """
     if len(values) == 1:
         value = values[0]

@@ -19,12 +19,12 @@ from cdc.apply.progress import WORKING, Progress
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
 from cdc.control.definitions import Watch, watch
-from cdc.control.heartbeat import last_beat
+from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, ConnectorError, KafkaUnavailable, SinkError, SourceUnavailable, Unexpected
 from cdc.kafka.ledger import Ledger
-from cdc.kafka.log_continuity import Continuity, Discontinued, waiting
+from cdc.kafka.log_continuity import Continuity, Discontinued, pending_records
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Stored, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.status import ConnectorStatus, HeartbeatStatus, Problem, Severity, SinkStatus, Status, ViewStatus
@@ -33,7 +33,7 @@ from cdc.quarantine.log import QuarantineLog
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()
-Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, Stored | None]]]
+Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]]
 """By sink, a function that reads the checkpoints of its views: `cdc.sink.contract.positions`."""
 ANSWER_S, TABLE_S = 4.0, 0.02
 """Seconds to wait for any answer: `ANSWER_S`, or `TABLE_S` a table where that is more (above 200 tables)."""
@@ -59,7 +59,7 @@ def collect(
 
     `started`: when the caller began, by the monotonic clock.
     """
-    tables, started = source.undescribed(pipeline), started or time.monotonic()
+    tables, started = source.tables_by_name_only(pipeline), started or time.monotonic()
     answers = _ask_servers(pipeline, tables, positions, started)
     report: TopicReport = answers["kafka"][0] or (None, {}, None)
     heartbeat, views, lowered = report
@@ -89,7 +89,7 @@ def _ask_servers(
     patience_s = max(ANSWER_S, len(tables) * TABLE_S)
     requests = {name: _start_request(name, _stored(position, tables)) for name, position in positions.items()}
 
-    def stored_in_time() -> dict[str, dict[str, Stored | None]]:
+    def stored_in_time() -> dict[str, dict[str, ViewCheckpoint | None]]:
         """The positions of the sinks that have told them in time, by sink and topic."""
         share_s = patience_s * POSITIONS_SHARE
         stored = {name: _await_answer(name, requests[name], started, share_s)[0] for name in positions}
@@ -160,7 +160,7 @@ def _registration(pipeline: Pipeline) -> Problem | None:
             severity = "degraded"
             registrations.refuse_promoted(registration, server, pipeline)
             # Last: the catalog may not answer, and that must hide none of the problems above.
-            choice = catalog.tables(conn, pipeline)
+            choice = catalog.find_tables(conn, pipeline)
             catalog.refuse_slipped(registration.tables, choice, pipeline)
             registrations.refuse_waiting(registration, choice.names)
         except CdcError as error:
@@ -182,9 +182,9 @@ def _connector(pipeline: Pipeline) -> ConnectorStatus:
 
 
 def _stored(
-    positions: Callable[[Sequence[Table]], Mapping[str, Stored | None]], tables: Sequence[Table]
-) -> Callable[[], dict[str, Stored | None]]:
-    def by_topic() -> dict[str, Stored | None]:
+    positions: Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]], tables: Sequence[Table]
+) -> Callable[[], dict[str, ViewCheckpoint | None]]:
+    def by_topic() -> dict[str, ViewCheckpoint | None]:
         stored = positions(tables)
         return {table.topic: stored[table.qualified] for table in tables}
 
@@ -192,24 +192,26 @@ def _stored(
 
 
 def _log(
-    pipeline: Pipeline, tables: Sequence[Table], read_positions: Callable[[], Mapping[str, Mapping[str, Stored | None]]]
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
 ) -> TopicReport:
     """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises ConnectorError."""
     with Topics(pipeline.kafka) as topics:
         continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
-        beat = last_beat(topics, pipeline)
+        beat = last_heartbeat(topics, pipeline)
         quarantined = Counter(
             (record.entry.sink, record.entry.topic)
             for record in QuarantineLog(topics, pipeline).read()
             if not record.entry.redrive
         )
         stored_by_sink = read_positions()
-        oldest = topics.times(
+        oldest = topics.write_times(
             place
             for stored in stored_by_sink.values()
             for table in tables
-            for place in waiting(table.topic, stored[table.topic], ends[table.topic])
+            for place in pending_records(table.topic, stored[table.topic], ends[table.topic])
         )
         continuity.look((table, stored[table.topic]) for stored in stored_by_sink.values() for table in tables)
         views = {
@@ -248,7 +250,7 @@ def _inspect_view(
     continuity: Continuity,
     sink: str,
     table: Table,
-    stored: Stored | None,
+    stored: ViewCheckpoint | None,
     oldest: Mapping[tuple[str, int, int], int],
 ) -> ViewStatus:
     """Measure a view, and find the problem where the log can't continue it."""
@@ -266,14 +268,14 @@ def _inspect_view(
 
 
 def measure(
-    table: Table, stored: Stored | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
+    table: Table, stored: ViewCheckpoint | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
 ) -> ViewStatus:
     """Measure a view against the end of its topic. `oldest`: Unix milliseconds of the records that `waiting` names."""
-    rows, last = (stored.rows, stored.at) if stored else (0, None)
+    rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
     gap = distance(stored, end)
     if not gap.comparable:
         return ViewStatus(table.qualified, changes=rows, at=last)
-    places = waiting(table.topic, stored, end)
+    places = pending_records(table.topic, stored, end)
     times = [oldest[place] for place in places if place in oldest]
     lag = max(0.0, now - min(times) / 1000) if times else 0.0
     # The remaining offsets may be transaction markers alone: then there is nothing to apply.
@@ -301,12 +303,14 @@ def _sink_status(name: str, progress: Progress | None, views: tuple[ViewStatus, 
     )
 
 
-def _unmeasured_views(tables: Sequence[Table], stored: Mapping[str, Stored | None] | None) -> tuple[ViewStatus, ...]:
+def _unmeasured_views(
+    tables: Sequence[Table], stored: Mapping[str, ViewCheckpoint | None] | None
+) -> tuple[ViewStatus, ...]:
     """Describe views that couldn't be measured: with what the sink itself holds, without lag."""
     if stored is None:
         return tuple(ViewStatus(table.qualified) for table in tables)
     return tuple(
-        ViewStatus(table.qualified, changes=place.rows if place else 0, at=place.at if place else None)
+        ViewStatus(table.qualified, changes=place.rows if place else 0, at=place.changed_at if place else None)
         for table in tables
         for place in [stored[table.topic]]
     )

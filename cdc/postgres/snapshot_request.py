@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from psycopg import sql
 
-from cdc.model.pg_types import base
+from cdc.model.pg_types import base_type
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import query
 from cdc.postgres.source import Connection
@@ -49,7 +49,7 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
     columns = conn.execute(COLUMNS, [name]).fetchall()
     odd = _has_odd_dates(conn, name, [column for column, kind, _ in columns if kind == "date"])
     stored = any(generated == "s" for _, _, generated in columns)
-    uncompared = any(base(table.column(name).type) in UNCOMPARED for name in table.key)
+    uncompared = any(base_type(table.column(name).type) in UNCOMPARED for name in table.key)
     beside, held_up = MARKS
     if not (odd or uncompared or (stored and conn.info.server_version >= 180000)):
         return _data("incremental", {name: where, beside: sql.SQL("id = {}").format(sql.Literal(id))})

@@ -95,7 +95,7 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
     own = {
         "spark.sql.shuffle.partitions": tasks,
         "spark.jars": ",".join(map(str, jars)),
-        "spark.driver.extraJavaOptions": shlex.join([QUIET, *jvm_options.tuning()]),
+        "spark.driver.extraJavaOptions": shlex.join([QUIET, *jvm_options.default_options()]),
     }
     here = master.startswith("local[")
     if here:

@@ -75,7 +75,7 @@ def _tombstone_keys(spark: SparkSession, pipeline: Pipeline, table: Table, ids: 
 
 def _connector_key(table: Table, row_id: str) -> bytes | None:
     """Write a row's key as the connector would. None: the types of the key leave that open."""
-    kinds = [pg_types.base(table.column(name).type) for name in table.key]
+    kinds = [pg_types.base_type(table.column(name).type) for name in table.key]
     if not set(kinds) <= set(KEYS_AS_TEXT):
         return None
     try:

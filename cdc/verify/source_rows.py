@@ -190,7 +190,7 @@ def id_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
 
     A query with it raises DataError when an id is no value of the key's type.
     """
-    kinds = [pg_types.base(table.column(name).type) for name in table.key]
+    kinds = [pg_types.base_type(table.column(name).type) for name in table.key]
     values = [_key_values(row_id, len(kinds)) for row_id in ids]
     if not all(_castable(kinds, parts) for parts in values):
         return text_condition(table, ids)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from cdc.sink.contract import require
+from cdc.sink.contract import require_free_space
 from sinks.delta.files import links
 
 AS_TEXT = 8
@@ -22,9 +22,9 @@ def require_room(needed: int, warehouse: str, sink: str) -> None:
     if "://" not in warehouse:
         Path(warehouse).mkdir(parents=True, exist_ok=True)
         copies = 1 if links.can_link(warehouse) else COPIES
-        require(needed * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
+        require_free_space(needed * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
     if folder := spilled_to():
-        require(needed * AS_TEXT, shutil.disk_usage(folder).free, folder, sink)
+        require_free_space(needed * AS_TEXT, shutil.disk_usage(folder).free, folder, sink)
 
 
 def spilled_to() -> str | None:

@@ -17,7 +17,7 @@ from cdc.codec.record import Change, Unreadable
 from cdc.codec.table import codec
 from cdc.model.outcome import Advance
 from cdc.model.table import Table
-from cdc.sink.lane import SUPERSEDED, Failure, Limits, Part, Row, Verdicts
+from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
 from sinks.delta.files.columns import arrow_schema
 from sinks.delta.files.failures import unwritable
@@ -27,7 +27,7 @@ from sinks.delta.mirror.stored_rows import Held
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LIMITS = Limits(rows=50_000, bytes=64 * 2**20)
+LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
 FILE_BYTES = 512 * 2**20
 """Of memory that the rows of a file have taken; the file is smaller by far."""
 EVENT_BYTES = 300
@@ -78,21 +78,21 @@ class WarehouseWriter:
     views: Mapping[str, View]
     name: Name
     archives: bool
-    limits: Limits = LIMITS
+    limits: ChunkLimits = LIMITS
     form = Values()
     _stages: dict[str, "_Stage"] = field(default_factory=dict)
 
-    def at(self, advance: Advance, partition: int) -> int:
+    def start_offset(self, advance: Advance, partition: int) -> int:
         return advance.start_offsets[partition]
 
-    def take(self, part: Part, change: Change, source: Source, value: Any) -> int:
+    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
         stage = self._stage(part.topic)
         if change.op is None or source.offset < stage.logged[part.partition]:
             return 0
         stage.add(part.partition, change, source, value)
         return EVENT_BYTES
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
         stage, known = self._stage(part.topic), self.views[part.topic].mirrored[part.partition]
         found: dict[str, Any] = {row.id: SUPERSEDED for row in rows if row.offset < known}
         found.update(stage.values({row.id: row.missing for row in rows if row.id not in found}))
@@ -103,7 +103,7 @@ class WarehouseWriter:
             self._stage(topic).write([part for part in parts if part.topic == topic])
         return [Verdicts(stale=self._stale(part)) for part in parts]
 
-    def end(self) -> Mapping[str, Sequence[str]]:
+    def finish(self) -> Mapping[str, Sequence[str]]:
         return {topic: [msgspec.json.encode(stage.end()).decode()] for topic, stage in self._stages.items()}
 
     def _stale(self, part: Part) -> frozenset[str]:
@@ -166,7 +166,7 @@ class _Stage:
             self._close(kind)
         return self._staged
 
-    def _fresh(self, part: Part) -> list[Row]:
+    def _fresh(self, part: Part) -> list[FoldedRow]:
         known = self._view.mirrored[part.partition]
         return [row for row in part.rows.values() if row.offset >= known]
 

@@ -20,7 +20,7 @@ import deltalake
 from pyspark.sql import SparkSession
 
 from cdc.errors import SinkUnavailable
-from cdc.model.position import Stored, distance
+from cdc.model.position import ViewCheckpoint, distance
 from sinks.delta.files import links
 from sinks.delta.files.failures import Contended
 from sinks.delta.log import add_files, spark_generations
@@ -181,7 +181,7 @@ def remove(spark: SparkSession, paths: Iterable[str]) -> None:
         files.delete(_path(spark, one), True)
 
 
-def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: Stored) -> None:
+def _clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: ViewCheckpoint) -> None:
     """Make a table of the files that another has, in the version that it was opened in. Raises Lost."""
     remove(spark, [target])
     if add_files.unmarked(source):

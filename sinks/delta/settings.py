@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ def _folder(path: str, info: ValidationInfo) -> str:
     """A relative one is the pipeline file's, wherever a command is given."""
     if "://" in path or path.startswith("file:"):
         scheme = path.partition(":")[0]
-        raise Refused(
+        raise InvalidSetting(
             f"is a folder's path, and {scheme}: isn't supported", "name a folder that all of Spark's executors reach"
         )
     if not path.strip():
-        raise Refused("is empty", "for example: path: /srv/warehouse")
+        raise InvalidSetting("is empty", "for example: path: /srv/warehouse")
     folder = (info.context or {}).get("folder")
     return os.path.normpath(Path(folder, Path(path).expanduser())) if folder else path
 
@@ -33,7 +33,7 @@ Folder = Annotated[str, AfterValidator(_folder)]
 
 class Delta(SinkSettings):
     keeps_changes = True
-    told_apart_by = "path"
+    location_setting = "path"
     type: Literal["delta"]
     """Which kind of sink it is."""
     path: Folder = Field(examples=["/srv/warehouse"])
@@ -50,7 +50,7 @@ class Delta(SinkSettings):
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
         wanted = [one for one in self.without_deletion_vectors if "*" not in one]
         if strange := [one for one in wanted if not any(fnmatchcase(one, entry) for entry in listed)]:
-            raise Refused(
+            raise InvalidSetting(
                 f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
                 f"there are {', '.join(listed)}",
             )

@@ -18,10 +18,10 @@ import msgspec
 from cdc.errors import CdcError
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Applied
-from cdc.model.position import Stored
-from cdc.model.table import Form, Table
+from cdc.model.position import ViewCheckpoint
+from cdc.model.table import RowFormat, Table
 from cdc.sink import lane_run
-from cdc.sink.contract import Batch, Misfit, Outcome, mismatch, wait_for
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch, mismatch, wait_until_caught_up
 from sinks.delta import executor, table_commit
 from sinks.delta.commit_pool import each
 from sinks.delta.executor import Staged, WarehouseWriter
@@ -47,8 +47,8 @@ _staged = msgspec.json.Decoder(Staged).decode
 
 
 class Delta:
-    form: Form = "events"
-    whole = False
+    row_format: RowFormat = "events"
+    promotes_all_tables = False
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Delta:
     def prepare(self, table: Table) -> None:
         """Make what isn't there, without rows: a reader finds every captured table, and its columns."""
         if reasons := refusals(table):
-            raise Misfit(
+            raise SchemaMismatch(
                 table,
                 self.name,
                 f"{table.qualified} can't be held in {self.name}: {'; '.join(reasons)}.",
@@ -88,11 +88,14 @@ class Delta:
         for kind in self._tables.kinds:
             self._tables.make(table, kind)
 
-    def position(self, table: Table) -> Stored | None:
-        """The older of the two positions: where reading has to start again. Raises Misfit, see `table_commit.look`."""
+    def position(self, table: Table) -> ViewCheckpoint | None:
+        """The older of the two positions: where reading has to start again.
+
+        Raises SchemaMismatch, see `table_commit.look`.
+        """
         return table_commit.look(self._tables, table)
 
-    def archived(self, table: Table) -> Stored | None:
+    def archived(self, table: Table) -> ViewCheckpoint | None:
         """Where the log of changes stands, wherever the mirror does."""
         return self._commits.found(self.folder(table, "changes")).stored
 
@@ -102,7 +105,7 @@ class Delta:
         if failures:
             raise failures[0]
         applied = {advance.table.qualified: Applied() for advance in batch.advances}
-        return replace(outcome, applied=applied | outcome.applied, told={})
+        return replace(outcome, applied=applied | outcome.applied, writer_results={})
 
     def clear(self, table: Table) -> None:
         self._tables.clear(table)
@@ -110,7 +113,7 @@ class Delta:
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         from pyspark.sql import functions as F
 
-        from cdc.sink.lane_run import lasting
+        from cdc.sink.lane_run import freeze_gc_after
 
         folder = self.folder(table, "mirror")
         if self._commits.table(folder) is None:
@@ -123,7 +126,7 @@ class Delta:
         names = {f"c{number}": name for number, name in enumerate(mirror.columns)}
         # By number: Spark takes a dot or a backtick in a name for its own.
         held = mirror.toDF(*names).select(*(number for number, name in names.items() if name in needed))
-        return held.mapInArrow(lasting(reader(table, names)), SCANNED)
+        return held.mapInArrow(freeze_gc_after(reader(table, names)), SCANNED)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         return group_scan.frame(spark, {table: self.folder(table, "mirror") for table in tables}, self._commits)
@@ -131,10 +134,10 @@ class Delta:
     def close(self) -> None:
         self._commits.close()
 
-    def beside(self, names: Mapping[str, str]) -> "Delta":
+    def for_generation(self, names: Mapping[str, str]) -> "Delta":
         return Delta(self.name, self.path, self.pipeline, dict(names), rewritten=self._rewritten)
 
-    def require_room(self, tables: Sequence[Table]) -> None:
+    def check_capacity(self, tables: Sequence[Table]) -> None:
         """Room for the files, and for the rows as text on the disk of this machine's Spark."""
         from sinks.delta import capacity
 
@@ -153,11 +156,13 @@ class Delta:
             live, name = self.folder(table, "mirror"), names[table.qualified]
             stored = self._commits.found(live).stored
             if stored is None or stored.generation != name:
-                wait_for(partial(generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name)
+                wait_until_caught_up(
+                    partial(generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name
+                )
         for table in tables:
             live, name = self.folder(table, "mirror"), new_generation()
             if add_files.named(table.qualified, self._rewritten):
-                wait_for(partial(generations.unmark, spark, self._commits, live), self.name)
+                wait_until_caught_up(partial(generations.unmark, spark, self._commits, live), self.name)
             if generations.keep(spark, self._commits, live, f"{live}@{name}"):
                 kept[table.qualified] = name
         return kept
@@ -172,7 +177,7 @@ class Delta:
         seen = [stored.generation] if stored else []
         return seen + [name for name in generations.others(SparkSession.active(), live) if name not in seen]
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Folders that a generation names files in, as earlier versions did, stay until it names none there."""
         from pyspark.sql import SparkSession
 
@@ -220,7 +225,7 @@ class Delta:
         )
         lane = batch.lane(writer, [begun.advance for begun in steps.values()])
         try:
-            outcome = lane_run.run(lane, batch.records, self.name, {"unavailable": WRITABLE})
+            outcome = lane_run.run_on_executors(lane, batch.records, self.name, {"unavailable": WRITABLE})
         except BaseException:
             for begun in steps.values():
                 begun.discard(name, committed=False)
@@ -266,18 +271,18 @@ class Delta:
                 folder = self.folder(table, kind)
                 now = self._commits.found(folder)
                 if now.stored is None or (now.number, now.stored.position) != (before.number + 1, stored.position):
-                    raise mismatch(table, begun.advance.until, writer_fence.position(now.stored), ours=False)
+                    raise mismatch(table, begun.advance.end, writer_fence.position(now.stored), ours=False)
                 self._tables.fence.leave(folder, now.stored)
         except CdcError:
             begun.discard(name, committed=True)
             raise
         self._tidy(self.folder(table, "mirror"), spark)
 
-    def _append(self, spark: "SparkSession", begun: Step, staged: Staged, stored: Stored) -> None:
+    def _append(self, spark: "SparkSession", begun: Step, staged: Staged, stored: ViewCheckpoint) -> None:
         begun.append(spark, staged, stored)
 
     def _merge(
-        self, spark: "SparkSession", begun: Step, staged: Staged, stored: Stored, made: list[File] | None
+        self, spark: "SparkSession", begun: Step, staged: Staged, stored: ViewCheckpoint, made: list[File] | None
     ) -> None:
         begun.merge(spark, staged, stored, made, marks=self._marks(begun.table.qualified))
 
@@ -299,6 +304,6 @@ class Delta:
 def _staged_of(outcome: Outcome, table: str) -> Staged:
     """What the executors have written for a table."""
     staged = Staged()
-    for told in outcome.told.get(table, ()):
+    for told in outcome.writer_results.get(table, ()):
         staged.add(_staged(told))
     return staged

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import deltalake
 
 from cdc.model.outcome import Advance
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Rewound
+from cdc.sink.contract import PositionLost
 from sinks.delta.executor import Staged, View
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NOTHING, schema
@@ -50,11 +50,11 @@ class Step:
             if not committed or ("://" not in folder and _version(folder) == self.versions[kind]):
                 parquet.remove(folder, parquet.beginning(folder, name.beginning))
 
-    def append(self, spark: "SparkSession", staged: Staged, stored: Stored) -> None:
+    def append(self, spark: "SparkSession", staged: Staged, stored: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; those of a repair as far as it lacks them."""
         folder, columns = self.tables.folder(self.table, "changes"), schema(self.table, "changes")
         events: list[File] = staged.events
-        if self.advance.repairs and events:
+        if self.advance.is_repair and events:
             brought = frames.read(spark, folder, _names(events), columns)
             log = spark.read.format("delta").load(folder)
             events = add_files.written(folder, frames.lacking(brought, log, self.view.topic_id), columns)
@@ -83,7 +83,7 @@ class Step:
         return Rewrite(folder, add_files.places(table, folder), changed, new, columns, name.new())
 
     def merge(
-        self, spark: "SparkSession", staged: Staged, stored: Stored, made: list[File] | None, *, marks: bool
+        self, spark: "SparkSession", staged: Staged, stored: ViewCheckpoint, made: list[File] | None, *, marks: bool
     ) -> None:
         """Commit the rows to the mirror; made: what `rewrite` has led to, None where it is too large for that."""
         folder, columns = self.tables.folder(self.table, "mirror"), schema(self.table, "mirror")
@@ -112,7 +112,7 @@ class Step:
             raise contended()
         return table
 
-    def _add(self, kind: str, added: list[File], columns: deltalake.Schema, stored: Stored) -> None:
+    def _add(self, kind: str, added: list[File], columns: deltalake.Schema, stored: ViewCheckpoint) -> None:
         """Commit files to a part of the view, beside what it has."""
         table, number = self._opened(kind), self.due[kind].number + 1
         if table is None:
@@ -133,14 +133,14 @@ def begin(tables: Tables, writer: str, advance: Advance) -> Step:
     """Look at a view's parts, and take note of a step from where they stand; see `Fence` for where that is refused.
 
     Raises:
-        Fenced, Rewound: see `Sink.apply`.
+        Fenced, PositionLost: see `Sink.apply`.
     """
     table, commits = advance.table, tables.commits
     folders = tables.folders(table)
     found = {kind: commits.found(folder) for kind, folder in folders.items()}
     for kind, standing in found.items():
         if standing.trouble:
-            raise Rewound(
+            raise PositionLost(
                 f"The Delta table {folders[kind]} can't be gone on with: {standing.trouble}.",
                 hint=f"cdc -p FILE rebuild {tables.sink} --table {table.qualified}",
                 table=table.qualified,
@@ -155,7 +155,7 @@ def begin(tables: Tables, writer: str, advance: Advance) -> Step:
     versions = {kind: held.version() if held else None for kind, held in opened.items()}
     view = View(
         table,
-        advance.until.topic_id,
+        advance.end.topic_id,
         folders.get("changes"),
         folders["mirror"],
         _known(advance, found.get("changes")),
@@ -165,11 +165,11 @@ def begin(tables: Tables, writer: str, advance: Advance) -> Step:
     return Step(advance, tables, due, opened, versions, view)
 
 
-def look(tables: Tables, table: Table) -> Stored | None:
+def look(tables: Tables, table: Table) -> ViewCheckpoint | None:
     """Where reading has to start again: at the older of the two positions, which the fence takes note of.
 
     Raises:
-        Misfit: it is lost. One that isn't true of the rows any more is told, so that these can be looked at.
+        SchemaMismatch: it is lost. One that isn't true of the rows any more is told, so that these can be looked at.
     """
     found = {kind: tables.standing(table, kind).stored for kind in tables.kinds}
     for kind, stored in found.items():
@@ -179,8 +179,8 @@ def look(tables: Tables, table: Table) -> Stored | None:
 
 def _known(advance: Advance, found: Found | None) -> tuple[int, ...]:
     """By partition, below which offsets a part needs nothing; a repair is for all of it."""
-    stored = None if advance.repairs or found is None else found.stored
-    return positions.known(stored, advance.until)
+    stored = None if advance.is_repair or found is None else found.stored
+    return positions.known(stored, advance.end)
 
 
 def _names(of: list[File]) -> list[str]:

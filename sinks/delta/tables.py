@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Misfit
+from cdc.sink.contract import SchemaMismatch
 from sinks.delta.files import links
 from sinks.delta.files.columns import features, misfits, refusals, schema
 from sinks.delta.log import add_files
@@ -44,7 +44,7 @@ class Tables:
         return self._beside[table.qualified] if self._beside else None
 
     def make(self, table: Table, kind: str) -> None:
-        """A Delta table of the columns that the source's has, if there is none. Raises Misfit."""
+        """A Delta table of the columns that the source's has, if there is none. Raises SchemaMismatch."""
         folder = self.folder(table, kind)
         self.make_folder(folder)
         held = self.commits.table(folder)
@@ -57,7 +57,7 @@ class Tables:
                     raise
         elif misfits(held, table):
             if not self.is_nothing(folder):
-                raise Misfit(table, self.sink)
+                raise SchemaMismatch(table, self.sink)
             self.empty(table, kind, CLEARED)
         if (found := self.commits.found(folder)).trouble:
             raise self._untrue(table, kind, found)
@@ -78,7 +78,7 @@ class Tables:
         return not (found.stored or found.trouble or (held and add_files.paths(held)))
 
     def standing(self, table: Table, kind: str) -> Found:
-        """Our last commit. Raises Misfit when there is one, and it can't be told which."""
+        """Our last commit. Raises SchemaMismatch when there is one, and it can't be told which."""
         found = self.commits.found(self.folder(table, kind))
         if found.trouble and found.stored is None:
             raise self._untrue(table, kind, found)
@@ -118,7 +118,7 @@ class Tables:
         elif found.trouble and found.stored:
             add_files.commit(held, [], "append", held.schema(), found.stored, found.number + 1)
 
-    def empty(self, table: Table, kind: str, stored: Stored) -> None:
+    def empty(self, table: Table, kind: str, stored: ViewCheckpoint) -> None:
         """Take all rows out of a Delta table and give it the columns of the source's, in one commit."""
         folder, columns = self.folder(table, kind), schema(table, kind)
         self.fence.forget(folder)
@@ -134,7 +134,7 @@ class Tables:
             held.update_incremental()
         add_files.commit(held, [], "overwrite", columns, stored, found.number + 1)
 
-    def _untrue(self, table: Table, kind: str, found: Found) -> Misfit:
+    def _untrue(self, table: Table, kind: str, found: Found) -> SchemaMismatch:
         """The mirror has to be made again."""
         folder = self.folder(table, kind)
-        return Misfit(table, self.sink, f"The Delta table {folder} can't be gone on with: {found.trouble}.")
+        return SchemaMismatch(table, self.sink, f"The Delta table {folder} can't be gone on with: {found.trouble}.")

@@ -140,7 +140,7 @@ def answered(
 
 def _unreached(url: str, why: Cause) -> CdcError:
     message = f"The index at {address(url)} can't be reached{why}."
-    return unavailable(message) if why.passes else SinkRejected(message, hint=UNTRUSTED[why.kind])
+    return unavailable(message) if why.is_transient else SinkRejected(message, hint=UNTRUSTED[why.kind])
 
 
 def unavailable(message: str) -> SinkUnavailable:

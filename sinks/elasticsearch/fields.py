@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cdc.model.pg_types import base
+from cdc.model.pg_types import base_type
 from cdc.model.table import Table
 
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
@@ -75,7 +75,7 @@ def field(type_: str) -> dict[str, Any]:
     scaled = re.match(r"numeric\((\d+),(-?\d+)\)", type_)
     if scaled and int(scaled[2]) <= 0 and int(scaled[1]) - int(scaled[2]) <= LONG_DIGITS:
         return WHOLE
-    return FIELDS_OF_TYPES.get(base(type_), KEYWORD)
+    return FIELDS_OF_TYPES.get(base_type(type_), KEYWORD)
 
 
 def adjusted(ours: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

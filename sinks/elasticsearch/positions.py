@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cdc.errors import SinkUnavailable
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from sinks.elasticsearch.client import HINTS, unavailable
 from sinks.elasticsearch.server import Server
 
@@ -34,7 +34,7 @@ class Record:
     `visible`: how far rows may have got. `condition`: under which the record may be replaced.
     """
 
-    stored: Stored | None = None
+    stored: ViewCheckpoint | None = None
     visible: Position | None = None
     condition: Mapping[str, int] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Record:
         """Before rows of a batch that ends there are sent."""
         return replace(self, visible=_further(self.visible, until))
 
-    def ends(self, stored: Stored) -> "Record":
+    def ends(self, stored: ViewCheckpoint) -> "Record":
         """When its rows are durable. What an earlier batch has shown beyond that stays visible."""
         return replace(self, stored=stored, visible=_further(self.visible, stored.position))
 
@@ -61,7 +61,7 @@ class Record:
     def from_item(cls, item: Mapping[str, Any], generation: str) -> "Record":
         source = item["_source"]
         condition = {"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]}
-        stored = replace(Stored.from_mapping(source), generation=generation) if "topic_id" in source else None
+        stored = replace(ViewCheckpoint.from_mapping(source), generation=generation) if "topic_id" in source else None
         visible = stored.position if stored else None
         # Records from before this was written down have none.
         if shown := source.get("visible"):

@@ -129,7 +129,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
 def _away(where: str, state: str | None, why: Cause) -> Failure:
     if state:
         return Failure("unavailable", f"{where} can't be used now: {state}.")
-    return Failure("unavailable" if why.passes else why.kind, f"{where} can't be reached{why}.")
+    return Failure("unavailable" if why.is_transient else why.kind, f"{where} can't be reached{why}.")
 
 
 def _word(error: redis.exceptions.RedisError) -> str:

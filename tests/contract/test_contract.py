@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Applied
-from cdc.model.position import Position, Stored
-from cdc.sink.contract import Batch, Outcome, Rewound, Sink, stored_after
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.sink.contract import Batch, Outcome, PositionLost, Sink, checkpoint_after
 from sinks.delta import generations
 from sinks.delta.commit_pool import each
 from sinks.delta.files.parquet import Name
@@ -107,7 +107,7 @@ def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
     assert isinstance(sink, Elasticsearch)
     (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(harness.table)}").raise_for_status().json()
     httpx.delete(f"{sink.url}/{index}").raise_for_status()
-    with pytest.raises(Rewound):
+    with pytest.raises(PositionLost):
         harness.send(batch)
     assert harness.position() is None
     sink.prepare(harness.table)
@@ -138,7 +138,7 @@ class Forgetful(Memory):
             if advance.start is None:
                 self.stored.pop(advance.table.qualified, None)
             elif at := self.stored.get(advance.table.qualified):
-                self.stored[advance.table.qualified] = stored_after(
+                self.stored[advance.table.qualified] = checkpoint_after(
                     type(advance)(advance.table, None, advance.start), at, Applied(), batch.writer
                 )
         return super().apply(batch)
@@ -167,10 +167,10 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     """Row by row: each merge adds to the marks of the one before, and other readers see the same."""
     folder, commits, ids = str(tmp_path / "table"), Commits(), [str(number) for number in range(4)]
     rows = spark.createDataFrame([(key, 0, False) for key in ids], "_cdc_id string, note int, _cdc_gone boolean")
-    begin(folder, rows.drop("_cdc_gone").coalesce(1), Stored(Position("id", (0,))), 1)
+    begin(folder, rows.drop("_cdc_gone").coalesce(1), ViewCheckpoint(Position("id", (0,))), 1)
     (first,) = add_files.paths(deltalake.DeltaTable(folder))
     for number, key in enumerate(ids, 1):
-        stored, found = Stored(Position("id", (number,))), commits.found(folder)
+        stored, found = ViewCheckpoint(Position("id", (number,))), commits.found(folder)
         change = rows.where(rows["_cdc_id"] == key).selectExpr("_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone")
         with_column = change.withColumn("added", F.lit("new")) if number == 4 else change
         held = commits.opened(folder)
@@ -194,7 +194,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
 @pytest.mark.parametrize("large", [False, True])
 def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tmp_path: Path, large: bool) -> None:
     """In a folder whose name is written another way in a URI."""
-    folder, commits, stored = str(tmp_path / "a table+é"), Commits(), Stored(Position("id", (1,)))
+    folder, commits, stored = str(tmp_path / "a table+é"), Commits(), ViewCheckpoint(Position("id", (1,)))
     rows = spark.createDataFrame([("1", "a", 1), ("2", "b", 2)], "_cdc_id string, dropped string, note int")
     begin(folder, rows, stored, 1)
     change = spark.createDataFrame([("1", 3, False)], "_cdc_id string, note int, _cdc_gone boolean")
@@ -219,7 +219,7 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
     folder, commits = str(tmp_path / "table"), Commits()
     expected: dict[str, int | None] = {}
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
-    begin(folder, rows, Stored(Position("id", (0,))), 1)
+    begin(folder, rows, ViewCheckpoint(Position("id", (0,))), 1)
     for number in range(12):
         found = commits.found(folder)
         change = rows.where(f"_cdc_id IN ({number}, {number // 2})").selectExpr(
@@ -227,7 +227,7 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
         )
         table = commits.opened(folder)
         assert table
-        stored = Stored(Position("id", (number + 1,)))
+        stored = ViewCheckpoint(Position("id", (number + 1,)))
         merge.merge(spark, table, folder, staged(folder, change), stored, found.number + 1)
         expected |= {str(key): number for key in (number, number // 2) if key != number or number % 5 != 4}
         expected |= {} if number % 5 != 4 else {str(number): None}
@@ -238,7 +238,7 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
 
 def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
     folder, rows = str(tmp_path / "table"), spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
-    stored = Stored(Position("id", (1,)))
+    stored = ViewCheckpoint(Position("id", (1,)))
     begin(folder, rows, stored, 1)
     with pytest.raises(SinkUnavailable, match="same time"):
         begin(folder, rows, stored, 1)
@@ -254,22 +254,22 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSessio
 def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp_path: Path, marked: bool) -> None:
     live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
-    begin(live, rows, Stored(Position("id", (1,))), 1)
+    begin(live, rows, ViewCheckpoint(Position("id", (1,))), 1)
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
     dated = rows.withColumn("at", F.lit("2026-01-01").cast("timestamp_ntz")).coalesce(1)
-    begin(other, dated, Stored(Position("id", (2,))), 1)
+    begin(other, dated, ViewCheckpoint(Position("id", (2,))), 1)
     if marked:
         spark_generations.ask(spark, other, [add_files.MARKS])
-        with numbered(spark, Stored(Position("id", (2,))), 2):
+        with numbered(spark, ViewCheckpoint(Position("id", (2,))), 2):
             spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
         assert not add_files.unmarked(deltalake.DeltaTable(other))
     assert not generations.switch(spark, commits, live, other)
     assert generations.switch(spark, commits, live, other)
     found = commits.found(live)
-    assert found.stored == Stored(Position("id", (2,)))
+    assert found.stored == ViewCheckpoint(Position("id", (2,)))
     now = deltalake.DeltaTable(live)
     assert add_files.features(now) == {"timestampNtz"} | ({add_files.MARKS} if marked else set())
-    write(now, dated.where("_cdc_id = '0'"), "append", Stored(Position("id", (3,))), found.number + 1)
+    write(now, dated.where("_cdc_id = '0'"), "append", ViewCheckpoint(Position("id", (3,))), found.number + 1)
     assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (3 if marked else 4)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from cdc.apply.views import prepare
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position
@@ -86,7 +86,7 @@ class Consumer:
         world = self.world
         advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
         records = [(world.table, record) for record in world.topic.between(advance.start_offsets, until)]
-        reading = Reading(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
+        reading = DecodeOptions(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         return Batch(self.writer, (advance,), in_lanes(frame(self.spark, records)), reading)
 
     def send(self, batch: Batch) -> Applied:
@@ -101,9 +101,9 @@ class Consumer:
     def deliver(self, batch: Batch) -> None:
         (advance,) = batch.advances
         applied = self.send(batch)
-        expected = len(self.world.topic.between(advance.start_offsets, advance.until.offsets))
+        expected = len(self.world.topic.between(advance.start_offsets, advance.end.offsets))
         assert (applied.read, applied.accounted) == (expected, expected)
-        self.at = advance.until
+        self.at = advance.end
         self.sent.append(batch)
         self.check()
 
@@ -173,7 +173,7 @@ class Histories(RuleBasedStateMachine):
         self.consumer.world.write(seed, self.most)
         if (batch := self.consumer.batch(cut)) and self.crashes:
             self.crashes[seed % len(self.crashes)](self.consumer, batch, seed)
-            self.consumer.crashed(batch.advances[0].until.offsets)
+            self.consumer.crashed(batch.advances[0].end.offsets)
             self.consumer.start()
             self.consumer.look()
 
@@ -185,11 +185,11 @@ class Histories(RuleBasedStateMachine):
             self.consumer.look()
             if cut[0] < 0.5:
                 self.consumer.start()
-                assert self.consumer.at == batch.advances[0].until
+                assert self.consumer.at == batch.advances[0].end
             else:
                 # The same run tries again.
                 self.consumer.send(batch)
-                self.consumer.at = batch.advances[0].until
+                self.consumer.at = batch.advances[0].end
             self.consumer.check()
 
     @rule(back=st.integers(1, 5))

@@ -200,7 +200,7 @@ class History:
     def rebuild(self, watched: bool = False) -> None:
         names = {self.harness.table.qualified: new_generation()}
         before, half = self.rows, self.harness.topic.ends
-        beside = self.harness.writer().beside(names)
+        beside = self.harness.writer().for_generation(names)
         beside.prepare(self.harness.table)
         self.harness.topic.add("u", row("k1", 1, f"rebuilt {len(half)}"))
         self.harness.apply(half, "rebuild", beside)
@@ -216,14 +216,14 @@ class History:
 
     def roll_back(self) -> None:
         self.harness.apply(writer="live")
-        beside = self.harness.sink.beside(self._kept)
+        beside = self.harness.sink.for_generation(self._kept)
         self.harness.apply(writer="kept", sink=beside)
         self.promote(self._kept)
 
     def promote(self, names: Mapping[str, str]) -> None:
         sink = self.harness.sink = self.harness.writer()
         self._kept = sink.promote([self.harness.table], names)
-        sink.sweep([self.harness.table], self._kept)
+        sink.drop_unreferenced([self.harness.table], self._kept)
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +281,7 @@ def test_what_was_named_elsewhere_is_gathered(
     made = History(spark, tmp_path)
     fill(made.harness)
     names = {made.harness.table.qualified: new_generation()}
-    beside = made.harness.sink.beside(names)
+    beside = made.harness.sink.for_generation(names)
     beside.prepare(made.harness.table)
     for until in ((1, 1), None) if marked else (None,):
         made.harness.apply(until, "earlier", beside)

@@ -89,7 +89,7 @@ def test_links_go_with_who_needs_them(
     laws.fill(made)
     made.apply()
     names, mirror = {made.table.qualified: "another"}, Path(sink.folder(made.table, "mirror"))
-    made.apply(writer="another", sink=sink.beside(names))
+    made.apply(writer="another", sink=sink.for_generation(names))
 
     def files() -> dict[str, int]:
         """By name, how many links the file has."""
@@ -102,9 +102,9 @@ def test_links_go_with_who_needs_them(
     assert made.view() == made.topic.model()
     kept = sink.promote([made.table], names)
     assert sorted(files().values()) == [2, 3, 3]
-    sink.sweep([made.table], kept)
+    sink.drop_unreferenced([made.table], kept)
     assert sorted(files().values()) == [2, 2, 2]
-    sink.sweep([made.table], {})
+    sink.drop_unreferenced([made.table], {})
     assert sorted(files().values()) == [1, 2, 2]
     for number in range(3):
         made.topic.add("u", laws.row("k1", 1, f"later {number}"))
@@ -121,7 +121,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     laws.fill(made)
     made.apply()
     names = {made.table.qualified: "another"}
-    made.apply(writer="another", sink=tidied.beside(names))
+    made.apply(writer="another", sink=tidied.for_generation(names))
     live = tidied.folder(made.table, "mirror")
     assert generations.switch(spark, Commits(), live, f"{live}@another")
     for _ in range(2):

@@ -15,7 +15,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from tests.support.envelopes import PLACEHOLDER, encoded
 from tests.support.envelopes import envelope as enveloped
@@ -225,8 +225,8 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     aborted.close()
     wait_until(lambda: broker.topics.ends([table.topic])[table.topic].offsets[1] == odd + 2, 10, "the end")
 
-    def at(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> Stored:
-        return Stored(Position(topic_id, offsets), at=time.time() - days * 86400)
+    def at(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> ViewCheckpoint:
+        return ViewCheckpoint(Position(topic_id, offsets), changed_at=time.time() - days * 86400)
 
     views = {
         "new": None,

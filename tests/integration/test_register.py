@@ -13,8 +13,8 @@ from psycopg.conninfo import make_conninfo
 from cdc.capture.connector import register
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
-from cdc.kafka.topics import Topics, wanted
-from cdc.model.position import Position, Stored
+from cdc.kafka.topics import Topics, topic_specs
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.postgres import source
@@ -44,7 +44,7 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
     heard: list[str] = []
     done = register(shop.pipeline, shop.tables, progress=heard.append)
     assert done.changed
-    assert len(done.created) == len(wanted(shop.pipeline))
+    assert len(done.created) == len(topic_specs(shop.pipeline))
     assert done.beat.delay_s < 30
     assert json.loads(json.dumps(done.to_dict()))["connector"] == unique
     assert "connector RUNNING, task RUNNING" in heard
@@ -96,15 +96,15 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     topics = [table.topic for table in shop.tables]
     with Topics(shop.kafka) as connected:
         ends = connected.ends(topics)
-    behind = {topic: Stored(Position(end.topic_id, (0,) * end.partition_count)) for topic, end in ends.items()}
+    behind = {topic: ViewCheckpoint(Position(end.topic_id, (0,) * end.partition_count)) for topic, end in ends.items()}
     started = time.monotonic()
     found = collect(
         shop.pipeline,
         positions={
-            "ahead": each(lambda table: Stored(ends[table.topic])),
+            "ahead": each(lambda table: ViewCheckpoint(ends[table.topic])),
             "behind": each(lambda table: behind[table.topic]),
             "empty": each(lambda _: None),
-            "elsewhere": each(lambda table: Stored(Position("another", ends[table.topic].offsets))),
+            "elsewhere": each(lambda table: ViewCheckpoint(Position("another", ends[table.topic].offsets))),
         },
         progress={},
     )

@@ -13,7 +13,7 @@ import pytest
 from cdc.audit.compaction import Compacted, compact
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
-from cdc.spark.kafka_source import tally
+from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
 from connectors.client import Connect
 from tests.scenarios.test_exact import begin
@@ -42,7 +42,7 @@ def compacted(world: "World", topics: Topics, timeout_s: float) -> Compacted:
         topics,
         world.pipeline,
         world.described,
-        count=lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal),
+        count=lambda goal: census(world.spark, world.stack.endpoints.kafka, goal),
         sinks=world.sinks,
         tombstones=True,
         timeout_s=timeout_s,
@@ -80,7 +80,7 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
                 done = compacted(world, topics, 90)
             assert done.before >= 700
             assert (done.records, done.tombstones) == (done.keys, 0)
-            partitions = tally(world.spark, world.stack.endpoints.kafka, goal)[topic]
+            partitions = census(world.spark, world.stack.endpoints.kafka, goal)[topic]
             assert sum(one.tombstones for one in partitions) == 0
             assert sum(one.records for one in partitions) == sum(one.keys for one in partitions) <= 150
             assert topics.overrides([topic]) == before

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cdc.config.settings import Pipeline
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 
 NOWHERE = "127.0.0.1:1"
@@ -13,7 +13,7 @@ NOWHERE = "127.0.0.1:1"
 def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any) -> Pipeline:
     """A pipeline with one cache; `source_...` settings go into the section `source`."""
     source = {key.removeprefix("source_"): settings.pop(key) for key in list(settings) if key.startswith("source_")}
-    return Pipeline.of_tree(
+    return Pipeline.from_tree(
         {
             "pipeline": name,
             "source": {"dsn": dsn, "tables": list(tables), **source},
@@ -25,6 +25,8 @@ def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any
     )
 
 
-def each(position: Callable[[Table], Stored | None]) -> Callable[[Sequence[Table]], Mapping[str, Stored | None]]:
+def each(
+    position: Callable[[Table], ViewCheckpoint | None],
+) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
     """`Sink.position` for several tables, by name."""
     return lambda tables: {table.qualified: position(table) for table in tables}

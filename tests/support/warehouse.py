@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import deltalake
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from sinks.delta.files.parquet import Changed
 from sinks.delta.log import add_files
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from sinks.delta.log.add_files import Mode
 
 
-def begin(folder: str, rows: "DataFrame", stored: Stored, number: int) -> None:
+def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint, number: int) -> None:
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = add_files.written(folder, rows, columns(rows))
     add_files.create(folder, add_files.actions(files), columns(rows), stored, number)
 
 
-def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: "Mode", stored: Stored, number: int) -> None:
+def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: "Mode", stored: ViewCheckpoint, number: int) -> None:
     """Add rows to a table, or put them in the place of all it has. Raises SinkUnavailable, see `add_files.commit`."""
     add_files.extend(table, columns(rows))
     files = add_files.written(table.table_uri, rows, table.schema())

@@ -6,7 +6,7 @@ import pytest
 
 from cdc.control.floors import Floors
 from cdc.errors import ConnectorError, SinkUnavailable
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.verify import barrier
 from cdc.verify.barrier import Barrier, WaitOptions, await_barrier
@@ -25,9 +25,9 @@ class Starting(Memory):
     def __init__(self, refusals_left: int) -> None:
         super().__init__("cache")
         self.refusals_left = refusals_left
-        self.stored[TABLE.qualified] = Stored(END)
+        self.stored[TABLE.qualified] = ViewCheckpoint(END)
 
-    def position(self, table: Table) -> Stored | None:
+    def position(self, table: Table) -> ViewCheckpoint | None:
         if self.refusals_left:
             self.refusals_left -= 1
             raise SinkUnavailable("The cache is loading.", hint="it is tried again")

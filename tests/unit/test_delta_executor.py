@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column
-from cdc.sink.lane import Lane, Limits, Report
-from cdc.sink.lane_task import Run
+from cdc.sink.lane import ChunkLimits, Lane, PartitionOutcome
+from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
 from sinks.delta.executor import Staged, View, WarehouseWriter
 from sinks.delta.files import parquet
@@ -44,18 +44,18 @@ def view(folder: Path, topic: Topic, **options: Any) -> View:
     return replace(made, **options)
 
 
-def run(of: View, topic: Topic, rows: int = 100) -> tuple[list[Report], Staged]:
+def run(of: View, topic: Topic, rows: int = 100) -> tuple[list[PartitionOutcome], Staged]:
     """All records of a topic through one task."""
     writer = WarehouseWriter(
-        {topic.table.topic: of}, Name(), archives=of.changes is not None, limits=Limits(rows, 2**30)
+        {topic.table.topic: of}, Name(), archives=of.changes is not None, limits=ChunkLimits(rows, 2**30)
     )
     advance = Advance(topic.table, None, Position("id", topic.ends))
-    task = Run(Lane((advance,), Reading(PLACEHOLDER), writer, Skip()))
+    task = LaneRun(Lane((advance,), DecodeOptions(PLACEHOLDER), writer, Skip()))
     for partition in range(topic.partitions):
         records = [(encoded(r.key), encoded(r.value), r.offset) for r in topic.records if r.partition == partition]
-        task.take(topic.table.topic, partition, records)
-    reports, staged = task.end(), Staged()
-    for told in (told for report in reports for told in report.told):
+        task.fold(topic.table.topic, partition, records)
+    reports, staged = task.finish(), Staged()
+    for told in (told for report in reports for told in report.writer_results):
         staged.add(msgspec.json.decode(told, type=Staged))
     return reports, staged
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from sinks.delta.log.history import CLEARED, Commit, Standing, standing
 from sinks.delta.log.positions import further, known, oldest
 
 
-def at(*offsets: int, topic: str = "one") -> Stored:
-    return Stored(Position(topic, offsets))
+def at(*offsets: int, topic: str = "one") -> ViewCheckpoint:
+    return ViewCheckpoint(Position(topic, offsets))
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,9 @@ def at(*offsets: int, topic: str = "one") -> Stored:
         (at(9, 9), (1, 2, 3), (9, 9, 3)),
     ],
 )
-def test_a_position_never_goes_back(before: Stored | None, until: tuple[int, ...], after: tuple[int, ...]) -> None:
+def test_a_position_never_goes_back(
+    before: ViewCheckpoint | None, until: tuple[int, ...], after: tuple[int, ...]
+) -> None:
     assert further(before, Position("one", until)) == Position("one", after)
     assert all(map(int.__ge__, after, known(before, Position("one", until))))
 
@@ -37,13 +39,13 @@ def test_a_position_never_goes_back(before: Stored | None, until: tuple[int, ...
     ],
 )
 def test_reading_starts_where_neither_misses_a_record(
-    changes: Stored | None, mirror: Stored | None, start: tuple[int, ...] | None
+    changes: ViewCheckpoint | None, mirror: ViewCheckpoint | None, start: tuple[int, ...] | None
 ) -> None:
     found = oldest(changes, mirror)
     assert (found and found.position.offsets) == start
 
 
-def commit(number: int, operation: str = "WRITE", said: Stored | None = None, **parameters: object) -> Commit:
+def commit(number: int, operation: str = "WRITE", said: ViewCheckpoint | None = None, **parameters: object) -> Commit:
     text = said.to_json() if said else "a note of somebody else"
     return {"version": number, "operation": operation, "userMetadata": text, "operationParameters": parameters}
 

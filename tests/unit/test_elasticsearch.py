@@ -6,9 +6,9 @@ import pytest
 
 from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
-from cdc.sink.lane import Failure, Part, Report, Row
+from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome
 from sinks.elasticsearch.client import grouped
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.ids import LONGEST_ID, document_id
@@ -28,7 +28,7 @@ def test_the_driver_names_no_login() -> None:
 
 def test_executors_name_no_login() -> None:
     advance = Advance(TABLE, None, Position("id", (9,)))
-    part = Part(advance, 0, 0, Report("t", 0), 6, {"1": Row("1", 5, b"{}", (), [])})
+    part = Part(advance, 0, 0, PartitionOutcome("t", 0), 6, {"1": FoldedRow("1", 5, b"{}", (), [])})
     with pytest.raises(Failure) as caught:
         ElasticsearchWriter(NOBODY, {"t": "i"}).write([part])
     assert caught.value.kind == "unavailable"
@@ -59,23 +59,23 @@ def test_names_go_in_groups_that_fit_into_a_line() -> None:
 
 def test_what_a_batch_has_shown_stays_visible() -> None:
     """Also to whoever goes on with a smaller one."""
-    before = Record(Stored(Position("id", (3, 3))), Position("id", (3, 3)))
+    before = Record(ViewCheckpoint(Position("id", (3, 3))), Position("id", (3, 3)))
     cut = before.begins(Position("id", (9, 4)))
     assert (cut.stored, cut.visible) == (before.stored, Position("id", (9, 4)))
     smaller = cut.begins(Position("id", (5, 7)))
-    ended = smaller.ends(Stored(Position("id", (5, 7))))
-    assert (ended.stored, ended.visible) == (Stored(Position("id", (5, 7))), Position("id", (9, 7)))
+    ended = smaller.ends(ViewCheckpoint(Position("id", (5, 7))))
+    assert (ended.stored, ended.visible) == (ViewCheckpoint(Position("id", (5, 7))), Position("id", (9, 7)))
     assert Record().begins(Position("id", (1,))) == Record(None, Position("id", (1,)))
     first = Position("id", (5, 5))
     assert Record().fresh
     # A try that was cut may have shown what the next one, with other chunks, would delete.
     assert not Record().begins(first).fresh
-    assert not Record().begins(first).ends(Stored(first)).fresh
+    assert not Record().begins(first).ends(ViewCheckpoint(first)).fresh
     assert ended.begins(Position("another", (1, 1))).visible == Position("another", (1, 1))
 
 
 def test_a_record_comes_back() -> None:
     record = Record(None, Position("id", (1, 2)), {"if_seq_no": 4, "if_primary_term": 1})
-    for one in (record, record.ends(Stored(Position("id", (1, 2)), "me", 7, 12.5, 3, "g"))):
+    for one in (record, record.ends(ViewCheckpoint(Position("id", (1, 2)), "me", 7, 12.5, 3, "g"))):
         item = {"_source": json.loads(one.to_json()), "_seq_no": 4, "_primary_term": 1}
         assert Record.from_item(item, "g") == one

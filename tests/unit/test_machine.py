@@ -14,7 +14,7 @@ from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
 from cdc.model.outcome import Applied
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
 
@@ -42,8 +42,8 @@ def observed(**facts: Any) -> Observed:
     return Observed(**{"control": PLAN.control, "standby": PLAN.standby, "now": NOW, **facts})
 
 
-def view(position: Position = HERE, generation: str = "first") -> dict[str, Stored]:
-    return {TOPIC: Stored(position, generation=generation)}
+def view(position: Position = HERE, generation: str = "first") -> dict[str, ViewCheckpoint]:
+    return {TOPIC: ViewCheckpoint(position, generation=generation)}
 
 
 TABLE: list[tuple[dict[str, Any], Decision]] = [
@@ -52,10 +52,10 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"views": view(Position("id", (6, 5)))}, Continue()),
     ({"stopping": True}, Stop(RunState.STOPPED)),
     ({"stopping": True, "control": ControlState(4)}, Stop(RunState.STOPPED)),
-    ({"ended": True}, Stop(RunState.CAUGHT_UP)),
-    ({"failure": AWAY, "bearable": True}, Restart(Reason.FAILURE)),
-    ({"failure": AWAY, "bearable": True, "stopping": True}, Stop(RunState.STOPPED)),
-    ({"failure": LOST, "bearable": True}, Restart(Reason.FAILURE)),
+    ({"query_ended": True}, Stop(RunState.CAUGHT_UP)),
+    ({"failure": AWAY, "tolerable": True}, Restart(Reason.FAILURE)),
+    ({"failure": AWAY, "tolerable": True, "stopping": True}, Stop(RunState.STOPPED)),
+    ({"failure": LOST, "tolerable": True}, Restart(Reason.FAILURE)),
     ({"failure": FENCED}, Stop(RunState.FAILED, FENCED)),
     ({"failure": FENCED, "switching": True}, Restart(Reason.SWITCHED)),
     ({"failure": FENCED, "switching": True, "stopping": True}, Stop(RunState.STOPPED)),
@@ -113,7 +113,7 @@ def test_a_failure_that_comes_back_too_often_says_so() -> None:
 
 
 def test_views_that_somebody_has_to_make_again_are_no_success() -> None:
-    assert decide(replace(PLAN, refused=(REFUSED,)), observed(ended=True)) == Stop(RunState.FAILED, REFUSED)
+    assert decide(replace(PLAN, refused=(REFUSED,)), observed(query_ended=True)) == Stop(RunState.FAILED, REFUSED)
 
 
 def test_what_readers_do_not_see_has_no_standby() -> None:
@@ -129,7 +129,7 @@ def test_a_view_from_the_beginning_has_no_place_to_go_back_from() -> None:
 def test_a_batch_of_a_view_that_is_past_its_end_takes_nothing_back() -> None:
     ahead = replace(PLAN, positions={TOPIC: Position("id", (9, 0))})
     (step,) = ahead.steps({TOPIC: {0: 5, 1: 5}})
-    assert step.until.offsets == (9, 5)
+    assert step.end.offsets == (9, 5)
     assert ahead.steps({TOPIC: {0: 5, 1: 0}}) == []
 
 

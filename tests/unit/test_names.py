@@ -28,14 +28,14 @@ def test_our_own_names_are_refused_for_every_view(name: str) -> None:
     "pair", [("Name", "name"), ("GRÖSSE", "größe"), ("İd", "id"), ("\u212aelvin", "kelvin"), ("\u017f", "S")]
 )
 def test_names_that_differ_in_case_only_are_found(pair: tuple[str, str]) -> None:
-    (why,) = column_names.alike(["other", *pair])
+    (why,) = column_names.case_collisions(["other", *pair])
     assert all(name in why for name in pair)
-    assert column_names.alike(["a", "b", "a_", "ab"]) == []
+    assert column_names.case_collisions(["a", "b", "a_", "ab"]) == []
 
 
 def test_one_error_names_all_columns_and_which_to_leave_out() -> None:
     table = made_of("fine", "_cdc_x", "bits", "order date", bits="bit varying")
-    error = column_names.refused(table, lambda table: [*column_names.refusals(table), *columns.refusals(table)])
+    error = column_names.refusal_error(table, lambda table: [*column_names.refusals(table), *columns.refusals(table)])
     assert isinstance(error, SourceError)
     assert all(name in error.message for name in ("public.items", "_cdc_x", "bits", "order date"))
     found = re.search(r"\{.*\}", error.hint)
@@ -47,7 +47,7 @@ def test_one_error_names_all_columns_and_which_to_leave_out() -> None:
     "name", ['q"uo', "back\\slash", "null", "Yes", "no", "- a", "new\nline", "a, b]", "1", "é", ": #"]
 )
 def test_the_way_out_is_yaml_whatever_the_name(name: str) -> None:
-    error = column_names.refused(
+    error = column_names.refusal_error(
         made_of(name), lambda table: [column.name for column in table.columns if column.name == name]
     )
     assert error
@@ -55,7 +55,7 @@ def test_the_way_out_is_yaml_whatever_the_name(name: str) -> None:
 
 
 def test_a_key_has_another_way_out() -> None:
-    error = column_names.refused(made_of(key="_cdc_k"), column_names.refusals)
+    error = column_names.refusal_error(made_of(key="_cdc_k"), column_names.refusals)
     assert error
     assert "exclude" not in error.hint
     assert "choose another key" in error.hint
@@ -64,11 +64,13 @@ def test_a_key_has_another_way_out() -> None:
 
 def test_several_tables_are_one_error() -> None:
     errors = [
-        error for name in ("_cdc_a", "_cdc_b") if (error := column_names.refused(made_of(name), column_names.refusals))
+        error
+        for name in ("_cdc_a", "_cdc_b")
+        if (error := column_names.refusal_error(made_of(name), column_names.refusals))
     ]
-    both = column_names.together(errors)
+    both = column_names.combined_error(errors)
     assert all(name in both.message and name in both.hint for name in ("_cdc_a", "_cdc_b"))
-    assert column_names.together(errors[:1]) is errors[0]
+    assert column_names.combined_error(errors[:1]) is errors[0]
 
 
 @pytest.mark.parametrize(

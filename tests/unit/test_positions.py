@@ -8,9 +8,9 @@ import pytest
 from cdc.control.floors import Floors
 from cdc.errors import Fenced
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Distance, Position, Reach, Stored, distance
+from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Column, Table, row_id
-from cdc.sink.contract import Rewound, check, mismatch, stored_after
+from cdc.sink.contract import PositionLost, checkpoint_after, mismatch, must_apply
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 START, UNTIL = Position("id", (1, 2)), Position("id", (3, 2))
@@ -18,9 +18,9 @@ STEP = Advance(TABLE, START, UNTIL)
 
 
 def test_what_is_stored_comes_back() -> None:
-    stored = Stored(UNTIL, "me", 7, 12.5)
-    assert Stored.from_json(stored.to_json()) == stored
-    assert stored.to_json().startswith(Stored.MARK)
+    stored = ViewCheckpoint(UNTIL, "me", 7, 12.5)
+    assert ViewCheckpoint.from_json(stored.to_json()) == stored
+    assert stored.to_json().startswith(ViewCheckpoint.JSON_START)
 
 
 def test_a_step_counts_its_offsets() -> None:
@@ -28,7 +28,7 @@ def test_a_step_counts_its_offsets() -> None:
     assert Advance(TABLE, None, UNTIL).offsets == 5
 
 
-AT = Stored(Position("id", (3, 2)), floor=7)
+AT = ViewCheckpoint(Position("id", (3, 2)), floor=7)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ AT = Stored(Position("id", (3, 2)), floor=7)
     ],
 )
 def test_one_comparison_says_whether_a_view_has_got_there(
-    view: Stored | Position | None, end: Position, floor: int, expected: Distance
+    view: ViewCheckpoint | Position | None, end: Position, floor: int, expected: Distance
 ) -> None:
     """Findings 12 and B5: a difference in shape is an answer, never a ValueError."""
     there = distance(view, end, floor)
@@ -73,20 +73,20 @@ def test_one_comparison_says_whether_a_view_has_got_there(
     ],
 )
 def test_floors_are_compared_across_servers(made: Floors, now: Floors, reach: Reach) -> None:
-    view = Stored.from_json(Stored(UNTIL, floor=made.number("public.items")).to_json())
+    view = ViewCheckpoint.from_json(ViewCheckpoint(UNTIL, floor=made.number("public.items")).to_json())
     assert distance(view, UNTIL, now.number("public.items")).reach is reach
 
 
 def test_the_position_decides_who_may_write() -> None:
-    assert check(STEP, Stored(START, "anybody"), "me")
-    assert check(Advance(TABLE, None, UNTIL), None, "me")
-    assert not check(STEP, Stored(UNTIL, "me"), "me")
+    assert must_apply(STEP, ViewCheckpoint(START, "anybody"), "me")
+    assert must_apply(Advance(TABLE, None, UNTIL), None, "me")
+    assert not must_apply(STEP, ViewCheckpoint(UNTIL, "me"), "me")
     with pytest.raises(Fenced):
-        check(STEP, Stored(UNTIL, "other"), "me")
-    with pytest.raises(Rewound):
-        check(STEP, Stored(Position("id", (0, 2)), "me"), "me")
-    with pytest.raises(Rewound):
-        check(STEP, None, "me")
+        must_apply(STEP, ViewCheckpoint(UNTIL, "other"), "me")
+    with pytest.raises(PositionLost):
+        must_apply(STEP, ViewCheckpoint(Position("id", (0, 2)), "me"), "me")
+    with pytest.raises(PositionLost):
+        must_apply(STEP, None, "me")
 
 
 def test_only_the_own_lost_writes_are_a_rewind() -> None:
@@ -95,8 +95,8 @@ def test_only_the_own_lost_writes_are_a_rewind() -> None:
 
 
 def test_rows_add_up() -> None:
-    first = stored_after(STEP, None, Applied(written=2, deleted=1), "me")
-    second = stored_after(STEP, first, Applied(written=4, stale=9), "me")
+    first = checkpoint_after(STEP, None, Applied(written=2, deleted=1), "me")
+    second = checkpoint_after(STEP, first, Applied(written=4, stale=9), "me")
     assert (first.rows, second.rows, second.position) == (3, 7, UNTIL)
 
 

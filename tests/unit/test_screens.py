@@ -15,9 +15,9 @@ from cdc.cli import render
 from cdc.cli.console import WIDE, Call
 from cdc.cli.verbs import hoist_global_options
 from cdc.model.outcome import Applied
-from cdc.model.wording import advice, ended, length
+from cdc.model.wording import advice, duration, full_stopped
 from cdc.observe.status import SinkStatus, Status, ViewStatus
-from cdc.quarantine.log import Entry, Held
+from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
 
 ROOT = Path(__file__).parents[2]
 STARTING = Progress("search")
@@ -103,7 +103,9 @@ PLACE = f"warehouse/{'newshop' * 9}.public.products_of_the_year/12/1234567"
 
 
 def test_what_has_to_be_copied_is_in_one_piece() -> None:
-    held = Held(Entry("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"), "NaN has no decimal", 0.0, 1)
+    held = QuarantinedRecord(
+        QuarantineKey("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"), "NaN has no decimal", 0.0, 1
+    )
     assert PLACE in shown(render.quarantine([held]))
     assert not any(line != line.rstrip() for line in shown(render.quarantine([held])).splitlines())
 
@@ -179,9 +181,16 @@ def test_the_version_is_told() -> None:
 
 
 def test_sentences_end_once() -> None:
-    assert [ended(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
+    assert [full_stopped(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
     assert advice("was renamed to public.tags", "is it there?") == "was renamed to public.tags. Next: is it there?"
 
 
 def test_lengths_are_told_in_fitting_units() -> None:
-    assert [length(s) for s in (0.25, 12, 119, 180, 7200, 200_000)] == ["0.2 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
+    assert [duration(s) for s in (0.25, 12, 119, 180, 7200, 200_000)] == [
+        "0.2 s",
+        "12 s",
+        "119 s",
+        "3 min",
+        "2 h",
+        "2 d",
+    ]

@@ -196,11 +196,11 @@ def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pyt
 
 def test_java_is_tuned_where_the_caller_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1")
-    assert jvm_options.tuning() == ["-XX:+UseParallelGC", "-XX:CompileThresholdScaling=4"]
+    assert jvm_options.default_options() == ["-XX:+UseParallelGC", "-XX:CompileThresholdScaling=4"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -XX:+UseSerialGC")
-    assert jvm_options.tuning() == ["-XX:CompileThresholdScaling=4"]
+    assert jvm_options.default_options() == ["-XX:CompileThresholdScaling=4"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:CompileThresholdScaling=1")
-    assert jvm_options.tuning() == ["-XX:+UseParallelGC"]
+    assert jvm_options.default_options() == ["-XX:+UseParallelGC"]
 
 
 # refusals

@@ -7,7 +7,7 @@ from functools import cache
 from cdc.codec.types import geometric, numeric, temporal, text
 from cdc.codec.types.arrays import array
 from cdc.codec.types.kind import Kind
-from cdc.model.pg_types import base
+from cdc.model.pg_types import base_type
 
 KINDS = {
     "smallint": numeric.SMALLINT,
@@ -55,7 +55,7 @@ def kind(type_: str) -> Kind:
     """The kind of a type as `format_type` prints it; a type without an entry travels as its text."""
     if type_.endswith("[]"):
         return array(kind(type_.removesuffix("[]")))
-    name = base(type_)
+    name = base_type(type_)
     made = KINDS.get(name, text.TEXTUAL)
     if made is numeric.NUMERIC and (scale := re.fullmatch(r"numeric\((\d+),(-?\d+)\)", type_)):
         return numeric.scaled(int(scale[1]), int(scale[2]))

@@ -17,8 +17,8 @@ import deltalake
 from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from cdc.model.position import Stored
-from cdc.sink.lane_run import lasting
+from cdc.model.position import ViewCheckpoint
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import links, parquet
 from sinks.delta.files.failures import contended, refused, unwritable
 from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, File
@@ -36,7 +36,9 @@ FULL = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
 """What a worker's file system says when it takes no more: by the numbers of Linux."""
 
 
-def create(folder: str, files: Sequence[AddAction], schema: deltalake.Schema, stored: Stored, number: int) -> None:
+def create(
+    folder: str, files: Sequence[AddAction], schema: deltalake.Schema, stored: ViewCheckpoint, number: int
+) -> None:
     """As `begin`, of files that are written."""
     try:
         create_table_with_add_actions(folder, schema, list(files), commit_properties=_told(stored, number))
@@ -57,7 +59,7 @@ def written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[Fi
     # By number: Spark takes a dot or a backtick in a name for its own.
     numbered = whole.toDF(*(f"c{number}" for number in range(len(whole.columns))))
     try:
-        made = numbered.mapInArrow(lasting(_writer(folder, whole.columns)), WRITTEN).collect()
+        made = numbered.mapInArrow(freeze_gc_after(_writer(folder, whole.columns)), WRITTEN).collect()
     except PySparkException as error:
         if FULL.search(str(error)):
             raise unwritable(folder, error) from None
@@ -76,7 +78,7 @@ def commit(
     files: Sequence[AddAction],
     mode: Mode,
     schema: deltalake.Schema,
-    stored: Stored,
+    stored: ViewCheckpoint,
     number: int,
     mark: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
@@ -91,7 +93,7 @@ def commit(
         raise
 
 
-def _told(stored: Stored, number: int, mark: Mapping[str, str] = MappingProxyType({})) -> CommitProperties:
+def _told(stored: ViewCheckpoint, number: int, mark: Mapping[str, str] = MappingProxyType({})) -> CommitProperties:
     told = {"userMetadata": stored.to_json(), **mark}
     # Never upon a version that hasn't been looked at: a RESTORE in between has taken back what the position counts.
     return CommitProperties(told, max_commit_retries=0, app_transactions=[Transaction(APPLICATION, number)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from sinks.delta.files.failures import conflicting, contended
 from sinks.delta.log import history
 from sinks.delta.log.history import Commit, Standing
@@ -33,7 +33,7 @@ class Found:
     trouble: why that isn't true of the rows that are there (`history`); empty when it is.
     """
 
-    stored: Stored | None
+    stored: ViewCheckpoint | None
     number: int
     trouble: str = ""
 
@@ -94,7 +94,7 @@ class Commits:
 
 
 @contextmanager
-def numbered(spark: "SparkSession", stored: Stored, number: int) -> Iterator[None]:
+def numbered(spark: "SparkSession", stored: ViewCheckpoint, number: int) -> Iterator[None]:
     """Put the position and our number into the commits made inside.
 
     Session settings, because Delta's transactions take no options; so one table is written this way at a time.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdc.model.position import Position, Stored
+from cdc.model.position import Position, ViewCheckpoint
 
 RESTORE = "RESTORE"
-CLEARED = Stored(Position("", ()))
+CLEARED = ViewCheckpoint(Position("", ()))
 """What a commit says that made a table without rows: the view stands nowhere."""
 Commit = Mapping[str, Any]
 """One of a table's history: version, operation, operationParameters, userMetadata."""
@@ -21,7 +21,7 @@ Commit = Mapping[str, Any]
 class Standing:
     """`stored`: our last word on the rows that there are; `trouble`: why it isn't true of them."""
 
-    stored: Stored | None
+    stored: ViewCheckpoint | None
     trouble: str = ""
 
 
@@ -39,8 +39,8 @@ def standing(
         if version > upto:
             continue
         text = commit.get("userMetadata") or ""
-        if text.startswith(Stored.MARK):
-            stored = Stored.from_json(text)
+        if text.startswith(ViewCheckpoint.JSON_START):
+            stored = ViewCheckpoint.from_json(text)
             return Standing(None if stored.position == CLEARED.position else stored, trouble)
         if commit["operation"] == RESTORE:
             back = _named(commit, restored)

@@ -6,7 +6,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from sinks.delta.files.failures import conflicting, contended
 from sinks.delta.log.commits import APPLICATION
 
@@ -32,7 +32,7 @@ def commit(spark: SparkSession, transaction: Any, actions: Sequence[Any], operat
         raise contended() from None
 
 
-def update(spark: SparkSession, stored: Stored, number: int) -> Any:
+def update(spark: SparkSession, stored: ViewCheckpoint, number: int) -> Any:
     """What a commit is called that brings rows. Not a MERGE, which has to tell figures that its own plan counts."""
     updated = spark._jvm.org.apache.spark.sql.streaming.OutputMode.Update()  # type: ignore[union-attr]
     told = some(spark, stored.to_json())

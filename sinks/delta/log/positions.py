@@ -7,10 +7,10 @@ bring one of them what it has: that one stays where it is.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cdc.model.position import Position, Reach, Stored, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 
 
-def known(stored: Stored | None, topic: Position) -> tuple[int, ...]:
+def known(stored: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:
     """Below which offsets of a topic, of the id and partitions that `topic` has, a part knows all records.
 
     Of another topic of that name it knows none. Partitions that were added since leave the records of the others where
@@ -22,12 +22,12 @@ def known(stored: Stored | None, topic: Position) -> tuple[int, ...]:
     return (offsets + (0,) * topic.partition_count)[: topic.partition_count]
 
 
-def further(stored: Stored | None, until: Position) -> Position:
+def further(stored: ViewCheckpoint | None, until: Position) -> Position:
     """Where a part stands after a batch up to `until`: never before where it stood."""
     return Position(until.topic_id, tuple(map(max, known(stored, until), until.offsets)))
 
 
-def oldest(changes: Stored | None, mirror: Stored | None) -> Stored | None:
+def oldest(changes: ViewCheckpoint | None, mirror: ViewCheckpoint | None) -> ViewCheckpoint | None:
     """Where reading has to start so that neither of the two misses anything; None while there is no mirror."""
     if mirror is None:
         return None
@@ -35,7 +35,7 @@ def oldest(changes: Stored | None, mirror: Stored | None) -> Stored | None:
     return replace(mirror, position=Position(mirror.position.topic_id, offsets))
 
 
-def oldest_of(parts: Mapping[str, Stored | None]) -> Stored | None:
+def oldest_of(parts: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
     """The same of the parts that there are, by kind: a second generation is a mirror alone."""
     mirror = parts["mirror"]
     return oldest(parts["changes"], mirror) if "changes" in parts else mirror

@@ -12,7 +12,7 @@ import deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.model.position import Stored
+from cdc.model.position import ViewCheckpoint
 from sinks.delta.files import links
 from sinks.delta.files.failures import conflicting, contended
 from sinks.delta.log import add_files, jvm
@@ -53,7 +53,7 @@ def drop(spark: SparkSession, folder: str, version: int) -> None:
 
 
 def switch(
-    spark: SparkSession, commits: Commits, live: str, other: str, stored: Stored, lags: Callable[[Found], bool]
+    spark: SparkSession, commits: Commits, live: str, other: str, stored: ViewCheckpoint, lags: Callable[[Found], bool]
 ) -> bool:
     """Commit the files of `other` as those of `live`; false while they lag behind that.
 
@@ -68,7 +68,7 @@ def switch(
     return True
 
 
-def gather(spark: SparkSession, folder: str, version: int, stored: Stored, number: int) -> None:
+def gather(spark: SparkSession, folder: str, version: int, stored: ViewCheckpoint, number: int) -> None:
     """Give a table links to all of its files, wherever they lie. Raises SinkUnavailable, see `switch`.
 
     `stored` and `number` are of this version: its files must not get the position of another's.
@@ -77,7 +77,7 @@ def gather(spark: SparkSession, folder: str, version: int, stored: Stored, numbe
     _take(spark, transaction, transaction.snapshot(), jvm.update(spark, stored, number), stored, number)
 
 
-def clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: Stored) -> None:
+def clone(spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, stored: ViewCheckpoint) -> None:
     """Make a table of the files that another, in `folder`, had in a version."""
     add_files.create(target, [], source.schema(), CLEARED, 1)
     ask(spark, target, add_files.features(source))
@@ -105,7 +105,9 @@ def _begin(spark: SparkSession, folder: str, version: int) -> Any:
     return transaction
 
 
-def _take(spark: SparkSession, transaction: Any, fresh: Any, operation: Any, stored: Stored, number: int) -> None:
+def _take(
+    spark: SparkSession, transaction: Any, fresh: Any, operation: Any, stored: ViewCheckpoint, number: int
+) -> None:
     """Commit the files of a version, of this table or another, in the place of all files. Raises SinkUnavailable."""
     if transaction.metadata().schemaString() != fresh.metadata().schemaString():
         schema = fresh.metadata().schemaString()

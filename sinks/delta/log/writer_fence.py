@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Position, Stored
-from cdc.sink.contract import mismatch, stored_after
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.sink.contract import checkpoint_after, mismatch
 from sinks.delta.log import positions
 
 
@@ -13,10 +13,10 @@ class Fence:
     """What a sink remembers of its own steps; a part of a view is named by its folder."""
 
     def __init__(self) -> None:
-        self._left: dict[str, Stored | None] = {}
+        self._left: dict[str, ViewCheckpoint | None] = {}
         self._begun: dict[str, tuple[str, Position | None, Position]] = {}
 
-    def leave(self, folder: str, stored: Stored | None) -> None:
+    def leave(self, folder: str, stored: ViewCheckpoint | None) -> None:
         """Take note of where a part stands."""
         self._left[folder] = stored
 
@@ -29,9 +29,9 @@ class Fence:
         folders: by kind; look: takes note of where they stand, when that isn't known yet.
 
         Raises:
-            Fenced, Rewound: see `Sink.apply`.
+            Fenced, PositionLost: see `Sink.apply`.
         """
-        step = (writer, advance.start, advance.until)
+        step = (writer, advance.start, advance.end)
         if any(folder not in self._left for folder in folders.values()):
             look()
         elif self._begun.get(advance.table.topic) == step:
@@ -41,9 +41,9 @@ class Fence:
             raise mismatch(advance.table, advance.start, stood, ours=False)
         self._begun[advance.table.topic] = step
 
-    def is_due(self, writer: str, advance: Advance, folder: str, stored: Stored | None) -> bool:
-        """Whether a part of the view gains something by a step. Raises Fenced, Rewound: see `Sink.apply`."""
-        gains = advance.repairs or positions.further(stored, advance.until) != position(stored)
+    def is_due(self, writer: str, advance: Advance, folder: str, stored: ViewCheckpoint | None) -> bool:
+        """Whether a part of the view gains something by a step. Raises Fenced, PositionLost: see `Sink.apply`."""
+        gains = advance.is_repair or positions.further(stored, advance.end) != position(stored)
         if not gains and stored and stored.writer == writer:
             # Perhaps of this very step, whose answer was lost.
             self._left[folder] = stored
@@ -54,14 +54,16 @@ class Fence:
         return gains
 
 
-def after(writer: str, advance: Advance, before: Stored | None, applied: Applied, generation: str | None) -> Stored:
+def after(
+    writer: str, advance: Advance, before: ViewCheckpoint | None, applied: Applied, generation: str | None
+) -> ViewCheckpoint:
     """What a part of a view stores with a step."""
-    if advance.repairs and before:
+    if advance.is_repair and before:
         # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
         return before
-    further = replace(advance, until=positions.further(before, advance.until))
-    return stored_after(further, before, applied, writer, generation)
+    further = replace(advance, end=positions.further(before, advance.end))
+    return checkpoint_after(further, before, applied, writer, generation)
 
 
-def position(stored: Stored | None) -> Position | None:
+def position(stored: ViewCheckpoint | None) -> Position | None:
     return stored.position if stored else None

@@ -31,7 +31,7 @@ class Mirror:
 
 
 def frame(spark: "SparkSession", folders: Mapping[Table, str], commits: Commits) -> "DataFrame":
-    """As `cdc.sink.contract.Grouped` says, of the tables whose mirrors are in these folders."""
+    """As `cdc.sink.contract.GroupScanner` says, of the tables whose mirrors are in these folders."""
     mirrors = [_mirror(table, folder, commits.table(folder)) for table, folder in folders.items()]
     tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
     read = _reader(mirrors, tasks)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from cdc.model.position import Stored
-from cdc.sink.lane_run import lasting
+from cdc.model.position import ViewCheckpoint
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NOTHING, schema
 from sinks.delta.files.failures import contended
@@ -44,7 +44,7 @@ def merge(
     table: "deltalake.DeltaTable",
     folder: str,
     changed: Changed,
-    stored: Stored,
+    stored: ViewCheckpoint,
     number: int,
     marks: bool = True,
 ) -> None:
@@ -119,7 +119,7 @@ def _places(held: Sequence[_File], ids: "DataFrame") -> "DataFrame":
         [(named[at::tasks],) for at in range(tasks)], "files array<struct<name:string,path:string,marks:string>>"
     )
     wanted = ids.agg(F.collect_list("_cdc_id").alias("ids"))
-    return parts.crossJoin(F.broadcast(wanted)).mapInArrow(lasting(_found), PLACES)
+    return parts.crossJoin(F.broadcast(wanted)).mapInArrow(freeze_gc_after(_found), PLACES)
 
 
 def _concerned(held: Sequence[_File], ids: "DataFrame") -> list[_File]:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import SinkUnavailable
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
 from sinks.delta.files.failures import WRITABLE, unwritable
 from sinks.delta.files.parquet import File
@@ -42,7 +42,11 @@ def rewritten(spark: "SparkSession", rewrites: Mapping[str, Rewrite]) -> dict[st
     most = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     tasks = min(most, -(-len(rewrites) // TABLES_A_TASK))
     listed = list(rewrites.values())
-    rows = spark.range(len(listed), numPartitions=tasks).mapInArrow(lasting(partial(_work, listed)), MADE).collect()
+    rows = (
+        spark.range(len(listed), numPartitions=tasks)
+        .mapInArrow(freeze_gc_after(partial(_work, listed)), MADE)
+        .collect()
+    )
     if failed := next((row["failure"] for row in rows if row["failure"]), None):
         raise SinkUnavailable(failed, hint=WRITABLE)
     names, made = list(rewrites), dict[str, list[File]]()
