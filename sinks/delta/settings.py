@@ -1,4 +1,4 @@
-"""What the pipeline file may say of a sink of `type: delta`."""
+"""Settings of a sink of `type: delta` in the pipeline file."""
 
 import os
 from collections.abc import Hashable, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _folder(path: str, info: ValidationInfo) -> str:
-    """A relative one is the pipeline file's, wherever a command is given."""
+    """Check a folder's path; a relative one is resolved against the pipeline file's folder."""
     if "://" in path or path.startswith("file:"):
         scheme = path.partition(":")[0]
         raise InvalidSetting(
@@ -32,6 +32,8 @@ Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class Delta(SinkSettings):
+    """Settings of a warehouse."""
+
     keeps_changes = True
     location_setting = "path"
     type: Literal["delta"]
@@ -45,17 +47,20 @@ class Delta(SinkSettings):
 
     @property
     def place(self) -> Hashable:
+        """What two sinks can't share: the folder."""
         return "delta", os.path.realpath(self.path)
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
-        wanted = [one for one in self.without_deletion_vectors if "*" not in one]
-        if strange := [one for one in wanted if not any(fnmatchcase(one, entry) for entry in listed)]:
+        """Raise InvalidSetting when a table without deletion vectors isn't captured."""
+        names = [table for table in self.without_deletion_vectors if "*" not in table]
+        if strange := [table for table in names if not any(fnmatchcase(table, entry) for entry in listed)]:
             raise InvalidSetting(
                 f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
                 f"there are {', '.join(listed)}",
             )
 
     def build(self, name: str, pipeline: str) -> "Sink":
+        """Make the sink."""
         from sinks.delta import sink
 
-        return sink.Delta(name, self.path, pipeline, rewritten=self.without_deletion_vectors)
+        return sink.Delta(name, self.path, pipeline, without_deletion_vectors=self.without_deletion_vectors)

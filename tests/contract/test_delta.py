@@ -332,7 +332,7 @@ def test_names_that_are_carried(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
     made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
@@ -384,7 +384,7 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
     harness.apply()
     harness.sink.check_capacity([harness.table])
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr("sinks.delta.capacity.AS_TEXT", 2**40)
+    monkeypatch.setattr("sinks.delta.capacity.TEXT_FACTOR", 2**40)
     with pytest.raises(SinkRejected, match=f"in {tmp_path};"):
         harness.sink.check_capacity([harness.table])
 
@@ -406,8 +406,8 @@ def end_of_batch(_: ViewCheckpoint | None, until: Position) -> Position:
 @pytest.mark.parametrize(
     ("place", "bug", "test"),
     [
-        ("sinks.delta.log.positions.further", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
-        ("sinks.delta.log.positions.further", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
+        ("sinks.delta.log.positions.advance", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
+        ("sinks.delta.log.positions.advance", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
         (
             "sinks.delta.log.history.standing",
             newest_word,

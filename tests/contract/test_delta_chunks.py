@@ -22,7 +22,7 @@ from cdc.sink.contract import Batch
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part
 from cdc.sink.rejection import Skip
 from sinks.delta.executor import Staged, WarehouseWriter
-from sinks.delta.mirror.stored_rows import Held
+from sinks.delta.mirror.stored_rows import StoredRows
 from sinks.delta.sink import Delta
 from tests.contract.laws import TOPIC_ID, row
 from tests.support.envelopes import PLACEHOLDER, Topic, frame
@@ -98,7 +98,7 @@ class Warehouse:
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     size: str = request.param
     return size
 
@@ -241,18 +241,18 @@ def without_word(text: str) -> Staged:
     return staged
 
 
-TOLD = sinks.delta.sink._staged
+TOLD = sinks.delta.sink._decode_staged
 
 
 class Mirrored(WarehouseWriter):
     """Asks only the mirror for what a change doesn't carry."""
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
-        with mock.patch.object(Held, "met", return_value=[]):
+        with mock.patch.object(StoredRows, "staged_ids", return_value=[]):
             return super().read_stored(part, rows)
 
 
-@pytest.mark.parametrize(("name", "bug"), [("_staged", without_word), ("WarehouseWriter", Mirrored)])
+@pytest.mark.parametrize(("name", "bug"), [("_decode_staged", without_word), ("WarehouseWriter", Mirrored)])
 def test_planted(
     spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch, name: str, bug: object
 ) -> None:

@@ -181,7 +181,7 @@ def test_an_index_of_more_than_one_search_gives(shelf: Shelf, monkeypatch: pytes
 @pytest.mark.parametrize("shelf", ["delta"], indirect=True)
 def test_a_mirror_with_marked_rows_is_read_by_itself(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files still hold what was deleted."""
-    monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+    monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     shelf.change(0, "d", laws.row("k1", 1))
     with psycopg.connect(shelf.dsn) as connection:
         connection.execute("DELETE FROM items0 WHERE a = 'k1'")

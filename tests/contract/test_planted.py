@@ -163,7 +163,7 @@ def test_what_a_mirror_has_is_merged_again(
         return (0,) * advance.end.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(table_commit, "_known", nothing)
+    monkeypatch.setattr(table_commit, "_known_offsets", nothing)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 
