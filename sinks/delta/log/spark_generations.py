@@ -18,7 +18,7 @@ from sinks.delta.files import links
 from sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from sinks.delta.log import add_files, jvm
 from sinks.delta.log.add_files import DELETION_VECTORS
-from sinks.delta.log.commits import Commits, LastCommit, number_commits
+from sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
 from sinks.delta.log.history import CLEARED
 
 PROPERTIES = {DELETION_VECTORS: ("delta.enableDeletionVectors", "true")}
@@ -94,7 +94,7 @@ def clone(
     spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: ViewCheckpoint
 ) -> None:
     """Create a table of the files that the table in `folder` had in a version (`source`)."""
-    add_files.create(target, [], source.schema(), CLEARED, 1)
+    add_files.create(target, [], source.schema(), CommitInfo(CLEARED, 1))
     enable_features(spark, target, add_files.reader_features(source))
     snapshot = jvm.log(spark, folder).getSnapshotAt(source.version(), *jvm.none(spark, 2), False)
     _replace_files(spark, jvm.begin(spark, target), snapshot, jvm.switch(spark), checkpoint, 2)
