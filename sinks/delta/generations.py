@@ -135,8 +135,8 @@ def retain_previous(spark: SparkSession, commits: Commits, live: str, generation
         source = deltalake.DeltaTable(live, version=version)
         _clone(spark, source, live, generation, standing.checkpoint)
     except links.FileMissing:
-        # A process that was killed after the switch goes on whenever somebody calls for it. That may
-        # be later than the clean-up of the files that the switch has replaced.
+        # A process that was killed after the switch goes on whenever somebody starts it again. That
+        # may be later than the clean-up of the files that the switch has replaced.
         remove_paths(spark, [generation])
         return False
     return True

@@ -1,4 +1,7 @@
-"""The commits of one table in a batch: begun before executors write its files, ended by the driver."""
+"""The commits of one table in a batch.
+
+They begin before executors write its files, and the driver ends them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

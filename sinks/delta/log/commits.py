@@ -1,4 +1,4 @@
-"""Our commits in a Delta table: each has the checkpoint that it leads to, and a number of its own."""
+"""Our commits in a Delta table: each has the checkpoint that it leads to, and a number."""
 
 import json
 import threading

@@ -81,7 +81,9 @@ def switch(
 
 
 def link_all_files(spark: SparkSession, folder: str, version: int, checkpoint: ViewCheckpoint, number: int) -> None:
-    """Give a table links to all of its files, wherever they lie. Raises SinkUnavailable, see `switch`.
+    """Give a table links to all of its files, wherever they lie.
+
+    Raises SinkUnavailable, see `switch`.
 
     `checkpoint` and `number` are of this version: its files must not get the position of another.
     """
