@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from cdc.audit.compaction import Compacted, compact
+from cdc.audit.compaction import CompactionOptions, CompactionResult, compact
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.spark.kafka_source import census
@@ -37,16 +37,14 @@ def of_topics(world: "World") -> list[dict[str, Any]]:
     return [one for one in world.json("status")["problems"] if one["part"] == "topics"]
 
 
-def compacted(world: "World", topics: Topics, timeout_s: float) -> Compacted:
+def compacted(world: "World", topics: Topics, timeout_s: float) -> CompactionResult:
     (done,) = compact(
         topics,
         world.pipeline,
         world.described,
-        count=lambda goal: census(world.spark, world.stack.endpoints.kafka, goal),
-        sinks=world.sinks,
-        tombstones=True,
-        timeout_s=timeout_s,
-        progress=print,
+        world.sinks,
+        lambda goal: census(world.spark, world.stack.endpoints.kafka, goal),
+        CompactionOptions(timeout_s, tombstones=True, progress=print),
     )
     return done
 

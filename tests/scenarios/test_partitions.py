@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from cdc import client
-from cdc.audit.compaction import compact
+from cdc.audit.compaction import CompactionOptions, compact
 from cdc.errors import CdcError, ConnectorError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
@@ -56,7 +56,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
             lambda: barrier.wait_until_current(world.pipeline, world.described, world.sinks, timeout_s=60),
             lambda: client.wait_for(cache, token, timeout_s=30),
             lambda: compact(
-                topics, world.pipeline, world.described, count=count, sinks=world.sinks, tombstones=True, timeout_s=60
+                topics, world.pipeline, world.described, world.sinks, count, CompactionOptions(60, tombstones=True)
             ),
         ]
         for verb in verbs:

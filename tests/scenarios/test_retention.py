@@ -8,7 +8,7 @@ import pytest
 import redis
 from kafka import KafkaAdminClient, TopicPartition
 
-from cdc.audit.compaction import compact
+from cdc.audit.compaction import CompactionOptions, compact
 from cdc.errors import ConnectorError, SettingsError
 from cdc.generations.registry import GenerationBuild
 from cdc.kafka.topics import Topics
@@ -106,7 +106,7 @@ def events(world: "World") -> int:
 
 def compacted(world: "World", kafka: Topics, timeout_s: float) -> None:
     count = lambda goal: census(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
-    compact(kafka, world.pipeline, world.described, count=count, sinks=world.sinks, timeout_s=timeout_s)
+    compact(kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(timeout_s))
 
 
 def view_of(world: "World") -> dict[str, Any]:

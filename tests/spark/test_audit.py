@@ -44,14 +44,14 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
     made = table()
     keys = [{"c0": text, "c1": number} for text in ("", "a", "é") for number in range(6)]
     records = Scribe(made, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
-    looker = RecordClassifier(made, DecodeOptions(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
+    classifier = RecordClassifier(made, DecodeOptions(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
     said = (
         framed(spark, records)
         .select(*log_rows.RECORDS)
-        .mapInArrow(freeze_gc_after(looker.work), log_rows.SAID)
+        .mapInArrow(freeze_gc_after(classifier.work), log_rows.SAID)
         .persist()
     )
-    rows = auditor.newest(said).persist()
+    rows = auditor.newest_states(said).persist()
     decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
     changes = [change for record in records if (change := decode(record)).id is not None]
     folded = {(one.id, one.partition): (one.offset, one.row is not None, one.kept) for one in twin.fold(changes)}
@@ -64,7 +64,7 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
         written = lsn[row["partition"], offset] if offset is not None else None
         assert row["outdated"] == (lives and written is not None and written < BELOW)
     _, lost = twin.applied(changes, {})
-    assert sorted(row["id"] for row in auditor.unknown(made, said, rows).collect()) == sorted(lost)
+    assert sorted(row["id"] for row in auditor.unrecoverable_ids(made, said, rows).collect()) == sorted(lost)
     rows.unpersist()
     said.unpersist()
 

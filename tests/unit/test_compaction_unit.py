@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.audit.compaction import watched
+from cdc.audit.compaction import required_views
 from cdc.generations.registry import GenerationBuild, Generations, RetainedView
 from cdc.kafka.ledger import Hole
 from cdc.model.position import Position
@@ -24,7 +24,7 @@ class Warehouse(Memory):
 def names(cache: Generations, *, tombstones: bool) -> list[str]:
     sinks = [Memory("cache"), Warehouse("warehouse")]
     registry = {"cache": cache, "warehouse": Generations()}
-    found = watched([TABLE, OTHER], sinks, registry.__getitem__, tombstones=tombstones)
+    found = required_views([TABLE, OTHER], sinks, registry.__getitem__, tombstones=tombstones)
     assert all(position(table) is None for _, table, position in found)
     return [f"{table.name} {name}" for name, table, _ in found]
 
