@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.control.registrations import Captured
 from cdc.errors import SettingsError
-from cdc.kafka.topics import MAX_MESSAGE_BYTES
+from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import overrides
 from cdc.postgres.source import parse_dsn

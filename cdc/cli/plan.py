@@ -117,7 +117,7 @@ def _state_after(
     from cdc.control import registrations
     from cdc.control.change_plan import Refusal, RequestedState
     from cdc.errors import SourceError
-    from cdc.kafka.topics import settings_of
+    from cdc.kafka.topic_specs import topic_settings
     from cdc.postgres import catalog, source
 
     try:
@@ -127,7 +127,7 @@ def _state_after(
     unpublished = source.unreplicated_columns(conn, pipeline)
     captured = registrations.captured_tables(pipeline, unpublished)
     config = configuration(pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished)
-    settings = settings_of(pipeline, [table.topic for table in tables])
+    settings = topic_settings(pipeline, [table.topic for table in tables])
     return RequestedState(
         {table.qualified: captured[table.qualified] for table in tables},
         config,

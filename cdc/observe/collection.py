@@ -213,7 +213,9 @@ def _log(
             for table in tables
             for place in pending_records(table.topic, stored[table.topic], ends[table.topic])
         )
-        continuity.look((table, stored[table.topic]) for stored in stored_by_sink.values() for table in tables)
+        continuity.load_next_records(
+            (table, stored[table.topic]) for stored in stored_by_sink.values() for table in tables
+        )
         views = {
             name: tuple(
                 replace(
