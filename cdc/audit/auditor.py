@@ -113,7 +113,9 @@ class Auditor:
             table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
         )
         topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
-        assessed = topic_records.select(*log_rows.RECORDS).mapInArrow(freeze_gc_after(classifier.work), log_rows.SAID)
+        assessed = topic_records.select(*log_rows.RECORDS).mapInArrow(
+            freeze_gc_after(classifier.work), log_rows.SUMMARY
+        )
         assessments = self._persist(frames, assessed)
         observation = Observation()
         rows = self._persist(frames, newest_states(assessments.observe(observation, *_count_columns())))
@@ -139,14 +141,14 @@ class Auditor:
 
 
 def _count_columns() -> list[Column]:
-    """Columns of `TopicFold.counts`, over frames of `log_rows.SAID`."""
+    """Columns of `TopicFold.counts`, over frames of `log_rows.SUMMARY`."""
     conditions = {"records": F.lit(True), f"{TOMBSTONE}s": F.col("says") == TOMBSTONE}
     conditions |= {kind: F.col("says") == kind for kind in COUNTED_KINDS}
     return [F.count_if(condition).alias(name) for name, condition in conditions.items()]
 
 
 def newest_states(assessments: DataFrame) -> DataFrame:
-    """Fold assessments (`log_rows.SAID`) to the state of the newest living record of each key.
+    """Fold assessments (`log_rows.SUMMARY`) to the state of the newest living record of each key.
 
     Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key
     without a living record has a row, too. The offset is the only order: a key lives in one

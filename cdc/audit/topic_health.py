@@ -11,7 +11,8 @@ from cdc.audit.finding import RENEW_HINT, Finding
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity, Discontinued, check_shape
-from cdc.kafka.topics import Topics, topic_specs
+from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 
@@ -51,7 +52,7 @@ def view_findings(
 ) -> list[Finding]:
     """Find views that the log can't continue from their positions, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
-    continuity.look((table, checkpoint) for checkpoint in views.values())
+    continuity.load_next_records((table, checkpoint) for checkpoint in views.values())
     findings = [
         Finding("holes", 1, f"the log of changes in {name} may lack superseded records: {hole}", RETENTION_HINT)
         for name in views

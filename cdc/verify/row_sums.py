@@ -47,7 +47,7 @@ class RowSums:
 class Comparable:
     """Turns documents into comparable texts: equal exactly where the rows are equal.
 
-    columns     (name, `types.Kind.compare`) of each column of the table
+    columns     (name, `types.TypeCodec.compare`) of each column of the table
 
     Members that are no column are left out, a missing member counts as null. A document that can't
     be parsed, or has a member twice, stays as it is.
@@ -107,5 +107,5 @@ NORMALIZERS: dict[str, Normalizer] = {
     "reals": _for_elements(_real),
     "doubles": _for_elements(_double),
 }
-"""By `types.Kind.compare`. Values of other kinds are compared as JSON, numbers by their text."""
+"""By `types.TypeCodec.compare`. Values of other kinds are compared as JSON, numbers by their text."""
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple, parse_int=Digits, parse_float=Digits, parse_constant=Digits)

@@ -1,6 +1,6 @@
 """Compare views with their source, row by row and column by column, while others go on writing.
 
-Postgres says what each document must be (`types.Kind.source`), the view says what it is. Comparing
+Postgres says what each document must be (`types.TypeCodec.source`), the view says what it is. Comparing
 some rows takes three steps:
 
     1. read the end of the topic; then open a snapshot of the source and read its rows
