@@ -103,20 +103,7 @@ class Auditor:
         return total
 
     def _fold_topic(self, table: Table, frames: ExitStack) -> TopicFold:
-        end = self._kafka.ends([table.topic])[table.topic]
-        control = Control(self._pipeline, self._kafka)
-        control.read()
-        floors = {table.topic: control.floors.lsn(table.qualified)}
-        start_offsets = {table.topic: control.registration.start(table.topic, end.topic_id)}
-        reading = DecodeOptions(self._placeholder, floors, start_offsets)
-        classifier = RecordClassifier(
-            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
-        )
-        topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
-        assessed = topic_records.select(*log_rows.RECORDS).mapInArrow(
-            freeze_gc_after(classifier.work), log_rows.SUMMARY
-        )
-        assessments = self._persist(frames, assessed)
+        assessments = self._persist(frames, self._assess(table))
         observation = Observation()
         rows = self._persist(frames, newest_states(assessments.observe(observation, *_count_columns())))
         (counts,) = rows.agg(
@@ -131,9 +118,25 @@ class Auditor:
         if counts["outdated"]:
             wrong["outdated"] = rows.where("outdated").select("id")
         if counts["ids"] < counts["keys"]:
-            wrong["moved"] = rows.groupBy("id").agg(F.count("*").alias("places")).where("places > 1").select("id")
+            places = rows.groupBy("id").agg(F.count("*").alias("places"))
+            wrong["moved"] = places.where("places > 1").select("id")
         wrong = {kind: ids for kind, ids in wrong.items() if not ids.isEmpty()}
         return TopicFold(wrong, {**observation.get, "keys": counts["keys"]})
+
+    def _assess(self, table: Table) -> DataFrame:
+        """Assess each record of the topic by itself: `log_rows.SUMMARY`."""
+        end = self._kafka.ends([table.topic])[table.topic]
+        control = Control(self._pipeline, self._kafka)
+        control.read()
+        floors = {table.topic: control.floors.lsn(table.qualified)}
+        start_offsets = {table.topic: control.registration.start(table.topic, end.topic_id)}
+        reading = DecodeOptions(self._placeholder, floors, start_offsets)
+        classifier = RecordClassifier(
+            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
+        )
+        topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
+        classify = freeze_gc_after(classifier.work)
+        return topic_records.select(*log_rows.RECORDS).mapInArrow(classify, log_rows.SUMMARY)
 
     def _persist(self, frames: ExitStack, frame: DataFrame) -> DataFrame:
         frames.callback(frame.persist().unpersist)

@@ -55,7 +55,7 @@ TRANSACTION_MS = 10_000
 """Bounds the wait of readers for an open transaction after a crash: the broker aborts it then."""
 HEARTBEAT_S = 1.0
 Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[PartitionCensus]]"]
-"""Counts the records of each partition below positions, by topic: `cdc.spark.kafka_source.census`."""
+"""Counts the records of each partition below positions, by topic (`kafka_source.census`)."""
 View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
 """Its name in messages, its table, and the function that reads its checkpoint."""
 
@@ -168,7 +168,7 @@ def _standby_generations(generations: Generations) -> Iterator[tuple[Mapping[str
 
 @contextmanager
 def restored_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that settings are restored; a second SIGTERM is ignored."""
+    """Turn SIGTERM into an exception, so that settings are restored; ignore a second SIGTERM."""
 
     def exit_on_signal(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)

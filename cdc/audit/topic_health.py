@@ -50,7 +50,7 @@ def topic_findings(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Find
 def view_findings(
     kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, ViewCheckpoint | None]
 ) -> list[Finding]:
-    """Find views that the log can't continue from their positions, or that may have missed deletes."""
+    """Find views that the log can't continue, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
     continuity.load_next_records((table, checkpoint) for checkpoint in views.values())
     findings = [

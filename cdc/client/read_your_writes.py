@@ -49,9 +49,11 @@ from cdc.sink.contract import Sink
 POLL_S = 0.01
 # The LSN is read before the message is written, so the message's own LSN is later.
 WRITE_MESSAGE = """
-SELECT pg_current_wal_insert_lsn()::text || '@' || server, pg_logical_emit_message(true, 'cdc.token', server)
+SELECT pg_current_wal_insert_lsn()::text || '@' || server,
+       pg_logical_emit_message(true, 'cdc.token', server)
 FROM (SELECT system_identifier || '.'
-             || ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS server
+             || ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+             AS server
       FROM pg_control_system()) AS it
 """
 

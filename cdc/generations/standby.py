@@ -116,7 +116,7 @@ class StandbySink(Sink):
 
     @property
     def may_retry(self) -> bool:
-        """Whether it is time to resume a standby that was dropped because its destination was away."""
+        """Whether a standby that was dropped because its destination was away may be resumed."""
         return time.monotonic() > self._retry_at
 
     @property
@@ -126,7 +126,7 @@ class StandbySink(Sink):
         return bool(pairs) and all(live is None or distance(standby, live).reached for standby, live in pairs)
 
     def oldest_positions(self) -> dict[str, Position | None]:
-        """Return the older position of both generations, by topic: both have everything below it."""
+        """Return the older position of both generations, by topic. Both have everything below."""
         return {topic: _older_position(live, self.standby_at.get(topic, live)) for topic, live in self.live_at.items()}
 
     def live_position(self, table: Table) -> ViewCheckpoint | None:

@@ -49,7 +49,7 @@ class SinkQuarantine:
         self.open = entries - self.requests
 
     def entries(self, topics: Iterable[str]) -> Entries:
-        """Return the open entries of these topics: by topic and partition, the row's id by offset."""
+        """Return the open entries of these topics: by partition, the row's id by offset."""
         topic_names, entries = set(topics), dict[tuple[str, int], dict[int, str | None]]()
         for entry in self.open:
             if entry.topic in topic_names:

@@ -159,7 +159,7 @@ class Rebuild:
             return self._sink.promote(self._tables, self._build.names)
 
     def _replay(self, candidate: Sink) -> None:
-        """Read the topics once, from zero to their present ends, and write each key's newest row."""
+        """Read the topics once, from zero to their present ends; write each key's newest row."""
         for table in self._tables:
             candidate.clear(table)
         views = Views(candidate, self._pipeline, self._kafka, self._describe_tables, self._job.placeholder)
@@ -200,7 +200,7 @@ class Rebuild:
             raise
 
     def _is_promoted(self) -> bool:
-        """Whether the new generation is live already: the rebuild was killed after the promotion."""
+        """Whether the new generation is live already, since an earlier run was killed then."""
         try:
             checkpoints = {table.qualified: self._sink.position(table) for table in self._tables}
         except SchemaMismatch:

@@ -1,4 +1,4 @@
-"""Wait until views hold everything that was committed before a moment, while others go on writing."""
+"""Wait until views hold everything that was committed before a moment, while others write."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

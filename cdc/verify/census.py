@@ -62,7 +62,8 @@ def equal_small_views(
         # A second census tells changes during the first one from errors; repeat while fewer tables
         # differ each time.
         while len(pending) > 1 and len(pending) != previous_count:
-            tell(f"comparing {len(pending)} small tables together, the first of them {pending[0].qualified}")
+            first = pending[0].qualified
+            tell(f"comparing {len(pending)} small tables together, the first of them {first}")
             start, previous_count = time.monotonic(), len(pending)
             proved = take_census(reader, dsn, pending, grouped, sample)
             each_s = round((time.monotonic() - start) / previous_count, 3)

@@ -71,7 +71,7 @@ class Comparison:
         return self.missing + self.extra + self.different
 
     def with_recheck(self, recheck: "Comparison") -> "Comparison":
-        """Return this comparison with the results of a recheck: its differing rows, after a repair."""
+        """Return this comparison with the results of a recheck of its rows after a repair."""
         updated = replace(self, missing=recheck.missing, extra=recheck.extra, different=recheck.different)
         updated.undecided += recheck.undecided
         updated.repaired = max(0, self.wrong - updated.wrong - recheck.undecided)
@@ -111,8 +111,8 @@ def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) 
         if not undecided:
             return
     raise UndecidedError(
-        f"{undecided[0].undecided:,} rows of {undecided[0].table} in {sink} changed at every look, so that the new"
-        " generation can't be proved equal. Readers see what they saw.",
+        f"{undecided[0].undecided:,} rows of {undecided[0].table} in {sink} changed at every look,"
+        " so that the new generation can't be proved equal. Readers see what they saw.",
         hint=f"when less is written, to go on with this proof: {command}",
         more=len(undecided) - 1,
     )
@@ -122,7 +122,8 @@ def _divergence(wrong: Sequence[Comparison], sink: str) -> DivergenceError:
     first = wrong[0]
     return DivergenceError(
         f"The new generation of {first.table} in {sink} differs from the source: {first.missing}"
-        f" rows missing, {first.extra} extra, {first.different} different. Readers see what they saw.",
+        f" rows missing, {first.extra} extra, {first.different} different."
+        " Readers see what they saw.",
         hint="the log can't make this view any more: cdc -p FILE topics audit tells which rows",
         more=len(wrong) - 1,
     )

@@ -38,7 +38,8 @@ GROUP_SCHEMA = "table string, id string, document string"
 # Size with TOAST; of a partitioned table the sum of all partitions. Null: there is no such table.
 SIZES = """
 SELECT name, (SELECT sum(pg_table_size(t.relid)) FROM (
-    SELECT relid FROM pg_partition_tree(to_regclass(name)) UNION SELECT to_regclass(name)) AS t (relid))::bigint
+    SELECT relid FROM pg_partition_tree(to_regclass(name)) UNION SELECT to_regclass(name)
+) AS t (relid))::bigint
 FROM unnest(%s::text[]) AS name
 """
 

@@ -41,7 +41,9 @@ SESSION = "-c timezone=UTC -c extra_float_digits=1 -c datestyle=ISO"
 # Of a partitioned table the largest partition: a range of pages is read in all of them.
 PAGES = """
 SELECT coalesce(max(pg_relation_size(t.relid) / current_setting('block_size')::int), 0)::bigint
-FROM (SELECT relid FROM pg_partition_tree(%(table)s::regclass) UNION SELECT %(table)s::regclass) AS t (relid)
+FROM (
+    SELECT relid FROM pg_partition_tree(%(table)s::regclass) UNION SELECT %(table)s::regclass
+) AS t (relid)
 """
 DATES = ("date", "timestamp without time zone", "timestamp with time zone")
 CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid")
@@ -154,7 +156,7 @@ def fetch_rows(
 
 
 def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Composed:
-    """Build the query of rows as (id, document), in the form that docs/use/types.md gives a view."""
+    """Build the query of rows as (id, document), in the form of docs/use/types.md."""
 
     def member(name: str) -> sql.Composable:
         return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(

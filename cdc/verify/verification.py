@@ -1,7 +1,7 @@
 """Compare views with their source, row by row and column by column, while others go on writing.
 
-Postgres says what each document must be (`types.TypeCodec.source`), the view says what it is. Comparing
-some rows takes three steps:
+Postgres says what each document must be (`types.TypeCodec.source`), the view says what it is.
+Comparing some rows takes three steps:
 
     1. read the end of the topic; then open a snapshot of the source and read its rows
     2. place a barrier behind that snapshot; wait until the views have passed it
@@ -77,9 +77,7 @@ def verify(
 ) -> list[Comparison]:
     """Wait for the views, compare them, and compare again what changed.
 
-    Returns a comparison per table and sink.
-
-    `tell` is called with sentences about the step at work and about waits.
+    Returns a comparison per table and sink. `tell` is called with sentences about steps and waits.
 
     Raises:
         ConnectorError: a view isn't past the barrier in time; names the hop that is late.
