@@ -125,6 +125,7 @@ def parts(scale: Scale) -> list[Part]:
         Part("elasticsearch", lambda stage: cases.apply_elasticsearch(stage, records, 1)),
         Part("changes", lambda stage: cases.apply_changes(stage, records, 1)),
         Part("mixed", lambda stage: paths.contest(stage, scale.backlog, times, paths.MIXED)),
+        Part("apart", lambda stage: paths.apart(stage, 2 * scale.backlog, 2)),
         Part("single", lambda stage: paths.drain(stage, changes, 1, paths.HOT, paths.BULK)),
         Part("latency", lambda stage: latency.latency(stage, changes, scale.shares, scale.seconds)),
         Part("process", lambda stage: live.process(stage, changes, scale.seconds)),

@@ -18,7 +18,7 @@ from bench.latency import ASKED, RATE, visible
 from bench.stage import Stage
 from cdc.cli.rebuild import build
 from cdc.errors import DivergenceError
-from cdc.generations.registry import Building
+from cdc.generations.registry import GenerationBuild
 from cdc.verify.barrier import wait_until_current
 from cdc.verify.verification import verify
 from sample.probe import Watch
@@ -128,7 +128,7 @@ def rebuilding(stage: Stage, changes: int) -> Iterator[Figure]:
         figure.limit.append(figure.changes / (time.monotonic() - began))
         phases: dict[str, float] = {}
 
-        def show(one: Building, phases: dict[str, float] = phases) -> None:
+        def show(one: GenerationBuild, phases: dict[str, float] = phases) -> None:
             phases.setdefault(one.phase, time.monotonic())
 
         with stage.meter() as meter:

@@ -64,6 +64,20 @@ def drain(stage: Stage, changes: int, times: int, *workloads: Workload) -> Itera
     yield from found
 
 
+def apart(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
+    """The whole path of W1 to one view at a time: what each costs, and what all cost together (`drain`)."""
+    for sink in stage.pipeline.sinks:
+        with stage.running([sink]) as streams:
+            figure = Figure(f"{MIXED.name}, whole path to {sink} alone", "changes/s", changes=changes)
+            _drained(stage, streams, MIXED.write, max(100, changes // 4))
+            for _ in range(times):
+                began, ended, cost = _drained(stage, streams, MIXED.write, changes)
+                book(figure, ended - began, cost)
+            yield figure
+    with stage.running():
+        equal(stage, MIXED.name)
+
+
 def contest(stage: Stage, changes: int, times: int, workload: Workload) -> Iterator[Figure]:
     """Ours and the rival's consumers in turn, none of them running while the other is measured."""
     figure = _figure(workload, changes)

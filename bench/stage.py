@@ -17,14 +17,14 @@ from bench.cost import Meter
 from bench.workload import Data
 from cdc.apply.supervisor import supervise
 from cdc.config import settings
-from cdc.control.heartbeat import last_beat
+from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.runtime import Context
 from cdc.sink.contract import Sink
-from cdc.spark.kafka_source import records
+from cdc.spark.kafka_source import read_until
 from cdc.spark.session import session
 from cdc.verify.barrier import wait_until_current
 from cdc.verify.verification import compare
@@ -129,7 +129,7 @@ class Stage:
             (now_ms,) = connection.execute("SELECT extract(epoch FROM now())::float8 * 1000").fetchone() or (0,)
 
         def beaten(kafka: Topics) -> bool:
-            beat = last_beat(kafka, self.pipeline)
+            beat = last_heartbeat(kafka, self.pipeline)
             return beat is not None and beat.committed_ms > now_ms
 
         seen, topics = [(time.monotonic(), 0)], [table.topic for table in self.tables]
@@ -151,7 +151,7 @@ class Stage:
 
     def log(self) -> DataFrame:
         """The topics as Spark reads them."""
-        return records(self.spark, self.pipeline.kafka, self.ends())
+        return read_until(self.spark, self.pipeline.kafka, self.ends())
 
     def stream(self, sink: Sink) -> Watched:
         return Watched(self.spark, sink, self.pipeline, self.context.follower, self.context.placeholder)
@@ -163,10 +163,10 @@ class Stage:
         return stream
 
     @contextmanager
-    def running(self) -> Iterator[list[Watched]]:
-        """All three sinks, caught up."""
+    def running(self, sinks: Sequence[str] = ()) -> Iterator[list[Watched]]:
+        """These sinks, all three without a name, caught up."""
         stopping = threading.Event()
-        streams = [self.stream(sink) for sink in self.context.sinks(None)]
+        streams = [self.stream(sink) for sink in self.context.sinks(list(sinks) or None)]
         thread = threading.Thread(target=supervise, args=(streams, stopping))
         thread.start()
         try:

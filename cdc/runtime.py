@@ -27,7 +27,7 @@ from compose import stack, stack_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc.apply.schema_follower import Follower
+    from cdc.apply.schema_follower import SchemaFollower
     from cdc.apply.stream import Stream
     from cdc.sink.contract import Sink
     from compose.endpoints import Endpoints
@@ -82,7 +82,7 @@ class Context:
         if captured is None:
             return self._expand_from_catalog(configured)
         refuse_meaningless(captured, configured)
-        return configured.of(captured)
+        return configured.with_tables(captured)
 
     @cached_property
     def pipeline_to_show(self) -> settings.Pipeline:
@@ -100,10 +100,10 @@ class Context:
         deadline = time.monotonic() + DISPLAY_DEADLINE_S
         with suppress(TimeoutError, CdcError):
             if (captured := registered.result(DISPLAY_DEADLINE_S * 0.75)) is not None:
-                return configured.of(captured)
+                return configured.with_tables(captured)
         with suppress(TimeoutError, CdcError, psycopg.Error):
             return in_catalog.result(max(0.0, deadline - time.monotonic()))
-        return configured.of([])
+        return configured.with_tables([])
 
     def from_catalog(self) -> "Context":
         """The same, for those commands that decide which tables are captured from then on."""
@@ -120,7 +120,7 @@ class Context:
 
     def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
         with source.connect(configured.source.dsn) as connection:
-            return configured.of(catalog.tables(connection, configured).names)
+            return configured.with_tables(catalog.find_tables(connection, configured).names)
 
     def load(self) -> settings.Pipeline:
         """The pipeline file as it is now."""
@@ -159,7 +159,7 @@ class Context:
 
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
         """The table of that name, schema.table; all for None."""
-        return self.tables if name is None else (source.named(self.tables, name),)
+        return self.tables if name is None else (source.table_named(self.tables, name),)
 
     @cached_property
     def placeholder(self) -> str:
@@ -178,12 +178,12 @@ class Context:
         return [factory.build(pipeline, name) for name in chosen or names]
 
     @cached_property
-    def follower(self) -> "Follower":
-        from cdc.apply.schema_follower import Follower, patience_s
+    def follower(self) -> "SchemaFollower":
+        from cdc.apply.schema_follower import SchemaFollower, patience_s
 
         pipeline = self.pipeline
         with source.connect(pipeline.source.dsn) as connection, source.within(connection, patience_s(pipeline)):
-            return Follower(self.load, source.survey(connection, pipeline).tables)
+            return SchemaFollower(self.load, source.survey(connection, pipeline).tables)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """One that applies all tables to each sink, and follows the file and the tables while it does."""

@@ -10,10 +10,10 @@ from cdc.codec.record import Change
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import Form, Table
-from cdc.sink.contract import Batch, Outcome, check, level, stored_after, wait_for
-from cdc.sink.lane import Limits, Part, Row, Verdicts
-from cdc.sink.lane_run import run_here
+from cdc.model.table import RowFormat, Table
+from cdc.sink.contract import Batch, Outcome, checkpoint_after, is_caught_up, must_apply, wait_until_caught_up
+from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts
+from cdc.sink.lane_run import run_in_process
 from cdc.sink.rejection import Source
 
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ class MemoryWriter:
 
     views: dict[str, dict[str, str]]
     form = Documents()
-    limits = Limits(100, 1_000_000)
+    limits = ChunkLimits(100, 1_000_000)
     archives = False
 
     def __post_init__(self) -> None:
         self.views = {topic: dict(view) for topic, view in self.views.items()}
 
-    def at(self, advance: Advance, partition: int) -> int:
+    def start_offset(self, advance: Advance, partition: int) -> int:
         return advance.start_offsets[partition]
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, bytes]:
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
         view = self.views[part.topic]
         return {row.id: view[row.id].encode() for row in rows if row.id in view}
 
-    def take(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
         return 0
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
@@ -52,15 +52,15 @@ class MemoryWriter:
                     view[row.id] = row.value.decode()
         return [Verdicts()] * len(parts)
 
-    def end(self) -> Mapping[str, Sequence[str]]:
+    def finish(self) -> Mapping[str, Sequence[str]]:
         return {}
 
 
 class Memory:
     """Views as {table: {id: document text}}."""
 
-    form: Form = "documents"
-    whole = False
+    row_format: RowFormat = "documents"
+    promotes_all_tables = False
 
     def __init__(self, name: str, generation: str | None = None) -> None:
         self.name, self.generation = name, generation
@@ -80,31 +80,31 @@ class Memory:
 
     def apply(self, batch: Batch) -> Outcome:
         writer = MemoryWriter({advance.table.topic: self.views[advance.table.qualified] for advance in batch.advances})
-        outcome = run_here(batch.lane(writer), batch.records, self.name)
+        outcome = run_in_process(batch.lane(writer), batch.records, self.name)
         # Looked at once the rows are made: from here on nobody else can come in between.
-        pending = [a for a in batch.advances if check(a, self.position(a.table), batch.writer)]
+        pending = [a for a in batch.advances if must_apply(a, self.position(a.table), batch.writer)]
         for advance in pending:
             name = advance.table.qualified
             self.views[name] = writer.views[advance.table.topic]
             applied = outcome.applied[name]
-            self.stored[name] = stored_after(advance, self.stored.get(name), applied, batch.writer, self.generation)
+            self.stored[name] = checkpoint_after(advance, self.stored.get(name), applied, batch.writer, self.generation)
         return replace(outcome, applied={a.table.qualified: outcome.applied[a.table.qualified] for a in pending})
 
     def clear(self, table: Table) -> None:
         self.views[table.qualified] = {}
         self.stored.pop(table.qualified, None)
 
-    def beside(self, names: Mapping[str, str]) -> "Memory":
+    def for_generation(self, names: Mapping[str, str]) -> "Memory":
         (name,) = set(names.values())
         return self.others.setdefault(name, Memory(self.name, name))
 
-    def require_room(self, tables: Sequence[Table]) -> None:
+    def check_capacity(self, tables: Sequence[Table]) -> None:
         """There is."""
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         if self.others.keys().isdisjoint(names.values()):
             return {}
-        wait_for(lambda: level(self, self.beside(names), tables), self.name)
+        wait_until_caught_up(lambda: is_caught_up(self, self.for_generation(names), tables), self.name)
         kept, other = new_generation(), self.others.pop(next(iter(names.values())))
         for table in tables:
             name = table.qualified
@@ -119,7 +119,7 @@ class Memory:
     def generations(self, table: Table) -> list[str]:
         return ["", *(name for name, other in self.others.items() if table.qualified in other.views)]
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         for table in tables:
             for name, other in self.others.items():
                 if keep.get(table.qualified) != name:

@@ -28,7 +28,7 @@ class BatchSize:
             topics = list(plan.shapes)
             starts = self._kafka.starts(topics)
             there = sum(distance(start, plan.shapes[topic]).offsets for topic, start in starts.items())
-            self._limit = first_limit(there, self._kafka.kept_bytes(topics))
+            self._limit = first_limit(there, self._kafka.log_size_bytes(topics))
         return self._limit
 
     def fits(self, plan: ResumePlan, offsets: int, took_s: float) -> bool:

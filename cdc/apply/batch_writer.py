@@ -12,7 +12,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Applied
-from cdc.quarantine.log import Entry
+from cdc.quarantine.log import QuarantineKey
 from cdc.quarantine.rejection import ToQuarantine
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Outcome
@@ -35,12 +35,12 @@ class BatchWriter:
     ) -> None:
         """A `shadow` is of views that readers don't see: what is asked of the sink's quarantine isn't for it."""
         self._spark, self._pipeline, self._views = spark, pipeline, views
-        self._writer, self._insist, self._shadow = writer, insist, shadow
+        self._writer, self._retry_batch, self._shadow = writer, insist, shadow
         self._quarantine = SinkQuarantine(spark, views.sink.name, pipeline, kafka)
-        self._others: frozenset[Entry] | None = None if shadow else frozenset()
+        self._others: frozenset[QuarantineKey] | None = None if shadow else frozenset()
         self.total, self.batches = Applied(), 0
 
-    def begin(self) -> None:
+    def process_redrives(self) -> None:
         """Before the first batch after a start: look at the quarantine, and try again what somebody asked for.
 
         Raises:
@@ -51,11 +51,11 @@ class BatchWriter:
             kafka, views = self._pipeline.kafka, self._views
             Redrive(self._spark, kafka, self._quarantine, views, self._writer, self._to_quarantine).run()
 
-    def asked(self) -> bool:
+    def redrive_requested(self) -> bool:
         """Whether somebody wants entries of the sink to be tried again."""
         if self._shadow or not self._quarantine.open:
             return False
-        if self._quarantine.moved():
+        if self._quarantine.has_changed():
             self._quarantine.refresh()
         return bool(self._quarantine.requests)
 
@@ -71,10 +71,10 @@ class BatchWriter:
         if self._shadow and self._others is None:
             self._quarantine.refresh()
             self._others = frozenset(self._quarantine.open)
-        for attempt in self._insist():
+        for attempt in self._retry_batch():
             with attempt:
                 # Each time: what an earlier try has rejected, and passed, isn't rejected again.
-                if (self._quarantine.open or attempt.retry_state.attempt_number > 1) and self._quarantine.moved():
+                if (self._quarantine.open or attempt.retry_state.attempt_number > 1) and self._quarantine.has_changed():
                     self._quarantine.refresh()
                 entries = self._quarantine.entries(step.table.topic for step in steps)
                 batch = Batch(self._writer, tuple(steps), records, self._views.reading, self._rejection, entries)
@@ -101,6 +101,6 @@ class BatchWriter:
         self.batches += 1
         if outcome.rejected:
             self._quarantine.refresh()
-        if cured := self._quarantine.cured(outcome.cured):
+        if cured := self._quarantine.entries_cured_by(outcome.cured):
             # Those that were there before a build began are the live views'.
             self._quarantine.settle([entry for entry in cured if entry not in (self._others or ())])

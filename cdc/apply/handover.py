@@ -38,7 +38,7 @@ class Handover(Generic[T]):
         self._queue.put(None)
 
     @contextmanager
-    def taken(self, timeout_s: float) -> Iterator[T | None]:
+    def receive(self, timeout_s: float) -> Iterator[T | None]:
         """What has been given, for as long as the owner is at it; None when there is nothing within that time."""
         try:
             parcel = self._queue.get(timeout=timeout_s)

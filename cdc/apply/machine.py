@@ -110,10 +110,10 @@ class Observed:
     quarantine: bool = False
     """Somebody wants entries of the sink to be tried again."""
     stopping: bool = False
-    ended: bool = False
+    query_ended: bool = False
     """The query has applied all that was there when it started."""
     failure: CdcError | None = None
-    bearable: bool = False
+    tolerable: bool = False
     """The failure may pass, and hasn't come back too often: see `cdc.sink.remedy.Patience`."""
     switching: bool = False
     """Another writer may be at the views because readers are being shown another generation."""
@@ -125,7 +125,7 @@ def decide(plan: ResumePlan, observed: Observed) -> Decision:
         return _after_failure(observed, observed.failure)
     if observed.stopping:
         return Stop(RunState.STOPPED)
-    if observed.ended:
+    if observed.query_ended:
         return _at_end(plan)
     if observed.control.version != plan.control.version:
         return _after_control(plan.control, observed.control)
@@ -137,7 +137,7 @@ def decide(plan: ResumePlan, observed: Observed) -> Decision:
 def _after_failure(observed: Observed, failure: CdcError) -> Decision:
     if isinstance(failure, Fenced) and observed.switching:
         return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.SWITCHED)
-    if not observed.bearable:
+    if not observed.tolerable:
         return Stop(RunState.FAILED, given_up(failure))
     return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.FAILURE)
 

@@ -90,7 +90,7 @@ def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None
         fresh.replace(path)
 
 
-def published(folder: Path) -> dict[str, Progress]:
+def load_published(folder: Path) -> dict[str, Progress]:
     """What `publish` left on this machine, if anything; a run that has died since is shown as such."""
     names = {field.name for field in fields(Progress)}
     progress = {}

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.apply.plan import Ends, ResumePlan
-from cdc.spark.kafka_source import consumer
+from cdc.spark.kafka_source import reader_options
 
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
 """Where a run's checkpoint goes if there is one: it need not outlive the run, and is written twice a batch."""
@@ -49,7 +49,7 @@ def read(spark: SparkSession, bootstrap: str, writer: str, plan: ResumePlan, lim
     """The stream of records from where the plan goes on: key, value, topic, partition, offset."""
     return (
         spark.readStream.format("kafka")
-        .options(**consumer(bootstrap, writer))
+        .options(**reader_options(bootstrap, writer))
         .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in plan.shapes.items()}))
         .option("startingOffsets", json.dumps(plan.offsets()))
         .option("failOnDataLoss", "true")

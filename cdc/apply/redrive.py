@@ -12,7 +12,7 @@ from cdc.codec.record import RecordDecoder
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.quarantine.log import Entry
+from cdc.quarantine.log import QuarantineKey
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import COLUMNS
@@ -20,7 +20,7 @@ from cdc.sink.rejection import Rejection
 from cdc.spark import kafka_source
 
 PLACE = ["topic", "partition", "offset"]
-Rows = Mapping[Entry, str]
+Rows = Mapping[QuarantineKey, str]
 """The id of each entry's row."""
 
 
@@ -54,18 +54,18 @@ class Redrive:
             if live_at and (passed := _passed(rows, live_at)):
                 outcome = sink.live.apply(self._batch(table, live_at, passed))
             if standby_at and (also := _passed(rows, standby_at)):
-                sink.write(self._batch(table, standby_at, also), outcome)
+                sink.write_standby(self._batch(table, standby_at, also), outcome)
             if live_at:
                 self._quarantine.settle(_done(_passed(rows, live_at), outcome))
         self._quarantine.settle(requests)
 
-    def _identified(self, table: Table, entries: list[Entry]) -> Rows:
+    def _identified(self, table: Table, entries: list[QuarantineKey]) -> Rows:
         """The rows that entries are of; one whose key couldn't be read may have one now. The others are left out."""
         rows = {entry: entry.id for entry in entries if entry.id is not None}
         unread = {(entry.partition, entry.offset): entry for entry in entries if entry.id is None}
         if unread:
             decoder = RecordDecoder([table], self._views.reading.placeholder)
-            for record in self._quarantine.records(unread.values()).select("key", "partition", "offset").collect():
+            for record in self._quarantine.read_records(unread.values()).select("key", "partition", "offset").collect():
                 key = None if record["key"] is None else bytes(record["key"])
                 if row_id := decoder.row_id(table.topic, key):
                     rows[unread[record["partition"], record["offset"]]] = row_id
@@ -80,12 +80,12 @@ class Redrive:
 
     def _records(self, table: Table, position: Position, rows: Rows) -> DataFrame:
         """Those in quarantine, and what the topic has of their partitions from the first of them on."""
-        spans: kafka_source.Spans = {}
+        spans: kafka_source.OffsetRanges = {}
         for partition in {entry.partition for entry in rows}:
             first = min(entry.offset for entry in rows if entry.partition == partition)
             spans[table.topic, partition] = first, position.offsets[partition]
-        logged = kafka_source.between(self._spark, self._kafka, spans).select(*COLUMNS)
-        both = self._quarantine.records(rows).unionByName(logged).dropDuplicates(PLACE)
+        logged = kafka_source.read_ranges(self._spark, self._kafka, spans).select(*COLUMNS)
+        both = self._quarantine.read_records(rows).unionByName(logged).dropDuplicates(PLACE)
         return both.coalesce(1).sortWithinPartitions(*PLACE)
 
 
@@ -94,7 +94,7 @@ def _passed(rows: Rows, position: Position) -> Rows:
     return {entry: row for entry, row in rows.items() if entry.offset < position.offsets[entry.partition]}
 
 
-def _done(rows: Rows, outcome: Outcome) -> list[Entry]:
+def _done(rows: Rows, outcome: Outcome) -> list[QuarantineKey]:
     """The entries that are applied now, or void: what a batch hasn't rejected, if it names all that it has."""
     left = {(one.topic, one.partition, one.offset) for one in outcome.rejected}
     applied = outcome.complete

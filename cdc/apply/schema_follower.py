@@ -19,7 +19,7 @@ from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.schema_changes import Consequence, Definition, consequences
-from cdc.postgres.source import Connection, Superfluous
+from cdc.postgres.source import Connection, UnknownExclude
 from cdc.sink.remedy import classify
 
 PATIENCE_S, TABLE_S = 30.0, 0.5
@@ -31,7 +31,7 @@ def patience_s(pipeline: Pipeline) -> float:
     return PATIENCE_S + len(pipeline.source.tables) * TABLE_S
 
 
-class Follower:
+class SchemaFollower:
     """Shared by the streams of one run; asks for the same rows once, however many runs there are."""
 
     def __init__(self, load: Callable[[], Pipeline], tables: Sequence[Table]) -> None:
@@ -108,7 +108,7 @@ class Follower:
         # What can be carried is, and what can't be is said: half of a table would be one in silence.
         self._refused = {}
         for name, error in found.refused.items():
-            if isinstance(error, Superfluous) and name in self._known:
+            if isinstance(error, UnknownExclude) and name in self._known:
                 log.warning("table_not_described", table=name, error=error.message, hint=error.hint)
             else:
                 self._refused[name] = [error.message, error.hint]
@@ -119,7 +119,7 @@ class Follower:
             if one.kind not in ("refresh", "cleanse") or waiting or one.id in self._asked:
                 continue
             table, name = self._known[one.table], f"ddl-{one.id}-{one.kind}"
-            if resend(connection, table, id=name, cleanse=one.kind == "cleanse"):
+            if resend(connection, table, id=name, reset_floor=one.kind == "cleanse"):
                 log.info("rows_sent_again", table=one.table, because=one.what)
             self._asked.add(one.id)
 
@@ -142,7 +142,7 @@ def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
         SettingsError: a pattern means none of the registered tables.
     """
     refuse_meaningless(registration.tables, pipeline)
-    entries, pipeline = [], pipeline.of(registration.tables)
+    entries, pipeline = [], pipeline.with_tables(registration.tables)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)
         sent = {"exclude": captured.exclude, "key": captured.key} if captured else {}

@@ -30,7 +30,7 @@ from cdc.apply.lag import Lag
 from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
 from cdc.apply.progress import Progress, RunState
 from cdc.apply.query import checkpoint, latest, light, planned_ends, read
-from cdc.apply.views import Describe, Views
+from cdc.apply.views import DescribeTables, Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, Fenced
@@ -64,7 +64,7 @@ class Stream:
         spark: SparkSession,
         sink: Sink,
         pipeline: Pipeline,
-        describe: Describe,
+        describe: DescribeTables,
         placeholder: str,
         *,
         names: Mapping[str, str] | None = None,
@@ -74,13 +74,13 @@ class Stream:
         `names`: of the generation that it applies to, by table, where that is one that readers don't see.
         """
         self.sink, self.progress = sink, Progress(sink.name)
-        spark = light(spark) if sink.form == "documents" else spark
+        spark = light(spark) if sink.row_format == "documents" else spark
         self._spark, self._pipeline, self._writer = spark, pipeline, uuid4().hex
         self._kafka = Topics(pipeline.kafka)
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
         self._watch = Watch(self._views)
         self._batches = BatchWriter(
-            spark, pipeline, self._kafka, self._views, self._writer, self._insist, shadow=names is not None
+            spark, pipeline, self._kafka, self._views, self._writer, self._retry_batch, shadow=names is not None
         )
         self._handover = Handover[Planned]()
         self._stopping = threading.Event()
@@ -132,7 +132,7 @@ class Stream:
         observed = Observed(
             self._views.control,
             failure=failure,
-            bearable=self._patience.meet(failure, reached),
+            tolerable=self._patience.meet(failure, reached),
             switching=switching,
             stopping=self._stopping.is_set(),
         )
@@ -156,7 +156,7 @@ class Stream:
     def _run_query(self, until_caught_up: bool) -> Decision:
         plan = self._views.load()
         self._watch.begin()
-        self._batches.begin()
+        self._batches.process_redrives()
         self._lag.begin({topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()})
         self._handover = Handover()
         if self._stopping.is_set():
@@ -177,7 +177,7 @@ class Stream:
         """Apply what the query plans, and look around where it plans nothing, until something else is to be done."""
         decision: Decision = Continue()
         while isinstance(decision, Continue | WaitForPromotion):
-            with self._handover.taken(LOOK_S) as batch:
+            with self._handover.receive(LOOK_S) as batch:
                 if self._stopping.is_set():
                     return Stop(RunState.STOPPED)
                 if batch is not None:
@@ -187,7 +187,7 @@ class Stream:
                 elif (error := query.exception()) is not None:
                     raise error
                 else:
-                    return decide(self._views.plan, Observed(self._views.control, ended=True))
+                    return decide(self._views.plan, Observed(self._views.control, query_ended=True))
         return decision
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
@@ -236,7 +236,7 @@ class Stream:
         """Between batches: whether something new calls for another query. What can't be asked now is asked again."""
         self._lag.take(*latest(query))
         try:
-            observed = self._watch.observe(self._views.plan, quarantine=self._batches.asked())
+            observed = self._watch.observe(self._views.plan, quarantine=self._batches.redrive_requested())
         except CdcError as error:
             if self.progress.error != error.message:
                 log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
@@ -250,7 +250,7 @@ class Stream:
         fits = self._batch_size.fits(self._views.plan, offsets, took_s)
         return Continue() if fits else Restart(Reason.BATCH_SIZE)
 
-    def _insist(self) -> Retrying:
+    def _retry_batch(self) -> Retrying:
         """Try a step again after a pause, until told to stop.
 
         Not when the log may have lost meanwhile what the views need: that is looked at where a query starts.

@@ -126,7 +126,7 @@ class _Teller:
 
 
 @contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
+def stop_on_signal() -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set; the first of them is answered at once."""
     stopping = threading.Event()
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 import structlog
 
 from cdc.apply.plan import ControlState, Ends, ResumePlan
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, SinkRejected, SourceError
-from cdc.generations.registry import Building, Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Continuity, Discontinued
 from cdc.kafka.topics import Topics
@@ -24,10 +24,10 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
-from cdc.sink.contract import Archive, Replaced, Sink, positions
+from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
 
 log = structlog.get_logger()
-Describe = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
+DescribeTables = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
 """From the journal of definitions and what the connector was registered with: the tables as they are now, and what is
 the matter with some, by table."""
 
@@ -40,7 +40,7 @@ class Views:
         sink: Sink,
         pipeline: Pipeline,
         kafka: Topics,
-        describe: Describe,
+        describe: DescribeTables,
         placeholder: str,
         names: Mapping[str, str] | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class Views:
         self.kafka, self.pipeline, self.names, self.describe = kafka, pipeline, names, describe
         self.registry = Registry(pipeline, kafka)
         self.control = ControlState()
-        self.reading = Reading(placeholder)
+        self.reading = DecodeOptions(placeholder)
         self._control = Control(pipeline, kafka)
         self._continuity = Continuity(pipeline, kafka)
 
@@ -58,13 +58,13 @@ class Views:
         return self._control.topics
 
     @property
-    def beside(self) -> Generations:
+    def sink_generations(self) -> Generations:
         """What there is beside this sink's live views, as the registry was read last."""
-        return self.registry.of(self.sink.name)
+        return self.registry.for_sink(self.sink.name)
 
     def read_control(self, ends: Mapping[str, Position] | None = None) -> ControlState:
         """What the control topics say by now; `ends`: where they end, if that was just asked. Raises ConnectorError."""
-        if ends is None or self._control.moved(ends):
+        if ends is None or self._control.has_changed(ends):
             self._control.read()
             known = self._control
             self.control = ControlState(self.control.version + 1, known.floors, known.definitions, known.registration)
@@ -74,7 +74,8 @@ class Views:
         """Ask the sink where it stands, and make sure that the log still reaches back to there.
 
         Raises:
-            CdcError: what sink and broker raise; Replaced when the generation isn't to be kept current any more.
+            CdcError: what sink and broker raise; GenerationReplaced when the generation isn't to be kept current
+                any more.
         """
         control = self.read_control()
         self.registry.read()
@@ -92,7 +93,7 @@ class Views:
             standby=standby,
             shadow=self.names is not None,
             tables=tuple(views),
-            positions=self.sink.oldest(),
+            positions=self.sink.oldest_positions(),
             live=dict(self.sink.live_at),
             generations={table.topic: stored.generation for table, stored in views.items() if stored},
             shapes={table.topic: logs[table.topic].end for table in views},
@@ -180,13 +181,13 @@ class Views:
         def refuse(table: Table, view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
-        due = self.beside.due if self.names is None else {}
-        self.sink.follow(due, views, self._floor, refuse)
-        if self.sink.lost:
-            log.warning("generation_removed", sink=self.sink.name, error=self.sink.lost.message)
+        due = self.sink_generations.standby_names if self.names is None else {}
+        self.sink.resume(due, views, self._floor, refuse)
+        if self.sink.discontinued:
+            log.warning("generation_removed", sink=self.sink.name, error=self.sink.discontinued.message)
             self._remove([table for table in views if table.qualified in due])
             due = {}
-            self.sink.follow(due, views, self._floor, refuse)
+            self.sink.resume(due, views, self._floor, refuse)
         return due
 
     def _look_for_holes(self, tables: Sequence[Table]) -> None:
@@ -197,21 +198,21 @@ class Views:
 
     def _refuse_replaced(self) -> None:
         """To make ready what has just been removed would leave it lying about."""
-        work = self.beside.work
-        if self.names and not (isinstance(work, Building) and work.names == self.names):
-            raise Replaced(*next(iter(self.names.items())), self.sink.name)
+        work = self.sink_generations.work
+        if self.names and not (isinstance(work, GenerationBuild) and work.names == self.names):
+            raise GenerationReplaced(*next(iter(self.names.items())), self.sink.name)
 
     def _retire(self, tables: Sequence[Table]) -> None:
         """Remove what has been retained long enough."""
-        overdue = self.beside.overdue if self.names is None else []
+        overdue = self.sink_generations.expired_tables if self.names is None else []
         if due := [table for table in tables if table.qualified in overdue]:
             log.info("generation_removed", sink=self.sink.name)
             self._remove(due)
 
     def _remove(self, tables: Sequence[Table]) -> None:
         """Forgotten first, so that what is left of it when this fails is a leftover and no way back."""
-        self.registry.retire(self.sink.name, [table.qualified for table in tables])
-        self.sink.sweep(tables, {})
+        self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
+        self.sink.drop_unreferenced(tables, {})
         self.registry.read()
 
     def _lsns(self) -> dict[str, int]:

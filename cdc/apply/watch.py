@@ -9,10 +9,10 @@ from cdc.apply.machine import Continue, Observed, decide
 from cdc.apply.plan import ResumePlan
 from cdc.apply.views import Views
 from cdc.errors import SinkRejected
-from cdc.generations.registry import Building, Retained
+from cdc.generations.registry import GenerationBuild, RetainedView
 from cdc.kafka.log_continuity import Continuity, Discontinued
 from cdc.model.table import Table
-from cdc.sink.contract import Misfit
+from cdc.sink.contract import SchemaMismatch
 
 AGAIN_S = 10.0
 """How often the sink itself is looked at: a table that waits may fit by now, a view may have been lost or cleared."""
@@ -27,11 +27,11 @@ class Watch:
         self._views = views
         self._looked_at = 0.0
         self._changed_at = -1
-        self._retained: Mapping[str, Retained] = {}
+        self._retained: Mapping[str, RetainedView] = {}
 
     def begin(self) -> None:
         """A plan has just been loaded: everything was looked at."""
-        beside = self._views.beside
+        beside = self._views.sink_generations
         self._looked_at, self._changed_at, self._retained = time.monotonic(), beside.changed_at, dict(beside.retained)
 
     def observe(self, plan: ResumePlan, *, waited_s: float = 0.0, quarantine: bool = False) -> Observed:
@@ -43,15 +43,15 @@ class Watch:
         views = self._views
         ends = views.kafka.ends([*views.control_topics, views.registry.topic], decided=False)
         control = views.read_control(ends)
-        if views.registry.moved(ends):
+        if views.registry.has_changed(ends):
             views.registry.read()
-        beside, sink = views.beside, views.sink
-        level = isinstance(beside.work, Building) or sink.level
+        beside, sink = views.sink_generations, views.sink
+        level = isinstance(beside.work, GenerationBuild) or sink.is_caught_up
         observed = Observed(
             control,
-            standby=beside.due,
-            standby_returns=sink.returns,
-            promoting=not plan.shadow and beside.showing and level,
+            standby=beside.standby_names,
+            standby_returns=sink.may_retry,
+            promoting=not plan.shadow and beside.promotion_in_progress and level,
             waited_s=waited_s,
             now=time.time(),
             quarantine=quarantine,
@@ -62,7 +62,7 @@ class Watch:
 
     def _look(self, plan: ResumePlan, waited_s: float) -> dict[str, Any]:
         """What costs more to ask."""
-        changed_at = self._views.beside.changed_at
+        changed_at = self._views.sink_generations.changed_at
         overdue = time.monotonic() - self._looked_at >= AGAIN_S
         if not (overdue or waited_s or changed_at != self._changed_at):
             return {}
@@ -70,7 +70,7 @@ class Watch:
         try:
             standing = self._views.standing(plan.tables)
             facts["views"] = {table.topic: standing[table.qualified] for table in plan.tables}
-        except Misfit as error:
+        except SchemaMismatch as error:
             # Set aside when the plan is loaded again.
             facts["unheld"] = str(error.details.get("table") or self._views.sink.name)
         if overdue:
@@ -83,9 +83,9 @@ class Watch:
     def switching(self, plan: ResumePlan) -> bool:
         """Whether another writer may have been at the views because readers are being shown another generation."""
         self._views.registry.read()
-        beside = self._views.beside
+        beside = self._views.sink_generations
         lately = any(time.time() - retained.at < LATELY_S for retained in beside.retained.values())
-        if lately or beside.showing or self._retained != beside.retained:
+        if lately or beside.promotion_in_progress or self._retained != beside.retained:
             return True
         standing = self._views.standing(plan.tables)
         known = ((plan.generations.get(table.topic), standing[table.qualified]) for table in plan.tables)

@@ -1,8 +1,8 @@
-"""Whether the log can still make the views again, and if not, for which keys.
+"""Audit: whether the log can still rebuild the views, and if not, for which keys.
 
-In:  a table's topic, read once and folded as a rebuild would; the topic's settings; where the views stand.
-Out: findings. Rows stay with Spark's executors, which look at each record by itself (`cdc.codec.log_rows`); Spark folds
-     what they say of it. Only counts and keys come back.
+In:  a table's topic, read once and folded as a rebuild would; the topic's settings; the views' positions.
+Out: findings. Rows stay with Spark's executors, which assess each record by itself (`cdc.codec.log_rows`); Spark folds
+     the assessments by key. Only counts and keys come back.
 """
 
 import itertools
@@ -15,31 +15,31 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from cdc.audit.finding import KEYS, REPAIRABLE, Audit, Finding, of_rows
-from cdc.audit.topic_health import of_topics, of_views
+from cdc.audit.finding import MAX_KEYS, REPAIRABLE_KINDS, Audit, Finding, row_finding
+from cdc.audit.topic_health import topic_findings, view_findings
 from cdc.codec import log_rows
-from cdc.codec.decode_options import Reading
-from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, Looker
+from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, RecordClassifier
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import unsent_below
+from cdc.postgres.schema_changes import last_silent_change_lsn
 from cdc.sink.contract import Sink
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from cdc.spark import kafka_source
 from cdc.verify.backfill import backfill
 
-IDS_AT_ONCE = 1000
-COUNTED = (KEYLESS, FOREIGN, UNREADABLE)
+IDS_PER_BACKFILL = 1000
+COUNTED_KINDS = (KEYLESS, FOREIGN, UNREADABLE)
 
 
 @dataclass(frozen=True)
-class Folded:
-    """One pass over a topic.
+class TopicFold:
+    """The result of one pass over a topic.
 
-    wrong   by kind, if there are any: id string, the rows that a rebuild would get wrong
-    counts  records, tombstones, keys, and what is wrong with records by themselves: those of COUNTED
+    wrong   by kind, where there are any: frames of id string, the rows that a rebuild would get wrong
+    counts  of records, tombstones and keys, and of records with a defect of their own, by COUNTED_KINDS
     """
 
     wrong: Mapping[str, DataFrame]
@@ -47,61 +47,69 @@ class Folded:
 
 
 class Auditor:
-    """Looks at one table's topic at a time. Every method raises ConnectorError where a topic can't be read."""
+    """Audits tables, one topic at a time. Every method raises ConnectorError where a topic can't be read."""
 
     def __init__(
         self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, placeholder: str, sinks: Sequence[Sink]
     ) -> None:
         self._spark, self._pipeline, self._kafka, self._sinks = spark, pipeline, kafka, sinks
         self._placeholder = placeholder
-        # What the warehouse can't hold doesn't matter where there is none.
-        self._warehouse = any(sink.form == "events" for sink in sinks)
+        # Values that only a warehouse can't hold are no defect where there is no warehouse.
+        self._warehouse = any(sink.row_format == "events" for sink in sinks)
 
     def audit(self, table: Table, repair_s: float | None = None) -> Audit:
-        """What a rebuild of the table's views would meet.
+        """Audit a table's topic: find what would make a rebuild of its views wrong.
 
-        With `repair_s`, seconds to wait, the rows that a new record makes right are sent again, and no others; then it
-        is what is left.
+        With `repair_s`, the seconds to wait, the rows that a new record repairs are sent again; the audit is then made
+        once more, and has the findings that remain.
 
         Raises:
-            SinkError: a view can't say how far it is. SourceError, ConnectorError: see `reemit.reemit`.
+            SinkError: a view's position can't be read. SourceError, ConnectorError: see `backfill.backfill`.
         """
-        found = of_topics(self._kafka, self._pipeline, table)
-        if any(one.kind == "missing" for one in found):
-            return Audit(table.qualified, table.topic, findings=tuple(found))
-        found += of_views(self._kafka, self._pipeline, table, {sink.name: sink.position(table) for sink in self._sinks})
-        with ExitStack() as kept:
-            folded = self._folded(table, kept)
-            damaged = [ids for kind, ids in folded.wrong.items() if kind in REPAIRABLE]
-            sent = self._send(table, damaged, repair_s) if damaged and repair_s is not None else 0
-            if not sent:
-                found += [_of_keys(kind, ids) for kind, ids in folded.wrong.items()]
-        if sent:
-            return replace(self.audit(table), repaired=sent)
-        found += [of_rows(kind, folded.counts[kind]) for kind in COUNTED if folded.counts[kind]]
-        found = sorted((one.of(table.qualified) for one in found), key=lambda one: not one.defect)
-        counts = (folded.counts[name] for name in ("records", "keys", "tombstones"))
-        return Audit(table.qualified, table.topic, tuple(found), *counts)
+        findings = topic_findings(self._kafka, self._pipeline, table)
+        if any(finding.kind == "missing" for finding in findings):
+            return Audit(table.qualified, table.topic, findings=tuple(findings))
+        checkpoints = {sink.name: sink.position(table) for sink in self._sinks}
+        findings += view_findings(self._kafka, self._pipeline, table, checkpoints)
+        with ExitStack() as frames:
+            fold = self._fold_topic(table, frames)
+            damaged = [ids for kind, ids in fold.wrong.items() if kind in REPAIRABLE_KINDS]
+            repaired = 0
+            if damaged and repair_s is not None:
+                repaired = self._backfill_damaged(table, damaged, repair_s)
+            if not repaired:
+                findings += [_key_finding(kind, ids) for kind, ids in fold.wrong.items()]
+        if repaired:
+            return replace(self.audit(table), repaired=repaired)
+        findings += [row_finding(kind, fold.counts[kind]) for kind in COUNTED_KINDS if fold.counts[kind]]
+        findings = [finding.for_table(table.qualified) for finding in findings]
+        findings.sort(key=lambda finding: not finding.defect)
+        counts = (fold.counts[name] for name in ("records", "keys", "tombstones"))
+        return Audit(table.qualified, table.topic, tuple(findings), *counts)
 
-    def _send(self, table: Table, damaged: Sequence[DataFrame], timeout_s: float) -> int:
-        deadline, sent = time.monotonic() + timeout_s, 0
+    def _backfill_damaged(self, table: Table, damaged: Sequence[DataFrame], timeout_s: float) -> int:
+        deadline, total = time.monotonic() + timeout_s, 0
         listed = reduce(DataFrame.union, damaged).distinct().toLocalIterator()
-        while ids := [row["id"] for row in itertools.islice(listed, IDS_AT_ONCE)]:
-            left_s = deadline - time.monotonic()
-            sent += backfill(self._pipeline, self._kafka, table, ids, timeout_s=left_s)
-        return sent
+        while ids := [row["id"] for row in itertools.islice(listed, IDS_PER_BACKFILL)]:
+            remaining_s = deadline - time.monotonic()
+            total += backfill(self._pipeline, self._kafka, table, ids, timeout_s=remaining_s)
+        return total
 
-    def _folded(self, table: Table, kept: ExitStack) -> Folded:
+    def _fold_topic(self, table: Table, frames: ExitStack) -> TopicFold:
         end = self._kafka.ends([table.topic])[table.topic]
         control = Control(self._pipeline, self._kafka)
         control.read()
         floors = {table.topic: control.floors.lsn(table.qualified)}
-        since = {table.topic: control.registration.start(table.topic, end.topic_id)}
-        reading = Reading(self._placeholder, floors, since)
-        looker = Looker(table, reading, self._warehouse, unsent_below(control.definitions, table.qualified))
-        read = kafka_source.records(self._spark, self._pipeline.kafka, {table.topic: end}).select(*log_rows.RECORDS)
-        said, seen = self._persisted(kept, read.mapInArrow(lasting(looker.work), log_rows.SAID)), Observation()
-        rows = self._persisted(kept, newest(said.observe(seen, *_counts())))
+        start_offsets = {table.topic: control.registration.start(table.topic, end.topic_id)}
+        reading = DecodeOptions(self._placeholder, floors, start_offsets)
+        classifier = RecordClassifier(
+            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
+        )
+        topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
+        assessed = topic_records.select(*log_rows.RECORDS).mapInArrow(freeze_gc_after(classifier.work), log_rows.SAID)
+        assessments = self._persist(frames, assessed)
+        observation = Observation()
+        rows = self._persist(frames, newest_states(assessments.observe(observation, *_count_columns())))
         (counts,) = rows.agg(
             F.count("*").alias("keys"),
             F.count_distinct("id").alias("ids"),
@@ -110,47 +118,47 @@ class Auditor:
         ).collect()
         wrong = {}
         if counts["partial"]:
-            wrong["unknown"] = self._persisted(kept, unknown(table, said, rows))
+            wrong["unknown"] = self._persist(frames, unrecoverable_ids(table, assessments, rows))
         if counts["outdated"]:
             wrong["outdated"] = rows.where("outdated").select("id")
         if counts["ids"] < counts["keys"]:
             wrong["moved"] = rows.groupBy("id").agg(F.count("*").alias("places")).where("places > 1").select("id")
-        return Folded(
-            {kind: ids for kind, ids in wrong.items() if not ids.isEmpty()}, {**seen.get, "keys": counts["keys"]}
-        )
+        wrong = {kind: ids for kind, ids in wrong.items() if not ids.isEmpty()}
+        return TopicFold(wrong, {**observation.get, "keys": counts["keys"]})
 
-    def _persisted(self, kept: ExitStack, frame: DataFrame) -> DataFrame:
-        kept.callback(frame.persist().unpersist)
+    def _persist(self, frames: ExitStack, frame: DataFrame) -> DataFrame:
+        frames.callback(frame.persist().unpersist)
         return frame
 
 
-def _counts() -> list[Column]:
-    """What `Folded` counts, of `log_rows.SAID`."""
-    each = {f"{kind}s" if kind == TOMBSTONE else kind: F.col("says") == kind for kind in (TOMBSTONE, *COUNTED)}
-    return [F.count_if(condition).alias(name) for name, condition in {"records": F.lit(True), **each}.items()]
+def _count_columns() -> list[Column]:
+    """Columns of `TopicFold.counts`, over frames of `log_rows.SAID`."""
+    conditions = {"records": F.lit(True), f"{TOMBSTONE}s": F.col("says") == TOMBSTONE}
+    conditions |= {kind: F.col("says") == kind for kind in COUNTED_KINDS}
+    return [F.count_if(condition).alias(name) for name, condition in conditions.items()]
 
 
-def newest(said: DataFrame) -> DataFrame:
-    """Of `log_rows.SAID` what the newest living record of each key makes of its row.
+def newest_states(assessments: DataFrame) -> DataFrame:
+    """Fold assessments (`log_rows.SAID`) to the state of the newest living record of each key.
 
-    Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key of which nothing lives
-         has a row all the same. The offset is the only order: a key lives in one partition.
+    Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key without a living record
+         has a row, too. The offset is the only order: a key lives in one partition.
     """
     living = F.when(F.col("living"), F.col("offset"))
     states = {"outdated": F.col("outdated"), "partial": F.col("missing").isNotNull()}
-    folded = (F.coalesce(F.max_by(state, living), F.lit(False)).alias(name) for name, state in states.items())
-    return said.where("id IS NOT NULL").groupBy("id", "partition").agg(*folded)
+    columns = (F.coalesce(F.max_by(state, living), F.lit(False)).alias(name) for name, state in states.items())
+    return assessments.where("id IS NOT NULL").groupBy("id", "partition").agg(*columns)
 
 
-def unknown(table: Table, said: DataFrame, rows: DataFrame) -> DataFrame:
-    """The ids of those partial rows of `newest` that a view which is empty couldn't complete, as `said` has them."""
+def unrecoverable_ids(table: Table, assessments: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return the ids of partial rows (`newest_states`) that older records can't complete in an empty view."""
     partial = rows.where("partial").select("id", "partition")
-    changes = said.where((F.col("says") == UNREADABLE) | F.col("living"))
+    changes = assessments.where((F.col("says") == UNREADABLE) | F.col("living"))
     chains = changes.join(partial, ["id", "partition"], "left_semi").repartition("id", "partition")
     ordered = chains.sortWithinPartitions("id", "partition", "offset")
-    return ordered.mapInArrow(lasting(log_rows.unknown(table)), "id string")
+    return ordered.mapInArrow(freeze_gc_after(log_rows.unknown(table)), "id string")
 
 
-def _of_keys(kind: str, ids: DataFrame) -> Finding:
-    named = ids.orderBy("id").limit(KEYS).collect()
-    return of_rows(kind, ids.count(), tuple(row["id"] for row in named))
+def _key_finding(kind: str, ids: DataFrame) -> Finding:
+    listed = ids.orderBy("id").limit(MAX_KEYS).collect()
+    return row_finding(kind, ids.count(), tuple(row["id"] for row in listed))

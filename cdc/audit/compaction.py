@@ -1,13 +1,16 @@
-"""Force the broker to compact topics now, and wait until it has: for a maintenance window, and for tests.
+"""Compaction on demand: make the broker compact topics now, and wait for it. For a maintenance window, and for tests.
 
 The broker compacts what is not in a partition's active segment, and begins another segment only with an append. So
-`segment.ms` is lowered and a transaction is aborted in every partition: no committed record, nothing that a
-read_committed reader sees (the pipeline, its sinks), and compaction removes what is left of it.
-**Nothing goes that a view still needs:** the new segment is then held open, so that all there is to compact lies below
-the ends of that moment, and the views are waited for; only then the broker is told to clean, and before the next
-segment begins it is told not to. Somebody who is killed in between leaves it so: what comes later is not touched.
-What settings were is first written to the ledger; whoever comes next after a crash restores them from there. Settings
-that other people change meanwhile, and that aren't lowered here, stay.
+`segment.ms` is lowered and a transaction is aborted in every partition. It has no committed record, so that no
+read_committed reader (the pipeline, its sinks) sees anything of it, and compaction removes its remains.
+
+**No record is removed that a view still needs.** The new segment is held open, so that everything that can be compacted
+lies below the ends of that moment. Then `compact` waits for the views. Only then the broker is allowed to clean, and
+before the next segment begins it is forbidden again. A command that is killed in between leaves the topics so: later
+records are not touched.
+
+The original settings are first written to the ledger; after a crash the next command restores them from there. Settings
+that an operator changes meanwhile, and that aren't lowered here, stay.
 """
 
 import signal
@@ -21,40 +24,41 @@ from typing import TYPE_CHECKING
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.generations.registry import Building, Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.ledger import Compaction, Ledger
-from cdc.kafka.log_continuity import refuse_other, waiting
-from cdc.kafka.records import TIMEOUT_MS, kafka, reaching
+from cdc.kafka.log_continuity import pending_records, refuse_incomparable
+from cdc.kafka.records import TIMEOUT_MS, kafka, translated_errors
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 
 if TYPE_CHECKING:
-    from cdc.spark.kafka_source import Tally
+    from cdc.spark.kafka_source import PartitionCensus
 
 SEGMENT_MS = 1000
-UNCLEANED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
-"""What the broker cleaned with a topic's own settings would keep its tombstones for as long as these say."""
-ROLLING = {**UNCLEANED, "segment.ms": str(SEGMENT_MS)}
-"""With the next append another segment begins."""
-HELD = {**UNCLEANED, "segment.ms": str(365 * 24 * 3_600_000)}
-"""None begins, but for one that is full."""
-LOWERED = {**HELD, "min.cleanable.dirty.ratio": "0.0", "min.compaction.lag.ms": "0"}
+PAUSED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
+"""No cleaning: at a topic's original settings the broker would give tombstones the time that these say."""
+ROLLING = {**PAUSED, "segment.ms": str(SEGMENT_MS)}
+"""Cleaning is off, and the next append begins another segment."""
+OPEN_SEGMENT = {**PAUSED, "segment.ms": str(365 * 24 * 3_600_000)}
+"""Cleaning is off, and no segment begins unless one is full."""
+CLEANING = {**OPEN_SEGMENT, "min.cleanable.dirty.ratio": "0.0", "min.compaction.lag.ms": "0"}
+"""The broker cleans everything below the open segment."""
 RETENTION_MS = 1000
 TOMBSTONES = {"delete.retention.ms": str(RETENTION_MS)}
 TRANSACTION_MS = 10_000
-"""How long a crash between two lines may hold up readers."""
-BEAT_S = 1.0
-Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[Tally]]"]
-"""What each partition holds below positions, by topic: `cdc.spark.kafka_source.tally`."""
+"""Bounds the wait of readers for an open transaction after a crash: the broker aborts it then."""
+HEARTBEAT_S = 1.0
+Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[PartitionCensus]]"]
+"""Counts the records of each partition below positions, by topic: `cdc.spark.kafka_source.census`."""
 View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
-"""What it is called, its table, where it stands."""
+"""Its name in messages, its table, and the function that reads its checkpoint."""
 
 
 @dataclass(frozen=True)
-class Compacted:
-    """One topic: its records before and after, and the keys they are of."""
+class CompactionResult:
+    """The result for one topic: its records before and after, their keys, and the tombstones that remain."""
 
     topic: str
     before: int
@@ -63,168 +67,185 @@ class Compacted:
     tombstones: int
 
 
+@dataclass(frozen=True)
+class CompactionOptions:
+    """Options of a compaction.
+
+    timeout_s    seconds after which it fails
+    tombstones   remove tombstones as well, once every view has applied them
+    progress     called in the thread of `compact` with sentences about waits and unfinished topics
+    """
+
+    timeout_s: float
+    tombstones: bool = False
+    progress: Callable[[str], None] = lambda _: None
+
+
 def compact(
     kafka: Topics,
     pipeline: Pipeline,
     tables: Sequence[Table],
-    *,
-    count: Count,
     sinks: Sequence[Sink],
-    tombstones: bool = False,
-    timeout_s: float,
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Compacted]:
-    """Wait until each key that the topics hold now has one record.
+    count: Count,
+    options: CompactionOptions,
+) -> list[CompactionResult]:
+    """Compact the topics of tables, until each key that they hold now has one record.
 
-    A record that a newer one has superseded goes once every log of changes has it. With `tombstones` these go as well,
-    once every view has seen them; those that an earlier compaction has met keep the time that they were given then.
+    A superseded record is removed once every log of changes has it. A tombstone that an earlier compaction has met
+    keeps the retention that it was given then.
 
     Raises:
-        ConnectorError: not within timeout_s, or somebody else does the same; the settings are restored all the same.
+        ConnectorError: not in time, or another compaction is at work; the settings are restored in either case.
     """
-    _stay_alone(kafka, pipeline)
+    _refuse_concurrent(kafka, pipeline)
     restore(kafka, pipeline)
     kafka.check(pipeline)
     topics = [table.topic for table in tables]
     goal = kafka.ends(topics)
-    before, deadline = count(goal), time.monotonic() + timeout_s
-    registry = Registry(pipeline, kafka)
-    with _Lowered(kafka, pipeline, topics, tombstones=tombstones) as lowered, _Roller(kafka, pipeline) as roller:
+    before, deadline = count(goal), time.monotonic() + options.timeout_s
+    registry, tombstones = Registry(pipeline, kafka), options.tombstones
+    with (
+        _LoweredSettings(kafka, pipeline, topics, tombstones=tombstones) as lowered,
+        _SegmentRoller(kafka, pipeline) as roller,
+    ):
         while True:
             ends = lowered.roll(roller, goal)
-            views = watched(tables, sinks, registry.read().of, tombstones=tombstones)
-            _await_views(kafka, views, ends, deadline, progress)
+            views = required_views(tables, sinks, registry.read().for_sink, tombstones=tombstones)
+            _await_views(kafka, views, ends, deadline, options.progress)
             lowered.clean(ends)
-            now = _counted(count, goal)
-            left = _left(now, tombstones=tombstones)
-            if not left:
+            counts = _count_after_cleaning(count, goal)
+            unfinished = _unfinished_topics(counts, tombstones=tombstones)
+            if not unfinished:
                 break
-            progress("; ".join(f"{topic}: {what}" for topic, what in left.items()))
+            options.progress("; ".join(f"{topic}: {counted}" for topic, counted in unfinished.items()))
             if time.monotonic() > deadline:
-                raise _unfinished(left, timeout_s)
-    return [_compacted(topic, before[topic], now[topic]) for topic in topics]
+                raise _timeout_error(unfinished, options.timeout_s)
+    return [_result(topic, before[topic], counts[topic]) for topic in topics]
 
 
 def restore(kafka: Topics, pipeline: Pipeline) -> list[str]:
-    """Give topics back the settings that an interrupted compaction had lowered; their names."""
+    """Restore the settings of topics that an interrupted compaction has lowered. Returns the topics' names."""
     ledger = Ledger(pipeline, kafka).read()
-    return _restored(kafka, ledger) if ledger.interrupted() else []
+    return _restore_settings(kafka, ledger) if ledger.is_interrupted() else []
 
 
-def watched(
+def required_views(
     tables: Sequence[Table], sinks: Sequence[Sink], generations: Callable[[str], Generations], *, tombstones: bool
 ) -> list[View]:
-    """The views that a record has to be in before it may go.
+    """Return the views that must have applied a record before it may be removed.
 
-    With `tombstones` all of them, also those that are built and kept beside what readers see: a build that nobody is
-    at work on begins again when it has missed something.
+    Without `tombstones` these are the logs of changes. With them all views, including standbys and builds at work; a
+    build that no command works on begins again when it has missed a tombstone.
     """
     if not tombstones:
-        return [(sink.name, table, sink.position) for sink in sinks if sink.form == "events" for table in tables]
+        return [(sink.name, table, sink.position) for sink in sinks if sink.row_format == "events" for table in tables]
     views: list[View] = [(sink.name, table, sink.position) for sink in sinks for table in tables]
     for sink in sinks:
-        for names, what in _beside(generations(sink.name)):
-            beside = sink.beside(names)
-            label = f"the generation of {sink.name} that is {what}"
-            views += [(label, table, beside.position) for table in tables if table.qualified in names]
+        for names, state in _standby_generations(generations(sink.name)):
+            generation_sink = sink.for_generation(names)
+            label = f"the generation of {sink.name} that is {state}"
+            views += [(label, table, generation_sink.position) for table in tables if table.qualified in names]
     return views
 
 
-def _beside(generations: Generations) -> Iterator[tuple[Mapping[str, str], str]]:
-    """The generations beside the live views that somebody keeps current, by table, and what becomes of each."""
-    if due := generations.due:
-        yield due, "kept"
-    if isinstance(generations.work, Building) and generations.busy:
+def _standby_generations(generations: Generations) -> Iterator[tuple[Mapping[str, str], str]]:
+    """Yield the generations beside the live views that a process keeps current: names by table, state in words."""
+    if standby := generations.standby_names:
+        yield standby, "kept"
+    if isinstance(generations.work, GenerationBuild) and generations.in_progress:
         yield generations.work.names, "being built"
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
-    """SIGTERM ends what is done within by an exception, so that settings are restored; a second one doesn't."""
+def restored_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that settings are restored; a second SIGTERM is ignored."""
 
-    def end(number: int, _: FrameType | None) -> None:
+    def exit_on_signal(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    previous_handler = signal.signal(signal.SIGTERM, exit_on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _stay_alone(kafka: Topics, pipeline: Pipeline) -> None:
+def _refuse_concurrent(kafka: Topics, pipeline: Pipeline) -> None:
     ledger = Ledger(pipeline, kafka).read()
-    if ledger.lowered and not ledger.interrupted():
+    if ledger.lowered and not ledger.is_interrupted():
         raise ConnectorError("Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end")
 
 
-def _restored(kafka: Topics, ledger: Ledger) -> list[str]:
-    alive, now = kafka.existing(ledger.lowered), time.time()
-    kafka.override({topic: _own(ledger.lowered[topic]) for topic in alive})
-    for compactions, tombstones in ((ledger.compacted, False), (ledger.unburied, True)):
-        open_ = {topic: one for topic, one in compactions.items() if topic in ledger.lowered and not one.ended}
-        ledger.compact({topic: replace(one, ended=now) for topic, one in open_.items()}, tombstones=tombstones)
-    ledger.raised(ledger.lowered)
-    return sorted(alive)
+def _restore_settings(kafka: Topics, ledger: Ledger) -> list[str]:
+    existing, now = kafka.existing(ledger.lowered), time.time()
+    kafka.override({topic: _owned_settings(ledger.lowered[topic]) for topic in existing})
+    for compactions, tombstones in ((ledger.compacted, False), (ledger.tombstones_removed, True)):
+        unfinished = {topic: compactions[topic] for topic in compactions if topic in ledger.lowered}
+        finished = {topic: replace(entry, ended=now) for topic, entry in unfinished.items() if not entry.ended}
+        ledger.add_compactions(finished, tombstones=tombstones)
+    ledger.forget_lowered(ledger.lowered)
+    return sorted(existing)
 
 
-def _own(settings: Mapping[str, str]) -> dict[str, str | None]:
-    return {name: settings.get(name) for name in (*LOWERED, *TOMBSTONES)}
+def _owned_settings(settings: Mapping[str, str]) -> dict[str, str | None]:
+    return {name: settings.get(name) for name in (*CLEANING, *TOMBSTONES)}
 
 
-class _Lowered:
-    """Settings of topics, lowered step by step and restored at the end. Says every second that somebody is at work."""
+class _LoweredSettings:
+    """Settings of topics, lowered step by step, restored at the end. Writes a heartbeat to the ledger every second."""
 
     def __init__(self, kafka: Topics, pipeline: Pipeline, topics: Sequence[str], *, tombstones: bool) -> None:
         self._kafka, self._topics, self._tombstones = kafka, topics, tombstones
         self._ledger = Ledger(pipeline, kafka)
-        self._own = kafka.overrides(topics)
-        self._ended = threading.Event()
-        self._beating = threading.Thread(target=self._beat, daemon=True)
+        self._original = kafka.overrides(topics)
+        self._stopped = threading.Event()
+        self._heartbeat_thread = threading.Thread(target=self._write_heartbeats, daemon=True)
 
-    def __enter__(self) -> "_Lowered":
-        self._ledger.lower(self._own)
-        self._ledger.beating(at_work=True)
-        self._beating.start()
+    def __enter__(self) -> "_LoweredSettings":
+        self._ledger.add_lowered(self._original)
+        self._ledger.write_heartbeat(at_work=True)
+        self._heartbeat_thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
-            _restored(self._kafka, self._ledger.read())
+            _restore_settings(self._kafka, self._ledger.read())
         finally:
-            self._ended.set()
-            self._beating.join()
-            self._ledger.beating(at_work=False)
+            self._stopped.set()
+            self._heartbeat_thread.join()
+            self._ledger.write_heartbeat(at_work=False)
 
-    def roll(self, roller: "_Roller", places: Mapping[str, Position]) -> dict[str, Position]:
-        """Begin a segment that is held open, while nothing is cleaned; the ends above all that there is to clean."""
-        self._kafka.override({topic: {**_own(self._own[topic]), **ROLLING} for topic in self._topics})
+    def roll(self, roller: "_SegmentRoller", places: Mapping[str, Position]) -> dict[str, Position]:
+        """Begin a segment and hold it open, with cleaning off. Returns ends above everything that can be cleaned."""
+        self._kafka.override({topic: {**_owned_settings(self._original[topic]), **ROLLING} for topic in self._topics})
         roller.roll(places)
-        self._kafka.override(dict.fromkeys(self._topics, HELD))
+        self._kafka.override(dict.fromkeys(self._topics, OPEN_SEGMENT))
         return self._kafka.ends(self._topics, decided=False)
 
     def clean(self, ends: Mapping[str, Position]) -> None:
-        """Have what lies below the ends cleaned."""
+        """Let the broker clean what lies below the ends, and write that to the ledger first."""
         now = time.time()
-        done = {topic: Compaction(end, now) for topic, end in ends.items()}
-        self._ledger.compact(done, tombstones=self._tombstones)
-        settings = {**LOWERED, **(TOMBSTONES if self._tombstones else {})}
+        compactions = {topic: Compaction(end, now) for topic, end in ends.items()}
+        self._ledger.add_compactions(compactions, tombstones=self._tombstones)
+        settings = {**CLEANING, **(TOMBSTONES if self._tombstones else {})}
         self._kafka.override(dict.fromkeys(self._topics, settings))
 
-    def _beat(self) -> None:
-        while not self._ended.wait(BEAT_S):
-            # Whoever takes this one for dead only restores what it has lowered.
+    def _write_heartbeats(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S):
+            # A heartbeat may fail: another command that takes this one for dead only restores the settings.
             with suppress(ConnectorError):
-                self._ledger.beating(at_work=True)
+                self._ledger.write_heartbeat(at_work=True)
 
 
-class _Roller:
-    """Appends to partitions without a trace. There is one at a time: another that begins shuts this one out."""
+class _SegmentRoller:
+    """Appends to partitions with aborted transactions. A second roller of the pipeline fences the first one."""
 
     def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
         self._bootstrap = topics.bootstrap
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             self._producer = kafka.KafkaProducer(
                 bootstrap_servers=self._bootstrap,
                 transactional_id=f"{pipeline.pipeline}-compaction",
@@ -232,23 +253,26 @@ class _Roller:
             )
             self._producer.init_transactions()
 
-    def __enter__(self) -> "_Roller":
+    def __enter__(self) -> "_SegmentRoller":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._producer.close()
 
     def roll(self, places: Mapping[str, Position]) -> None:
+        """Append to every partition of these topics, and abort. Raises ConnectorError."""
         try:
-            with reaching(self._bootstrap):
+            with translated_errors(self._bootstrap):
                 self._producer.begin_transaction()
-                sent = [
+                futures = [
                     self._producer.send(topic, key=b"null", value=None, partition=partition)
                     for topic, end in places.items()
                     for partition in range(end.partition_count)
                 ]
-                for one in sent:
-                    one.get(timeout=TIMEOUT_MS / 1000)
+                for future in futures:
+                    future.get(timeout=TIMEOUT_MS / 1000)
                 self._producer.abort_transaction()
         except ConnectorError as error:
             if isinstance(error.__cause__, kafka.errors.ProducerFencedError | kafka.errors.InvalidProducerEpochError):
@@ -259,22 +283,22 @@ class _Roller:
             raise
 
 
-def _late(kafka: Topics, views: Sequence[View], ends: Mapping[str, Position]) -> list[str]:
-    """Which views lack a record below the ends, in words. Raises Discontinued for one that never gets there."""
-    decided = kafka.ends(list(ends)) if views else {}
-    if undecided := [topic for topic, end in decided.items() if not distance(end, ends[topic]).reached]:
-        return [f"a transaction in {topic} is open" for topic in undecided]
-    behind = []
+def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Position]) -> list[str]:
+    """Name the views that lack a record below the ends. Raises Discontinued for one that never gets there."""
+    committed_ends = kafka.ends(list(ends)) if views else {}
+    if open_topics := [topic for topic, end in committed_ends.items() if not distance(end, ends[topic]).reached]:
+        return [f"a transaction in {topic} is open" for topic in open_topics]
+    unread = []
     for name, table, position in views:
-        stored = position(table)
-        refuse_other(name, table, distance(stored, ends[table.topic]))
-        behind.append((name, table, waiting(table.topic, stored, ends[table.topic])))
-    # What was aborted to begin segments, and markers, nobody has to apply.
-    following = kafka.next({place for _, _, places in behind for place in places}, decided=True)
+        checkpoint = position(table)
+        refuse_incomparable(name, table, distance(checkpoint, ends[table.topic]))
+        unread.append((name, table, pending_records(table.topic, checkpoint, ends[table.topic])))
+    # Aborted records and transaction markers need not be applied: look for the next committed record instead.
+    next_records = kafka.next_records({place for _, _, places in unread for place in places}, decided=True)
     return [
         f"{table.qualified} in {name} has not caught up"
-        for name, table, places in behind
-        if any((found := following[place]) and found[0] < ends[place[0]].offsets[place[1]] for place in places)
+        for name, table, places in unread
+        if any((record := next_records[place]) and record[0] < ends[place[0]].offsets[place[1]] for place in places)
     ]
 
 
@@ -285,53 +309,56 @@ def _await_views(
     deadline: float,
     progress: Callable[[str], None],
 ) -> None:
-    while behind := _late(kafka, views, ends):
-        progress(behind[0])
+    while lagging := _lagging_views(kafka, views, ends):
+        progress(lagging[0])
         if time.monotonic() > deadline:
             raise ConnectorError(
-                f"No record may go before every view that needs it has seen it: {behind[0]}.",
+                f"No record may go before every view that needs it has seen it: {lagging[0]}.",
                 hint="let `cdc run` catch up; cdc -p FILE status tells what holds it up",
-                more=len(behind) - 1,
+                more=len(lagging) - 1,
             )
         time.sleep(0.5)
 
 
-def _counted(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[Tally]]":
-    """What is there once the broker has had time to clean; what takes long to count takes it long as well."""
+def _count_after_cleaning(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[PartitionCensus]]":
+    """Count once the broker has had time to clean. It needs about as long as the counting, so wait that long, too."""
     time.sleep(2 * SEGMENT_MS / 1000)
-    began = time.monotonic()
-    now = count(goal)
-    if any(_left(now, tombstones=False)):
-        time.sleep(time.monotonic() - began)
-    return now
+    start = time.monotonic()
+    counts = count(goal)
+    if any(_unfinished_topics(counts, tombstones=False)):
+        time.sleep(time.monotonic() - start)
+    return counts
 
 
-def _left(now: "Mapping[str, Sequence[Tally]]", *, tombstones: bool) -> dict[str, str]:
-    """What is still to be done, in words by topic."""
-    left = {}
-    for topic, partitions in now.items():
-        records, keys = sum(one.records for one in partitions), sum(one.keys for one in partitions)
-        buried = sum(one.tombstones for one in partitions) if tombstones else 0
-        if records > keys or buried:
-            left[topic] = f"{records:,} records of {keys:,} keys" + (f", {buried:,} tombstones" if buried else "")
-    return left
+def _unfinished_topics(counts: "Mapping[str, Sequence[PartitionCensus]]", *, tombstones: bool) -> dict[str, str]:
+    """Describe the topics that aren't compacted yet, in words by topic."""
+    unfinished = {}
+    for topic, partitions in counts.items():
+        records = sum(partition.records for partition in partitions)
+        keys = sum(partition.keys for partition in partitions)
+        tombstone_count = sum(partition.tombstones for partition in partitions) if tombstones else 0
+        if records > keys or tombstone_count:
+            unfinished[topic] = f"{records:,} records of {keys:,} keys"
+        if tombstone_count:
+            unfinished[topic] += f", {tombstone_count:,} tombstones"
+    return unfinished
 
 
-def _unfinished(left: Mapping[str, str], timeout_s: float) -> ConnectorError:
-    topic, what = next(iter(left.items()))
+def _timeout_error(unfinished: Mapping[str, str], timeout_s: float) -> ConnectorError:
+    topic, work = next(iter(unfinished.items()))
     return ConnectorError(
-        f"{topic} still holds {what} after {timeout_s:.0f} s; its settings are restored.",
+        f"{topic} still holds {work} after {timeout_s:.0f} s; its settings are restored.",
         hint="does the broker compact (log.cleaner.enable)? large topics take longer: --timeout",
         topic=topic,
-        more=len(left) - 1,
+        more=len(unfinished) - 1,
     )
 
 
-def _compacted(topic: str, before: "Sequence[Tally]", now: "Sequence[Tally]") -> Compacted:
-    return Compacted(
+def _result(topic: str, before: "Sequence[PartitionCensus]", counts: "Sequence[PartitionCensus]") -> CompactionResult:
+    return CompactionResult(
         topic,
-        sum(one.records for one in before),
-        sum(one.records for one in now),
-        sum(one.keys for one in now),
-        sum(one.tombstones for one in now),
+        sum(partition.records for partition in before),
+        sum(partition.records for partition in counts),
+        sum(partition.keys for partition in counts),
+        sum(partition.tombstones for partition in counts),
     )

@@ -1,14 +1,14 @@
-"""What an audit of a topic has found, as plain data: counts and keys, never values."""
+"""Findings of a topic's audit, as plain data: counts and keys, never values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-KEYS = 100
-"""Keys that a finding names; it counts all."""
-ANEW = "cdc -p FILE topics renew --table TABLE, then cdc -p FILE rebuild of its views"
-# What the rows of a topic are wrong about, and what is to be done: with --repair, the first two.
-ROWS: Mapping[str, tuple[str, str]] = {
+MAX_KEYS = 100
+"""Most keys that a finding lists; its count is of all."""
+RENEW_HINT = "cdc -p FILE topics renew --table TABLE, then cdc -p FILE rebuild of its views"
+# By kind of finding: the defect of the rows or records, and the next command. --repair mends the first two.
+ROW_FINDINGS: Mapping[str, tuple[str, str]] = {
     "unknown": (
         "rows have a value that no record carries any more",
         "cdc -p FILE topics audit --repair; REPLICA IDENTITY FULL keeps it from coming back",
@@ -17,23 +17,23 @@ ROWS: Mapping[str, tuple[str, str]] = {
         "rows have no record since the table's definition changed what they hold",
         "cdc -p FILE topics audit --repair, or cdc run, which has all rows sent again by itself",
     ),
-    "moved": ("keys have records in several partitions, so that these have no order", ANEW),
-    "keyless": ("records have no key: compaction drops them, no view can apply them", ANEW),
-    "foreign": ("records have another key than the table", ANEW),
+    "moved": ("keys have records in several partitions, so that these have no order", RENEW_HINT),
+    "keyless": ("records have no key: compaction drops them, no view can apply them", RENEW_HINT),
+    "foreign": ("records have another key than the table", RENEW_HINT),
     "unreadable": (
         "records are no changes that the views can hold",
         "a rebuild puts them into quarantine: cdc -p FILE quarantine list",
     ),
 }
-REPAIRABLE = ("unknown", "outdated")
-WARNINGS = ("unreadable", "retention", "holes")
-OF_VIEWS = ("behind", "deletes")
-"""Of views as they are: what is made from the log now would be right."""
+REPAIRABLE_KINDS = ("unknown", "outdated")
+WARNING_KINDS = ("unreadable", "retention", "holes")
+VIEW_KINDS = ("behind", "deletes")
+"""Kinds of findings about live views. A view that is built from the log now would be right."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`count` is of rows, keys, records, partitions or views, as `what` says."""
+    """A defect or a warning. `count` counts rows, keys, records, partitions or views: `what` says which."""
 
     kind: str
     count: int
@@ -41,19 +41,19 @@ class Finding:
     hint: str
     keys: tuple[str, ...] = ()
 
-    def of(self, table: str) -> "Finding":
-        """With the table's name in what is to be done."""
+    def for_table(self, table: str) -> "Finding":
+        """Fill the table's name into the hint."""
         return replace(self, hint=self.hint.replace("--table TABLE", f"--table {table}"))
 
     @property
     def defect(self) -> bool:
-        """Whether a view that is made from the log would be wrong, or couldn't be made; or one that is there is."""
-        return self.kind not in WARNINGS
+        """Whether a view built from the log would be wrong or couldn't be built, or a live view is wrong."""
+        return self.kind not in WARNING_KINDS
 
 
 @dataclass(frozen=True)
 class Audit:
-    """One table's topic; records are those that a read_committed reader gets."""
+    """The audit of one table's topic. Records are those that a read_committed reader gets."""
 
     table: str
     topic: str
@@ -62,16 +62,17 @@ class Audit:
     keys: int = 0
     tombstones: int = 0
     repaired: int = 0
-    """Rows that were sent again before this was found."""
+    """Rows that were sent again before this audit."""
 
     @property
     def defects(self) -> list[Finding]:
-        return [one for one in self.findings if one.defect]
+        """The findings that are no warnings."""
+        return [finding for finding in self.findings if finding.defect]
 
     @property
     def replayable(self) -> bool:
-        """Whether a view that is made from the log now would be right."""
-        return all(one.kind in OF_VIEWS for one in self.defects)
+        """Whether a view that is built from the log now would be right."""
+        return all(finding.kind in VIEW_KINDS for finding in self.defects)
 
     @property
     def saved(self) -> int:
@@ -80,19 +81,20 @@ class Audit:
 
     @property
     def dirty_ratio(self) -> float:
-        """The same as a part of all records."""
+        """The share of `saved` in all records, 0 to 1."""
         return round(self.saved / self.records, 4) if self.records else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {
             **asdict(self),
-            "findings": [{**asdict(one), "defect": one.defect} for one in self.findings],
+            "findings": [{**asdict(finding), "defect": finding.defect} for finding in self.findings],
             "saved": self.saved,
             "dirty_ratio": self.dirty_ratio,
             "replayable": self.replayable,
         }
 
 
-def of_rows(kind: str, count: int, keys: tuple[str, ...] = ()) -> Finding:
-    what, hint = ROWS[kind]
+def row_finding(kind: str, count: int, keys: tuple[str, ...] = ()) -> Finding:
+    """Make a finding about rows or records, of a kind of ROW_FINDINGS."""
+    what, hint = ROW_FINDINGS[kind]
     return Finding(kind, count, f"{count:,} {what}", hint, keys)

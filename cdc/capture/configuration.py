@@ -14,7 +14,7 @@ from cdc.errors import SettingsError
 from cdc.kafka.topics import MAX_MESSAGE_BYTES
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import overrides
-from cdc.postgres.source import parsed
+from cdc.postgres.source import parse_dsn
 from connectors.debezium import TEMPLATE, name_pattern, name_patterns, parse_name, parse_names
 from migrations import heartbeat_query
 
@@ -31,7 +31,7 @@ def configuration(
 ) -> dict[str, str]:
     """The whole configuration, passwords included: never print it.
 
-    `unpublished` names, by table, generated columns that the log doesn't carry (`source.unpublished`).
+    `unpublished` names, by table, generated columns that the log doesn't carry (`source.unreplicated_columns`).
 
     Raises:
         SettingsError: for a DSN that only libpq can use.
@@ -86,7 +86,7 @@ def placeholder(pipeline: str, cluster_id: str) -> str:
 
 
 def _database(pipeline: Pipeline) -> dict[str, str]:
-    parameters = parsed(pipeline.source.dsn)
+    parameters = parse_dsn(pipeline.source.dsn)
     host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
     if "," in host or host.startswith(("/", "@")):
         raise SettingsError(

@@ -14,10 +14,10 @@ from cdc.capture.configuration import captured_tables, configuration
 from cdc.capture.readiness import require_ready
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
-from cdc.control.heartbeat import Beat, last_beat
+from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
-from cdc.kafka.topics import Created, Topics
+from cdc.kafka.topics import CreatedTopic, Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres import source
@@ -59,7 +59,7 @@ class RegistrationResult:
     sent: list[str]
     """Tables that came to a running pipeline, or got another key or other columns: all their rows, beside the log."""
     waited_s: float
-    beat: Beat
+    beat: Heartbeat
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,12 +91,12 @@ def register(
             registrations.refuse_another(previous, server, pipeline)
         previous_config = connect.config(name)
         slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
-        unpublished = source.unpublished(conn, pipeline)
+        unpublished = source.unreplicated_columns(conn, pipeline)
         config = configuration(pipeline, tables=tables, cluster_id=topics.cluster_id(), unpublished=unpublished)
         connect.validate(config)
-        created = [topic.topic for topic in topics.ensure(pipeline) if isinstance(topic, Created)]
+        created = [topic.topic for topic in topics.ensure(pipeline) if isinstance(topic, CreatedTopic)]
         progress(f"{len(created)} topics created")
-        registration = Registration(server, tables=registrations.captured(pipeline, unpublished))
+        registration = Registration(server, tables=registrations.captured_tables(pipeline, unpublished))
         attempt = _RegistrationAttempt(
             pipeline, tables, registration, previous, conn, connect, topics, progress, another_server
         )
@@ -160,7 +160,7 @@ class _RegistrationAttempt:
             self.connect.put(name, config)
             self.old_pid = slot.active_pid if slot else None
         # Last: whoever was ended before this finds again what has to be sent.
-        next_registration = (self.previous or self.registration).renewed(
+        next_registration = (self.previous or self.registration).renew(
             self.registration.server, self.registration.tables, captured or {}, void_ends, moved=self.server_changed
         )
         if next_registration != self.previous:
@@ -227,7 +227,7 @@ class _RegistrationAttempt:
             self.connect.stop(self.pipeline.pipeline)
             self.stopped = True
 
-    def wait_for_heartbeat(self) -> Beat:
+    def wait_for_heartbeat(self) -> Heartbeat:
         deadline, previous_records = time.monotonic() + DEADLINE_S, self._count_records()
         reported_at = time.monotonic()
         while True:
@@ -244,7 +244,7 @@ class _RegistrationAttempt:
                 raise _timeout_error(self.pipeline, self.state or ConnectorState("MISSING"))
             time.sleep(POLL_S)
 
-    def _check_heartbeat(self) -> Beat | None:
+    def _check_heartbeat(self) -> Heartbeat | None:
         state = self.connect.state(self.pipeline.pipeline)
         if state != self.state:
             self.progress(f"connector {state.connector}, task {', '.join(state.tasks) or 'not started'}")
@@ -259,7 +259,7 @@ class _RegistrationAttempt:
             if slot and slot.active and slot.active_pid != self.old_pid:
                 self.old_pid, self.min_offset = None, end
             return None
-        beat = last_beat(self.topics, self.pipeline)
+        beat = last_heartbeat(self.topics, self.pipeline)
         return beat if beat and beat.offset >= self.min_offset else None
 
     def _end_offset(self, topic: str) -> int:

@@ -82,7 +82,7 @@ def request_backfills(conn: Connection, topics: Topics, requests: Iterable[Backf
     for request in listed:
         end = ends[request.table.topic]
         name = f"{request.reason.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
-        resend(conn, request.table, id=name, cleanse=request.reset_floor)
+        resend(conn, request.table, id=name, reset_floor=request.reset_floor)
     return {request.table.topic: ends[request.table.topic] for request in listed if request.reset_floor}
 
 

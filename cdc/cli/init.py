@@ -33,7 +33,7 @@ def init(context: typer.Context, dsn: Dsn = None, tables: TableOptions = None, a
         draft.write(path, "")
     name = draft.name_for(path)
     patterns = [table.strip() for option in tables or () for table in option.split(",") if table.strip()]
-    stack_draft = draft.First(name, draft.STACK, patterns or ["public.*"])
+    stack_draft = draft.PipelineDraft(name, draft.STACK, patterns or ["public.*"])
     pipeline_draft = _draft_from_database(name, dsn, patterns) if dsn else stack_draft
     draft.write(path, draft.text(pipeline_draft).replace("cdc -p FILE", f"cdc -p {path}"))
     captured = [table for table in pipeline_draft.tables if table not in pipeline_draft.refused]
@@ -44,7 +44,7 @@ def init(context: typer.Context, dsn: Dsn = None, tables: TableOptions = None, a
     _print_result(path, pipeline_draft, captured, dsn)
 
 
-def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draft.First:
+def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draft.PipelineDraft:
     from cdc.config.settings import TableSettings
     from cdc.postgres import catalog, source
 
@@ -64,14 +64,14 @@ def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draf
                 f"There is no table to capture in database {connection.info.dbname}.", hint="create one, then again"
             )
         pipeline = _checked_pipeline(name, dsn, patterns)
-        choice = catalog.chosen(pipeline, candidates)
+        choice = catalog.choose_tables(pipeline, candidates)
         refused = _find_refused(
-            connection, pipeline.of(choice.names), patterns, {candidate.qualified for candidate in candidates}
+            connection, pipeline.with_tables(choice.names), patterns, {candidate.qualified for candidate in candidates}
         )
     wildcards = [TableSettings(table=table) for table in patterns if "*" in table]
-    matches = {entry.table: [name for name in choice.names if entry.means(name)] for entry in wildcards}
+    matches = {entry.table: [name for name in choice.names if entry.matches(name)] for entry in wildcards}
     left_out = {name: why for name, why in unusable.items() if name not in patterns} if no_patterns else choice.left_out
-    return draft.First(name, draft.reference(dsn, name), patterns, matches, left_out, refused)
+    return draft.PipelineDraft(name, draft.reference(dsn, name), patterns, matches, left_out, refused)
 
 
 def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[str]:
@@ -93,7 +93,7 @@ def _checked_pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline
     from cdc.config.settings import Pipeline
 
     try:
-        return Pipeline.of_tree(
+        return Pipeline.from_tree(
             {
                 "pipeline": name,
                 "source": {"dsn": dsn, "tables": list(tables)},
@@ -127,7 +127,9 @@ def _find_refused(
     return {table: (error.message, error.hint) for table, error in refused.items()}
 
 
-def _print_result(path: "Path", pipeline_draft: draft.First, captured: "Sequence[str]", dsn: str | None) -> None:
+def _print_result(
+    path: "Path", pipeline_draft: draft.PipelineDraft, captured: "Sequence[str]", dsn: str | None
+) -> None:
     left_out = {**pipeline_draft.left_out, **{table: why for table, (why, _) in pipeline_draft.refused.items()}}
     lines = [f"wrote {path}: {', '.join(captured)}", *(f"left out {table}: {why}" for table, why in left_out.items())]
     variable = f"{pipeline_draft.pipeline.upper()}_POSTGRES"

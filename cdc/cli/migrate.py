@@ -66,7 +66,7 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     if sample:
         applied += migrations.migrate(connection, migrations.SAMPLE)
     catalog.refuse_published(connection, context.pipeline)
-    left_out = catalog.tables(connection, context.pipeline).left_out
+    left_out = catalog.find_tables(connection, context.pipeline).left_out
     context.require_supported_columns(connection)
     now = [migration.name for migration in applied if migration.now]
     try:

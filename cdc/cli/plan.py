@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from cdc.config.settings import Pipeline
-    from cdc.control.change_plan import After, Before, Plan, Refusal
+    from cdc.control.change_plan import CurrentState, Plan, Refusal, RequestedState
     from cdc.errors import CdcError
     from cdc.kafka.topics import Topics
     from cdc.model.table import Table
@@ -81,10 +81,10 @@ def _state_before(
     config: "Mapping[str, str] | None",
     tables: "Sequence[Table]",
     troubles: "list[CdcError]",
-) -> "Before":
+) -> "CurrentState":
     from cdc.capture.configuration import captured_tables
     from cdc.control import registrations
-    from cdc.control.change_plan import Before
+    from cdc.control.change_plan import CurrentState
     from cdc.errors import CdcError
     from cdc.postgres import source
 
@@ -100,7 +100,7 @@ def _state_before(
     existing = kafka.existing(table.topic for table in tables)
     present = [table for table in tables if table.topic in existing]
     settings = kafka.overrides([table.topic for table in present])
-    return Before(
+    return CurrentState(
         _unprepared(context, conn, tables, troubles),
         registration,
         config,
@@ -112,10 +112,10 @@ def _state_before(
 
 def _state_after(
     pipeline: "Pipeline", conn: "Connection", kafka: "Topics", tables: "Sequence[Table]", troubles: "list[CdcError]"
-) -> "After":
+) -> "RequestedState":
     from cdc.capture.configuration import configuration
     from cdc.control import registrations
-    from cdc.control.change_plan import After, Refusal
+    from cdc.control.change_plan import Refusal, RequestedState
     from cdc.errors import SourceError
     from cdc.kafka.topics import settings_of
     from cdc.postgres import catalog, source
@@ -124,16 +124,16 @@ def _state_after(
         catalog.refuse_published(conn, pipeline)
     except SourceError as error:
         troubles.append(error)
-    unpublished = source.unpublished(conn, pipeline)
-    captured = registrations.captured(pipeline, unpublished)
+    unpublished = source.unreplicated_columns(conn, pipeline)
+    captured = registrations.captured_tables(pipeline, unpublished)
     config = configuration(pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished)
     settings = settings_of(pipeline, [table.topic for table in tables])
-    return After(
+    return RequestedState(
         {table.qualified: captured[table.qualified] for table in tables},
         config,
         {table.qualified: settings[table.topic] for table in tables},
         [*map(Refusal.of, troubles), *_shapes(pipeline, kafka, tables)],
-        catalog.tables(conn, pipeline).left_out,
+        catalog.find_tables(conn, pipeline).left_out,
     )
 
 
@@ -181,7 +181,7 @@ def _views(
     from cdc.control.change_plan import Refusal
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity, Discontinued
-    from cdc.sink.contract import Fitted, Misfit, positions
+    from cdc.sink.contract import FitChecker, SchemaMismatch, positions
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
@@ -198,8 +198,8 @@ def _views(
             try:
                 if table.topic in existing:
                     continuity.refuse(sink.name, table, stored)
-                if isinstance(sink, Fitted):
+                if isinstance(sink, FitChecker):
                     sink.require_fit(table)
-            except (Discontinued, Misfit) as error:
+            except (Discontinued, SchemaMismatch) as error:
                 view[table.qualified] = Refusal.of(error)
     return views

@@ -12,7 +12,7 @@ from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
     from cdc.kafka.topics import Topics
-    from cdc.quarantine.log import Held, QuarantineLog
+    from cdc.quarantine.log import QuarantinedRecord, QuarantineLog
 
 WAIT_S = 30.0
 app = typer.Typer(help="Records that could not be applied.", no_args_is_help=True, rich_markup_mode=None)
@@ -38,7 +38,7 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
     """One record with its key and value, as the topic has them."""
     with _open_log(context) as (_, quarantine_log):
         (entry_record,) = _select(_read_records(quarantine_log), [place])
-        record = quarantine_log.record(entry_record)
+        record = quarantine_log.read_record(entry_record)
     key, value = (None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in record)
     if as_json:
         return print_json({**_to_row(entry_record), "key": key, "value": value})
@@ -50,11 +50,11 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
 @app.command()
 def redrive(context: typer.Context, places: Places = None, as_json: Json = False) -> None:
     """Have `cdc run` try records again; it can't overwrite a newer state of their rows."""
-    from cdc.quarantine.log import request
+    from cdc.quarantine.log import request_redrive
 
     with _open_log(context) as (kafka, quarantine_log):
         entries = {record.entry for record in _select(_read_records(quarantine_log), places)}
-        request(kafka, context.obj.pipeline, entries)
+        request_redrive(kafka, context.obj.pipeline, entries)
         deadline, remaining = time.monotonic() + WAIT_S, entries
         while entries and time.monotonic() < deadline:
             keys = {record.entry for record in quarantine_log.read()}
@@ -77,11 +77,11 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
 @app.command()
 def discard(context: typer.Context, places: Annotated[list[str], typer.Argument(help="As `list` shows them.")]) -> None:
     """Give records up: their rows stay as they are until a newer change, or a rebuild."""
-    from cdc.quarantine.log import close
+    from cdc.quarantine.log import settle_entries
 
     with _open_log(context) as (kafka, quarantine_log):
         chosen = _select(_read_records(quarantine_log), places)
-        close(kafka, context.obj.pipeline, [record.entry for record in chosen])
+        settle_entries(kafka, context.obj.pipeline, [record.entry for record in chosen])
     out.print(f"discarded {len(chosen)}", highlight=False)
 
 
@@ -94,19 +94,19 @@ def _open_log(context: typer.Context) -> "Iterator[tuple[Topics, QuarantineLog]]
         yield kafka, QuarantineLog(kafka, context.obj.pipeline)
 
 
-def _read_records(quarantine_log: "QuarantineLog") -> "list[Held]":
+def _read_records(quarantine_log: "QuarantineLog") -> "list[QuarantinedRecord]":
     entries = (record for record in quarantine_log.read() if not record.entry.redrive)
     return sorted(entries, key=lambda record: record.entry.order)
 
 
-def _select(records: "list[Held]", places: list[str] | None) -> "list[Held]":
+def _select(records: "list[QuarantinedRecord]", places: list[str] | None) -> "list[QuarantinedRecord]":
     by_place = {record.entry.place: record for record in records}
     if unknown := [place for place in places or () if place not in by_place]:
         raise SettingsError(f"{unknown[0]} isn't in quarantine.", hint="cdc -p FILE quarantine list")
     return [by_place[place] for place in (places or by_place)]
 
 
-def _to_row(record: "Held") -> dict[str, Any]:
+def _to_row(record: "QuarantinedRecord") -> dict[str, Any]:
     entry = record.entry
     return {
         "place": entry.place,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from cdc.generations.registry import Building, Generations, Registry, Retained
+    from cdc.generations.registry import GenerationBuild, Generations, Registry, RetainedView
     from cdc.model.table import Table
     from cdc.runtime import Context
     from cdc.sink.contract import Sink
@@ -46,7 +46,7 @@ def rebuild(
 
     (destination,) = context.obj.sinks([sink])
     # A sink that can only switch all of its views builds all of them.
-    tables = context.obj.select_tables(None if destination.whole else table)
+    tables = context.obj.select_tables(None if destination.promotes_all_tables else table)
     if reasons := [
         reason for captured in tables if (reason := refusal_error(captured, destination.refusals, destination.name))
     ]:
@@ -62,19 +62,19 @@ def build(
     sink: "Sink",
     tables: "Sequence[Table]",
     kept_s: float,
-    show: "Callable[[Building], object]",
-) -> "dict[str, Retained]":
+    show: "Callable[[GenerationBuild], object]",
+) -> "dict[str, RetainedView]":
     """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
-    from cdc.apply.schema_follower import Follower
+    from cdc.apply.schema_follower import SchemaFollower
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
-    from cdc.rebuild.build import Rebuild
+    from cdc.rebuild.build import Rebuild, RebuildJob
     from cdc.verify.comparison import prove
     from cdc.verify.verification import verify
 
     def require_equal(candidate: "Sink", tables: "Sequence[Table]") -> None:
-        table_option = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.whole else ""
+        table_option = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.promotes_all_tables else ""
         prove(
             lambda: verify(spark, context.pipeline, tables, [candidate]),
             sink.name,
@@ -84,18 +84,16 @@ def build(
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)
         settle_rollback(Registry(context.pipeline, kafka), sink, context.select_tables(None), kept_s)
-        return Rebuild(
-            spark,
+        job = RebuildJob(
             sink,
-            context.pipeline,
             tables,
-            Follower(context.load, tables),
+            SchemaFollower(context.load, tables),
             context.placeholder,
-            kafka,
-            kept_s=kept_s,
+            retention_s=kept_s,
             verify=require_equal,
             show=show,
-        ).run()
+        )
+        return Rebuild(spark, context.pipeline, kafka, job).run()
 
 
 def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False) -> None:
@@ -107,7 +105,7 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
     from cdc.kafka.topics import Topics
 
     pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
-    needs_spark = destination.form == "events"
+    needs_spark = destination.row_format == "events"
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
         retained = run(Registry(pipeline, kafka), destination, context.obj.tables, keep * 3600)
     _print_result(sink, retained, as_json, "readers see the generation before")
@@ -130,7 +128,7 @@ def generations(
             for sink in sinks:
                 _clean(registry, sink, tables)
         registry.read()
-        rows = [_to_row(registry.of(sink.name), sink, table) for sink in sinks for table in tables]
+        rows = [_to_row(registry.for_sink(sink.name), sink, table) for sink in sinks for table in tables]
     if as_json:
         return print_json({"generations": rows})
     out.print(render.generations(rows))
@@ -144,7 +142,7 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
 
     settle_rollback(registry, sink, tables, KEPT_S)
     with claim(registry, sink.name) as held_claim:
-        sink.sweep(tables, held_claim.generations.needed())
+        sink.drop_unreferenced(tables, held_claim.generations.needed_names())
 
 
 def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
@@ -159,7 +157,7 @@ def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[s
     }
 
 
-def _print_result(sink: str, retained: "Mapping[str, Retained]", as_json: bool, outcome: str) -> None:
+def _print_result(sink: str, retained: "Mapping[str, RetainedView]", as_json: bool, outcome: str) -> None:
     if as_json:
         names = {table: generation.name for table, generation in retained.items()}
         keep_until = max((generation.until for generation in retained.values()), default=None)

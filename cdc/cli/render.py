@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from cdc.apply.progress import Progress
     from cdc.audit.finding import Audit
-    from cdc.generations.registry import Building
+    from cdc.generations.registry import GenerationBuild
     from cdc.observe.status import Problem, SinkStatus, Status
-    from cdc.quarantine.log import Held
+    from cdc.quarantine.log import QuarantinedRecord
     from cdc.verify.comparison import Comparison
 
 OCCASIONALLY_S = 10.0
@@ -114,7 +114,7 @@ def generations(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 @contextmanager
-def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], None]]:
+def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationBuild], None]]:
     """A line for each phase of a rebuild, with how far it is; where nobody looks on, a line every few seconds."""
     if quiet:
         yield lambda _: None
@@ -123,12 +123,14 @@ def building(console: Console, *, quiet: bool) -> Iterator[Callable[[Building], 
         phases: list[str] = []
         printed_at = 0.0
 
-        def show(build: Building) -> None:
+        def show(build: GenerationBuild) -> None:
             nonlocal printed_at
             if build.phase not in phases:
                 phases.append(build.phase)
                 console.print(f"{build.sink}: {build.phase}", highlight=False)
-            remaining = f", {build.left_s:.0f} s left" if build.left_s is not None and build.phase == "replay" else ""
+            remaining = (
+                f", {build.remaining_s:.0f} s left" if build.remaining_s is not None and build.phase == "replay" else ""
+            )
             counts = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{remaining}"
             line = f"{build.sink}: {build.phase} {counts}"
             status.update(line)
@@ -180,7 +182,7 @@ def _line(sink: Progress) -> str:
     return f"{sink.sink} {sink.state}: {applied}; waiting: {_waiting(sink)}{behind}"
 
 
-def quarantine(records: Sequence[Held]) -> RenderableType:
+def quarantine(records: Sequence[QuarantinedRecord]) -> RenderableType:
     grid = _grid("place", "row", "since", "reason")
     for record in records:
         grid.add_row(record.entry.place, record.entry.id or UNKNOWN, _age(record.at), record.reason)

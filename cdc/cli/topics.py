@@ -38,7 +38,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         {
             "topic": topic.topic,
             "partitions": ends[topic.topic].partition_count,
-            "created": type(topic).__name__ == "Created",
+            "created": type(topic).__name__ == "CreatedTopic",
             "topic_id": ends[topic.topic].topic_id,
             "end_offsets": list(ends[topic.topic].offsets),
         }
@@ -65,23 +65,21 @@ def compact(
 
     Settings lowered for it are restored, also after a crash.
     """
+    from cdc.audit.compaction import CompactionOptions, restored_on_sigterm
     from cdc.audit.compaction import compact as compact_topics
-    from cdc.audit.compaction import ended_in_order
     from cdc.kafka.topics import Topics
 
     pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
-    with ended_in_order(), Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
-        from cdc.spark.kafka_source import tally
+    with restored_on_sigterm(), Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
+        from cdc.spark.kafka_source import census
 
         compacted = compact_topics(
             kafka,
             pipeline,
             tables,
-            count=lambda goal: tally(spark, pipeline.kafka, goal),
-            sinks=context.obj.sinks(None),
-            tombstones=tombstones,
-            timeout_s=timeout_s,
-            progress=say,
+            context.obj.sinks(None),
+            lambda goal: census(spark, pipeline.kafka, goal),
+            CompactionOptions(timeout_s, tombstones=tombstones, progress=say),
         )
     if as_json:
         return print_json({"topics": [asdict(topic) for topic in compacted]})

@@ -134,9 +134,9 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped; the batch at hand is finished first."""
-    from cdc.apply.supervisor import told_to_stop
+    from cdc.apply.supervisor import stop_on_signal
 
-    with told_to_stop() as stopping:
+    with stop_on_signal() as stopping:
         try:
             progress, errors = _apply(context.obj, sink, master, stopping, until_caught_up, for_s, as_json)
         except Exception as error:
@@ -168,7 +168,7 @@ def _apply(
     from cdc.audit.compaction import restore
     from cdc.cli import render
     from cdc.control import registrations
-    from cdc.control.definitions import comparing
+    from cdc.control.definitions import compare_periodically
     from cdc.kafka.topics import Topics
 
     pipeline, sinks = context.pipeline, context.sinks(chosen)
@@ -182,7 +182,7 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with spark_on(master) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
-        with comparing(context.load) as uncompared_s, render.live(err, quiet=as_json) as show:
+        with compare_periodically(context.load) as uncompared_s, render.live(err, quiet=as_json) as show:
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.runs, progress, uncompared_s())
@@ -200,14 +200,14 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
     Exit 0 when all is well, or with the code of the worst problem's class.
     """
-    from cdc.apply.progress import published
+    from cdc.apply.progress import load_published
     from cdc.observe.collection import collect
     from cdc.observe.diagnosis import diagnose, document, exit_code, sentence, slow_hop, verdict
     from cdc.sink.contract import positions
 
     started, pipeline = time.monotonic(), context.obj.pipeline_to_show
     readers = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
-    collected = collect(pipeline, positions=readers, progress=published(context.obj.runs), started=started)
+    collected = collect(pipeline, positions=readers, progress=load_published(context.obj.runs), started=started)
     health = diagnose(collected)
     if as_json:
         print_json(document(health))

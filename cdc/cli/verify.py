@@ -76,7 +76,7 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, ti
     Raises:
         ConnectorError: no change comes through the connector.
     """
-    from cdc.apply.progress import WORKING, published
+    from cdc.apply.progress import WORKING, load_published
     from connectors.client import Connect
 
     with Connect(pipeline.connect) as connect:
@@ -87,7 +87,7 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, ti
     if "FAILED" in (state.connector, *state.tasks):
         message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker tells no more'}"
         raise ConnectorError(full_stopped(message), hint="cdc -p FILE register")
-    runs_by_sink = published(runs)
+    runs_by_sink = load_published(runs)
     if idle := [name for name in sinks if name not in runs_by_sink or runs_by_sink[name].state not in WORKING]:
         consequence = f"what is behind there is waited for, {timeout_s:g} s at most (--timeout)"
         say(f"no `cdc run` is known to be at work on {', '.join(idle)}: {consequence}")
@@ -98,7 +98,7 @@ def _repeat(
     compare: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, runs: Path, as_json: bool
 ) -> NoReturn:
     """Until somebody ends it: what goes wrong once is told and counted."""
-    from cdc.apply.progress import published
+    from cdc.apply.progress import load_published
     from cdc.observe.metrics import Metrics
 
     metrics = Metrics(port) if port is not None else None
@@ -107,7 +107,7 @@ def _repeat(
             results = compare()
             if metrics:
                 metrics.publish_comparisons(results)
-                metrics.publish_restarts(published(runs).values())
+                metrics.publish_restarts(load_published(runs).values())
             report(results, as_json)
         except CdcError as error:
             if metrics and not isinstance(error, DivergenceError | UndecidedError):

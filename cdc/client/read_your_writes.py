@@ -1,20 +1,21 @@
-"""Read your own writes: wait until a view holds all that was committed before a token was taken.
+"""Read your own writes: wait until a view holds everything that was committed before a token.
 
     connection.commit()
     token = client.token(connection)
     cache = client.view("shop.yaml", "cache", "public.orders")     # once per process; threads may share it
     client.wait_for(cache, token, timeout_s=2)
 
-A token is a place in Postgres' log after the caller's commit, and whose log it is: 0/1A2B3C@SYSTEM.TIMELINE. Taking it
-also writes a logical message with the latter, which any role may do: the connector sends it, in commit order, to the
-topic `<pipeline>.message`. So a message of that server there with an LSN of the token or later proves that the caller's
-changes are in the log before it; where the table's topic then ends is what the view's position has to reach. Places of
-a server that was replaced, or of one before a failover, prove nothing for the one after it.
-That position is stored with the data, so the answer is right whichever process applies the changes, and after any
-restart. It costs no waiting for a heartbeat.
-The end is that of everything written, committed in Kafka or not: transaction markers reach partitions one by one.
+A token is an LSN after the caller's commit, and the server whose log it is: 0/1A2B3C@SYSTEM.TIMELINE. `token` also
+writes a logical message with the server's name, which any role may do. The connector sends that message, in commit
+order, to the topic `<pipeline>.message`. A message there of the same server with the token's LSN or a later one proves
+that the caller's changes are in the log before it: the view's position has to reach the end that the table's topic has
+then. LSNs of a server that was replaced, or of one before a failover, prove nothing for the one after it.
 
-A row in quarantine is passed by the position: `cdc status` tells which views are degraded.
+The view's position is stored with its data, so the answer is right whichever process applies the changes, and after any
+restart. Nobody waits for a heartbeat. The topic's end is that of everything written, committed in Kafka or not:
+transaction markers reach partitions one by one.
+
+A view's position passes a row in quarantine: `cdc status` says which views are degraded.
 """
 
 import json
@@ -32,7 +33,7 @@ from psycopg.rows import tuple_row
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
 from cdc.errors import KafkaUnavailable, ReadTimeout, SinkUnavailable, SourceError
-from cdc.kafka.log_continuity import refuse_other
+from cdc.kafka.log_continuity import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
@@ -43,8 +44,8 @@ from cdc.runtime import Context
 from cdc.sink.contract import Sink
 
 POLL_S = 0.01
-# The place is read before the message is written, so the message's own lies behind it.
-MARK = """
+# The LSN is read before the message is written, so the message's own LSN is later.
+WRITE_MESSAGE = """
 SELECT pg_current_wal_insert_lsn()::text || '@' || server, pg_logical_emit_message(true, 'cdc.token', server)
 FROM (SELECT system_identifier || '.'
              || ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS server
@@ -53,16 +54,16 @@ FROM (SELECT system_identifier || '.'
 
 
 def token(connection: "psycopg.Connection[Any]") -> str:
-    """The place in Postgres' log that everything this connection has committed lies before, and which server's it is.
+    """Take a token for everything that this connection has committed. Costs one query.
 
     Raises:
-        SourceError: in a transaction, whose changes nobody can see yet; or Postgres refuses.
+        SourceError: the connection is in a transaction, whose changes nobody can see yet; or Postgres refuses.
     """
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise SourceError("A token is taken after the commit, not within a transaction.", hint="call commit() first")
     try:
         with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-            row = cursor.execute(MARK).fetchone()
+            row = cursor.execute(WRITE_MESSAGE).fetchone()
     except psycopg.Error as error:
         raise SourceError(
             f"Postgres gives no token: {type(error).__name__}.", hint="take it on the primary, as a role that may write"
@@ -73,36 +74,38 @@ def token(connection: "psycopg.Connection[Any]") -> str:
 
 @dataclass(frozen=True)
 class Token:
-    """`server` is empty where nobody said: the place is then taken for one of the server that was heard last."""
+    """A token's parts. An empty `server` means the server whose message was read last."""
 
     lsn: int
     server: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Token":
+        """Parse the text that `token` returns, or an LSN alone."""
         place, _, server = text.partition("@")
         return cls(lsn_number(place), server)
 
 
-class Heard:
-    """How far each server's log has been heard of, and where a table's topic ended then."""
+class TokenEnds:
+    """By server, the newest token in the message topic, and the end that a table's topic had then."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, Position]] = {}
-        self._last = ""
+        self._ends: dict[str, tuple[int, Position]] = {}
+        self._last_server = ""
 
     def lacks(self, token: Token) -> bool:
-        lsn, _ = self._known.get(token.server or self._last, (-1, None))
+        """Whether no message of the token's server has its LSN or a later one yet."""
+        lsn, _ = self._ends.get(token.server or self._last_server, (-1, None))
         return lsn < token.lsn
 
     def add(self, token: Token, end: Position) -> None:
-        """Everything before the token is in its topic, which ends there."""
-        self._known[token.server] = token.lsn, end
-        self._last = token.server
+        """Record that everything before the token is in the table's topic, whose end is given."""
+        self._ends[token.server] = token.lsn, end
+        self._last_server = token.server
 
     def end(self, token: Token) -> Position | None:
-        """Where the topic ended once all before the token was in it; None: it isn't known to be."""
-        return None if self.lacks(token) else self._known[token.server or self._last][1]
+        """Return an end of the topic that has everything before the token. None: no message proves one yet."""
+        return None if self.lacks(token) else self._ends[token.server or self._last_server][1]
 
 
 @runtime_checkable
@@ -110,90 +113,93 @@ class Searchable(Protocol):
     """A sink whose searches see changes later than its reads by id."""
 
     def refresh(self, table: Table) -> None:
-        """Make all that is written visible to searches."""
+        """Make all writes visible to searches. Called by `wait_for`, in the caller's thread."""
 
 
 class View:
-    """One table in one sink, as a reader waits for it. Threads may share it."""
+    """One table in one sink, for readers that wait for it. Threads may share it."""
 
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
         self.sink, self.table = sink, table
         self._kafka = Topics(pipeline.kafka)
         self._control = Truncations(pipeline, self._kafka)
         self._control.read()
-        self._topic, self._read = pipeline.message_topic, 0
-        self._turn = threading.Lock()
-        self._heard = Heard()
-        self._look_back()
+        self._message_topic, self._read_offset = pipeline.message_topic, 0
+        self._lock = threading.Lock()
+        self._token_ends = TokenEnds()
+        self._start_at_newest()
 
     def close(self) -> None:
+        """Close the connections to Kafka and the sink."""
         self._kafka.close()
         self.sink.close()
 
-    def fence(self, token: Token) -> tuple[Position, int] | None:
-        """Where the topic ended once all before the token was in it, and the table's floor then; None: it isn't yet."""
-        with self._turn:
-            if self._heard.lacks(token):
-                self._look()
-            end = self._heard.end(token)
+    def barrier(self, token: Token) -> tuple[Position, int] | None:
+        """Return the position and the floor that the view has to pass. None: the token isn't in the log yet."""
+        with self._lock:
+            if self._token_ends.lacks(token):
+                self._read_messages()
+            end = self._token_ends.end(token)
             return (end, self._control.floors.number(self.table.qualified)) if end else None
 
-    def holds(self, fence: Position, floor: int) -> bool:
-        """Whether the view has got there. Raises ConnectorError when it never will: its offsets count other records."""
-        there = distance(self.sink.position(self.table), fence, floor)
-        refuse_other(self.sink.name, self.table, there)
-        return there.reached
+    def has_passed(self, barrier: Position, floor: int) -> bool:
+        """Whether the view has passed a barrier. Raises ConnectorError when it never will: its topic was made anew."""
+        lag = distance(self.sink.position(self.table), barrier, floor)
+        refuse_incomparable(self.sink.name, self.table, lag)
+        return lag.reached
 
-    def _look_back(self) -> None:
-        """Begin at the newest message that is there: tokens of before are older than it."""
-        if found := self._kafka.last(self._topic):
-            self._read = found.offset
-            self._look()
+    def _start_at_newest(self) -> None:
+        """Start at the newest message in the topic: it proves all earlier tokens."""
+        if newest := self._kafka.last_record(self._message_topic):
+            self._read_offset = newest.offset
+            self._read_messages()
 
-    def _look(self) -> None:
-        end = self._kafka.ends([self._topic])[self._topic].offsets[0]
-        if end == self._read:
+    def _read_messages(self) -> None:
+        end = self._kafka.ends([self._message_topic])[self._message_topic].offsets[0]
+        if end == self._read_offset:
             return
-        news: dict[str, Token] = {}
-        for token in filter(None, map(_token, self._kafka.between(self._topic, self._read, end))):
-            if self._heard.lacks(token) and token.lsn >= news.get(token.server, token).lsn:
-                news[token.server] = token
-        self._read = end
-        if not news:
+        newest: dict[str, Token] = {}
+        for token in filter(
+            None, map(_parse_message, self._kafka.read_range(self._message_topic, self._read_offset, end))
+        ):
+            if self._token_ends.lacks(token) and token.lsn >= newest.get(token.server, token).lsn:
+                newest[token.server] = token
+        self._read_offset = end
+        if not newest:
             return
-        # After the message is seen: a floor of before it is in its topic as well.
-        if self._control.moved():
+        # Floors are read after the message: a truncation before the message is in its topic by now.
+        if self._control.has_changed():
             self._control.read()
-        until = self._kafka.ends([self.table.topic], decided=False)[self.table.topic]
-        for token in news.values():
-            self._heard.add(token, until)
+        topic_end = self._kafka.ends([self.table.topic], decided=False)[self.table.topic]
+        for token in newest.values():
+            self._token_ends.add(token, topic_end)
 
 
 def view(path: str | Path, sink: str, table: str) -> View:
-    """The view of a table (schema.table) in a sink of a pipeline file, environment references filled in.
+    """Open the view of a table (schema.table) in a sink of a pipeline file. Environment references are filled in.
 
     Raises:
-        SettingsError: for a name that the file doesn't have. ConnectorError: Kafka can't be reached.
+        SettingsError: the file has no such sink or table. ConnectorError: Kafka can't be reached.
     """
     context = Context(Path(path), None)
-    (built,) = context.sinks([sink])
-    return View(context.pipeline, built, source.named(source.undescribed(context.pipeline), table))
+    (destination,) = context.sinks([sink])
+    return View(context.pipeline, destination, source.table_named(source.tables_by_name_only(context.pipeline), table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:
-    """Return once the view holds everything committed before the token; with `search` a search finds it, too.
+    """Wait until the view holds everything committed before the token; with `search`, until a search finds it, too.
 
-    A server that can't be reached is asked again until the time is over.
+    A server that can't be reached is polled again until timeout_s is over.
 
     Raises:
         ReadTimeout: not within timeout_s. ConnectorError: it never will.
     """
-    place, deadline = Token.parse(token), time.monotonic() + timeout_s
+    parsed, deadline = Token.parse(token), time.monotonic() + timeout_s
     reached: tuple[Position, int] | None = None
     while True:
         try:
-            reached = reached or view.fence(place)
-            if reached and view.holds(*reached):
+            reached = reached or view.barrier(parsed)
+            if reached and view.has_passed(*reached):
                 if search and isinstance(view.sink, Searchable):
                     view.sink.refresh(view.table)
                 return
@@ -201,17 +207,17 @@ def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) 
             if time.monotonic() > deadline:
                 raise
         if time.monotonic() > deadline:
-            what = f"{view.sink.name} has not applied" if reached else "the log has not brought"
+            subject = f"{view.sink.name} has not applied" if reached else "the log has not brought"
             raise ReadTimeout(
-                f"{what} all changes of {view.table.qualified} that the token stands for within {timeout_s:g} s.",
+                f"{subject} all changes of {view.table.qualified} that the token stands for within {timeout_s:g} s.",
                 hint="read from Postgres this time; cdc status names the slow hop",
             )
         time.sleep(POLL_S)
 
 
-def _token(record: Record) -> Token | None:
-    """What a message stands for; None for what has no place in the log."""
-    told = json.loads(record.value) if record.value else {}
-    lsn = (told.get("source") or {}).get("lsn")
-    content = (told.get("message") or {}).get("content") or ""
+def _parse_message(record: Record) -> Token | None:
+    """Parse the token of a message. None: the message has no LSN."""
+    message = json.loads(record.value) if record.value else {}
+    lsn = (message.get("source") or {}).get("lsn")
+    content = (message.get("message") or {}).get("content") or ""
     return Token(int(lsn), b64decode(content).decode()) if lsn else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Reading:
+class DecodeOptions:
     """How the records of some topics are to be taken."""
 
     placeholder: str = "__debezium_unavailable_value"

@@ -3,8 +3,8 @@
 In:  records as Spark's Kafka source gives them, a partition's in the order of offsets
 Out: rows that Spark counts, compares and folds; of an audit's records no value leaves the executor
 
-`Looker` is for the audit, `documents` and `ids` are for `cdc.verify.recent_changes`, `unknown` ends what `cdc.audit`
-folds.
+`RecordClassifier` is for the audit, `documents` and `ids` are for `cdc.verify.recent_changes`,
+`unknown` ends what `cdc.audit` folds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.members import members
 from cdc.codec.record import Change, RecordDecoder, Unreadable
 from cdc.codec.table import TableCodec, codec
@@ -62,7 +62,7 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Looker:
+class RecordClassifier:
     """Looks at the records of one topic as a rebuild of all its views would meet them. Can be pickled.
 
     warehouse  whether one of the views is a warehouse, which can't hold all that the others can
@@ -70,12 +70,12 @@ class Looker:
     """
 
     table: Table
-    reading: Reading
+    reading: DecodeOptions
     warehouse: bool
     below: int = 0
 
-    def __reduce__(self) -> tuple[type[Looker], tuple[Table, Reading, bool, int]]:
-        return Looker, (self.table, self.reading, self.warehouse, self.below)
+    def __reduce__(self) -> tuple[type[RecordClassifier], tuple[Table, DecodeOptions, bool, int]]:
+        return RecordClassifier, (self.table, self.reading, self.warehouse, self.below)
 
     def work(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """RECORDS in, `Said` out."""
@@ -200,7 +200,7 @@ def documents(table: Table) -> Work:
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoder, document = RecordDecoder([table], Reading().placeholder), codec(table).document
+        decoder, document = RecordDecoder([table], DecodeOptions().placeholder), codec(table).document
         for batch in batches:
             rows: list[tuple[str, bytes | None]] = []
             for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
@@ -220,7 +220,7 @@ def ids(table: Table) -> Work:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        decoder = RecordDecoder([table], Reading().placeholder)
+        decoder = RecordDecoder([table], DecodeOptions().placeholder)
         for batch in batches:
             pairs = [(decoder.row_id(table.topic, key), key) for key in batch.column("key").to_pylist()]
             own = [pair for pair in pairs if pair[0] is not None]

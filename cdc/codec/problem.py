@@ -11,12 +11,12 @@ class Unreadable(ValueError):
         self.problem = problem
 
 
-class Unholdable(Unreadable):
+class ValueNotRepresentable(Unreadable):
     """A value that a view has no way to hold, or that the connector has damaged; column is schema.table.name (type)."""
 
     def __init__(self, problem: str, column: str) -> None:
         super().__init__(problem)
         self.column = column
 
-    def __reduce__(self) -> tuple[type["Unholdable"], tuple[str, str]]:
-        return Unholdable, (self.problem, self.column)
+    def __reduce__(self) -> tuple[type["ValueNotRepresentable"], tuple[str, str]]:
+        return ValueNotRepresentable, (self.problem, self.column)

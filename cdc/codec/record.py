@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 
 from cdc.codec.placeholder import Placeholder
-from cdc.codec.problem import Unholdable, Unreadable
+from cdc.codec.problem import Unreadable, ValueNotRepresentable
 from cdc.codec.table import NO_KEY, codec
 from cdc.model.table import Table
 
-__all__ = ["Change", "RecordDecoder", "Unholdable", "Unreadable"]
+__all__ = ["Change", "RecordDecoder", "Unreadable", "ValueNotRepresentable"]
 
 WRITES, DELETE = ("u", "c", "r"), "d"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cdc.codec.members import NULL, encode
-from cdc.codec.problem import MISFIT, Unholdable, Unreadable
+from cdc.codec.problem import MISFIT, Unreadable, ValueNotRepresentable
 from cdc.codec.reader import checker, reader
 from cdc.codec.types import Kind, kind
 from cdc.codec.types.arrow import arrow, portable
@@ -80,7 +80,7 @@ class TableCodec:
 
         Raises:
             Unreadable: a value is none of its column's type.
-            Unholdable: the connector has damaged a value; names the column.
+            ValueNotRepresentable: the connector has damaged a value; names the column.
         """
         try:
             self._check(row)
@@ -125,7 +125,7 @@ class TableCodec:
 
         Raises:
             Unreadable: a value is none of its column's type.
-            Unholdable: the warehouse has no way to hold a value, or the connector has damaged it.
+            ValueNotRepresentable: the warehouse has no way to hold a value, or the connector has damaged it.
         """
         try:
             values = list(self._held(row))
@@ -186,13 +186,13 @@ class TableCodec:
                 return self._unheld(column, value)
         return Unreadable(MISFIT)
 
-    def _unheld(self, column: Column, value: Any) -> Unholdable:
+    def _unheld(self, column: Column, value: Any) -> ValueNotRepresentable:
         if _damaged(kind(column.type), value):
             return self._damaged(column)
-        return Unholdable(f"the warehouse can not hold its {column.name}", self._named(column))
+        return ValueNotRepresentable(f"the warehouse can not hold its {column.name}", self._named(column))
 
-    def _damaged(self, column: Column) -> Unholdable:
-        return Unholdable(f"the connector has damaged its {column.name}", self._named(column))
+    def _damaged(self, column: Column) -> ValueNotRepresentable:
+        return ValueNotRepresentable(f"the connector has damaged its {column.name}", self._named(column))
 
     def _named(self, column: Column) -> str:
         return f"{self.table.qualified}.{column.name} ({column.type})"

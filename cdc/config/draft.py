@@ -20,7 +20,7 @@ STACK = "${CDC_POSTGRES}"
 
 
 @dataclass(frozen=True)
-class First:
+class PipelineDraft:
     """What is known for the first file. `tables` are names and patterns, `left_out` and `refused` have the reasons."""
 
     pipeline: str
@@ -46,7 +46,7 @@ def reference(dsn: str, pipeline: str, environment: Mapping[str, str] = os.envir
     return f"${{{pipeline.upper()}_POSTGRES}}" if conninfo_to_dict(dsn).get("password") else dsn
 
 
-def text(first: First) -> str:
+def text(first: PipelineDraft) -> str:
     """The file."""
     return f"""\
 # What to capture, and where to put it. Next:
@@ -92,7 +92,7 @@ def write(path: Path, content: str) -> None:
         ) from None
 
 
-def _tables(first: First) -> str:
+def _tables(first: PipelineDraft) -> str:
     lines = []
     for table in first.tables:
         if table in first.refused:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 
 KEPT_FROM_FILES = (
     *("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline."),
@@ -32,17 +32,19 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name, asked in fields.items():
         if not isinstance(asked.get("fields", {}), dict):
-            raise Refused(f"sub-fields of {name} are settings by name", "for example: fields: {raw: {type: keyword}}")
+            raise InvalidSetting(
+                f"sub-fields of {name} are settings by name", "for example: fields: {raw: {type: keyword}}"
+            )
     return fields
 
 
 def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
     whole = _flat(settings)
     if ours := [name for name in whole if f"{name}.".startswith(KEPT_FROM_FILES)]:
-        raise Refused(f"{ours[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
+        raise InvalidSetting(f"{ours[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
     for name in ("number_of_shards", "number_of_replicas"):
         if name in whole and not str(whole[name]).isdecimal():
-            raise Refused(f"{name} is a whole number", f"for example: {name}: 1")
+            raise InvalidSetting(f"{name} is a whole number", f"for example: {name}: 1")
     return whole
 
 

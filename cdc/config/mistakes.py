@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from cdc.config.references import OF_THE_STACK, Reference
+from cdc.config.references import STACK_VARIABLES, Reference
 from cdc.errors import SettingsError
 
-WHOLE = "a whole file, with comments, is written by: cdc -p NEW.yaml init"
+INIT_HINT = "a whole file, with comments, is written by: cdc -p NEW.yaml init"
 QUOTED = re.compile(r"(['\"])[^'\"]{2,}\1")
 BARE = re.compile(r"[{,].*?[\s:]\$\{([A-Za-z_][A-Za-z0-9_]*)")
 """A reference without quotes inside of { }."""
@@ -49,7 +49,7 @@ PLAIN: Mapping[str, str] = {
 """By pydantic's name of a mistake, whose own words are those of Python."""
 
 
-class Refused(ValueError):
+class InvalidSetting(ValueError):
     """What a check of a setting has against it, and what to write instead."""
 
     def __init__(self, problem: str, hint: str) -> None:
@@ -57,7 +57,7 @@ class Refused(ValueError):
         self.hint = hint
 
 
-def unparsed(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
+def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
     mark = getattr(error, "problem_mark", None)
     line, before, whole = "", "", ""
     if mark:
@@ -76,10 +76,10 @@ def unparsed(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
         )
     # It may quote a password that isn't in quotes itself: one that begins with * or !.
     problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
-    return SettingsError(f"{path}{line}: {problem}.", hint=WHOLE)
+    return SettingsError(f"{path}{line}: {problem}.", hint=INIT_HINT)
 
 
-def repeated(path: Path, text: str) -> SettingsError | None:
+def duplicate_error(path: Path, text: str) -> SettingsError | None:
     """A setting that is there twice: YAML takes the last, in silence."""
     lines: dict[tuple[str, ...], int] = {}
     for where, line in _settings(yaml.compose(text)):
@@ -104,7 +104,7 @@ def _settings(node: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
             yield from _settings(value, (*where, str(number)))
 
 
-def unreplaced(path: Path, text: str, reference: Reference) -> SettingsError:
+def reference_error(path: Path, text: str, reference: Reference) -> SettingsError:
     where = ".".join(reference.where)
     before = f"{place(path, text, reference.where)}: {where}"
     name = reference.name
@@ -113,15 +113,15 @@ def unreplaced(path: Path, text: str, reference: Reference) -> SettingsError:
             f"{before} has {reference.text}, which is no reference to the environment.",
             hint="write ${NAME}, or ${NAME:-default} for where it may be unset",
         )
-    stack = f", or start servers that it stands for: cdc -p {path} up" if name in OF_THE_STACK else ""
-    near = difflib.get_close_matches(name, OF_THE_STACK, n=1, cutoff=0.85)
+    stack = f", or start servers that it stands for: cdc -p {path} up" if name in STACK_VARIABLES else ""
+    near = difflib.get_close_matches(name, STACK_VARIABLES, n=1, cutoff=0.85)
     meant = f"did you mean ${{{near[0]}}}? else " if near and not stack else ""
     return SettingsError(
         f"{before} refers to ${{{name}}}, which is not set.", hint=f"{meant}export {name}=...{stack}", variable=name
     )
 
 
-def explained(path: Path, text: str, error: ValidationError, model: type[BaseModel]) -> SettingsError:
+def validation_error(path: Path, text: str, error: ValidationError, model: type[BaseModel]) -> SettingsError:
     """The first mistake; a setting that doesn't exist goes first, for what is missing may be what it was to be."""
     listed = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = listed[0]
@@ -157,7 +157,7 @@ def _worded(mistake: Any, where: Sequence[str], kinds: Sequence[Any]) -> tuple[s
         meant = f"did you mean {near[0]}? " if near else ""
         return "no such setting", f"{meant}accepted here: {', '.join(names)}"
     if kind == "value_error":
-        return str(context["error"]), getattr(context["error"], "hint", WHOLE)
+        return str(context["error"]), getattr(context["error"], "hint", INIT_HINT)
     if kind.startswith("union_tag"):
         return PLAIN[kind], f"type: {' or '.join(_tags(kinds[-1]))}"
     if kind == "string_pattern_mismatch":
@@ -178,7 +178,7 @@ def _misspelt(where: Sequence[str], section: Any) -> tuple[str, str]:
 
 def _example(name: Sequence[str], section: Any) -> str:
     field = section.model_fields.get(name[0]) if name and _is_section(section) else None
-    return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else WHOLE
+    return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else INIT_HINT
 
 
 def _walked(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:

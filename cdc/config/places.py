@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 LOCAL = ("localhost", "127.0.0.1", "::1", "")
 
 
-def shared(places: dict[str, Hashable]) -> tuple[str, str] | None:
+def first_shared(places: dict[str, Hashable]) -> tuple[str, str] | None:
     """The first two names that are on one place."""
     return next(((name, other) for name, other in combinations(places, 2) if places[name] == places[other]), None)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 OPENED = re.compile(r"\$\{[^{}]*\}?")
-OF_THE_STACK = ("CDC_POSTGRES", "CDC_KAFKA", "CDC_CONNECT", "CDC_ELASTICSEARCH", "CDC_REDIS", "CDC_WAREHOUSE")
+STACK_VARIABLES = ("CDC_POSTGRES", "CDC_KAFKA", "CDC_CONNECT", "CDC_ELASTICSEARCH", "CDC_REDIS", "CDC_WAREHOUSE")
 """What `cdc up` sets for a pipeline file."""
 
 
@@ -25,29 +25,29 @@ class Reference:
 
 
 class References:
-    """Replaces references; what can't be replaced is collected in `open`, in the order of the file."""
+    """Replaces references; what can't be replaced is collected in `unresolved`, in the order of the file."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self._known = known
-        self.open: list[Reference] = []
+        self.unresolved: list[Reference] = []
 
-    def replaced(self, node: Any, where: tuple[str, ...] = ()) -> Any:
+    def replace_in(self, node: Any, where: tuple[str, ...] = ()) -> Any:
         if isinstance(node, dict):
-            return {key: self.replaced(value, (*where, str(key))) for key, value in node.items()}
+            return {key: self.replace_in(value, (*where, str(key))) for key, value in node.items()}
         if isinstance(node, list):
-            return [self.replaced(value, (*where, str(number))) for number, value in enumerate(node)]
+            return [self.replace_in(value, (*where, str(number))) for number, value in enumerate(node)]
         return self._text(node, where) if isinstance(node, str) else node
 
     def _text(self, text: str, where: tuple[str, ...]) -> str:
         bad = [match[0] for match in OPENED.finditer(text) if not REFERENCE.fullmatch(match[0])]
-        self.open += [Reference(_shown(opened), where) for opened in bad]
+        self.unresolved += [Reference(_shown(opened), where) for opened in bad]
 
         def replace(match: re.Match[str]) -> str:
             name, default = match.groups()
             # As in a shell: what is empty has its default, too.
             value = self._known.get(name) or default
             if value is None and name not in self._known:
-                self.open.append(Reference(match[0], where, name))
+                self.unresolved.append(Reference(match[0], where, name))
             return value or ""
 
         return REFERENCE.sub(replace, text)

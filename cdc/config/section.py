@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 
 
 class Section(BaseModel):
@@ -22,13 +22,13 @@ def readable(url: str) -> str:
     except ValueError:
         host, port = None, None
     if (not host or port == 0) and not url.startswith("unix:"):
-        raise Refused("names no host and port", "scheme://user:password@host:port, special characters as %XX")
+        raise InvalidSetting("names no host and port", "scheme://user:password@host:port, special characters as %XX")
     return url
 
 
 def _web(url: str) -> str:
     if not re.match(r"https?://[^/]", url):
-        raise Refused("needs http:// or https:// before its host", "for example: http://localhost:9200")
+        raise InvalidSetting("needs http:// or https:// before its host", "for example: http://localhost:9200")
     return readable(url)
 
 

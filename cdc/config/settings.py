@@ -23,7 +23,7 @@ from pydantic import (
 
 from cdc.config import mistakes, places
 from cdc.config.index_settings import IndexSettings
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.references import References
 from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
@@ -31,7 +31,7 @@ from cdc.errors import SettingsError
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
 TABLE = r"^[^.]+\.[^.]+$"
-CARRIED = r"[A-Za-z0-9_-]+"
+TOPIC_CHARACTERS = r"[A-Za-z0-9_-]+"
 """What a topic's name can have of a table's; the connector would put _ in the place of anything else."""
 
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
@@ -53,13 +53,13 @@ class TableSettings(Section):
     @classmethod
     def _simple(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
         if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
-            raise Refused("a pattern has letters, digits, _, - and * only", "for example: public.*")
+            raise InvalidSetting("a pattern has letters, digits, _, - and * only", "for example: public.*")
         return table
 
     @model_validator(mode="after")
     def _named(self) -> "TableSettings":
         if self.pattern and (self.exclude or self.key or self.index.fields):
-            raise Refused(
+            raise InvalidSetting(
                 "exclude, key and index.fields are a single table's, not a pattern's",
                 f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
             )
@@ -69,12 +69,12 @@ class TableSettings(Section):
     def pattern(self) -> bool:
         return "*" in self.table
 
-    def means(self, table: str) -> bool:
+    def matches(self, table: str) -> bool:
         """Whether the pattern matches; `*` stands for any characters of a schema's or a table's name."""
         return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
 
 
-def alike(table: str) -> tuple[str, str]:
+def shared_names(table: str) -> tuple[str, str]:
     """What two tables can't have in common: an index's name, a topic's in the broker's metrics."""
     return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
 
@@ -100,22 +100,26 @@ class Source(Section):
     def _once(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
         names = [entry.table for entry in tables if not entry.pattern]
         rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
-        if strange := [name for name in names if not all(re.fullmatch(CARRIED, part) for part in name.split("."))]:
-            raise Refused(
+        if strange := [
+            name for name in names if not all(re.fullmatch(TOPIC_CHARACTERS, part) for part in name.split("."))
+        ]:
+            raise InvalidSetting(
                 f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(strange)}",
                 rename,
             )
         every = [entry.table for entry in tables]
         if twice := {name for name in every if every.count(name) > 1}:
-            raise Refused(f"listed twice: {', '.join(sorted(twice))}", "take one of them out")
+            raise InvalidSetting(f"listed twice: {', '.join(sorted(twice))}", "take one of them out")
         lowered = [name.lower() for name in names]
         if alike := {name for name in names if lowered.count(name.lower()) > 1}:
             shared = ", ".join(sorted(alike))
-            raise Refused(f"an index's name is in lower case, so these would share one: {shared}", rename)
+            raise InvalidSetting(f"an index's name is in lower case, so these would share one: {shared}", rename)
         # The broker takes one of them only: its metrics tell . and _ not apart.
         flat = [name.replace(".", "_") for name in names]
         if alike := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
-            raise Refused(f"topics that differ only in . and _ can't both be: {', '.join(sorted(alike))}", rename)
+            raise InvalidSetting(
+                f"topics that differ only in . and _ can't both be: {', '.join(sorted(alike))}", rename
+            )
         return tables
 
 
@@ -147,10 +151,10 @@ class Pipeline(Section):
     @field_validator("sinks")
     @classmethod
     def _apart(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
-        if pair := places.shared({name: sink.place for name, sink in sinks.items()}):
-            raise Refused(
+        if pair := places.first_shared({name: sink.place for name, sink in sinks.items()}):
+            raise InvalidSetting(
                 f"{pair[0]} and {pair[1]} are on one place, so each would overwrite what the other writes",
-                f"give {pair[1]} another {sinks[pair[0]].told_apart_by}, or take it out",
+                f"give {pair[1]} another {sinks[pair[0]].location_setting}, or take it out",
             )
         return sinks
 
@@ -163,41 +167,41 @@ class Pipeline(Section):
         return sinks
 
     @classmethod
-    def of_tree(cls, tree: Mapping[str, Any], folder: Path | None = None) -> "Pipeline":
+    def from_tree(cls, tree: Mapping[str, Any], folder: Path | None = None) -> "Pipeline":
         """Check a file's tree, the sinks in it by the settings of their kinds; relative paths are the folder's.
 
         Raises:
-            ValidationError: of `checking()`, whose fields tell what would be accepted.
+            ValidationError: of `file_model()`, whose fields tell what would be accepted.
         """
-        checked = checking().model_validate(tree, context={"folder": folder} if folder else None)
+        checked = file_model().model_validate(tree, context={"folder": folder} if folder else None)
         values = {name: getattr(checked, name) for name in cls.model_fields}
         return cls.model_construct(checked.model_fields_set, **values)
 
-    _written: tuple[TableSettings, ...] | None = PrivateAttr(None)
+    _listed: tuple[TableSettings, ...] | None = PrivateAttr(None)
 
     @property
-    def written(self) -> tuple[TableSettings, ...]:
+    def listed(self) -> tuple[TableSettings, ...]:
         """The tables as the file has them, patterns and all; `source.tables` may be what these mean by now."""
-        return self.source.tables if self._written is None else self._written
+        return self.source.tables if self._listed is None else self._listed
 
     @property
     def patterns(self) -> list[TableSettings]:
-        return [entry for entry in self.written if entry.pattern]
+        return [entry for entry in self.listed if entry.pattern]
 
-    def of(self, names: Iterable[str]) -> "Pipeline":
+    def with_tables(self, names: Iterable[str]) -> "Pipeline":
         """The same, with those of these tables that its patterns mean in the place of the patterns."""
         known = list(names)
-        taken = {entry.table for entry in self.written if not entry.pattern}
+        taken = {entry.table for entry in self.listed if not entry.pattern}
         entries: list[TableSettings] = []
-        for entry in self.written:
+        for entry in self.listed:
             if not entry.pattern:
                 entries.append(entry)
                 continue
-            meant = [name for name in known if name not in taken and entry.means(name)]
+            meant = [name for name in known if name not in taken and entry.matches(name)]
             taken.update(meant)
             entries += [entry.model_copy(update={"table": name}) for name in meant]
         resolved = self.model_copy(update={"source": self.source.model_copy(update={"tables": tuple(entries)})})
-        resolved._written = self.written
+        resolved._listed = self.listed
         return resolved
 
     @property
@@ -250,17 +254,17 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
     """
     text, tree = _read(path)
     references = References(os.environ if environment is None else environment)
-    resolved = references.replaced({"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree})
-    if references.open:
-        raise mistakes.unreplaced(path, text, references.open[0])
+    resolved = references.replace_in({"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree})
+    if references.unresolved:
+        raise mistakes.reference_error(path, text, references.unresolved[0])
     try:
-        return Pipeline.of_tree(resolved, path.absolute().parent)
+        return Pipeline.from_tree(resolved, path.absolute().parent)
     except ValidationError as error:
-        raise mistakes.explained(path, text, error, checking()) from None
+        raise mistakes.validation_error(path, text, error, file_model()) from None
 
 
 @cache
-def checking() -> type[Pipeline]:
+def file_model() -> type[Pipeline]:
     """The pipeline file with the kinds of sinks that are installed: known only when a file is read."""
     several = kinds()
     kind: Any = Annotated[reduce(or_, several), Field(discriminator="type")] if len(several) > 1 else several[0]
@@ -290,13 +294,13 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
             hint=f"name yours with: cdc -p FILE.yaml ...; a first one is written by: cdc -p {path} init",
         ) from None
     except UnicodeDecodeError:
-        raise SettingsError(f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.WHOLE) from None
+        raise SettingsError(f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.INIT_HINT) from None
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise mistakes.unparsed(path, text, error) from None
+        raise mistakes.yaml_error(path, text, error) from None
     if not isinstance(tree, dict):
-        raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.WHOLE)
-    if twice := mistakes.repeated(path, text):
+        raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.INIT_HINT)
+    if twice := mistakes.duplicate_error(path, text):
         raise twice
     return text, tree

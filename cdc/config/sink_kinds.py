@@ -22,7 +22,7 @@ class SinkSettings(Section):
 
     keeps_changes: ClassVar[bool] = False
     """Whether it keeps every change, not only what a row is by now."""
-    told_apart_by: ClassVar[str]
+    location_setting: ClassVar[str]
     """The setting to change where two sinks are on one place."""
 
     if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class SinkSettings(Section):
         raise NotImplementedError
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
-        """Raise Refused for a table that the settings name and `source.tables` doesn't; `name` is the sink's."""
+        """Raise InvalidSetting for a table that the settings name and `source.tables` doesn't; `name` is the sink's."""
 
     def build(self, name: str, pipeline: str) -> Any:
         """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here, so that a file is read without it."""

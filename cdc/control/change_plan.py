@@ -26,7 +26,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Before:
+class CurrentState:
     """How things stand. What nobody could read is None, and is then not spoken of."""
 
     unprepared: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class After:
+class RequestedState:
     """What the file asks for."""
 
     tables: Mapping[str, Captured]
@@ -71,7 +71,7 @@ class Plan:
         return not (self.migrate or self.register or self.run or self.refused)
 
 
-def plan(before: Before, after: After) -> Plan:
+def plan(before: CurrentState, after: RequestedState) -> Plan:
     views = [(sink, table, view) for sink, tables in before.views.items() for table, view in tables.items()]
     stuck = [view for _, _, view in views if isinstance(view, Refusal)]
     return Plan(
@@ -84,7 +84,7 @@ def plan(before: Before, after: After) -> Plan:
     )
 
 
-def _registered(before: Before, after: After) -> list[str]:
+def _registered(before: CurrentState, after: RequestedState) -> list[str]:
     lines = ["create the connector; it begins with all rows of every table"] if before.config is None else []
     sent = before.known.tables if before.known else {}
     if before.config is not None:

@@ -56,12 +56,12 @@ class Truncations:
         for topic, tail in self._tails.items():
             tail.read(ends[topic])
 
-    def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
+    def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
         """Whether there is something to read that `read` hasn't seen; `ends`: where the topics end, decided or not."""
         now = ends or self._ends(decided=False)
         registered_topic = self._pipeline.registered_topic
         renewed = now[registered_topic] != self._seen.get(registered_topic)
-        return renewed or any(tail.moved(now) for tail in self._tails.values())
+        return renewed or any(tail.has_changed(now) for tail in self._tails.values())
 
     def _start(self, topic: str) -> int:
         """Where the records of the current server begin: another's LSNs and numbers mean something else."""

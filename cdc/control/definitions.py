@@ -72,7 +72,7 @@ def _adopt(conn: Connection) -> None:
 
 
 @contextmanager
-def comparing(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
+def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
     """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else waiting.
 
     Yields what tells for how many seconds now nothing has been compared, whatever the reason.

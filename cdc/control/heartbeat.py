@@ -12,7 +12,7 @@ from cdc.kafka.topics import Topics
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """Times are Unix milliseconds: `committed_ms` by Postgres' clock, `arrived_ms` by the connector's."""
 
     offset: int
@@ -24,20 +24,20 @@ class Beat:
         return max(0.0, (self.arrived_ms - self.committed_ms) / 1000)
 
 
-def last_beat(topics: Topics, pipeline: Pipeline) -> Beat | None:
+def last_heartbeat(topics: Topics, pipeline: Pipeline) -> Heartbeat | None:
     """The newest beat that came from the log. The connector beats only after its snapshot is complete."""
 
     def streamed(record: Record) -> bool:
         return _beat(record, pipeline.pipeline) is not None
 
-    record = topics.last(pipeline.heartbeat_topic, streamed)
+    record = topics.last_record(pipeline.heartbeat_topic, streamed)
     return _beat(record, pipeline.pipeline) if record else None
 
 
-def _beat(record: Record, pipeline: str) -> Beat | None:
+def _beat(record: Record, pipeline: str) -> Heartbeat | None:
     """None for the row of another pipeline in the same database, and for what isn't a beat from the log."""
     envelope = json.loads(record.value) if record.value else {}
     row, source = envelope.get("after") or {}, envelope.get("source") or {}
     if envelope.get("op") not in ("c", "u") or row.get("pipeline") != pipeline:
         return None
-    return Beat(record.offset, int(source["ts_ms"]), record.timestamp_ms)
+    return Heartbeat(record.offset, int(source["ts_ms"]), record.timestamp_ms)

@@ -40,7 +40,7 @@ class Captured:
     def from_mapping(cls, stored: Mapping[str, Iterable[str]]) -> "Captured":
         return cls(**{name: tuple(columns) for name, columns in stored.items()})
 
-    def after(self, before: "Captured") -> "Captured":
+    def with_withdrawn(self, before: "Captured") -> "Captured":
         """The same, knowing what the log holds from before it."""
         hidden = (set(before.withdrawn) | (self.unsent - before.unsent)) & set(self.exclude)
         return Captured(self.exclude, self.key, self.unpublished, tuple(sorted(hidden)))
@@ -71,7 +71,7 @@ class Registration:
             {topic: Position(at["topic_id"], tuple(at["offsets"])) for topic, at in stored["since"].items()},
         )
 
-    def renewed(
+    def renew(
         self,
         server: Server | None,
         tables: Mapping[str, Captured],
@@ -81,7 +81,7 @@ class Registration:
         moved: bool,
     ) -> "Registration":
         """The next one: how tables are sent from now on, how they were before, and where topics end that are dead."""
-        sent = {name: one.after(before.get(name, one)) for name, one in tables.items()}
+        sent = {name: one.with_withdrawn(before.get(name, one)) for name, one in tables.items()}
         return Registration(server or self.server, self.epoch + moved, sent, {**self.since, **dead})
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def refuse_changed(known: Registration | None, pipeline: Pipeline) -> None:
 def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
     """Raise SettingsError for a pattern that means none of the registered tables: of no table all would be well."""
     for entry in pipeline.patterns:
-        if not any(entry.means(name) for name in names):
+        if not any(entry.matches(name) for name in names):
             raise SettingsError(
                 f"{entry.table} in source.tables means none of the tables that are registered.",
                 hint="correct it; or, if it means new ones: cdc -p FILE migrate, then cdc -p FILE register",
@@ -154,7 +154,7 @@ def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
     """The last registration; None when there was none, or an older version made it. Raises ConnectorError."""
     if not topics.existing([pipeline.registered_topic]):
         return None
-    found = topics.last(pipeline.registered_topic, lambda record: record.key == KEY)
+    found = topics.last_record(pipeline.registered_topic, lambda record: record.key == KEY)
     return Registration.from_json(found.value) if found and found.value else None
 
 
@@ -162,7 +162,7 @@ def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> Non
     topics.write(pipeline.registered_topic, [(KEY, registration.to_json().encode())])
 
 
-def captured(pipeline: Pipeline, unpublished: Mapping[str, Iterable[str]]) -> dict[str, Captured]:
+def captured_tables(pipeline: Pipeline, unpublished: Mapping[str, Iterable[str]]) -> dict[str, Captured]:
     """What the pipeline file says, by table."""
     return {
         entry.table: Captured(entry.exclude, entry.key, tuple(unpublished.get(entry.table, ())))

@@ -1,7 +1,8 @@
-"""One command at a time changes what a sink's readers see: who holds a sink, and who finds it held.
+"""Claims: one command at a time changes what a sink's readers see.
 
-Claims are records of the registry's topic, so the first in it is the first for all who read them. One whose command has
-said nothing for long is put away by the next; a command that was only stopped learns of it before its next step.
+Claims are records of the registry's topic, so that every reader agrees on the first one. A command removes the claim of
+a dead command before it: one without ticks for STALE_S. A command that was only stopped finds its claim removed before
+its next step, and fails.
 """
 
 import time
@@ -14,7 +15,7 @@ from uuid import uuid4
 import structlog
 
 from cdc.errors import CdcError, SettingsError
-from cdc.generations.registry import STALE_S, Generations, Progress, Registry, Retained, Work
+from cdc.generations.registry import STALE_S, Generations, Progress, Registry, RetainedView, Work
 from cdc.model.trace import kind, trace
 
 TICK_S = 1.0
@@ -24,26 +25,26 @@ log = structlog.get_logger()
 
 @contextmanager
 def claim(registry: Registry, sink: str) -> Iterator["Claim"]:
-    """Be the only command that works on a sink's generations; one that was killed is waited for until it is dead.
+    """Claim a sink's generations for one command. Waits until a command that was killed counts as dead.
 
     Raises:
-        SettingsError: another one is at work.
+        SettingsError: another command is at work.
     """
-    held = Claim(registry, sink, uuid4().hex)
-    held.enter()
+    own_claim = Claim(registry, sink, uuid4().hex)
+    own_claim.acquire()
     stopped = Event()
-    thread = Thread(target=held.tick, args=[stopped], daemon=True)
+    thread = Thread(target=own_claim.run_ticks, args=[stopped], daemon=True)
     thread.start()
     try:
-        yield held
+        yield own_claim
     finally:
         stopped.set()
         thread.join()
-        held.leave()
+        own_claim.release()
 
 
 class Claim:
-    """One command's hold on a sink's generations. `progress` is asked once a second, in a thread of its own."""
+    """One command's claim of a sink's generations. `progress` is called once a second, in a thread of its own."""
 
     def __init__(self, registry: Registry, sink: str, command: str) -> None:
         self._registry, self._sink, self._command = registry, sink, command
@@ -51,88 +52,89 @@ class Claim:
 
     @property
     def generations(self) -> Generations:
-        return self._registry.of(self._sink)
+        """The registry's entries of the sink, as of the last read."""
+        return self._registry.for_sink(self._sink)
 
-    def enter(self) -> None:
-        """Get in line, and wait until those before have left it or are dead. Raises SettingsError."""
+    def acquire(self) -> None:
+        """Write the claim, and wait until the commands ahead have released theirs or are dead. Raises SettingsError."""
         self._registry.write((("claim", self._sink, self._command), {"at": time.time()}))
         try:
-            while first := self._first():
-                self._wait_for(first)
+            while ahead := self._command_ahead():
+                self._outwait(ahead)
         except BaseException:
-            self.leave()
+            self.release()
             raise
 
     def check(self) -> None:
-        """Raise SettingsError when another command has taken this one for dead."""
+        """Raise SettingsError when another command has removed this claim, taking the command for dead."""
         self._registry.read()
         if self._command not in self.generations.claims:
-            raise self._taken("took this one for dead")
+            raise self._conflict("took this one for dead")
 
-    def begin(self, work: Work) -> None:
-        """Say what is being done, before it is."""
+    def announce(self, work: Work) -> None:
+        """Write the job to the registry before it is done."""
         self.check()
         self._registry.write((("work", self._sink), asdict(work)))
 
-    def forget(self, tables: Sequence[str]) -> None:
-        """What was retained of these tables is about to be replaced."""
+    def forget_retained(self, tables: Sequence[str]) -> None:
+        """Delete the retained views of these tables from the registry, before their generations are replaced."""
         retained = [table for table in tables if table in self.generations.retained]
-        self._registry.retire(self._sink, retained)
+        self._registry.forget_retained(self._sink, retained)
 
-    def end(self, retained: Mapping[str, Retained] | None = None, tables: Sequence[str] = ()) -> None:
-        """It is done: of `tables` this is retained from now on. Without any, what was retained is retained still."""
-        kept = retained or {}
-        told = ((("kept", self._sink, table), asdict(kept[table]) if table in kept else None) for table in tables)
-        self._registry.write(*told, (("work", self._sink), None))
+    def complete(self, retained: Mapping[str, RetainedView] | None = None, tables: Sequence[str] = ()) -> None:
+        """Remove the job from the registry. Of `tables`, only the views in `retained` are retained from now on."""
+        views = retained or {}
+        records = ((("kept", self._sink, table), asdict(views[table]) if table in views else None) for table in tables)
+        self._registry.write(*records, (("work", self._sink), None))
 
-    def tick(self, stopped: Event) -> None:
-        """Say every second that somebody is at work, and how far."""
+    def run_ticks(self, stopped: Event) -> None:
+        """Write a tick every second until `stopped`: the command is alive, and its progress."""
         while not stopped.wait(TICK_S):
             try:
-                self._tick()
+                self._write_tick()
             except CdcError as error:
                 log.warning("tick_failed", sink=self._sink, error=error.message)
             except Exception as error:
-                # Whatever it is: a command whose ticks have ended counts as dead, and another would begin beside it.
+                # Any error is caught: a command without ticks counts as dead, and another one would start beside it.
                 log.error("tick_failed", sink=self._sink, error=kind(error), exception=trace(error))
 
-    def leave(self) -> None:
-        """Let others in; when that can't be said, they are let in once this one counts as dead."""
+    def release(self) -> None:
+        """Remove the claim. If that fails, others wait until this command counts as dead."""
         try:
             self._registry.write(*(((kind, self._sink, self._command), None) for kind in ("tick", "claim")))
         except CdcError as error:
             log.warning("claim_not_released", sink=self._sink, error=error.message)
 
-    def _tick(self) -> None:
+    def _write_tick(self) -> None:
         self._registry.write((("tick", self._sink, self._command), asdict(self.progress())))
 
-    def _first(self) -> str | None:
-        """The command that is before this one; those that are dead are put away."""
+    def _command_ahead(self) -> str | None:
+        """Return the command that holds the sink, None when it is this one. Raises SettingsError: the claim is gone."""
         self._registry.read()
         generations = self.generations
         if self._command not in generations.claims:
-            raise self._taken("took this one for dead")
-        first = generations.holder
-        return first if first != self._command else None
+            raise self._conflict("took this one for dead")
+        holder = generations.holder
+        return holder if holder != self._command else None
 
-    def _wait_for(self, first: str) -> None:
-        """Until it is gone or dead; dead ones are put away. Raises SettingsError when it shows that it is alive."""
-        seen, told_at = self.generations.alive_at[first], 0.0
-        while time.time() - seen < STALE_S:
-            if time.time() - told_at > TICK_S:
-                self._tick()
-                told_at = time.time()
+    def _outwait(self, command: str) -> None:
+        """Wait until a command ahead is gone or dead; remove a dead one. Raises SettingsError when it ticks."""
+        first_tick, last_tick = self.generations.alive_at[command], 0.0
+        while time.time() - first_tick < STALE_S:
+            if time.time() - last_tick > TICK_S:
+                self._write_tick()
+                last_tick = time.time()
             time.sleep(POLL_S)
             self._registry.read()
-            if first not in self.generations.claims:
+            if command not in self.generations.claims:
                 return
-            if self.generations.alive_at[first] != seen:
-                raise self._taken("is at work")
-        self._registry.write((("claim", self._sink, first), None), (("tick", self._sink, first), None))
+            if self.generations.alive_at[command] != first_tick:
+                raise self._conflict("is at work")
+        self._registry.write((("claim", self._sink, command), None), (("tick", self._sink, command), None))
 
-    def _taken(self, what: str) -> SettingsError:
+    def _conflict(self, reason: str) -> SettingsError:
         return SettingsError(
-            f"Another rebuild or rollback of {self._sink} {what}.",
+            f"Another rebuild or rollback of {self._sink} {reason}.",
             hint=f"cdc -p FILE generations shows it; one that was killed can be continued after {STALE_S:.0f} s",
             sink=self._sink,
         )

@@ -1,13 +1,13 @@
-"""Generations of views beside those that readers see: who makes one, what is retained; shared through a topic.
+"""The registry of generations: builds, retained views and claims of commands, shared through a topic.
 
-The topic <pipeline>.generations holds, each under a key of its own:
+The topic <pipeline>.generations has, each under a key of its own:
 
-    ["work", SINK]            what a command is about, while it is: `Building` or `RollingBack`; outlives its command
-    ["kept", SINK, TABLE]     `Retained`: what readers saw before; `cdc run` keeps it current until its time is over
-    ["claim", SINK, COMMAND]  that a command works on a sink, or waits to; the first in the topic holds the sink
-    ["tick", SINK, COMMAND]   once a second: that it is alive, and how far it is
+    ["work", SINK]            the job of a command: `GenerationBuild` or `Rollback`; outlives a command that is killed
+    ["kept", SINK, TABLE]     `RetainedView`: the previous generation; `cdc run` keeps it current until it expires
+    ["claim", SINK, COMMAND]  a command works on a sink, or waits to; the first in the topic holds the sink
+    ["tick", SINK, COMMAND]   once a second: the command is alive, and its progress
 
-What readers see is only ever told by the sink.
+The registry never says which generation is live: only the sink knows.
 """
 
 import json
@@ -24,14 +24,15 @@ from cdc.model.position import Position
 
 Phase = Literal["replay", "catch up", "verify", "promote"]
 STALE_S = 10.0
-"""A command that has written nothing for so long is dead."""
+"""Seconds after its last tick at which a command counts as dead."""
 
 
 @dataclass(frozen=True)
-class Building:
-    """A generation that `cdc rebuild` makes. The same command, and only that, goes on with it after a crash.
+class GenerationBuild:
+    """A generation that `cdc rebuild` builds. After a crash the same command, and no other, continues it.
 
-    `names`: what it is called, by table; `done` of `total` records are replayed; times are Unix seconds.
+    `names`: the generation's name, by table; `done` of `total` records are replayed; times are Unix seconds.
+    Stored in the registry's topic: the fields are part of the format.
     """
 
     sink: str
@@ -43,26 +44,29 @@ class Building:
     rows_per_s: float = 0.0
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until the replay ends, at its present speed."""
         return (self.total - self.done) / self.rows_per_s if self.rows_per_s else None
 
 
 @dataclass(frozen=True)
-class RollingBack:
-    """What was retained is being shown to readers by `cdc rollback`. Whoever comes next ends it or takes it back."""
+class Rollback:
+    """A promotion of retained views by `cdc rollback`. When it is killed the next command completes or undoes it.
+
+    Stored in the registry's topic: the fields are part of the format.
+    """
 
     sink: str
     names: Mapping[str, str]
     phase: Literal["rolling back"] = "rolling back"
 
 
-Work = Building | RollingBack
+Work = GenerationBuild | Rollback
 
 
 @dataclass(frozen=True)
-class Retained:
-    """A view as readers saw it before: kept current `until` then; `at`: since when. Unix seconds."""
+class RetainedView:
+    """The previous generation of a view: retained since `at`, kept current `until` then. Unix seconds; stored."""
 
     name: str
     until: float
@@ -71,7 +75,7 @@ class Retained:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a command is, as it says every second: small, whatever it is at work on."""
+    """Progress of a command, for its tick of every second. Small, whatever the size of the job; stored."""
 
     at: float
     done: int = 0
@@ -81,108 +85,113 @@ class Progress:
 
 @dataclass
 class Generations:
-    """Of one sink, as the topic was read last."""
+    """The registry's entries of one sink, as of the last read."""
 
     work: Work | None = None
-    retained: dict[str, Retained] = field(default_factory=dict)
+    retained: dict[str, RetainedView] = field(default_factory=dict)
     """By table."""
     claims: dict[str, int] = field(default_factory=dict)
-    """By command, where in the topic it is: the first holds the sink."""
+    """By command, the offset of its claim: the first holds the sink."""
     alive_at: dict[str, float] = field(default_factory=dict)
     changed_at: int = -1
-    """Where in the topic the last change of `work` or `retained` is: ticks are none."""
+    """Offset of the last change of `work` or `retained`. Ticks don't count."""
 
     @property
-    def due(self) -> dict[str, str]:
-        """What is to be kept current now, by table; also until a rollback that shows it to readers has ended."""
-        shown = self.work.names if isinstance(self.work, RollingBack) else {}
+    def standby_names(self) -> dict[str, str]:
+        """The generation to keep current now, by table: retained, and not expired or part of a rollback at work."""
+        promoted = self.work.names if isinstance(self.work, Rollback) else {}
         now = time.time()
-        return {table: one.name for table, one in self.retained.items() if one.until > now or table in shown}
+        current = {table: view for table, view in self.retained.items() if view.until > now or table in promoted}
+        return {table: view.name for table, view in current.items()}
 
     @property
-    def overdue(self) -> list[str]:
-        """Tables whose retained view isn't needed any more."""
-        due = self.due
-        return [table for table in self.retained if table not in due]
+    def expired_tables(self) -> list[str]:
+        """Tables whose retained view has expired."""
+        current = self.standby_names
+        return [table for table in self.retained if table not in current]
 
     @property
-    def busy(self) -> bool:
-        """Whether a command is at work on the sink now."""
+    def in_progress(self) -> bool:
+        """Whether a live command works on the sink now, or waits to."""
         return any(time.time() - self.alive_at.get(command, 0.0) < STALE_S for command in self.claims)
 
     @property
-    def showing(self) -> bool:
-        """Whether readers are being shown another generation at this moment."""
-        return self.work is not None and self.work.phase in ("promote", "rolling back") and self.busy
+    def promotion_in_progress(self) -> bool:
+        """Whether a command is showing readers another generation at this moment."""
+        return self.work is not None and self.work.phase in ("promote", "rolling back") and self.in_progress
 
-    def needed(self) -> dict[str, str]:
-        """The generation beside the live one that a table needs, if any."""
-        retained = {table: one.name for table, one in self.retained.items()}
-        return {**retained, **(self.work.names if isinstance(self.work, Building) else {})}
+    def needed_names(self) -> dict[str, str]:
+        """Return the generation beside the live one that must not be removed, by table."""
+        retained = {table: view.name for table, view in self.retained.items()}
+        built = self.work.names if isinstance(self.work, GenerationBuild) else {}
+        return {**retained, **built}
 
     @property
     def holder(self) -> str | None:
+        """The command that holds the sink: the first in the topic."""
         return min(self.claims, key=lambda command: self.claims[command], default=None)
 
 
 class Registry:
-    """What the topic says of each sink, as of the last `read`; one user per thread.
+    """The registry's topic: reads and writes the entries of each sink. Every method raises ConnectorError.
 
-    Every method raises ConnectorError.
+    An instance belongs to one thread.
     """
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
         self.topic, self._kafka = pipeline.generations_topic, kafka
         self._sinks: dict[str, Generations] = {}
-        self._tail = Tail(kafka, self.topic, begin=self._sinks.clear, take=self._take)
+        self._tail = Tail(kafka, self.topic, begin=self._sinks.clear, take=self._apply_record)
 
     def read(self) -> "Registry":
+        """Read what is new in the topic. A topic that doesn't exist is empty."""
         if self.topic in self._kafka.existing([self.topic]):
             self._tail.read()
         return self
 
-    def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether somebody has written since `read`; `ends`: where the topic ends, if that was just asked."""
-        return self._tail.moved(ends)
+    def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
+        """Whether the topic has new records since `read`. `ends`: its end by topic, if the caller just read it."""
+        return self._tail.has_changed(ends)
 
-    def of(self, sink: str) -> Generations:
+    def for_sink(self, sink: str) -> Generations:
+        """Return the entries of a sink as of the last `read`."""
         return self._sinks.get(sink) or Generations()
 
     def write(self, *records: tuple[Sequence[str], Any]) -> None:
-        """Values of keys, None to forget one; in this order, durable on return."""
+        """Write (key, value) pairs, in this order, durable on return. None as a value deletes the entry."""
         dumped = [(json.dumps(key).encode(), value and json.dumps(value).encode()) for key, value in records]
         self._kafka.write(self.topic, dumped)
 
-    def retire(self, sink: str, tables: Sequence[str]) -> None:
-        """Forget what was retained of these tables."""
+    def forget_retained(self, sink: str, tables: Sequence[str]) -> None:
+        """Delete the retained views of these tables from the registry."""
         self.write(*((("kept", sink, table), None) for table in tables))
 
-    def _take(self, record: Record) -> None:
+    def _apply_record(self, record: Record) -> None:
         key = record.key or b""
-        # One of before there were several kinds of them is the name of a sink.
+        # Keys of an older format are a bare sink name, without a kind.
         if not key.startswith(b"["):
             return
-        kind, sink, *rest = json.loads(key)
+        kind, sink, *fields = json.loads(key)
         value = json.loads(record.value) if record.value else None
-        if kind in TAKE:
-            TAKE[kind](self._sinks.setdefault(sink, Generations()), record, value, *rest)
+        if kind in HANDLERS:
+            HANDLERS[kind](self._sinks.setdefault(sink, Generations()), record, value, *fields)
 
 
-def _take_work(generations: Generations, record: Record, value: Any) -> None:
+def _apply_work(generations: Generations, record: Record, value: Any) -> None:
     generations.changed_at = record.offset
-    kinds: dict[str, type[Work]] = {"rolling back": RollingBack}
-    generations.work = kinds.get(value["phase"], Building)(**value) if value else None
+    kinds: dict[str, type[Work]] = {"rolling back": Rollback}
+    generations.work = kinds.get(value["phase"], GenerationBuild)(**value) if value else None
 
 
-def _take_retained(generations: Generations, record: Record, value: Any, table: str) -> None:
+def _apply_retained(generations: Generations, record: Record, value: Any, table: str) -> None:
     generations.changed_at = record.offset
     if value:
-        generations.retained[table] = Retained(**value)
+        generations.retained[table] = RetainedView(**value)
     else:
         generations.retained.pop(table, None)
 
 
-def _take_claim(generations: Generations, record: Record, value: Any, command: str) -> None:
+def _apply_claim(generations: Generations, record: Record, value: Any, command: str) -> None:
     if value:
         generations.claims[command] = record.offset
         generations.alive_at[command] = value["at"]
@@ -191,20 +200,20 @@ def _take_claim(generations: Generations, record: Record, value: Any, command: s
         generations.alive_at.pop(command, None)
 
 
-def _take_tick(generations: Generations, _: Record, value: Any, command: str) -> None:
-    # One whose claim another has ended: it was stopped for long, and will learn of it at its next step.
+def _apply_tick(generations: Generations, _: Record, value: Any, command: str) -> None:
+    # Ticks of a command whose claim another has ended are ignored: it was stopped for long, and fails at its next step.
     if not value or command not in generations.claims:
         return
     progress = Progress(**value)
     generations.alive_at[command] = progress.at
-    if isinstance(generations.work, Building) and command == generations.holder:
-        told = {name: value for name, value in asdict(progress).items() if name != "at"}
-        generations.work = replace(generations.work, **told)
+    if isinstance(generations.work, GenerationBuild) and command == generations.holder:
+        fields = {name: value for name, value in asdict(progress).items() if name != "at"}
+        generations.work = replace(generations.work, **fields)
 
 
-TAKE: Mapping[str, Callable[..., None]] = {
-    "work": _take_work,
-    "kept": _take_retained,
-    "claim": _take_claim,
-    "tick": _take_tick,
+HANDLERS: Mapping[str, Callable[..., None]] = {
+    "work": _apply_work,
+    "kept": _apply_retained,
+    "claim": _apply_claim,
+    "tick": _apply_tick,
 }

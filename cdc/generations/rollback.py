@@ -1,85 +1,85 @@
-"""Which of two generations readers see: back to the one before, and what is retained from then on."""
+"""Rollback: show readers the previous generation again, and retain the one that they saw."""
 
 import time
 from collections.abc import Mapping, Sequence
 
 from cdc.errors import CdcError, SettingsError
 from cdc.generations.claim import Claim, claim
-from cdc.generations.registry import Registry, Retained, RollingBack
+from cdc.generations.registry import Registry, RetainedView, Rollback
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 
 
-def rollback(registry: Registry, sink: Sink, tables: Sequence[Table], kept_s: float) -> dict[str, Retained]:
-    """Show readers again what they saw before; what they see now is retained in its place, by table.
+def rollback(registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float) -> dict[str, RetainedView]:
+    """Show readers the retained generation, and retain the live one in its place. Returns the retained views by table.
 
-    Goes on with one that was ended in whatever way.
+    Continues a rollback that was interrupted. `retention_s`: seconds that the views are retained for.
 
     Raises:
         SettingsError: nothing is retained; another command is at work.
         SinkUnavailable: the retained generation isn't current: nobody has applied to it.
     """
-    with claim(registry, sink.name) as held:
-        work = held.generations.work
-        names = work.names if isinstance(work, RollingBack) else held.generations.due
+    with claim(registry, sink.name) as own_claim:
+        work = own_claim.generations.work
+        names = work.names if isinstance(work, Rollback) else own_claim.generations.standby_names
         if not names:
             raise SettingsError(
                 f"{sink.name} has no generation to go back to: nothing is kept.",
                 hint=f"make one anew: cdc -p FILE rebuild {sink.name}",
             )
-        return _show(held, sink, tables, names, kept_s)
+        return _promote(own_claim, sink, tables, names, retention_s)
 
 
-def settle_rollback(registry: Registry, sink: Sink, tables: Sequence[Table], kept_s: float) -> None:
-    """End a rollback that was killed, or take it back where readers have seen nothing of it yet.
+def settle_rollback(registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float) -> None:
+    """Complete a rollback that was killed, or undo it where it has promoted no view yet.
 
-    What comes next finds a sink whose views are all of the same side, and what is retained as it is.
+    Afterwards all views of the sink are of the same side, and the registry lists what is retained.
     """
-    if not isinstance(registry.read().of(sink.name).work, RollingBack):
+    if not isinstance(registry.read().for_sink(sink.name).work, Rollback):
         return
-    with claim(registry, sink.name) as held:
-        work = held.generations.work
-        if not isinstance(work, RollingBack):
+    with claim(registry, sink.name) as own_claim:
+        work = own_claim.generations.work
+        if not isinstance(work, Rollback):
             return
-        if _shown(sink, tables, work.names):
-            _show(held, sink, tables, work.names, kept_s)
+        if _any_live(sink, tables, work.names):
+            _promote(own_claim, sink, tables, work.names, retention_s)
         else:
-            held.end()
+            own_claim.complete()
 
 
 def retain(
-    held: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], kept_s: float
-) -> dict[str, Retained]:
-    """Record what is kept beside the live views of tables from now on, and remove all else of them."""
+    own_claim: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], retention_s: float
+) -> dict[str, RetainedView]:
+    """Record the generations to retain beside the live views, and remove all others of these tables."""
     now = time.time()
-    retained = {table: Retained(name, now + kept_s, now) for table, name in names.items() if kept_s > 0}
-    held.end(retained, [table.qualified for table in tables])
-    sink.sweep(tables, {table: one.name for table, one in retained.items()})
+    retained = {table: RetainedView(name, now + retention_s, now) for table, name in names.items() if retention_s > 0}
+    own_claim.complete(retained, [table.qualified for table in tables])
+    sink.drop_unreferenced(tables, {table: view.name for table, view in retained.items()})
     return retained
 
 
-def before(sink: Sink, tables: Sequence[Table]) -> dict[str, str]:
-    """What readers saw before a switch whose command was killed, by table: it knew, and could not say."""
-    others = {table.qualified: sink.generations(table)[1:] for table in tables}
-    return {name: generations[-1] for name, generations in others.items() if generations}
+def previous_generations(sink: Sink, tables: Sequence[Table]) -> dict[str, str]:
+    """Find the generation that was live before a promotion whose command was killed, by table."""
+    older = {table.qualified: sink.generations(table)[1:] for table in tables}
+    return {name: generations[-1] for name, generations in older.items() if generations}
 
 
-def _show(
-    held: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], kept_s: float
-) -> dict[str, Retained]:
-    concerned = [table for table in tables if table.qualified in names]
-    held.begin(RollingBack(sink.name, names))
+def _promote(
+    own_claim: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], retention_s: float
+) -> dict[str, RetainedView]:
+    affected = [table for table in tables if table.qualified in names]
+    own_claim.announce(Rollback(sink.name, names))
     try:
-        seen = sink.promote(concerned, names)
+        previous = sink.promote(affected, names)
     except CdcError:
-        if not _shown(sink, concerned, names):
-            held.end()
+        if not _any_live(sink, affected, names):
+            own_claim.complete()
         raise
-    lacking = [table for table in concerned if table.qualified not in seen]
-    return retain(held, sink, concerned, {**before(sink, lacking), **seen}, kept_s)
+    unreported = [table for table in affected if table.qualified not in previous]
+    return retain(own_claim, sink, affected, {**previous_generations(sink, unreported), **previous}, retention_s)
 
 
-def _shown(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:
-    """Whether readers see any of these generations."""
-    seen = ((names[table.qualified], sink.position(table)) for table in tables if table.qualified in names)
-    return any(stored is not None and stored.generation == name for name, stored in seen)
+def _any_live(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:
+    """Whether any of these generations is live."""
+    views = ((names[table.qualified], sink.position(table)) for table in tables if table.qualified in names)
+    return any(stored is not None and stored.generation == name for name, stored in views)

@@ -25,7 +25,7 @@ LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Shape:
+class TopicShape:
     """Of a topic: with more partitions keys would move, so that their records have no order."""
 
     topic_id: str
@@ -63,7 +63,7 @@ class Hole:
         since, until = (datetime.fromtimestamp(at, UTC).isoformat(" ", "seconds") for at in (self.since, self.until))
         return f"offsets {', '.join(parts)}, written from {since} to {until}"
 
-    def joined(self, others: Sequence["Hole"]) -> list["Hole"]:
+    def merged(self, others: Sequence["Hole"]) -> list["Hole"]:
         """This one behind others of the same log, with those that reach into it."""
         apart, start, since = [], self.start, self.since
         for other in others:
@@ -85,10 +85,10 @@ class Ledger:
         self.lowered: dict[str, dict[str, str]] = {}
         """By topic, the settings of its own that it has to be given back."""
         self.compacted: dict[str, Compaction] = {}
-        self.unburied: dict[str, Compaction] = {}
+        self.tombstones_removed: dict[str, Compaction] = {}
         """Those that have removed tombstones as well."""
         self._holes: dict[str, list[Hole]] = {}
-        self.made: dict[str, Shape] = {}
+        self.made: dict[str, TopicShape] = {}
         """As topics were made, or seen first."""
         self.beat = 0.0
         """When a compaction at work has last said so, in Unix seconds; 0 when it has ended."""
@@ -97,7 +97,7 @@ class Ledger:
         entries: dict[str, bytes] = {}
         self.beat = 0.0
         if self.topic in self._kafka.existing([self.topic]):
-            for record in self._kafka.all(self.topic):
+            for record in self._kafka.read_all(self.topic):
                 key = (record.key or b"").decode()
                 if key == BEAT:
                     self.beat = record.timestamp_ms / 1000 if record.value else 0.0
@@ -108,12 +108,12 @@ class Ledger:
         told = {key: json.loads(value) for key, value in entries.items()}
         self.lowered = {key: value for key, value in told.items() if " " not in key}
         self.compacted = {topic: _compaction(value) for topic, value in _of(COMPACTED, told).items()}
-        self.unburied = {topic: _compaction(value) for topic, value in _of(UNBURIED, told).items()}
+        self.tombstones_removed = {topic: _compaction(value) for topic, value in _of(UNBURIED, told).items()}
         self._holes = {about: list(map(_hole, value)) for about, value in _of(HOLES, told).items()}
-        self.made = {topic: Shape(**value) for topic, value in _of(MADE, told).items()}
+        self.made = {topic: TopicShape(**value) for topic, value in _of(MADE, told).items()}
         return self
 
-    def add_made(self, shapes: Mapping[str, "Shape"]) -> None:
+    def add_shapes(self, shapes: Mapping[str, "TopicShape"]) -> None:
         self._write({f"{MADE} {topic}": asdict(shape) for topic, shape in shapes.items()})
 
     def holes(self, sink: str, topic: str) -> list[Hole]:
@@ -121,12 +121,12 @@ class Ledger:
 
     def add_hole(self, sink: str, topic: str, hole: Hole) -> None:
         """Remember it, unless that has been done."""
-        now = hole.joined(self.holes(sink, topic))
+        now = hole.merged(self.holes(sink, topic))
         if now != self.holes(sink, topic):
             self._holes[f"{sink} {topic}"] = now
             self._write({f"{HOLES} {sink} {topic}": [asdict(one) for one in now]})
 
-    def interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether settings are lowered and nobody is at work who will raise them; waits until that is known."""
         seen = self.beat
         while self.lowered and time.time() - self.beat < STALE_S:
@@ -141,19 +141,19 @@ class Ledger:
         """Whether a compaction has just said that it is at work."""
         return time.time() - self.beat < STALE_S
 
-    def lower(self, own: Mapping[str, Mapping[str, str]]) -> None:
+    def add_lowered(self, own: Mapping[str, Mapping[str, str]]) -> None:
         """Remember the settings that topics have of their own, before they are lowered."""
         self._write({topic: dict(settings) for topic, settings in own.items()})
 
-    def raised(self, topics: Mapping[str, Any]) -> None:
+    def forget_lowered(self, topics: Mapping[str, Any]) -> None:
         self._write(dict.fromkeys(topics))
 
-    def compact(self, compactions: Mapping[str, Compaction], *, tombstones: bool) -> None:
+    def add_compactions(self, compactions: Mapping[str, Compaction], *, tombstones: bool) -> None:
         """Remember what is removed, before it is."""
         kinds = (COMPACTED, UNBURIED) if tombstones else (COMPACTED,)
         self._write({f"{kind} {topic}": asdict(one) for kind in kinds for topic, one in compactions.items()})
 
-    def beating(self, *, at_work: bool) -> None:
+    def write_heartbeat(self, *, at_work: bool) -> None:
         """Say that a compaction is at work, or is no more."""
         self._write({BEAT: {} if at_work else None})
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cdc.config.settings import Pipeline
     from cdc.kafka.topics import Topics
 
-Place = tuple[str, int, int]
+RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
-Next = Mapping[Place, tuple[int, int] | None]
+NextRecords = Mapping[RecordAddress, tuple[int, int] | None]
 """The offset of the first record at or after a place, and its time in Unix milliseconds; None: there is none."""
 RETENTION = "delete.retention.ms"
 COMPACTION_LAG = "min.compaction.lag.ms"
@@ -65,7 +65,7 @@ class Continuity:
     def __init__(self, pipeline: "Pipeline", kafka: "Topics") -> None:
         self._pipeline, self._kafka = pipeline, kafka
         self.ledger = Ledger(pipeline, kafka)
-        self._next: dict[Place, tuple[int, int] | None] = {}
+        self._next: dict[RecordAddress, tuple[int, int] | None] = {}
         self._kept_s: dict[str, float] = {}
         self.logs: dict[str, Log] = {}
         self.sure_until = float("inf")
@@ -81,7 +81,7 @@ class Continuity:
         lags = {topic: min(kept_s, int(settings[topic][COMPACTION_LAG]) / 1000) for topic in topics}
         self._kept_s = {topic: lag or HOLES_S for topic, lag in lags.items()}
         retention = {topic: min(named, int(settings[topic][RETENTION]) / 1000) for topic in topics}
-        recent = self._kafka.since({topic: now - retention[topic] / 2 for topic in topics}, ends)
+        recent = self._kafka.offsets_since({topic: now - retention[topic] / 2 for topic in topics}, ends)
         self.logs = {
             topic: Log(
                 starts[topic],
@@ -90,7 +90,7 @@ class Continuity:
                 recent[topic],
                 now,
                 self.ledger.compacted.get(topic),
-                self.ledger.unburied.get(topic),
+                self.ledger.tombstones_removed.get(topic),
             )
             for topic in topics
         }
@@ -98,8 +98,10 @@ class Continuity:
 
     def look(self, views: Iterable[tuple[Table, ViewCheckpoint | None]]) -> None:
         """Ask for the next records of all these views at once, where they are needed. Raises ConnectorError."""
-        places = {place for table, stored in views for place in doubtful(self.logs[table.topic], table.topic, stored)}
-        self._next |= self._kafka.next(places - self._next.keys())
+        places = {
+            place for table, stored in views for place in uncertain_records(self.logs[table.topic], table.topic, stored)
+        }
+        self._next |= self._kafka.next_records(places - self._next.keys())
 
     def holes(self, sink: str, views: Iterable[tuple[Table, ViewCheckpoint | None]]) -> None:
         """Take down what logs of changes miss that have read as far as these. Raises ConnectorError."""
@@ -110,20 +112,24 @@ class Continuity:
         }
         logs = self._as_kept([table.topic for table in standing])
         places = {
-            place for table, stored in standing.items() for place in doubtful(logs[table.topic], table.topic, stored)
+            place
+            for table, stored in standing.items()
+            for place in uncertain_records(logs[table.topic], table.topic, stored)
         }
-        self._next |= self._kafka.next(places - self._next.keys())
+        self._next |= self._kafka.next_records(places - self._next.keys())
         broken: dict[Table, ViewCheckpoint] = {}
         for table, stored in standing.items():
             log = logs[table.topic]
-            sure_until = lasting(log, table.topic, stored, self._next)
+            sure_until = safe_until(log, table.topic, stored, self._next)
             if sure_until < log.at:
                 broken[table] = stored
                 sure_until = log.at + max(log.retention_s / 2, HOLES_S)
             self.sure_until = min(self.sure_until, max(sure_until, log.at + LEAST_S))
-        gone = self._kafka.since({t.topic: logs[t.topic].at - logs[t.topic].retention_s for t in broken}, self._ends)
+        gone = self._kafka.offsets_since(
+            {t.topic: logs[t.topic].at - logs[t.topic].retention_s for t in broken}, self._ends
+        )
         for table, stored in broken.items():
-            hole = missing(logs[table.topic], table.topic, stored, self._next, gone[table.topic])
+            hole = hole_behind(logs[table.topic], table.topic, stored, self._next, gone[table.topic])
             self.ledger.add_hole(sink, table.topic, hole)
 
     @property
@@ -133,7 +139,9 @@ class Continuity:
     def _as_kept(self, topics: Sequence[str]) -> dict[str, Log]:
         """The same logs, for those who need superseded records: how long these stay, and what compaction has taken."""
         logs = {topic: self.logs[topic] for topic in topics}
-        recent = self._kafka.since({topic: log.at - self._kept_s[topic] / 2 for topic, log in logs.items()}, self._ends)
+        recent = self._kafka.offsets_since(
+            {topic: log.at - self._kept_s[topic] / 2 for topic, log in logs.items()}, self._ends
+        )
         return {
             topic: replace(log, retention_s=self._kept_s[topic], recent=recent[topic], removal=log.compaction)
             for topic, log in logs.items()
@@ -152,7 +160,7 @@ class Continuity:
         refuse_gap(sink, table, log.start, log.end, stored.position if stored else None)
         self.look([(table, stored)])
         made = 0.0 if complete or stored is None else generation_time(stored.generation)
-        sure_until = lasting(log, table.topic, stored, self._next, made)
+        sure_until = safe_until(log, table.topic, stored, self._next, made)
         if sure_until < log.at:
             raise Discontinued(
                 f"The view of {table.qualified} in {sink} may have missed deletes: it is further behind than tombstones"
@@ -165,7 +173,7 @@ class Continuity:
         self.sure_until = min(self.sure_until, max(sure_until, log.at + LEAST_S))
 
 
-def waiting(topic: str, stored: ViewCheckpoint | None, end: Position) -> list[Place]:
+def pending_records(topic: str, stored: ViewCheckpoint | None, end: Position) -> list[RecordAddress]:
     """The places where each partition that isn't applied to its end goes on."""
     if not distance(stored, end).comparable:
         return []
@@ -174,14 +182,14 @@ def waiting(topic: str, stored: ViewCheckpoint | None, end: Position) -> list[Pl
     return [(topic, partition, offset) for partition, (offset, last) in pairs if offset < last]
 
 
-def doubtful(log: Log, topic: str, stored: ViewCheckpoint | None) -> list[Place]:
+def uncertain_records(log: Log, topic: str, stored: ViewCheckpoint | None) -> list[RecordAddress]:
     """The places where only the next record tells how long a view has been behind."""
     if stored is None:
         return []
-    return [place for place in waiting(topic, stored, log.end) if place[2] < log.recent.offsets[place[1]]]
+    return [place for place in pending_records(topic, stored, log.end) if place[2] < log.recent.offsets[place[1]]]
 
 
-def lasting(log: Log, topic: str, stored: ViewCheckpoint | None, following: Next, made: float = 0.0) -> float:
+def safe_until(log: Log, topic: str, stored: ViewCheckpoint | None, following: NextRecords, made: float = 0.0) -> float:
     """Until when a view can't have missed a delete, in Unix seconds; before `log.at`: it may have.
 
     `made`: when the view began to read from nothing, or before that.
@@ -192,21 +200,21 @@ def lasting(log: Log, topic: str, stored: ViewCheckpoint | None, following: Next
     early = done is not None and (not done.ended or made < done.ended)
     if done and early and distance(stored.position, done.position).reach is Reach.BEHIND:
         return 0.0
-    unseen = [_unseen_since(log, place, stored, following) for place in waiting(topic, stored, log.end)]
+    unseen = [_unseen_since(log, place, stored, following) for place in pending_records(topic, stored, log.end)]
     return max(made, min(unseen, default=log.at)) + log.retention_s
 
 
-def missing(log: Log, topic: str, stored: ViewCheckpoint, following: Next, gone: Position) -> Hole:
+def hole_behind(log: Log, topic: str, stored: ViewCheckpoint, following: NextRecords, gone: Position) -> Hole:
     """What a log of changes that stands there may have missed: `gone` is where what hasn't to stay any more ends."""
     below = log.removal.position.offsets if log.removal and log.removal.position.topic_id == gone.topic_id else ()
     removed = map(max, gone.offsets, below or gone.offsets)
     until = tuple(map(max, stored.position.offsets, removed))
-    unseen = [_unseen_since(log, place, stored, following) for place in waiting(topic, stored, log.end)]
+    unseen = [_unseen_since(log, place, stored, following) for place in pending_records(topic, stored, log.end)]
     since = min(unseen, default=log.at)
     return Hole(stored.position, Position(gone.topic_id, until), since, max(since, log.at - log.retention_s))
 
 
-def _unseen_since(log: Log, place: Place, stored: ViewCheckpoint, following: Next) -> float:
+def _unseen_since(log: Log, place: RecordAddress, stored: ViewCheckpoint, following: NextRecords) -> float:
     """What lies in a partition from a place on was written then or later, in Unix seconds."""
     _, partition, offset = place
     if offset >= log.recent.offsets[partition]:
@@ -229,7 +237,7 @@ def refuse_foreign(kafka: "Topics", sink: str, table: Table, stored: ViewCheckpo
     """
     if stored is None or distance(stored, end).reach is not Reach.OTHER_TOPIC:
         return
-    other = kafka.named(stored.position.topic_id)
+    other = kafka.topic_name(stored.position.topic_id)
     if other and other != table.topic:
         raise Discontinued(
             f"The view of {table.qualified} in {sink} is another pipeline's: it was made from {other}.",
@@ -274,7 +282,7 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, at: Posi
     raise Discontinued(f"{name} {what}.", kind=kind, hint=hint, topic=name, sink=sink)
 
 
-def refuse_other(sink: str, table: Table, there: Distance) -> None:
+def refuse_incomparable(sink: str, table: Table, there: Distance) -> None:
     """Stop who waits for a view whose offsets count other records: it never gets there. Raises Discontinued."""
     if there.comparable:
         return
@@ -320,7 +328,7 @@ def check_shape(topic: str, partitions: int, found: int, policy: str, made: int 
         )
 
 
-def absent(topic: str) -> ConnectorError:
+def missing_topic(topic: str) -> ConnectorError:
     return ConnectorError(
         f"There is no topic {topic}.", hint="create the topics with: cdc -p FILE register", topic=topic
     )

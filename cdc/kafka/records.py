@@ -33,7 +33,7 @@ LARGEST_BYTES = 32 * 1024 * 1024
 """Of what is written at once: a record of the connector's largest, in base64, is a third longer than itself."""
 PAUSE_MS = 10
 """So long a reader sleeps that doesn't know yet where to fetch from; 100 by default."""
-Place = tuple[str, int, int]
+RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
 
 
@@ -67,9 +67,9 @@ class Records:
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Durable on return."""
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             if self._producer is None:
-                knock(self._bootstrap)
+                check_reachable(self._bootstrap)
                 self._producer = kafka.KafkaProducer(
                     bootstrap_servers=self._bootstrap,
                     acks="all",
@@ -91,7 +91,7 @@ class Records:
         there, for `timeout_s` at most if the process is killed. Who uses the same name next ends what it left, and
         whoever had it.
         """
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             producer = kafka.KafkaProducer(
                 bootstrap_servers=self._bootstrap,
                 transactional_id=name,
@@ -99,7 +99,7 @@ class Records:
                 max_block_ms=TIMEOUT_MS,
             )
         try:
-            with reaching(self._bootstrap):
+            with translated_errors(self._bootstrap):
                 producer.init_transactions()
                 producer.begin_transaction()
                 for sent in [producer.send(topic, key=key, value=value) for key, value in records]:
@@ -110,12 +110,12 @@ class Records:
                 with contextlib.suppress(kafka.errors.KafkaError):
                     producer.abort_transaction()
                 raise
-            with reaching(self._bootstrap):
+            with translated_errors(self._bootstrap):
                 producer.commit_transaction()
         finally:
             producer.close()
 
-    def last(self, topic: str, start: int, end: int, accept: Callable[[Record], bool]) -> Record | None:
+    def last_record(self, topic: str, start: int, end: int, accept: Callable[[Record], bool]) -> Record | None:
         """The newest record of partition 0 in [start, end) that `accept` takes.
 
         Reads ever longer tails: the last offsets of a topic are transaction markers, not records.
@@ -129,24 +129,28 @@ class Records:
             tail *= 16
         return None
 
-    def first(self, places: list[Place], ends: Mapping[str, Position]) -> dict[Place, tuple[int, int]]:
+    def first_records(
+        self, places: list[RecordAddress], ends: Mapping[str, Position]
+    ) -> dict[RecordAddress, tuple[int, int]]:
         """The first record at or after each place: its offset, and when it was written in Unix milliseconds.
 
         Left out: places after which no record is committed, and those not answered within 2 s.
         """
         deadline = time.monotonic() + TIMES_S
-        found: dict[Place, tuple[int, int]] = {}
-        with reaching(self._bootstrap):
+        found: dict[RecordAddress, tuple[int, int]] = {}
+        with translated_errors(self._bootstrap):
             for batch in _rounds(places, ends):
                 answered = self._first(batch, ends, deadline)
                 found |= {place: record for place, record in answered.items() if record}
         return found
 
-    def next(self, places: Iterable[Place], ends: Mapping[str, Position]) -> dict[Place, tuple[int, int] | None]:
-        """As `first`, for every place: None where no record is left."""
-        found: dict[Place, tuple[int, int] | None] = dict.fromkeys(places)
+    def next_records(
+        self, places: Iterable[RecordAddress], ends: Mapping[str, Position]
+    ) -> dict[RecordAddress, tuple[int, int] | None]:
+        """As `first_records`, for every place: None where no record is left."""
+        found: dict[RecordAddress, tuple[int, int] | None] = dict.fromkeys(places)
         deadline = time.monotonic() + NEXT_S
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             for batch in _rounds(found, ends):
                 answered = self._first(batch, ends, deadline)
                 if len(answered) < len(batch):
@@ -156,7 +160,7 @@ class Records:
 
     def _reader(self, places: Mapping[Any, int]) -> Any:
         if self._consumer is None:
-            knock(self._bootstrap)
+            check_reachable(self._bootstrap)
             self._consumer = kafka.KafkaConsumer(
                 bootstrap_servers=self._bootstrap,
                 bootstrap_timeout_ms=TIMEOUT_MS,
@@ -176,7 +180,7 @@ class Records:
     def read(self, topic: str, since: int, end: int) -> Iterator[Record]:
         """The records of partition 0 in [since, end)."""
         at = kafka.TopicPartition(topic, 0)
-        with reaching(self._bootstrap):
+        with translated_errors(self._bootstrap):
             consumer = self._reader({at: since})
             reached, deadline = since, time.monotonic() + self._patience_s
             while reached < end:
@@ -190,9 +194,9 @@ class Records:
 
     def _first(
         self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float
-    ) -> dict[Place, tuple[int, int] | None]:
+    ) -> dict[RecordAddress, tuple[int, int] | None]:
         """None where no record is left; left out: what wasn't answered in time."""
-        found: dict[Place, tuple[int, int] | None] = {}
+        found: dict[RecordAddress, tuple[int, int] | None] = {}
         waiting = dict(batch)
         while waiting and time.monotonic() < deadline:
             # Assigned anew without those that are answered: kafka-python doesn't fetch again for a partition
@@ -210,7 +214,7 @@ class Records:
         return found
 
 
-def _rounds(places: Iterable[Place], ends: Mapping[str, Position]) -> list[dict[Any, int]]:
+def _rounds(places: Iterable[RecordAddress], ends: Mapping[str, Position]) -> list[dict[Any, int]]:
     """Places to be asked for at the same time: one of a partition, each before its end."""
     rounds: list[dict[Any, int]] = []
     for topic, partition, offset in sorted(set(places)):
@@ -226,7 +230,7 @@ def _rounds(places: Iterable[Place], ends: Mapping[str, Position]) -> list[dict[
 
 
 @contextlib.contextmanager
-def reaching(bootstrap: str) -> Iterator[None]:
+def translated_errors(bootstrap: str) -> Iterator[None]:
     """Turn what the client raises into KafkaUnavailable."""
     try:
         yield
@@ -238,7 +242,7 @@ def reaching(bootstrap: str) -> Iterator[None]:
         ) from error
 
 
-def knock(bootstrap: str) -> None:
+def check_reachable(bootstrap: str) -> None:
     """Raise OSError when no server listens: a client that can't start leaves sockets and a thread behind."""
     refused: OSError = ConnectionRefusedError(bootstrap)
     for server in bootstrap.split(","):

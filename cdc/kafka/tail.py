@@ -37,13 +37,13 @@ class Tail:
             self._end = Position(end.topic_id, (self._next,))
             self._level_at = time.time()
         if self._next < end.offsets[0]:
-            for record in self._kafka.stream(self.topic, self._next, end.offsets[0]):
+            for record in self._kafka.iterate_range(self.topic, self._next, end.offsets[0]):
                 self._take(record)
                 self._next = record.offset + 1
         self._next = max(self._next, end.offsets[0])
         self._end, self._level_at = end, time.time()
 
-    def moved(self, ends: Mapping[str, Position] | None = None) -> bool:
+    def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
         """Whether `read` would find something; `ends`: where the topic ends, if that was just asked."""
         if self._end is None:
             return True

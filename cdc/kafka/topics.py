@@ -17,9 +17,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.ledger import Ledger, Shape
-from cdc.kafka.log_continuity import absent, check_shape
-from cdc.kafka.records import TIMEOUT_MS, Place, Record, Records, kafka, knock, reaching
+from cdc.kafka.ledger import Ledger, TopicShape
+from cdc.kafka.log_continuity import check_shape, missing_topic
+from cdc.kafka.records import TIMEOUT_MS, Record, RecordAddress, Records, check_reachable, kafka, translated_errors
 from cdc.model.position import Position
 
 NO_SUCH_TOPIC = 3
@@ -36,13 +36,13 @@ SEGMENT_MS = 10 * 60_000
 
 
 @dataclass(frozen=True)
-class Created:
+class CreatedTopic:
     topic: str
     partitions: int
 
 
 @dataclass(frozen=True)
-class Kept:
+class ExistingTopic:
     """`changed` names the settings that were brought up to the pipeline file."""
 
     topic: str
@@ -50,7 +50,7 @@ class Kept:
     changed: tuple[str, ...] = ()
 
 
-def wanted(pipeline: Pipeline) -> dict[str, int]:
+def topic_specs(pipeline: Pipeline) -> dict[str, int]:
     """Every topic of the pipeline, with its number of partitions."""
     tables = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
     control = {pipeline.topic(table): 1 for table in CONTROL_TABLES}
@@ -96,8 +96,8 @@ class Topics:
     def __init__(self, bootstrap: str, patience_s: float = TIMEOUT_MS / 1000) -> None:
         """`patience_s`: see `Records`."""
         self.bootstrap = bootstrap
-        with reaching(bootstrap):
-            knock(bootstrap)
+        with translated_errors(bootstrap):
+            check_reachable(bootstrap)
             self._admin = kafka.KafkaAdminClient(
                 bootstrap_servers=bootstrap, bootstrap_timeout_ms=TIMEOUT_MS, request_timeout_ms=TIMEOUT_MS
             )
@@ -116,21 +116,21 @@ class Topics:
         self._admin.close()
 
     def cluster_id(self) -> str:
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             return str(self._admin.describe_cluster()["cluster_id"])
 
-    def ensure(self, pipeline: Pipeline) -> list[Created | Kept]:
+    def ensure(self, pipeline: Pipeline) -> list[CreatedTopic | ExistingTopic]:
         """Create what is missing; nothing at all when a topic exists with another shape."""
-        topics = wanted(pipeline)
+        topics = topic_specs(pipeline)
         settings = settings_of(pipeline, topics)
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             made = self._shapes(pipeline)
             found = _briefly(*UNSETTLED)(self._make, topics, settings, made)
             changed = {topic: dict(settings[topic].items() - found[topic].items()) for topic in found}
             self._alter(changed)
             self._note_shapes(pipeline, made)
         return [
-            Kept(topic, count, tuple(changed[topic])) if topic in found else Created(topic, count)
+            ExistingTopic(topic, count, tuple(changed[topic])) if topic in found else CreatedTopic(topic, count)
             for topic, count in topics.items()
         ]
 
@@ -140,29 +140,29 @@ class Topics:
         Raises:
             ConnectorError: for the first that is missing, has other partitions or is cleaned up in another way.
         """
-        topics = wanted(pipeline)
-        with reaching(self.bootstrap):
+        topics = topic_specs(pipeline)
+        with translated_errors(self.bootstrap):
             existing = self._described(topics)
             found = self._settings(existing)
             made = self._shapes(pipeline) if pipeline.settings_topic in existing else {}
         # One that is being deleted may still be listed, but has no settings.
         if missing := [topic for topic in topics if not found.get(topic)]:
-            raise absent(missing[0])
+            raise missing_topic(missing[0])
         for topic, count in topics.items():
             policy, as_made = found[topic]["cleanup.policy"], _as_made(made.get(topic), existing[topic])
             check_shape(topic, count, len(existing[topic]["partitions"]), policy, as_made)
 
     def existing(self, topics: Iterable[str]) -> set[str]:
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             return set(self._described(topics))
 
-    def named(self, topic_id: str) -> str | None:
+    def topic_name(self, topic_id: str) -> str | None:
         """The topic that has this id; None when none has."""
         try:
             known = uuid.UUID(bytes=urlsafe_b64decode(topic_id + "=="))
         except ValueError:
             return None
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             described = self._admin.describe_topics([known])
         return next((str(topic["name"]) for topic in described if topic["error_code"] == 0), None)
 
@@ -177,7 +177,7 @@ class Topics:
         """The first offset that each topic still has."""
         return self._positions(topics, kafka.admin.OffsetSpec.EARLIEST)
 
-    def since(self, times: Mapping[str, float], ends: Mapping[str, Position]) -> dict[str, Position]:
+    def offsets_since(self, times: Mapping[str, float], ends: Mapping[str, Position]) -> dict[str, Position]:
         """Where what was written at a time or later, in Unix seconds by topic, begins; the end where nothing was."""
         specs = {topic: max(0, int(at * 1000)) for topic, at in times.items()}
         found = self._positions(list(times), specs)
@@ -191,7 +191,7 @@ class Topics:
             for topic, at in found.items()
         }
 
-    def kept_bytes(self, topics: Sequence[str]) -> int:
+    def log_size_bytes(self, topics: Sequence[str]) -> int:
         """What the brokers keep of these topics, one copy of each partition, compressed; 0 where they don't tell."""
         try:
             told = self._admin.describe_log_dirs(list(topics))
@@ -206,7 +206,7 @@ class Topics:
 
     def overrides(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """The settings that each topic has of its own."""
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             described = self._entries(topics)
         return {
             topic: {name: one["value"] for name, one in found.items() if one["config_source"] == OWN_SETTING}
@@ -215,7 +215,7 @@ class Topics:
 
     def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """The settings that hold for each topic, its own or the broker's."""
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             return self._settings(topics)
 
     def override(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
@@ -227,20 +227,20 @@ class Topics:
             topic: {name: ("DELETE" if value is None else "SET", value) for name, value in change.items()}
             for topic, change in changes.items()
         }
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             self._alter(operations)
         _briefly(ConnectorError)(self._check_settings, changes)
 
-    def all(self, topic: str) -> list[Record]:
+    def read_all(self, topic: str) -> list[Record]:
         """Every committed record of a one-partition topic: for the small ones that the pipeline keeps about itself."""
         start, end = self.starts([topic])[topic].offsets[0], self.ends([topic])[topic].offsets[0]
-        return self.between(topic, start, end)
+        return self.read_range(topic, start, end)
 
-    def between(self, topic: str, since: int, end: int) -> list[Record]:
+    def read_range(self, topic: str, since: int, end: int) -> list[Record]:
         """The committed records of a one-partition topic in [since, end)."""
-        return list(self.stream(topic, since, end))
+        return list(self.iterate_range(topic, since, end))
 
-    def stream(self, topic: str, since: int, end: int) -> Iterator[Record]:
+    def iterate_range(self, topic: str, since: int, end: int) -> Iterator[Record]:
         """The same, one by one; nothing else may be read meanwhile."""
         return self._records.read(topic, since, end)
 
@@ -254,16 +254,16 @@ class Topics:
         """See `Records.pending`."""
         return self._records.pending(name, topic, records, timeout_s)
 
-    def last(self, topic: str, accept: Callable[[Record], bool] = lambda _: True) -> Record | None:
+    def last_record(self, topic: str, accept: Callable[[Record], bool] = lambda _: True) -> Record | None:
         """The newest committed record of a one-partition topic that `accept` takes; None when there is none."""
         end, start = self.ends([topic])[topic].offsets[0], self.starts([topic])[topic].offsets[0]
-        return self._records.last(topic, start, end, accept)
+        return self._records.last_record(topic, start, end, accept)
 
-    def times(self, at: Iterable[Place]) -> dict[Place, int]:
-        """When the first record at or after each place was written, in Unix milliseconds; see `first`."""
-        return {place: at_ms for place, (_, at_ms) in self.first(at).items()}
+    def write_times(self, at: Iterable[RecordAddress]) -> dict[RecordAddress, int]:
+        """When the first record at or after each place was written, in Unix milliseconds; see `first_records`."""
+        return {place: at_ms for place, (_, at_ms) in self.first_records(at).items()}
 
-    def first(self, at: Iterable[Place]) -> dict[Place, tuple[int, int]]:
+    def first_records(self, at: Iterable[RecordAddress]) -> dict[RecordAddress, tuple[int, int]]:
         """The offset and the time, in Unix milliseconds, of the first record at or after each place.
 
         Left out: places after which no record is committed, and those not answered within 2 s.
@@ -271,9 +271,11 @@ class Topics:
         places = list(at)
         if not places:
             return {}
-        return self._records.first(places, self.ends(sorted({topic for topic, _, _ in places})))
+        return self._records.first_records(places, self.ends(sorted({topic for topic, _, _ in places})))
 
-    def next(self, places: Collection[Place], *, decided: bool = False) -> dict[Place, tuple[int, int] | None]:
+    def next_records(
+        self, places: Collection[RecordAddress], *, decided: bool = False
+    ) -> dict[RecordAddress, tuple[int, int] | None]:
         """The offset and the time, in Unix milliseconds, of the first record at or after each place.
 
         None: there is none; `decided`: none that is committed. Every place is answered. Raises ConnectorError.
@@ -281,11 +283,11 @@ class Topics:
         if not places:
             return {}
         ends = self.ends(sorted({topic for topic, _, _ in places}), decided=decided)
-        return (self._records if decided else self._written).next(places, ends)
+        return (self._records if decided else self._written).next_records(places, ends)
 
     def remove(self, topics: Sequence[str]) -> None:
         """Delete topics, and wait until the broker tells of them no more. Absent is fine."""
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             if there := list(self._described(topics)):
                 self._admin.delete_topics(there)
         _briefly(ConnectorError)(self._check_gone, topics)
@@ -295,20 +297,22 @@ class Topics:
             hint = "does the broker delete topics (delete.topic.enable)? then the same command again"
             raise ConnectorError(f"Topic {left[0]} is still there.", hint=hint)
 
-    def _shapes(self, pipeline: Pipeline) -> dict[str, Shape]:
+    def _shapes(self, pipeline: Pipeline) -> dict[str, TopicShape]:
         """As the topics of tables were made."""
         return Ledger(pipeline, self).read().made
 
-    def _note_shapes(self, pipeline: Pipeline, made: Mapping[str, Shape]) -> None:
+    def _note_shapes(self, pipeline: Pipeline, made: Mapping[str, TopicShape]) -> None:
         """Remember what has been made, or is seen for the first time."""
         described = self._described(pipeline.topic(entry.table) for entry in pipeline.source.tables)
-        shapes = {topic: Shape(_topic_id(one["topic_id"]), len(one["partitions"])) for topic, one in described.items()}
+        shapes = {
+            topic: TopicShape(_topic_id(one["topic_id"]), len(one["partitions"])) for topic, one in described.items()
+        }
         new = {t: shape for t, shape in shapes.items() if t not in made or made[t].topic_id != shape.topic_id}
         if new:
-            Ledger(pipeline, self).add_made(new)
+            Ledger(pipeline, self).add_shapes(new)
 
     def _make(
-        self, topics: Mapping[str, int], settings: Mapping[str, Mapping[str, str]], made: Mapping[str, Shape]
+        self, topics: Mapping[str, int], settings: Mapping[str, Mapping[str, str]], made: Mapping[str, TopicShape]
     ) -> dict[str, dict[str, str]]:
         """Check, then create what is missing; the settings of what was there. Raises UNSETTLED to be tried again."""
         existing = self._described(topics)
@@ -367,10 +371,10 @@ class Topics:
         if not topics:
             return {}
         specs = spec if isinstance(spec, Mapping) else dict.fromkeys(topics, spec)
-        with reaching(self.bootstrap):
+        with translated_errors(self.bootstrap):
             described = self._described(topics)
             if missing := [topic for topic in topics if topic not in described]:
-                raise absent(missing[0])
+                raise missing_topic(missing[0])
             counts = {topic: len(described[topic]["partitions"]) for topic in topics}
             places = {kafka.TopicPartition(topic, at): specs[topic] for topic in topics for at in range(counts[topic])}
             level = kafka.IsolationLevel.READ_COMMITTED if decided else kafka.IsolationLevel.READ_UNCOMMITTED
@@ -384,7 +388,7 @@ class Topics:
         }
 
 
-def _as_made(made: Shape | None, described: Mapping[str, Any]) -> int | None:
+def _as_made(made: TopicShape | None, described: Mapping[str, Any]) -> int | None:
     """With how many partitions a topic was made; None when that isn't known."""
     return made.partitions if made and made.topic_id == _topic_id(described["topic_id"]) else None
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Form = Literal["events", "documents"]
-"""What a sink receives: every change with its row as the connector wrote it, or rows as documents."""
+RowFormat = Literal["events", "documents"]
+"""What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
 
 
 @dataclass(frozen=True)

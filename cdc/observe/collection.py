@@ -19,10 +19,10 @@ from cdc.apply.progress import WORKING, Progress
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
 from cdc.control.definitions import Watch, watch
-from cdc.control.heartbeat import last_beat
+from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, ConnectorError, KafkaUnavailable, SinkError, SourceUnavailable, Unexpected
 from cdc.kafka.ledger import Ledger
-from cdc.kafka.log_continuity import Continuity, Discontinued, waiting
+from cdc.kafka.log_continuity import Continuity, Discontinued, pending_records
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
@@ -59,7 +59,7 @@ def collect(
 
     `started`: when the caller began, by the monotonic clock.
     """
-    tables, started = source.undescribed(pipeline), started or time.monotonic()
+    tables, started = source.tables_by_name_only(pipeline), started or time.monotonic()
     answers = _ask_servers(pipeline, tables, positions, started)
     report: TopicReport = answers["kafka"][0] or (None, {}, None)
     heartbeat, views, lowered = report
@@ -160,7 +160,7 @@ def _registration(pipeline: Pipeline) -> Problem | None:
             severity = "degraded"
             registrations.refuse_promoted(registration, server, pipeline)
             # Last: what the patterns mean now may have no answer, which must hide nothing of the above.
-            choice = catalog.tables(conn, pipeline)
+            choice = catalog.find_tables(conn, pipeline)
             catalog.refuse_slipped(registration.tables, choice, pipeline)
             registrations.refuse_waiting(registration, choice.names)
         except CdcError as error:
@@ -200,18 +200,18 @@ def _log(
     with Topics(pipeline.kafka) as topics:
         continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
-        beat = last_beat(topics, pipeline)
+        beat = last_heartbeat(topics, pipeline)
         quarantined = Counter(
             (record.entry.sink, record.entry.topic)
             for record in QuarantineLog(topics, pipeline).read()
             if not record.entry.redrive
         )
         stored_by_sink = read_positions()
-        oldest = topics.times(
+        oldest = topics.write_times(
             place
             for stored in stored_by_sink.values()
             for table in tables
-            for place in waiting(table.topic, stored[table.topic], ends[table.topic])
+            for place in pending_records(table.topic, stored[table.topic], ends[table.topic])
         )
         continuity.look((table, stored[table.topic]) for stored in stored_by_sink.values() for table in tables)
         views = {
@@ -275,7 +275,7 @@ def measure(
     gap = distance(stored, end)
     if not gap.comparable:
         return ViewStatus(table.qualified, changes=rows, at=last)
-    places = waiting(table.topic, stored, end)
+    places = pending_records(table.topic, stored, end)
     times = [oldest[place] for place in places if place in oldest]
     lag = max(0.0, now - min(times) / 1000) if times else 0.0
     # What is left may be transaction markers alone: then there are offsets to go, but nothing to apply.

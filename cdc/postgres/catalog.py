@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from psycopg import sql
 from psycopg.rows import class_row
 
-from cdc.config.settings import CARRIED, Pipeline, alike
+from cdc.config.settings import TOPIC_CHARACTERS, Pipeline, shared_names
 from cdc.errors import SettingsError, SourceError
 from cdc.postgres.row_identity import Connection
 
@@ -70,7 +70,7 @@ class Candidate:
             "not logged: its rows never reach the log": self.unlogged,
             "tables inherit from it: list those by name": self.inherited,
             "a topic's name can't have other characters than letters, digits, _ and -": not all(
-                re.fullmatch(CARRIED, part) for part in (self.schema, self.name)
+                re.fullmatch(TOPIC_CHARACTERS, part) for part in (self.schema, self.name)
             ),
             f"no primary key: list it with one, {{table: {self.qualified}, key: [...]}}": not self.keyed,
         }
@@ -90,42 +90,44 @@ def candidates(conn: Connection) -> list[Candidate]:
         return cursor.execute(CANDIDATES).fetchall()
 
 
-def chosen(pipeline: Pipeline, there: Sequence[Candidate]) -> Choice:
+def choose_tables(pipeline: Pipeline, there: Sequence[Candidate]) -> Choice:
     """Pure. A table that is listed by its name is meant in any case, whatever patterns say of it.
 
     Raises:
         SettingsError: a pattern matches nothing that can be captured, or tables whose views would have one name.
     """
-    listed = [entry.table for entry in pipeline.written if not entry.pattern]
+    listed = [entry.table for entry in pipeline.listed if not entry.pattern]
     good = [candidate.qualified for candidate in there if candidate.obstacle is None]
     left_out: dict[str, str] = {}
     for entry in pipeline.patterns:
         matched = [
-            candidate for candidate in there if entry.means(candidate.qualified) and candidate.qualified not in listed
+            candidate for candidate in there if entry.matches(candidate.qualified) and candidate.qualified not in listed
         ]
         left_out |= {candidate.qualified: candidate.obstacle for candidate in matched if candidate.obstacle}
-        if not any(entry.means(name) for name in [*good, *listed]):
+        if not any(entry.matches(name) for name in [*good, *listed]):
             raise _nothing(entry.table, there, left_out)
-    taken = {shape: name for name in listed for shape in alike(name)}
-    names = [entry.table for entry in pipeline.of(good).source.tables]
+    taken = {shape: name for name in listed for shape in shared_names(name)}
+    names = [entry.table for entry in pipeline.with_tables(good).source.tables]
     for name in names:
-        if name not in listed and (other := next((taken[shape] for shape in alike(name) if shape in taken), None)):
+        if name not in listed and (
+            other := next((taken[shape] for shape in shared_names(name) if shape in taken), None)
+        ):
             left_out[name] = f"an index's or a topic's name of it would be that of {other}"
     names = [name for name in names if name not in left_out]
     _refuse_alike(names)
     return Choice(tuple(names), left_out)
 
 
-def tables(conn: Connection, pipeline: Pipeline) -> Choice:
+def find_tables(conn: Connection, pipeline: Pipeline) -> Choice:
     """What the file means in this database; nobody is asked where it has no patterns. Raises SettingsError."""
-    return chosen(pipeline, candidates(conn) if pipeline.patterns else [])
+    return choose_tables(pipeline, candidates(conn) if pipeline.patterns else [])
 
 
 def refuse_published(conn: Connection, pipeline: Pipeline) -> None:
     """Raise SourceError for a table that is published, is still there, and would no longer be by a pattern alone."""
     if pipeline.patterns:
         published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]
-        refuse_slipped(published, tables(conn, pipeline), pipeline)
+        refuse_slipped(published, find_tables(conn, pipeline), pipeline)
 
 
 def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) -> None:
@@ -146,7 +148,7 @@ def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) 
             )
 
 
-def beside_parents(conn: Connection, names: Iterable[str]) -> dict[str, SourceError]:
+def listed_partitions(conn: Connection, names: Iterable[str]) -> dict[str, SourceError]:
     """Those that are partitions of others among them: their rows come as those of the whole, once."""
     return {
         part: SourceError(
@@ -161,7 +163,7 @@ def beside_parents(conn: Connection, names: Iterable[str]) -> dict[str, SourceEr
 def _refuse_alike(names: Sequence[str]) -> None:
     taken: dict[str, str] = {}
     for name in names:
-        for shape in alike(name):
+        for shape in shared_names(name):
             if taken.setdefault(shape, name) != name:
                 raise SettingsError(
                     f"The views of {taken[shape]} and {name} would have one name: an index's is in lower case, and of"

@@ -31,7 +31,7 @@ def resend(
     table: Table,
     *,
     id: str,  # noqa: A002  # the column's name
-    cleanse: bool = False,
+    reset_floor: bool = False,
     where: sql.Composable | None = None,
 ) -> bool:
     """Ask for all rows of a table, or those that meet a condition; false when the request of that id was made before.
@@ -40,8 +40,8 @@ def resend(
     (infinite, before 1582-10-15), holds up the log while it is read, and a connector that is restarted meanwhile
     forgets it; all others are read beside the log, also across restarts.
 
-    With `cleanse` rows that vanished without an event vanish from the views as well: a floor is set, so that only what
-    is sent again counts.
+    With `reset_floor` rows that vanished without an event vanish from the views as well: a floor
+    is set, so that only rows sent again count.
 
     Raises:
         SourceError: for a table without a key, or one that stays locked; nothing has been asked then.
@@ -59,7 +59,7 @@ def resend(
         if conn.execute("SELECT FROM cdc.signal WHERE id = %s", [id]).fetchone() is not None:
             return False
         # Before the request: what is sent again has the position of the request, or a later one.
-        if cleanse:
+        if reset_floor:
             raise_floor(conn, [table.qualified])
         conn.execute(SWEEP)
         conn.execute(

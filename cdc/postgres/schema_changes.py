@@ -13,17 +13,17 @@ from typing import Any, Literal
 from cdc.errors import DecodeError
 from cdc.postgres.type_change import same_text
 
-Kind = Literal["none", "refresh", "cleanse", "gone"]
-STRENGTH: tuple[Kind, ...] = ("none", "refresh", "cleanse", "gone")
-Found = tuple[Kind, str]
-NOTED = ("PUBLISH", "DESCRIBE")
+Impact = Literal["none", "refresh", "cleanse", "gone"]
+STRENGTH: tuple[Impact, ...] = ("none", "refresh", "cleanse", "gone")
+Found = tuple[Impact, str]
+MIGRATE_COMMANDS = ("PUBLISH", "DESCRIBE")
 """Commands that `cdc migrate` notes for a captured table; the others are Postgres' own tags."""
-LATE = ("DESCRIBE", "COMPARE")
+BELATED_COMMANDS = ("DESCRIBE", "COMPARE")
 """Noted when somebody looked: changes made in between, under the new definition, were read under the old one."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class ColumnDefinition:
     """One column as the journal has it; `number` is what a rename leaves alone, None in old entries."""
 
     name: str
@@ -45,7 +45,7 @@ class Definition:
     relation: int | None
     lsn: int
     command: str
-    columns: tuple[Shape, ...] | None
+    columns: tuple[ColumnDefinition, ...] | None
     """None after a drop."""
     partitions: tuple[str, ...] | None
     streamed: bool
@@ -66,7 +66,7 @@ class Consequence:
 
     id: int
     table: str
-    kind: Kind
+    kind: Impact
     what: str
 
 
@@ -114,7 +114,7 @@ def consequences(history: Sequence[Definition], captured: Collection[str]) -> li
     return found
 
 
-def unsent_below(history: Sequence[Definition], table: str) -> int:
+def last_silent_change_lsn(history: Sequence[Definition], table: str) -> int:
     """The LSN of the last definition that changed rows of a table without events; 0 when none did.
 
     A row whose newest record is from before it has to be sent again, and hasn't been.
@@ -143,7 +143,7 @@ class _Journal:
         named = self.by_name.get(entry.table)
         return named if named and None in (named.relation, entry.relation) and named.columns is not None else None
 
-    def judge(self, entry: Definition) -> Iterator[tuple[str, Kind, str]]:
+    def judge(self, entry: Definition) -> Iterator[tuple[str, Impact, str]]:
         before = self.before(entry)
         if before and before.table != entry.table:
             yield before.table, "gone", f"{before.table} was renamed to {entry.table}"
@@ -159,7 +159,7 @@ class _Journal:
         self.by_name[entry.table] = entry
         if entry.relation is not None:
             self.by_relation[entry.relation] = entry
-            if entry.command in NOTED:
+            if entry.command in MIGRATE_COMMANDS:
                 self.published[entry.table] = entry.relation
             if entry.columns is None:
                 del self.by_relation[entry.relation]
@@ -183,7 +183,7 @@ class _Journal:
         """Whether the name stands for what it stood for when it was captured."""
         stood_for = self.published.get(entry.table)
         if stood_for is not None and entry.relation not in (None, stood_for):
-            if entry.command in NOTED:
+            if entry.command in MIGRATE_COMMANDS:
                 return "cleanse", f"{entry.table} is another table than the one that was captured"
             return "gone", f"another table now has the name {entry.table}: cdc migrate and cdc register capture it"
         if before and before.table != entry.table and stood_for is not None:
@@ -214,13 +214,13 @@ def _columns(before: Definition, now: Definition, dropped: Collection[str]) -> I
     for shape in new:
         was = known.get(shape.number if numbered else shape.name)
         if was is None:
-            late = now.command in LATE
+            late = now.command in BELATED_COMMANDS
             yield from _added(shape, now.table, {*dropped, *(each.name for each in old)}, late=late)
         else:
             yield from _changed(was, shape, now.table)
 
 
-def _added(shape: Shape, table: str, known: Collection[str], *, late: bool) -> Iterator[Found]:
+def _added(shape: ColumnDefinition, table: str, known: Collection[str], *, late: bool) -> Iterator[Found]:
     column = f"column {shape.name} of {table}"
     if shape.default is not None or shape.missing:
         yield "refresh", f"{column} was added with a default"
@@ -230,7 +230,7 @@ def _added(shape: Shape, table: str, known: Collection[str], *, late: bool) -> I
         yield "refresh", f"{column} was added some time before it was noticed"
 
 
-def _changed(was: Shape, now: Shape, table: str) -> Iterator[Found]:
+def _changed(was: ColumnDefinition, now: ColumnDefinition, table: str) -> Iterator[Found]:
     column = f"column {now.name} of {table}"
     if was.name != now.name:
         yield "refresh", f"column {was.name} of {table} was renamed to {now.name}"
@@ -254,11 +254,11 @@ def _partitions(before: Definition, now: Definition, renamed: dict[str, str]) ->
         yield "refresh", f"{now.table} has got {', '.join(more)}"
 
 
-def _shapes(columns: list[dict[str, Any]] | None) -> tuple[Shape, ...] | None:
+def _shapes(columns: list[dict[str, Any]] | None) -> tuple[ColumnDefinition, ...] | None:
     if columns is None:
         return None
     return tuple(
-        Shape(
+        ColumnDefinition(
             name=column["name"],
             type=column["type"],
             number=column.get("number"),

@@ -49,7 +49,7 @@ UNTRUSTED = {
     "plain": "enable TLS at the server, or take sslmode out of source.dsn",
 }
 """By the kind of a `Cause`."""
-FOR_NOW = ("starting up", "shutting down", "recovery mode", "too many clients", "remaining connection slots")
+TRANSIENT_REFUSALS = ("starting up", "shutting down", "recovery mode", "too many clients", "remaining connection slots")
 """What a server says that will take connections again by itself."""
 
 TABLES = """
@@ -134,7 +134,7 @@ def connect(dsn: str) -> Connection:
     Raises:
         SettingsError: for a DSN that can't be read. SourceError: for a server that is down or refuses.
     """
-    known = parsed(dsn)
+    known = parse_dsn(dsn)
     # Of a database in SQL_ASCII psycopg would otherwise give texts as bytes.
     defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc", "client_encoding": "UTF8"}
     settings = {**defaults, **known}
@@ -166,7 +166,7 @@ def _shut(conn: Connection) -> None:
         wire.shutdown(socket.SHUT_RDWR)
 
 
-def parsed(dsn: str) -> dict[str, Any]:
+def parse_dsn(dsn: str) -> dict[str, Any]:
     """The parts of a DSN. Raises SettingsError without quoting it: it may hold a password."""
     try:
         return dict(conninfo_to_dict(dsn))
@@ -204,7 +204,7 @@ def _refused(text: str, known: dict[str, Any]) -> SourceError:
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
     if server == UNREADABLE:
         first, hint = "the login", "write special characters of the user and the password in source.dsn as %XX"
-    kind = SourceUnavailable if any(words in first for words in FOR_NOW) else SourceError
+    kind = SourceUnavailable if any(words in first for words in TRANSIENT_REFUSALS) else SourceError
     return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
 
 
@@ -252,7 +252,7 @@ def describe(
     return found.tables
 
 
-class Superfluous(SourceError):
+class UnknownExclude(SourceError):
     """The pipeline file leaves out a column that isn't there: nothing that the table holds is in doubt."""
 
 
@@ -276,11 +276,11 @@ def survey(conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals
                 tables.append(_describe(conn, entry, pipeline, kinds, refusals))
             except SourceError as error:
                 refused[entry.table] = error
-        refused |= catalog.beside_parents(conn, [table.qualified for table in tables])
+        refused |= catalog.listed_partitions(conn, [table.qualified for table in tables])
     return Survey(tuple(table for table in tables if table.qualified not in refused), refused)
 
 
-def unpublished(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
+def unreplicated_columns(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
     """Generated columns that the log doesn't carry, by table; a snapshot would: exclude them."""
     kinds = _published_kinds(conn, pipeline.pipeline)
     tables = [entry.table for entry in pipeline.source.tables]
@@ -296,7 +296,7 @@ def _published_kinds(conn: Connection, publication: str) -> list[str]:
     return ["", "s"] if row is None or row[0] == "s" else [""]
 
 
-def named(tables: Sequence[Table], name: str) -> Table:
+def table_named(tables: Sequence[Table], name: str) -> Table:
     """The table of that name, schema.table. Raises SettingsError."""
     for table in tables:
         if table.qualified == name:
@@ -305,7 +305,7 @@ def named(tables: Sequence[Table], name: str) -> Table:
     raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {known}")
 
 
-def undescribed(pipeline: Pipeline) -> tuple[Table, ...]:
+def tables_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
     """The captured tables by name alone, without columns and key: what is known while Postgres is down."""
     return tuple(
         Table(schema, name, (), (), pipeline.topic(entry.table))
@@ -366,7 +366,7 @@ def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str])
             )
         if column not in columns:
             near = difflib.get_close_matches(column, columns, n=1)
-            raise Superfluous(
+            raise UnknownExclude(
                 f"{entry.table} excludes {column}, but has no such column.",
                 hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
                 table=entry.table,

@@ -1,7 +1,7 @@
-"""The topic <pipeline>.quarantine seen from outside of Spark: what is in it, requests to try again, settling.
+"""The topic <pipeline>.quarantine without Spark: read its entries, request redrives, settle entries.
 
-See `cdc.quarantine` for the forms of its records. Its values hold rows: they are shown to who asks for one, and else
-appear nowhere.
+`cdc.quarantine.store` describes its records. Values contain rows: a row is shown only to the operator who asks for that
+entry, and appears nowhere else.
 """
 
 import json
@@ -16,8 +16,8 @@ from cdc.kafka.topics import Topics
 
 
 @dataclass(frozen=True, order=True)
-class Entry:
-    """One record in quarantine, or the request to try it again."""
+class QuarantineKey:
+    """The key of an entry: one record in quarantine, or the request to redrive it. Stored as the record's key."""
 
     sink: str
     topic: str
@@ -28,75 +28,78 @@ class Entry:
 
     @property
     def row(self) -> tuple[str, str] | None:
+        """The row that the entry taints: topic and id. None: the record's key can't be read."""
         return None if self.id is None else (self.topic, self.id)
 
     @property
     def order(self) -> tuple[str, str, int, int]:
+        """The sort key of lists: sink, topic, partition, offset."""
         return self.sink, self.topic, self.partition, self.offset
 
     @property
     def place(self) -> str:
-        """What a person calls it: sink/topic/partition/offset."""
+        """The entry's name on the command line: sink/topic/partition/offset."""
         return f"{self.sink}/{self.topic}/{self.partition}/{self.offset}"
 
     def to_key(self) -> bytes:
-        named = {name: value for name, value in asdict(self).items() if name != "redrive" or value}
-        return json.dumps(named, separators=(",", ":"), ensure_ascii=False).encode()
+        """Encode the key of the entry's record: JSON; `redrive` only where it is true."""
+        fields = {name: value for name, value in asdict(self).items() if name != "redrive" or value}
+        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 @dataclass(frozen=True)
-class Held:
-    """An entry with why and since when (Unix seconds) it is there; `place` is its offset in the quarantine's topic."""
+class QuarantinedRecord:
+    """An entry, its reason, and its time `at` (Unix seconds); `place` is its offset in the quarantine topic."""
 
-    entry: Entry
+    entry: QuarantineKey
     reason: str
     at: float
     place: int
 
 
 class QuarantineLog:
-    """What is open for all sinks, requests included, brought up to now by each `read`; holds no rows.
+    """The open entries of all sinks, requests included. Each `read` brings them up to date; rows aren't kept.
 
-    Every method raises ConnectorError. One user per thread.
+    Every method raises ConnectorError. An instance belongs to one thread.
     """
 
     def __init__(self, kafka: Topics, pipeline: Pipeline) -> None:
         self._kafka, self._topic = kafka, pipeline.quarantine_topic
-        self._open: dict[Entry, Held] = {}
-        self._tail = Tail(kafka, self._topic, begin=self._open.clear, take=self._take)
+        self._open: dict[QuarantineKey, QuarantinedRecord] = {}
+        self._tail = Tail(kafka, self._topic, begin=self._open.clear, take=self._apply_record)
 
-    def read(self) -> Collection[Held]:
-        """In no order; true until the next call."""
+    def read(self) -> Collection[QuarantinedRecord]:
+        """Read what is new, and return the open entries in no order. The collection is live until the next call."""
         self._tail.read()
         return self._open.values()
 
-    def moved(self) -> bool:
-        """Whether somebody has written to the topic since `read`."""
-        return self._tail.moved()
+    def has_changed(self) -> bool:
+        """Whether the topic has new records since `read`."""
+        return self._tail.has_changed()
 
-    def record(self, held: Held) -> tuple[bytes | None, bytes | None]:
-        """The key and the value of the record itself; nothing of one that has been settled meanwhile."""
-        records = self._kafka.between(self._topic, held.place, held.place + 1)
+    def read_record(self, quarantined: QuarantinedRecord) -> tuple[bytes | None, bytes | None]:
+        """Read the key and the value of the quarantined record. Both None: the entry was settled meanwhile."""
+        records = self._kafka.read_range(self._topic, quarantined.place, quarantined.place + 1)
         note = json.loads(records[0].value or b"{}") if records else {}
         key, value = (b64decode(note[name]) if note.get(name) is not None else None for name in ("key", "value"))
         return key, value
 
-    def _take(self, record: Record) -> None:
-        entry = Entry(**json.loads(record.key or b"{}"))
+    def _apply_record(self, record: Record) -> None:
+        entry = QuarantineKey(**json.loads(record.key or b"{}"))
         if record.value:
             note = json.loads(record.value)
-            self._open[entry] = Held(entry, note["reason"], note.get("at", 0.0), record.offset)
+            self._open[entry] = QuarantinedRecord(entry, note["reason"], note.get("at", 0.0), record.offset)
         else:
             self._open.pop(entry, None)
 
 
-def request(kafka: Topics, pipeline: Pipeline, entries: Iterable[Entry]) -> None:
-    """Ask the sinks' streams to try entries again."""
-    wanted = [replace(entry, redrive=True).to_key() for entry in entries]
-    kafka.write(pipeline.quarantine_topic, [(key, b'{"reason":"asked for"}') for key in wanted])
+def request_redrive(kafka: Topics, pipeline: Pipeline, entries: Iterable[QuarantineKey]) -> None:
+    """Request a redrive of entries from the sinks' streams."""
+    keys = [replace(entry, redrive=True).to_key() for entry in entries]
+    kafka.write(pipeline.quarantine_topic, [(key, b'{"reason":"asked for"}') for key in keys])
 
 
-def close(kafka: Topics, pipeline: Pipeline, entries: Iterable[Entry]) -> None:
-    """Settle entries and requests."""
+def settle_entries(kafka: Topics, pipeline: Pipeline, entries: Iterable[QuarantineKey]) -> None:
+    """Settle entries and requests: write a tombstone for each."""
     if listed := list(entries):
         kafka.write(pipeline.quarantine_topic, [(entry.to_key(), None) for entry in listed])

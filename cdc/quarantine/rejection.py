@@ -1,7 +1,7 @@
-"""Rejected records on their way to the quarantine's topic, written by the executor that met them.
+"""Rejected records on their way to the quarantine topic, written by the executor that rejects them.
 
-Row values go to that topic and nowhere else. What writes is imported by the first record that is rejected: every Python
-worker loads this module.
+Row values go to that topic and nowhere else. Kafka's client is imported by the first rejected record: every Python
+worker loads this module, and few reject one.
 """
 
 import threading
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _PRODUCERS: dict[str, "Records"] = {}
 _LOCK = threading.Lock()
-"""A process keeps its connection to a broker: where one record is rejected, others follow."""
+"""Guards _PRODUCERS. A process keeps its producers: where one record is rejected, others follow."""
 
 
 @dataclass(frozen=True)
 class ToQuarantine:
-    """They go to the pipeline's quarantine topic, as entries of a sink: see `cdc.quarantine.store` for their form."""
+    """Puts rejected records into the pipeline's quarantine topic, as entries of a sink (`cdc.quarantine.store`)."""
 
     bootstrap: str
     topic: str
@@ -33,22 +33,30 @@ class ToQuarantine:
     stops = False
 
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
+        """Write an entry for each record, durable on return. Called by an executor. Raises ConnectorError."""
         from cdc.kafka.records import Records
 
-        at = round(time.time(), 3)
+        now = round(time.time(), 3)
         with _LOCK:
             if self.bootstrap not in _PRODUCERS:
                 _PRODUCERS[self.bootstrap] = Records(self.bootstrap)
-            _PRODUCERS[self.bootstrap].write(self.topic, [(self._key(one), _note(one, of, at)) for one, of in records])
+            _PRODUCERS[self.bootstrap].write(
+                self.topic, [(self._key(rejected), _note(rejected, source, now)) for rejected, source in records]
+            )
 
     def _key(self, rejected: Rejected) -> bytes:
-        from cdc.quarantine.log import Entry
+        from cdc.quarantine.log import QuarantineKey
 
-        return Entry(self.sink, rejected.topic, rejected.partition, rejected.offset, rejected.id).to_key()
+        return QuarantineKey(self.sink, rejected.topic, rejected.partition, rejected.offset, rejected.id).to_key()
 
 
-def _note(rejected: Rejected, source: Source, at: float) -> bytes:
-    note: dict[str, Any] = {"reason": rejected.reason, "at": at, "key": _text(source.key), "value": _text(source.value)}
+def _note(rejected: Rejected, source: Source, now: float) -> bytes:
+    note: dict[str, Any] = {
+        "reason": rejected.reason,
+        "at": now,
+        "key": _text(source.key),
+        "value": _text(source.value),
+    }
     return msgspec.json.encode(note)
 
 

@@ -1,15 +1,15 @@
-"""Make views again from offset zero beside those that readers see, and show them once they are proven right.
+"""Rebuild views from offset zero beside the live ones, and promote them once they are proved equal to the source.
 
-In:  a sink, its tables, the topics. Out: another generation of the views, promoted; the one before, kept for a while.
-Phases: replay (one pass over the log as it is now), catch up (the stream goes on from there), verify, promote. The same
-command goes on where it was ended, in whatever way; until the switch readers see what they saw.
+In:  a sink, its tables, the topics. Out: a new generation of the views, promoted; the previous one, retained.
+Phases: replay (one pass over the log as it is now), catch up (a stream continues from there), verify, promote. However
+a rebuild ends, the same command continues it. Until the promotion readers see the previous generation.
 """
 
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -20,138 +20,147 @@ from tenacity.wait import wait_exponential
 
 from cdc.apply.batch_writer import BatchWriter
 from cdc.apply.stream import Stream
-from cdc.apply.views import Describe, Views
+from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.generations.claim import claim
-from cdc.generations.registry import Building, Progress, Registry, Retained
-from cdc.generations.rollback import before, retain
+from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
+from cdc.generations.rollback import previous_generations, retain
 from cdc.kafka.log_continuity import Continuity, Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
-from cdc.sink.contract import Misfit, Replaced, Sink, positions
-from cdc.spark.kafka_source import records
+from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, positions
+from cdc.spark.kafka_source import read_until
 
 POLL_S = 0.1
-LAG_S = 1.0
-"""Caught up: what was in the topics is in the view after so long."""
-TRY_S = 120.0
+CAUGHT_UP_S = 1.0
+"""Seconds within which a view that has caught up applies what is in the topics."""
+RETRY_LIMIT_S = 120.0
+"""Seconds that the replay retries a batch while the sink is away."""
 Verify = Callable[[Sink, Sequence[Table]], None]
-"""Raises DivergenceError when the views of a sink differ from their source, UndecidedError when nobody knows."""
+"""Raises DivergenceError when the views of a sink differ from their source, UndecidedError when it can't be decided."""
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True)
+class RebuildJob:
+    """What a rebuild builds, and how.
+
+    describe, placeholder   as the apply loop has them: the tables as of a history; Debezium's placeholder
+    retention_s             seconds that the previous generation is retained, and kept current
+    verify                  called once, before the promotion, in the thread of `run`
+    show                    called at every phase in the thread of `run`, and once a second in the claim's thread
+    """
+
+    sink: Sink
+    tables: Sequence[Table]
+    describe: DescribeTables
+    placeholder: str
+    retention_s: float
+    verify: Verify
+    show: Callable[[GenerationBuild], object]
+
+
 class Rebuild:
-    """One rebuild. `show` is told of every step; `kept_s` is how long the generation before is kept current."""
+    """One rebuild of a sink's views."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        sink: Sink,
-        pipeline: Pipeline,
-        tables: Sequence[Table],
-        describe: Describe,
-        placeholder: str,
-        kafka: Topics,
-        *,
-        kept_s: float,
-        verify: Verify,
-        show: Callable[[Building], object],
-    ) -> None:
-        self._spark, self._sink, self._pipeline, self._tables = spark, sink, pipeline, tuple(tables)
-        self._describe, self._placeholder, self._kafka = describe, placeholder, kafka
-        self._kept_s, self._verify, self._show = kept_s, verify, show
-        self._registry, self._saying = Registry(pipeline, kafka), threading.Lock()
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, job: RebuildJob) -> None:
+        self._spark, self._pipeline, self._kafka, self._job = spark, pipeline, kafka, job
+        self._sink, self._tables = job.sink, tuple(job.tables)
+        self._registry, self._lock = Registry(pipeline, kafka), threading.Lock()
 
-    def run(self) -> dict[str, Retained]:
-        """Do what is left to do; what was seen before and is retained, by table.
+    def run(self) -> dict[str, RetainedView]:
+        """Run the phases that remain, and return the views of the previous generation that are retained, by table.
 
         Raises:
-            SettingsError: another one is at work on this sink. Discontinued: a view is another pipeline's.
-            DivergenceError: the new generation isn't what the source holds; it is gone, readers see what they saw.
-            UndecidedError: it couldn't be proved; it stays, and the same command compares it again.
-            CdcError: what the sink or the broker raises; the same command goes on.
+            SettingsError: another command is at work on this sink. Discontinued: a view is another pipeline's.
+            DivergenceError: the new generation differs from the source; it is removed, readers see what they saw.
+            UndecidedError: it couldn't be proved equal; it stays, and the same command compares it again.
+            CdcError: what the sink or the broker raises; the same command continues.
         """
         self._refuse_foreign()
         with claim(self._registry, self._sink.name) as self._claim:
-            self._build = self._begun()
-            if self._build.phase == "promote" and self._promoted():
-                return self._end(before(self._sink, self._tables))
-            self._say()
-            self._claim.forget(list(self._build.names))
-            self._sink.sweep(self._tables, self._build.names)
-            self._began = time.monotonic()
+            self._build = self._resume_or_start()
+            if self._build.phase == "promote" and self._is_promoted():
+                return self._finish(previous_generations(self._sink, self._tables))
+            self._publish()
+            self._claim.forget_retained(list(self._build.names))
+            self._sink.drop_unreferenced(self._tables, self._build.names)
+            self._started_at = time.monotonic()
             self._claim.progress = self._progress
-            return self._end(self._made())
+            return self._finish(self._build_and_promote())
 
     def _refuse_foreign(self) -> None:
-        """Raises Discontinued where readers of another pipeline's view would see this one's instead."""
+        """Raise Discontinued where a live view is another pipeline's: its readers would see this pipeline's rows."""
         ends = self._kafka.ends([table.topic for table in self._tables])
-        standing = positions(self._sink, self._tables)
+        checkpoints = positions(self._sink, self._tables)
         for table in self._tables:
-            refuse_foreign(self._kafka, self._sink.name, table, standing[table.qualified], ends[table.topic])
+            refuse_foreign(self._kafka, self._sink.name, table, checkpoints[table.qualified], ends[table.topic])
 
-    def _begun(self) -> Building:
-        """The build to go on with, or a new one."""
+    def _resume_or_start(self) -> GenerationBuild:
+        """Return the build to continue, or begin a new one."""
         work = self._claim.generations.work
-        if isinstance(work, Building) and work.names.keys() == {table.qualified for table in self._tables}:
+        if isinstance(work, GenerationBuild) and work.names.keys() == {table.qualified for table in self._tables}:
             return work
-        self._sink.require_room(self._tables)
+        self._sink.check_capacity(self._tables)
         name = new_generation()
-        return Building(self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time())
+        return GenerationBuild(
+            self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time()
+        )
 
-    def _gap(self, beside: Sink) -> CdcError | None:
-        """Why the build that was begun can't be gone on with, if so: the log is gone, or it is made otherwise now."""
+    def _resume_error(self, candidate: Sink) -> CdcError | None:
+        """Find out why an interrupted build can't continue: its log is gone, or its views would be different now."""
         continuity = Continuity(self._pipeline, self._kafka).read([table.topic for table in self._tables])
         try:
             for table in self._tables:
-                continuity.refuse(self._sink.name, table, beside.position(table))
-                beside.prepare(table)
-        except (Discontinued, Misfit) as error:
+                continuity.refuse(self._sink.name, table, candidate.position(table))
+                candidate.prepare(table)
+        except (Discontinued, SchemaMismatch) as error:
             return error
         return None
 
-    def _made(self) -> Mapping[str, str]:
-        """Replay, catch up, verify, promote; what readers saw until then, by table."""
-        beside = self._sink.beside(self._build.names)
-        if self._build.phase != "replay" and (gap := self._gap(beside)):
-            log.warning("build_begun_again", sink=self._sink.name, error=gap.message)
-            self._say(phase="replay", done=0)
+    def _build_and_promote(self) -> Mapping[str, str]:
+        """Replay, catch up, verify, promote. Returns the previous generation, by table."""
+        candidate = self._sink.for_generation(self._build.names)
+        if self._build.phase != "replay" and (error := self._resume_error(candidate)):
+            log.warning("build_begun_again", sink=self._sink.name, error=error.message)
+            self._publish(phase="replay", done=0)
         if self._build.phase == "replay":
-            self._replay(beside)
-            self._say(phase="catch up", done=self._build.total)
-        with following(
-            self._spark, beside, self._build.names, self._pipeline, self._narrowed, self._placeholder
+            self._replay(candidate)
+            self._publish(phase="catch up", done=self._build.total)
+        with keep_current(
+            self._spark, candidate, self._build.names, self._pipeline, self._describe_tables, self._job.placeholder
         ) as stream:
-            self._catch_up(beside, stream)
-            self._say(phase="verify")
-            self._verified(beside)
-            self._say(phase="promote")
+            self._catch_up(candidate, stream)
+            self._publish(phase="verify")
+            self._verify_generation(candidate)
+            self._publish(phase="promote")
             return self._sink.promote(self._tables, self._build.names)
 
-    def _replay(self, beside: Sink) -> None:
-        """One pass from offset zero to where the topics end now: the newest of each key, written once."""
+    def _replay(self, candidate: Sink) -> None:
+        """Read the topics once, from offset zero to their present ends, and write the newest row of each key."""
         for table in self._tables:
-            beside.clear(table)
-        views = Views(beside, self._pipeline, self._kafka, self._narrowed, self._placeholder)
+            candidate.clear(table)
+        views = Views(candidate, self._pipeline, self._kafka, self._describe_tables, self._job.placeholder)
         shapes = views.load().shapes
         ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in shapes.items()}
         self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in shapes.values()))
-        batches = BatchWriter(self._spark, self._pipeline, self._kafka, views, uuid4().hex, _patiently, shadow=True)
+        writer = uuid4().hex
+        batches = BatchWriter(self._spark, self._pipeline, self._kafka, views, writer, _retry_while_away, shadow=True)
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        batches.write(records(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
+        batches.write(read_until(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
 
-    def _catch_up(self, beside: Sink, stream: Stream) -> None:
-        """Wait until what the topics hold at a moment is in the view within a second, or no sooner than before."""
-        took = float("inf")
+    def _catch_up(self, candidate: Sink, stream: Stream) -> None:
+        """Wait until the view takes less than a second to apply what is in the topics, or stops getting faster."""
+        duration_s = float("inf")
         while True:
-            before, asked = took, time.monotonic()
-            there = _reached(self._kafka, beside, self._tables)
-            while not there():
+            previous_s, start = duration_s, time.monotonic()
+            is_caught_up = _caught_up_check(self._kafka, candidate, self._tables)
+            while not is_caught_up():
                 if stream.progress.state == "failed":
                     raise SinkError(
                         f"The new generation of {self._sink.name} can't go on: {stream.progress.error}",
@@ -159,82 +168,86 @@ class Rebuild:
                         sink=self._sink.name,
                     )
                 time.sleep(POLL_S)
-            took = time.monotonic() - asked
-            if took < LAG_S or took > before / 2:
+            duration_s = time.monotonic() - start
+            if duration_s < CAUGHT_UP_S or duration_s > previous_s / 2:
                 return
 
-    def _verified(self, beside: Sink) -> None:
+    def _verify_generation(self, candidate: Sink) -> None:
         try:
-            self._verify(beside, self._tables)
+            self._job.verify(candidate, self._tables)
         except DivergenceError:
-            self._end({})
+            self._finish({})
             raise
 
-    def _promoted(self) -> bool:
-        """Whether readers see it already: the rebuild was killed after the switch."""
+    def _is_promoted(self) -> bool:
+        """Whether the new generation is live already: the rebuild was killed after the promotion."""
         try:
-            found = {table.qualified: self._sink.position(table) for table in self._tables}
-        except Misfit:
-            # What readers see is what has to be replaced.
+            checkpoints = {table.qualified: self._sink.position(table) for table in self._tables}
+        except SchemaMismatch:
+            # A live view doesn't fit its table: that is the generation to replace.
             return False
-        return all(at and at.generation == self._build.names[name] for name, at in found.items())
+        names = self._build.names
+        return all(checkpoint and checkpoint.generation == names[name] for name, checkpoint in checkpoints.items())
 
-    def _end(self, seen: Mapping[str, str]) -> dict[str, Retained]:
-        return retain(self._claim, self._sink, self._tables, seen, self._kept_s)
+    def _finish(self, previous: Mapping[str, str]) -> dict[str, RetainedView]:
+        return retain(self._claim, self._sink, self._tables, previous, self._job.retention_s)
 
-    def _narrowed(
+    def _describe_tables(
         self, history: Sequence[Definition], registration: Registration
     ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
-        return narrowed(self._describe, self._build.names)(history, registration)
+        return only_tables(self._job.describe, self._build.names)(history, registration)
 
-    def _say(self, **news: Any) -> None:
-        with self._saying:
-            self._build = replace(self._build, **news)
-        self._claim.begin(self._build)
-        self._show(self._build)
+    def _publish(self, **changes: Any) -> None:
+        with self._lock:
+            self._build = replace(self._build, **changes)
+        self._claim.announce(self._build)
+        self._job.show(self._build)
 
     def _progress(self) -> Progress:
-        """How far it is; asked every second."""
-        with self._saying:
+        """Return the progress of the build. Called every second, in the claim's thread."""
+        with self._lock:
             if self._build.phase == "replay":
-                done = max(self._build.done, _records(self._spark, self._build.total))
-                speed = round(done / (time.monotonic() - self._began), 1)
-                self._build = replace(self._build, done=done, rows_per_s=speed)
+                replayed = max(self._build.done, _records_read(self._spark, self._build.total))
+                speed = round(replayed / (time.monotonic() - self._started_at), 1)
+                self._build = replace(self._build, done=replayed, rows_per_s=speed)
             build = self._build
-        self._show(build)
+        self._job.show(build)
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
-def narrowed(describe: Describe, names: Collection[str]) -> Describe:
-    """The same description, of these tables only."""
+def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
+    """Restrict a description to these tables."""
 
-    def some(
+    def describe_subset(
         history: Sequence[Definition], registration: Registration
     ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
-        tables, aside = describe(history, registration)
-        mine = [table for table in tables if table.qualified in names]
-        return mine, {name: told for name, told in aside.items() if name in names}
+        tables, blocked = describe(history, registration)
+        subset = [table for table in tables if table.qualified in names]
+        return subset, {name: reasons for name, reasons in blocked.items() if name in names}
 
-    return some
+    return describe_subset
 
 
 @contextmanager
-def following(
+def keep_current(
     spark: SparkSession,
     sink: Sink,
     names: Mapping[str, str],
     pipeline: Pipeline,
-    describe: Describe,
+    describe: DescribeTables,
     placeholder: str,
 ) -> Iterator[Stream]:
-    """Apply changes to a generation that readers don't see, in a thread. A failure ends it: positions tell."""
+    """Apply changes to a generation that isn't live, in a thread, until the context ends.
+
+    A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand still.
+    """
     stream = Stream(spark, sink, pipeline, describe, placeholder, names=names)
 
     def run() -> None:
         try:
             stream.run()
-        except Replaced:
-            # Whoever did that goes on from here.
+        except GenerationReplaced:
+            # Another command has promoted or replaced the generation, and continues it.
             log.info("standby_replaced", sink=sink.name)
         except CdcError as error:
             log.warning("standby_dropped", sink=sink.name, error=error.message)
@@ -248,29 +261,29 @@ def following(
         thread.join()
 
 
-def _reached(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Callable[[], bool]:
-    """Whether a sink has all that was in the topics when this was first asked."""
+def _caught_up_check(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Callable[[], bool]:
+    """Build a check that a sink has applied everything that was in the topics at the first call."""
     ends: dict[str, Position] = {}
 
-    def there() -> bool:
+    def is_caught_up() -> bool:
         if not ends:
             ends.update(kafka.ends([table.topic for table in tables]))
-        at = positions(sink, tables)
-        return all(distance(at[table.qualified], ends[table.topic]).reached for table in tables)
+        checkpoints = positions(sink, tables)
+        return all(distance(checkpoints[table.qualified], ends[table.topic]).reached for table in tables)
 
-    return there
+    return is_caught_up
 
 
-def _patiently() -> Retrying:
+def _retry_while_away() -> Retrying:
     return Retrying(
         retry=retry_if_exception_type(SinkUnavailable),
         wait=wait_exponential(multiplier=0.25, max=10),
-        stop=stop_after_delay(TRY_S),
+        stop=stop_after_delay(RETRY_LIMIT_S),
         reraise=True,
     )
 
 
-def _records(spark: SparkSession, total: int) -> int:
-    """How many records the running stages have read."""
+def _records_read(spark: SparkSession, total: int) -> int:
+    """Count the records that the running stages have read."""
     active: Any = spark._jsc.sc().statusStore().activeStages()
-    return min(total, sum(int(active.apply(at).inputRecords()) for at in range(active.size())))
+    return min(total, sum(int(active.apply(index).inputRecords()) for index in range(active.size())))

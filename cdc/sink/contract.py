@@ -1,9 +1,17 @@
 """The contract between the apply loop and a destination.
 
-The laws, run as one contract suite over every sink: applying twice equals once; an older position never wins;
-deleting what is absent succeeds; a partly refused batch raises and names places, never values; the position never
-runs ahead of the data; replay from zero equals the model; a crash between write and answer changes nothing;
-a second writer is fenced; a value that a change doesn't carry stays what it was; what is empty exists.
+One contract suite runs these laws over every sink:
+
+- Applying a batch twice equals applying it once.
+- An older position never wins.
+- Deleting an absent row succeeds.
+- A batch that is refused in part raises an error that names places, never values.
+- The position never runs ahead of the data.
+- A replay from offset zero equals the model.
+- A crash between the write and its answer changes nothing.
+- A second writer is fenced.
+- A value that a change doesn't carry stays what it was.
+- An empty view exists.
 """
 
 from __future__ import annotations
@@ -13,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
-from cdc.model.table import Form, Table
+from cdc.model.table import RowFormat, Table
 from cdc.sink.lane import Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
 
@@ -26,110 +34,159 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """One destination. Every method may raise SinkUnavailable (try again) or SinkRejected (don't).
+    """One destination: all views of a pipeline in one index, cache or warehouse.
 
-    A view has one generation that readers see, and at most one beside it: a build that is on its way, or what readers
-    saw before. `beside` gives a sink of that one; all methods of it mean the views beside.
+    A view has one generation that readers see, and at most one beside it: a build in progress, or
+    the standby. `for_generation` gives a sink for that one; all its methods mean those views.
+
+    Threads: an instance needs no locks. In `cdc run` the thread that owns the sink's stream makes
+    every call; Spark's own thread only plans batches and hands them over (`cdc.apply.handover`).
+    Other verbs use an instance of their own in their main thread, as a rule in another process and
+    while `cdc run` writes. So whatever a method compares and then changes, it has to compare and
+    change in one step at the destination.
+
+    Errors: every method but `refusals` and `close` may raise SinkUnavailable (trying again can help:
+    the caller pauses and repeats the call) or SinkRejected (it can't help: the caller stops). So
+    every method may be repeated. Fenced, SchemaMismatch, PositionLost and RowsRejected are raised
+    where a method names them. `cdc.sink.remedy` decides what is done about each.
     """
 
     name: str
-    form: Form
-    whole: bool
-    """Whether `promote` can only switch all views of the pipeline at once."""
+    """Name of the sink in the pipeline file; stands in messages, logs and metrics."""
+    row_format: RowFormat
+    """What the views hold: documents, or every change as an event. Constant."""
+    promotes_all_tables: bool
+    """Whether `promote` can only switch all views of the pipeline at once. Constant."""
 
     def refusals(self, table: Table) -> list[str]:
-        """Why no view of it can be made here, a sentence for each column concerned. Pure: asks no server."""
+        """Say why no view of a table can be made here: a sentence for each column concerned; empty when it can.
+
+        Called by `cdc plan`, `cdc rebuild` and `cdc run` once per table, before anything is made.
+        Pure: asks no server, raises nothing. Any thread.
+        """
 
     def prepare(self, table: Table) -> None:
-        """Create what holds the view of a table, so that its readers find it, empty; nothing when it is there.
+        """Create what holds the view of a table, empty, so that readers find it; does nothing when it is there.
+
+        Called for each table whenever a stream loads its plan (at its start and at each restart), before the
+        table's first `apply`; by `cdc rebuild` for the new generation; and every few seconds while a table waits
+        for a person, to see whether it fits by now.
 
         Raises:
-            Misfit: this table can't be held, or can't be gone on with; others can.
+            SchemaMismatch: this table can't be held, or can't be continued; others can.
         """
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """How far the view has got; None when nothing has been applied yet. Needs no Spark."""
+        """Read the view's checkpoint; None when nothing has been applied yet. Needs no Spark.
+
+        Called for each table whenever a stream loads its plan; by `status`, `rollback`, `rebuild`, `audit`; and by
+        `cdc.client` many times a second while an application waits for its own write. Cheap: one read.
+        """
 
     def apply(self, batch: Batch) -> Outcome:
         """Make one batch durable and store its positions. A repeated batch changes nothing.
 
-        A batch of no length (start = until) writes its rows all the same: it repairs single rows.
+        Called once per batch, one batch at a time, several a second under load; repeated with the same batch after
+        SinkUnavailable. Runs on the driver; rows travel through a `Writer` on the executors. A batch of no length
+        (start = end) writes its rows all the same: it repairs single rows, and moves no position.
 
         Raises:
-            Refused, DecodeError, ValueNotRepresentable: a record can't be applied, and the batch's `rejection`
-            is to stop; the positions are where it can still be read from.
+            RowsRejected, DecodeError, ValueNotRepresentable: a record can't be applied, and the batch's `rejection`
+                is to stop. The positions are where that record can still be read from.
             Fenced: a stored position is neither the batch's start nor of this writer's own making.
-            Rewound: the destination has lost what this writer had stored; read the position again.
+            PositionLost: the destination has lost what this writer had stored; read the position again.
         """
 
     def clear(self, table: Table) -> None:
-        """Make the view empty and forget its position, so that it is made again from offset zero."""
+        """Make the view empty and forget its position, so that it is made again from offset zero.
+
+        Called when the plan is loaded and the stored position can't be continued: after a TRUNCATE, of a topic that
+        was made anew, of a standby that is begun again. `prepare` follows.
+        """
 
     def scan(self, table: Table, spark: SparkSession, ids: Sequence[str] | None = None) -> DataFrame:
-        """The whole view: id string, document string (JSON), in any order; a row may come twice while others write.
+        """Read the view: id string, document string (JSON), in any order; a row may come twice while others write.
 
-        With ids only their rows, as far as there are any, each as often as the view holds it.
+        With ids only their rows, as far as there are any, each as often as the view holds it. Called by `verify`,
+        once or twice per table; the frame is lazy and is evaluated before the next scan of the same view.
         """
 
     def close(self) -> None:
-        """Give connections back."""
+        """Give connections back. Called once, at the end of a process or a wait; raises nothing."""
 
-    def beside(self, names: Mapping[str, str]) -> Sink:
-        """The same destination with the generations of these names instead of the live ones; by table."""
+    def for_generation(self, names: Mapping[str, str]) -> Sink:
+        """Build a sink of the same destination for the generations of these names; by table.
 
-    def require_room(self, tables: Sequence[Table]) -> None:
-        """Raise SinkRejected when a second generation of these views has no room, or no place of its own."""
+        Called once per rebuild, rollback or load of the standby. Asks no server.
+        """
 
-    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Show readers the generations of these names, each view in one step, and name what they saw until then.
+    def check_capacity(self, tables: Sequence[Table]) -> None:
+        """Check that a second generation of these views has room, and a place of its own.
 
-        Waits until none is behind what it replaces, so that no view's position goes back. What is promoted already
-        stays, so this may be repeated.
+        Called once by `cdc rebuild`, before the first `prepare`. Best effort: others may take the room meanwhile.
 
         Raises:
-            SinkUnavailable: one is behind for 30 s; somebody has to apply to it.
+            SinkRejected: it has not.
+        """
+
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """Show readers the generations of these names, each view in one step; returns the names that they saw before.
+
+        Called by `rebuild` and `rollback`, while `cdc run` applies to both generations. Waits until no view is
+        behind the one that it replaces, so that no view's position goes back. A view that is promoted already
+        stays, so the call may be repeated; only views that this call switches are in the result.
+
+        Raises:
+            SinkUnavailable: a view is behind for 30 s; a writer has to apply to it.
         """
 
     def generations(self, table: Table) -> list[str]:
-        """The names of all that exist, the live one first."""
+        """List the names of all generations that exist, the live one first.
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Remove every generation but the live ones, those of `keep`, by table, and what these need."""
+        Called once per table by `cdc generations` and `cdc rollback`.
+        """
+
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Remove every generation but the live ones, those in `keep` (by table), and what these need.
+
+        Called after a rebuild or rollback, by `cdc generations --clean`, and by a stream when nothing is retained
+        any more.
+        """
 
 
 @runtime_checkable
-class Overseen(Protocol):
-    """A sink that can be asked about many views at once."""
+class PositionReader(Protocol):
+    """A sink that can be asked about many views at once. Optional; `positions` falls back to one request a view."""
 
     def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """`Sink.position` of each, by table name."""
+        """Read `Sink.position` of each table, by table name. Called as often as `position`, by the same callers."""
 
 
 def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-    """How far each view has got, by table name; in as few requests as the sink can do with."""
-    if isinstance(sink, Overseen):
+    """Read the checkpoint of each view, by table name, in as few requests as the sink can do with."""
+    if isinstance(sink, PositionReader):
         return sink.positions(tables)
     return {table.qualified: sink.position(table) for table in tables}
 
 
 @runtime_checkable
-class Grouped(Protocol):
-    """A sink that can read many small views in one job."""
+class GroupScanner(Protocol):
+    """A sink that can read many small views in one job. Optional; used by `verify`."""
 
     def scan_group(self, tables: Sequence[Table], spark: SparkSession) -> DataFrame:
-        """`Sink.scan` of each: table string (its name), id string, document string.
+        """Read `Sink.scan` of each table: table string (its name), id string, document string.
 
-        A view that can't be read so, or not to its end, has a row without an id, whatever else there is of it: it has
-        to be scanned by itself, which tells why. That spoils none of the others.
+        A view that can't be read this way, or not to its end, has a row without an id, whatever else there is of it.
+        The caller scans it by itself then, which raises the reason. That spoils none of the others.
         """
 
 
 @runtime_checkable
-class Fitted(Protocol):
+class FitChecker(Protocol):
     """A sink that can tell whether a view was made for its table as it is now, without changing anything."""
 
     def require_fit(self, table: Table) -> None:
-        """Raise Misfit as `prepare` would, of a view that is there."""
+        """Raise SchemaMismatch as `prepare` would, of a view that is there. Called by `cdc plan`, once per table."""
 
 
 @runtime_checkable
@@ -137,30 +194,35 @@ class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
-        """How far its log of a table's changes has got; None when there is none yet."""
+        """Read how far its log of a table's changes has got; None when there is none yet.
+
+        Called when a plan is loaded, to look for changes that Kafka removed before they were archived.
+        """
 
 
 SWITCH_S = 30.0
+"""Seconds that `promote` waits for a generation to catch up."""
 POLL_S = 0.02
+"""Seconds between two looks at the positions while `promote` waits."""
 
 
-def level(live: Sink, beside: Sink, tables: Sequence[Table]) -> bool:
-    """Whether no view beside is behind the one that readers see."""
-    old, new = positions(live, tables), positions(beside, tables)
-    pairs = [(stored, new[name]) for name, stored in old.items() if stored]
-    return all(other and not behind(other, stored) for stored, other in pairs)
+def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
+    """Say whether no view of the standby is behind the one that readers see."""
+    live_checkpoints, standby_checkpoints = positions(live, tables), positions(standby, tables)
+    pairs = [(stored, standby_checkpoints[name]) for name, stored in live_checkpoints.items() if stored]
+    return all(candidate and not would_go_back(candidate, stored) for stored, candidate in pairs)
 
 
-def behind(new: ViewCheckpoint, old: ViewCheckpoint) -> bool:
-    """Whether readers who are shown `new` instead of `old` would go back in time."""
-    there = distance(new, old.position, old.floor)
-    return there.comparable and not there.reached
+def would_go_back(candidate: ViewCheckpoint, live: ViewCheckpoint) -> bool:
+    """Say whether readers who are shown the candidate instead of the live view would go back in time."""
+    gap = distance(candidate, live.position, live.floor)
+    return gap.comparable and not gap.reached
 
 
-def wait_for(level: Callable[[], bool], sink: str) -> None:
-    """Raise SinkUnavailable if it isn't so within 30 s."""
+def wait_until_caught_up(is_caught_up: Callable[[], bool], sink: str) -> None:
+    """Wait until the condition holds; raises SinkUnavailable when it doesn't within `SWITCH_S`."""
     deadline = time.monotonic() + SWITCH_S
-    while not level():
+    while not is_caught_up():
         if time.monotonic() > deadline:
             raise SinkUnavailable(
                 f"The other generation in {sink} has been behind the one that readers see for {SWITCH_S:.0f} s.",
@@ -170,27 +232,28 @@ def wait_for(level: Callable[[], bool], sink: str) -> None:
         time.sleep(POLL_S)
 
 
-def require(needed: int, free: int, where: str, sink: str) -> None:
-    """Refuse a second generation that leaves no reserve. Sizes in bytes."""
-    if needed * ROOM > free:
+def require_free_space(needed: int, free: int, where: str, sink: str) -> None:
+    """Raise SinkRejected for a second generation that leaves no reserve. Sizes in bytes."""
+    if needed * FREE_SPACE_FACTOR > free:
+        needed_mib, with_reserve_mib = needed >> 20, int(needed * FREE_SPACE_FACTOR) >> 20
         raise SinkRejected(
-            f"A second generation of {needed >> 20} MiB needs {int(needed * ROOM) >> 20} MiB free in {where}; there are"
+            f"A second generation of {needed_mib} MiB needs {with_reserve_mib} MiB free in {where}; there are"
             f" {free >> 20} MiB.",
             hint=f"make room, or build one view at a time: cdc -p FILE rebuild {sink} --table TABLE",
             sink=sink,
         )
 
 
-ROOM = 1.2
-"""Free space for a second generation, of what the first takes."""
+FREE_SPACE_FACTOR = 1.2
+"""Free space that a second generation needs, as a multiple of what the first takes."""
 
 
-class Rewound(SinkUnavailable):
+class PositionLost(SinkUnavailable):
     """The destination stands before the position this writer had stored there: it lost its last writes."""
 
 
-class Replaced(Fenced):
-    """What lies beside the live view is another generation by now: readers see this one, or a newer build began."""
+class GenerationReplaced(Fenced):
+    """The generation beside the live view is another one by now: it was promoted, or a newer build has begun."""
 
     def __init__(self, table: str, generation: str, sink: str) -> None:
         super().__init__(
@@ -204,8 +267,11 @@ Key = tuple[str, str]
 """Topic and row id."""
 
 
-class Refused(SinkRejected):
-    """Single rows that a destination won't take, however often one tries; others may have been written."""
+class RowsRejected(SinkRejected):
+    """Single rows that a destination never takes, however often they are sent; other rows may have been written.
+
+    rows: the reason by topic and row id.
+    """
 
     def __init__(self, rows: Mapping[Key, str], sink: str) -> None:
         (topic, key), reason = next(iter(rows.items()))
@@ -217,10 +283,10 @@ class Refused(SinkRejected):
         self.rows = dict(rows)
 
 
-class Misfit(SinkRejected):
-    """A view can't hold the table as it is now, the others can: this one waits for a person.
+class SchemaMismatch(SinkRejected):
+    """A view can't hold the table as it is now; other views can. This table waits until a person acts.
 
-    Said as a whole when it isn't that it was made for other columns, and can't be changed to hold those of today.
+    Without a message: the view was made for other columns, and can't be changed to hold those of today.
     """
 
     def __init__(self, table: Table, sink: str, message: str | None = None, hint: str | None = None) -> None:
@@ -236,62 +302,69 @@ class Misfit(SinkRejected):
 class Batch:
     """The changes between two positions, for all tables at once.
 
-    records: as Spark's Kafka source has them, each of its partitions in one task and in the order of offsets; lazy.
-    writer names this run, for the fence; only: ids by topic, where no other rows are looked at.
+    writer    name of this run, for fencing
+    advances  a step of each table: from which position to which
+    records   as Spark's Kafka source has them; lazy. Each Kafka partition is in one task, in the order of offsets
+    reading   how records are decoded: placeholder, floors
+    rejection what becomes of records that can't be applied
+    entries   what the sink has in quarantine
+    only      by topic, the ids of rows that the batch is about, where it is about some only
     """
 
     writer: str
     advances: tuple[Advance, ...]
     records: DataFrame
-    reading: Reading
+    reading: DecodeOptions
     rejection: Rejection = field(default_factory=Stop)
     entries: Entries = field(default_factory=dict)
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def lane(self, writer: Writer, advances: Sequence[Advance] | None = None) -> Lane:
-        """The way of these steps, or all, through a destination's writer."""
+        """Build the lane of these steps, or of all, through a destination's writer."""
         steps = self.advances if advances is None else tuple(advances)
         return Lane(steps, self.reading, writer, self.rejection, self.entries, self.only)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a batch: numbers by table name, rejected records, and rows that are cured of older ones.
-
-    told: what executors tell a sink's driver, by table name.
-    """
+    """What became of a batch: numbers by table name, rejected records, and rows that are cured of older ones."""
 
     applied: dict[str, Applied] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
     cured: dict[Key, int] = field(default_factory=dict)
-    """Below which offset the row's entries are void, since all its values are known."""
-    told: dict[str, list[str]] = field(default_factory=dict)
+    """By topic and row id: the offset below which the row's quarantine entries are void, since all its values are
+    known."""
+    writer_results: dict[str, list[str]] = field(default_factory=dict)
+    """By table name: what `Writer.finish` has handed over on each executor. For the sink alone; empty for callers."""
 
     @property
     def complete(self) -> bool:
-        """Whether it names all records that were rejected."""
+        """Whether `rejected` names all records that were rejected."""
         return sum(applied.quarantined for applied in self.applied.values()) <= len(self.rejected)
 
 
-def check(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> bool:
-    """Compare a stored position with the one a batch starts from; False when the batch is already applied.
+def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> bool:
+    """Compare a stored position with the one that a batch starts from; False when the batch is already applied.
 
     Raises:
-        Fenced, Rewound: see `Sink.apply`.
+        Fenced, PositionLost: see `Sink.apply`.
     """
-    found = stored.position if stored else None
-    if found == advance.start:
+    position = stored.position if stored else None
+    if position == advance.start:
         return True
-    if stored and stored.writer == writer and found == advance.end:
+    if stored and stored.writer == writer and position == advance.end:
         return False
-    raise mismatch(advance.table, advance.start, found, ours=stored is None or stored.writer == writer)
+    raise mismatch(advance.table, advance.start, position, ours=stored is None or stored.writer == writer)
 
 
-def mismatch(table: Table, expected: Position | None, found: Position | None, *, ours: bool) -> CdcError:
-    """The error for a position that isn't where this writer left it."""
-    lost = found is None or (expected is not None and distance(found, expected).reach is Reach.BEHIND)
+def mismatch(table: Table, expected: Position | None, stored: Position | None, *, ours: bool) -> CdcError:
+    """Choose the error for a position that isn't where this writer left it.
+
+    ours: whether this writer was the last to move it.
+    """
+    lost = stored is None or (expected is not None and distance(stored, expected).reach is Reach.BEHIND)
     if ours and lost:
-        return Rewound(
+        return PositionLost(
             f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",
             hint="nothing to do: its changes are applied again from where it stands",
             table=table.qualified,
@@ -303,11 +376,11 @@ def mismatch(table: Table, expected: Position | None, found: Position | None, *,
     )
 
 
-def stored_after(
-    advance: Advance, before: ViewCheckpoint | None, applied: Applied, writer: str, generation: str | None = None
+def checkpoint_after(
+    advance: Advance, stored: ViewCheckpoint | None, applied: Applied, writer: str, generation: str | None = None
 ) -> ViewCheckpoint:
-    """What to store once `advance` is applied."""
-    base = before or ViewCheckpoint(advance.end)
+    """Build the checkpoint to store once `advance` is applied."""
+    base = stored or ViewCheckpoint(advance.end)
     return replace(
         base,
         position=advance.end,

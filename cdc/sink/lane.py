@@ -1,10 +1,10 @@
-"""What a lane is made of: a batch's way into a view, as executors are given it, and what a destination does there.
+"""The lane of a batch: its way into a view, as executors are given it, and the writer of a destination there.
 
     records -> decoded -> folded, the newest of each row -> filled -> written, with the position
 
-A chunk is as many records, in the order of offsets, as hold no more than so many rows and bytes: memory is bounded by
-it, whatever a partition or a batch has. It may be of several Kafka partitions, a `Part` for each. `cdc.sink.lane_task`
-does the work, in plain Python over bytes.
+A chunk is a part of a task's records, in the order of offsets, up to a limit of rows and bytes. It
+bounds the memory of a task, whatever a partition or a batch holds. A chunk may span several Kafka
+partitions, with a `Part` for each. `cdc.sink.lane_task` does the work, in plain Python over bytes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,36 @@ from cdc.model.outcome import Advance, Applied
 from cdc.sink.rejection import Rejected, Rejection, Source
 
 if TYPE_CHECKING:
-    from cdc.codec.decode_options import Reading
+    from cdc.codec.decode_options import DecodeOptions
 
 COLUMNS = ("key", "value", "topic", "partition", "offset")
-"""Of the records that a lane takes, as Spark's Kafka source has them."""
+"""Columns of the records that a lane reads, as Spark's Kafka source has them."""
 Entries = Mapping[tuple[str, int], Mapping[int, str | None]]
-"""What a sink has in quarantine: by topic and partition, by offset, the id of the record's row if its key tells."""
+"""What a sink has in quarantine: by topic and partition, then by offset, the id of the record's row; None where the
+key doesn't tell it."""
 REPORT = "report binary"
+"""Schema of what a task returns to Spark: one `PartitionOutcome` as JSON per row."""
 TAINTED = "its row is in quarantine"
 UNKNOWN = "a value that the log doesn't carry isn't known here either"
 REPORTED_ROWS = 1000
-"""Rejected records that a report names at most; all are counted."""
+"""The most rejected records that an outcome names; all are counted."""
 
 
 class Superseded:
-    """The view has a newer version of a row than the one that would have to be filled from it."""
+    """Type of `SUPERSEDED`: the view has a newer version of a row than the change that would be filled from it."""
 
 
 SUPERSEDED = Superseded()
 
 
-class Row(msgspec.Struct, gc=False):
-    """The newest of a row in a part; value: None where it is deleted; sources: the records that it is made from."""
+class FoldedRow(msgspec.Struct, gc=False):
+    """The newest state of a row in a part.
+
+    offset   of the newest change that it contains
+    value    in the view's form; None where the row is deleted
+    missing  the columns whose value is not known yet
+    sources  the records that it is made from, for quarantine
+    """
 
     id: str
     offset: int
@@ -51,31 +59,38 @@ class Row(msgspec.Struct, gc=False):
     sources: list[Source]
 
 
-class Report(msgspec.Struct):
-    """What became of one partition's records. Failures travel as data."""
+class PartitionOutcome(msgspec.Struct):
+    """What became of one partition's records in one task, sent to the driver.
+
+    Failures travel as data, because an exception would lose its class on the way.
+    """
 
     topic: str
     partition: int
     applied: Applied = msgspec.field(default_factory=Applied)
     rejected: list[Rejected] = []
     cured: dict[str, int] = {}
-    """By id of a row with entries in quarantine: below which offset they are void, for all its values are known."""
+    """By id of a row with entries in quarantine: the offset below which they are void, since all its values are
+    known."""
     failure: str | None = None
-    """Why the task ended early: one of `failures.REPORTED`."""
+    """Why the task ended early: a key of `cdc.sink.remedy.REPORTED`."""
     message: str = ""
-    told: list[str] = []
-    """What the sink's writer has to tell its driver."""
+    writer_results: list[str] = msgspec.field(default_factory=list, name="told")
+    """What `Writer.finish` hands to the sink on the driver."""
 
 
-class Limits(NamedTuple):
-    """Of a chunk; one row may be larger."""
+class ChunkLimits(NamedTuple):
+    """Size at which a chunk is written: rows, and bytes of memory. One row may be larger."""
 
     rows: int
     bytes: int
 
 
 class Failure(Exception):
-    """The destination can't go on: kind is one of `failures.REPORTED`. Messages name no values."""
+    """The destination can't go on, and the task ends. Messages name no values.
+
+    kind: a key of `cdc.sink.remedy.REPORTED`, which names the class that the driver raises.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -84,14 +99,18 @@ class Failure(Exception):
 
 @dataclass(eq=False)
 class Part:
-    """What a chunk has of one Kafka partition: rows as of `reach`, in a view that has all below `at`."""
+    """The rows of one Kafka partition in a chunk.
+
+    view_offset  the view has all records below it
+    end_offset   the rows are as of this offset: the view has all below it once the part is written
+    """
 
     advance: Advance
     partition: int
-    at: int
-    report: Report
-    reach: int = 0
-    rows: dict[str, Row] = field(default_factory=dict)
+    view_offset: int
+    report: PartitionOutcome
+    end_offset: int = 0
+    rows: dict[str, FoldedRow] = field(default_factory=dict)
 
     @property
     def topic(self) -> str:
@@ -99,53 +118,85 @@ class Part:
 
 
 class Verdicts(NamedTuple):
-    """What a destination says to a part that it has been given: ids of rows that it won't take, with the reason."""
+    """What a destination answers to a part that it was given to write."""
 
     refused: Mapping[str, str] = {}
+    """By id of a row that it will never take: the reason, which names no value."""
     stale: frozenset[str] = frozenset()
-    """Those of which it has a newer version."""
+    """Ids of rows of which it has a newer version."""
 
 
 class Writer(Protocol):
-    """A destination, on an executor: can be pickled. Every method may raise Failure."""
+    """A destination on an executor.
+
+    The sink makes one writer per batch on the driver; it is pickled, and every task works with a
+    copy of its own. One thread, the task's, makes all calls. A task may run twice, also at the same
+    time as its lost twin, so writing has to be idempotent and fenced by the position.
+
+    Per task: `start_offset` once for each partition, `observe` for each change, then for each chunk
+    `read_stored` and `write`, at last `finish`. After a Failure no further call follows.
+
+    Every method may raise Failure, which ends the task and, on the driver, the batch. The batch is
+    repeated from the stored positions if the failure's kind allows that. A single row that can't be
+    written is no Failure: `write` names it in `Verdicts.refused`.
+    """
 
     @property
     def form(self) -> Form:
-        """What it takes rows as."""
+        """What the view holds of a row: documents or column values. Constant."""
 
     @property
-    def limits(self) -> Limits:
-        """How large a chunk may get."""
+    def limits(self) -> ChunkLimits:
+        """How large a chunk may get before it is written. Constant."""
 
     @property
     def archives(self) -> bool:
-        """Whether it takes changes from before a TRUNCATE, too: they have no effect on rows."""
+        """Whether `observe` gets changes from before a TRUNCATE, too. They have no effect on rows. Constant."""
 
-    def at(self, advance: Advance, partition: int) -> int:
-        """Where the view stands; further than the step's start when an earlier try has got part of the way."""
+    def start_offset(self, advance: Advance, partition: int) -> int:
+        """Return the offset below which the view has all records of a partition.
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """What the view has of rows: by id a value of the form, or SUPERSEDED; nothing of those it hasn't."""
+        Called once per task and partition, before its first record. Further than the step's start when an earlier
+        try has got part of the way. Local: asks no server.
+        """
+
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
+        """Read what the view holds of rows: by id a value of the form, or SUPERSEDED; absent rows are left out.
+
+        Called at most once per part and chunk, just before `write`, for the rows that miss a value. SUPERSEDED: the
+        view has a newer version than the row's offset.
+        """
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write all rows, none of which misses a value, and move each partition to the part's `reach`."""
+        """Write all rows, none of which misses a value, and move each partition's position to the part's `end_offset`.
 
-    def take(self, part: Part, change: Change, source: Source, value: Any) -> int:
-        """Look at a change before it is folded; the bytes of memory that it keeps of it."""
+        Called once per chunk; one answer per part, in their order. Durable on return, or staged for the sink's
+        commit on the driver. The position moves with the rows or after them, never before.
+        """
 
-    def end(self) -> Mapping[str, Sequence[str]]:
-        """After the last chunk: what to tell the driver, by topic."""
+    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
+        """Look at a change before it is folded; returns the bytes of memory that the writer keeps of it.
+
+        Called for each change that is decoded, in the order of offsets: the hottest call of a lane. `value` is the
+        row in the writer's form, None for a delete.
+        """
+
+    def finish(self) -> Mapping[str, Sequence[str]]:
+        """Close what is open; returns by topic what the sink on the driver is to get in `Outcome.writer_results`.
+
+        Called once per task, after the last `write`; not after a Failure or a record that ends the batch.
+        """
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One batch's way into a view, as executors are given it.
+    """One batch's way into a view, as executors are given it. Can be pickled.
 
-    `only`: ids by topic, of a lane that looks at no other rows.
+    only: by topic, the ids of rows, where the lane is about some rows only.
     """
 
     advances: tuple[Advance, ...]
-    reading: Reading
+    reading: DecodeOptions
     writer: Writer
     rejection: Rejection
     entries: Entries = field(default_factory=dict)

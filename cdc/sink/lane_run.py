@@ -14,9 +14,9 @@ import msgspec
 
 from cdc.errors import CdcError, DecodeError, ValueNotRepresentable
 from cdc.model.outcome import Applied
-from cdc.sink.contract import Outcome, Refused
-from cdc.sink.lane import COLUMNS, REPORT, Lane, Report
-from cdc.sink.lane_task import Run, work
+from cdc.sink.contract import Outcome, RowsRejected
+from cdc.sink.lane import COLUMNS, REPORT, Lane, PartitionOutcome
+from cdc.sink.lane_task import LaneRun, run_task
 from cdc.sink.rejection import DECODE, UNHOLDABLE, Rejected
 from cdc.sink.remedy import REPORTED
 
@@ -27,51 +27,51 @@ if TYPE_CHECKING:
     Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
     """What is done with the Arrow batches of a task."""
 
-OF_ALL = {"broker": "nothing to do: it is tried again; is Kafka up?"}
+COMMON_HINTS = {"broker": "nothing to do: it is tried again; is Kafka up?"}
 """Hints by kind of a failure, whatever the sink."""
-_decode = msgspec.json.Decoder(Report).decode
+_decode = msgspec.json.Decoder(PartitionOutcome).decode
 
 
-def run(lane: Lane, records: DataFrame, sink: str, hints: Mapping[str, str]) -> Outcome:
+def run_on_executors(lane: Lane, records: DataFrame, sink: str, hints: Mapping[str, str]) -> Outcome:
     """Run a lane over a batch's records; hints: by kind of a failure, what a person can do about it.
 
     Raises:
         CdcError: of the first failure that is reported, or of a record that ends the batch.
     """
-    rows = records.select(*COLUMNS).mapInArrow(lasting(partial(work, lane)), REPORT).collect()
-    return outcome(lane, [_decode(row["report"]) for row in rows], sink, hints)
+    rows = records.select(*COLUMNS).mapInArrow(freeze_gc_after(partial(run_task, lane)), REPORT).collect()
+    return collect_outcome(lane, [_decode(row["report"]) for row in rows], sink, hints)
 
 
-def run_here(lane: Lane, records: DataFrame, sink: str) -> Outcome:
+def run_in_process(lane: Lane, records: DataFrame, sink: str) -> Outcome:
     """The same in this process: for the reference, whose view is in it."""
-    task = Run(lane)
+    task = LaneRun(lane)
     rows = records.select(*COLUMNS).collect()
     for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"])):
-        if not task.ended:
-            task.take(row["topic"], row["partition"], [(_bytes(row["key"]), _bytes(row["value"]), row["offset"])])
-    return outcome(lane, task.end(), sink, {})
+        if not task.stopped:
+            task.fold(row["topic"], row["partition"], [(_bytes(row["key"]), _bytes(row["value"]), row["offset"])])
+    return collect_outcome(lane, task.finish(), sink, {})
 
 
 def _bytes(part: bytearray | None) -> bytes | None:
     return None if part is None else bytes(part)
 
 
-def outcome(lane: Lane, reports: Iterable[Report], sink: str, hints: Mapping[str, str]) -> Outcome:
+def collect_outcome(lane: Lane, reports: Iterable[PartitionOutcome], sink: str, hints: Mapping[str, str]) -> Outcome:
     names = {advance.table.topic: advance.table.qualified for advance in lane.advances}
     result = Outcome({name: Applied() for name in names.values()})
     for report in reports:
         if report.failure:
-            raise raised(report.failure, report.message, hints, topic=report.topic, partition=report.partition)
+            raise reported_error(report.failure, report.message, hints, topic=report.topic, partition=report.partition)
         result.applied[names[report.topic]].add(report.applied)
         result.rejected.extend(report.rejected)
         result.cured.update(((report.topic, key), offset) for key, offset in report.cured.items())
-        result.told.setdefault(names[report.topic], []).extend(report.told)
+        result.writer_results.setdefault(names[report.topic], []).extend(report.writer_results)
     if lane.rejection.stops and result.rejected:
-        raise _stopped(result.rejected, sink)
+        raise _rejection_error(result.rejected, sink)
     return result
 
 
-def _stopped(rejected: list[Rejected], sink: str) -> CdcError:
+def _rejection_error(rejected: list[Rejected], sink: str) -> CdcError:
     first = rejected[0]
     place = f"{first.topic} partition {first.partition} offset {first.offset}: {first.reason}"
     if first.kind == DECODE:
@@ -86,25 +86,25 @@ def _stopped(rejected: list[Rejected], sink: str) -> CdcError:
             hint="change the row, or leave the column out with `exclude`",
             sink=sink,
         )
-    return Refused({(one.topic, one.id or ""): one.reason for one in rejected}, sink)
+    return RowsRejected({(record.topic, record.id or ""): record.reason for record in rejected}, sink)
 
 
-def raised(kind: str, message: str, hints: Mapping[str, str], **where: object) -> CdcError:
+def reported_error(kind: str, message: str, hints: Mapping[str, str], **where: object) -> CdcError:
     """The error of a failure that is told by a word, with the hint for its kind."""
-    return REPORTED[kind](message, hint={**OF_ALL, **hints}.get(kind, "see the message"), **where)
+    return REPORTED[kind](message, hint={**COMMON_HINTS, **hints}.get(kind, "see the message"), **where)
 
 
-def lasting(work: Work) -> Work:
+def freeze_gc_after(work: Work) -> Work:
     """The same for a worker that takes many tasks: Spark collects garbage after each, over all that is loaded."""
 
-    def worked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def work_then_freeze(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from work(batches)
-        _freeze(getattr(work, "func", work).__qualname__)
+        _freeze_gc(getattr(work, "func", work).__qualname__)
 
-    return worked
+    return work_then_freeze
 
 
 @cache
-def _freeze(_: str) -> None:
+def _freeze_gc(_: str) -> None:
     """Leave what is loaded out of it, after the first task of each kind."""
     gc.freeze()

@@ -19,10 +19,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cdc.codec.forms import Form
-from cdc.codec.record import Change, RecordDecoder, Unholdable, Unreadable
+from cdc.codec.record import Change, RecordDecoder, Unreadable, ValueNotRepresentable
 from cdc.errors import KafkaUnavailable
 from cdc.model.outcome import Advance
-from cdc.sink.lane import REPORTED_ROWS, SUPERSEDED, TAINTED, UNKNOWN, Failure, Lane, Part, Report, Row, Verdicts
+from cdc.sink.lane import (
+    REPORTED_ROWS,
+    SUPERSEDED,
+    TAINTED,
+    UNKNOWN,
+    Failure,
+    FoldedRow,
+    Lane,
+    Part,
+    PartitionOutcome,
+    Verdicts,
+)
 from cdc.sink.rejection import DECODE, REFUSED, UNHOLDABLE, Rejected, Source
 
 if TYPE_CHECKING:
@@ -30,166 +41,170 @@ if TYPE_CHECKING:
 
 SOURCE_BYTES = 200
 """Of memory, besides its key and value."""
-FILLED_BYTES, LEAST_BYTES, LARGER = 100_000, 2_000, 8
+ASSUMED_FILLED_BYTES, MIN_FILLED_BYTES, FILLED_MARGIN = 100_000, 2_000, 8
 """What a row is taken for that has yet to be filled with large values: first, at least, times the mean so far."""
 
 
-def work(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What a task does: COLUMNS in, a partition's records in the order of offsets and all in one task; REPORT."""
     import pyarrow as pa
 
-    run = Run(lane)
-    for topic, partition, records in itertools.chain.from_iterable(map(stretches, batches)):
+    lane_run = LaneRun(lane)
+    for topic, partition, records in itertools.chain.from_iterable(map(split_by_partition, batches)):
         # To its end, even where nothing is left to do: Spark throws a worker away that hasn't read all.
-        if not run.ended:
-            run.take(topic, partition, records)
-    reports = [msgspec.json.encode(report) for report in run.end()]
+        if not lane_run.stopped:
+            lane_run.fold(topic, partition, records)
+    reports = [msgspec.json.encode(report) for report in lane_run.finish()]
     yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], ["report"])
 
 
 Records = Iterable[tuple[bytes | None, bytes | None, int]]
 """Key, value, offset."""
+Decoded = tuple[Change, Any, Source, bool]
+"""A change, its row in the view's form (None for a delete), its record, and whether the change is dead."""
 
 
-def stretches(batch: pa.RecordBatch) -> Iterator[tuple[str, int, Records]]:
+def split_by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, int, Records]]:
     """The records of each Kafka partition: topic, partition, records in the order of offsets."""
     topics, partitions, offsets = (batch.column(name).to_pylist() for name in ("topic", "partition", "offset"))
     keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
-    places = list(zip(topics, partitions, strict=True))
+    row_partitions = list(zip(topics, partitions, strict=True))
     start = 0
-    while start < len(places):
-        place, until = places[start], len(places)
-        if places[-1] != place:
-            until = next(at for at in range(start, len(places)) if places[at] != place)
-        yield *place, zip(keys[start:until], values[start:until], offsets[start:until], strict=True)
-        start = until
+    while start < len(row_partitions):
+        place, end = row_partitions[start], len(row_partitions)
+        if row_partitions[-1] != place:
+            end = next(index for index in range(start, len(row_partitions)) if row_partitions[index] != place)
+        yield *place, zip(keys[start:end], values[start:end], offsets[start:end], strict=True)
+        start = end
 
 
-class Run:
+class LaneRun:
     """One task's run of a lane. One thread uses it."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane, self._writer = lane, lane.writer
         self._advances = {advance.table.topic: advance for advance in lane.advances}
         self._decoder = RecordDecoder([advance.table for advance in lane.advances], lane.reading.placeholder)
-        self._ways: dict[tuple[str, int], _Way] = {}
+        self._partitions: dict[tuple[str, int], _PartitionState] = {}
         self._parts: list[Part] = []
         self._rows = self._bytes = 0
-        self._filled = _Mean()
-        self._rejects: list[tuple[Rejected, Source]] = []
-        self.ended = False
+        self._filled_sizes = _MeanSize()
+        self._rejections: list[tuple[Rejected, Source]] = []
+        self.stopped = False
         """Nothing that comes is applied any more."""
 
-    def take(self, topic: str, partition: int, records: Records) -> None:
+    def fold(self, topic: str, partition: int, records: Records) -> None:
         """Fold the records of a partition into the chunk at hand, which is written whenever it is full."""
         advance = self._advances.get(topic)
         if advance is None:
             return
         try:
-            way = self._ways.get((topic, partition)) or self._way(advance, partition)
-            self._take(way, records)
+            state = self._partitions.get((topic, partition)) or self._open_partition(advance, partition)
+            self._fold_records(state, records)
         except Failure as failure:
             self._fail(topic, partition, failure)
 
-    def end(self) -> list[Report]:
+    def finish(self) -> list[PartitionOutcome]:
         """Write what is left; what became of each partition's records."""
-        place = next(iter(self._ways), ("", 0))
+        first_partition = next(iter(self._partitions), ("", 0))
         try:
-            if not self.ended:
+            if not self.stopped:
                 self._flush()
-            if not self.ended:
-                for topic, told in self._writer.end().items():
-                    self._told(topic).told.extend(told)
+            if not self.stopped:
+                for topic, results in self._writer.finish().items():
+                    self._outcome_of(topic).writer_results.extend(results)
         except Failure as failure:
-            self._fail(*place, failure)
-        return [way.part.report for way in self._ways.values()]
+            self._fail(*first_partition, failure)
+        return [state.part.report for state in self._partitions.values()]
 
-    def _told(self, topic: str) -> Report:
-        return next(way.part.report for (name, _), way in self._ways.items() if name == topic)
+    def _outcome_of(self, topic: str) -> PartitionOutcome:
+        return next(state.part.report for (name, _), state in self._partitions.items() if name == topic)
 
     def _fail(self, topic: str, partition: int, failure: Failure) -> None:
-        self.ended = True
-        if (topic, partition) not in self._ways:
-            report = Report(topic, partition)
-            self._ways[topic, partition] = _Way(self._lane, Part(self._advances[topic], partition, 0, report), None)
-        report = self._ways[topic, partition].part.report
+        self.stopped = True
+        if (topic, partition) not in self._partitions:
+            report = PartitionOutcome(topic, partition)
+            self._partitions[topic, partition] = _PartitionState(
+                self._lane, Part(self._advances[topic], partition, 0, report), None
+            )
+        report = self._partitions[topic, partition].part.report
         report.failure, report.message = failure.kind, failure.message
 
-    def _way(self, advance: Advance, partition: int) -> _Way:
+    def _open_partition(self, advance: Advance, partition: int) -> _PartitionState:
         topic = advance.table.topic
-        report = Report(topic, partition)
-        at = self._writer.at(advance, partition)
-        way = _Way(self._lane, Part(advance, partition, at, report, at), self._writer.form)
-        self._ways[topic, partition] = way
-        return way
+        report = PartitionOutcome(topic, partition)
+        view_offset = self._writer.start_offset(advance, partition)
+        state = _PartitionState(
+            self._lane, Part(advance, partition, view_offset, report, view_offset), self._writer.form
+        )
+        self._partitions[topic, partition] = state
+        return state
 
-    def _take(self, way: _Way, records: Records) -> None:
-        part, limits, size, look = way.part, self._writer.limits, self._writer.form.size, self._writer.take
-        if not any(one is part for one in self._parts):
+    def _fold_records(self, state: _PartitionState, records: Records) -> None:
+        part, limits, size, observe = state.part, self._writer.limits, self._writer.form.size, self._writer.observe
+        if not any(chunk_part is part for chunk_part in self._parts):
             self._parts.append(part)
-        for said in self._changes(way, records):
-            if said is not None:
-                change, made, source, dead = said
-                self._bytes += look(part, change, source, made)
-                if dead:
+        for decoded in self._decode_changes(state, records):
+            if decoded is not None:
+                change, value, source, is_dead = decoded
+                self._bytes += observe(part, change, source, value)
+                if is_dead:
                     pass
                 elif change.missing:
-                    self._fill(way, change, made, source)
+                    self._fold_partial(state, change, value, source)
                 else:
-                    self._replace(way, change, made, source)
-                if made is not None:
-                    self._bytes += size(made)
+                    self._fold_complete(state, change, value, source)
+                if value is not None:
+                    self._bytes += size(value)
                 self._bytes += len(source.value or b"") + SOURCE_BYTES
             if self._rows >= limits.rows or self._bytes >= limits.bytes:
                 self._flush()
                 self._parts.append(part)
-            if self.ended:
+            if self.stopped:
                 return
 
-    def _changes(self, way: _Way, records: Records) -> Iterator[tuple[Change, Any, Source, bool] | None]:
-        """What records say, each with its row in the view's form; None for one that is rejected.
-
-        Last, whether it is dead; such changes come only to who archives them.
-        """
-        part, report, topic = way.part, way.part.report, way.part.topic
-        low, high, at, since, floor, only = way.start, way.until, way.at, way.since, way.floor, way.only
-        decode, row_id, convert = self._decoder.decode, self._decoder.row_id, way.convert
+    def _decode_changes(self, state: _PartitionState, records: Records) -> Iterator[Decoded | None]:
+        """Decode records; None for one that is rejected. Dead changes come only to a writer that archives them."""
+        part, report, topic = state.part, state.part.report, state.part.topic
+        start, end, view_offset = state.start_offset, state.end_offset, state.view_offset
+        first_offset, floor, only = state.first_offset, state.floor, state.only
+        decode, row_id, convert = self._decoder.decode, self._decoder.row_id, state.convert
         archives = self._writer.archives
-        for key, value, offset in records:
-            if not low <= offset < high or (only is not None and row_id(topic, key) not in only):
+        for key, raw_value, offset in records:
+            if not start <= offset < end or (only is not None and row_id(topic, key) not in only):
                 continue
             report.applied.read += 1
-            source = Source(offset, key, value)
-            if offset < at or (offset < since and not archives):
+            source = Source(offset, key, raw_value)
+            if offset < view_offset or (offset < first_offset and not archives):
                 report.applied.stale += 1
-                if way.entries and offset >= since:
-                    self._pass(way, source)
+                if state.entries and offset >= first_offset:
+                    self._note_cure(state, source)
                 continue
-            if not way.is_repair:
-                part.reach = offset + 1
-            dead = offset < since
+            if not state.is_repair:
+                part.end_offset = offset + 1
+            is_dead = offset < first_offset
             try:
-                change = decode(topic, key, value)
-                dead |= bool(floor and change.lsn is not None and change.lsn < floor)
-                if dead and not archives:
+                change = decode(topic, key, raw_value)
+                is_dead |= bool(floor and change.lsn is not None and change.lsn < floor)
+                if is_dead and not archives:
                     report.applied.stale += 1
                     continue
-                made = None if change.row is None else convert(change.row)
+                value = None if change.row is None else convert(change.row)
             except Unreadable as problem:
-                if dead:
+                if is_dead:
                     # It need not be a change of the table as it is now.
                     report.applied.stale += 1
                     continue
-                self._reject(way, row_id(topic, key), _kind(problem), problem.problem, [source])
+                self._reject(state, row_id(topic, key), _rejection_kind(problem), problem.problem, [source])
                 yield None
             else:
-                report.applied.stale += dead
-                yield change, made, source, dead
+                report.applied.stale += is_dead
+                yield change, value, source, is_dead
 
-    def _pass(self, way: _Way, source: Source) -> None:
+    def _note_cure(self, state: _PartitionState, source: Source) -> None:
         """Look at a record that an earlier try has applied, or rejected: it may have cured a row."""
-        topic = way.part.topic
-        entries = way.entries.get(self._decoder.row_id(topic, source.key) or "", ())
+        topic = state.part.topic
+        entries = state.entries.get(self._decoder.row_id(topic, source.key) or "", ())
         if not entries or source.offset in entries:
             return
         try:
@@ -197,52 +212,54 @@ class Run:
         except Unreadable:
             # Somebody has given up its entry.
             return
-        if not change.missing and not (way.floor and change.lsn is not None and change.lsn < way.floor):
-            way.cure(change.id, source.offset + 1)
-            way.part.report.cured[change.id] = source.offset + 1
+        if not change.missing and not (state.floor and change.lsn is not None and change.lsn < state.floor):
+            state.cure(change.id, source.offset + 1)
+            state.part.report.cured[change.id] = source.offset + 1
 
-    def _replace(self, way: _Way, change: Change, made: Any, source: Source) -> None:
+    def _fold_complete(self, state: _PartitionState, change: Change, value: Any, source: Source) -> None:
         """Fold a change that carries all of its row, or deletes it."""
-        rows = way.part.rows
-        if old := rows.get(change.id):
-            way.part.report.applied.folded += len(old.sources)
+        rows = state.part.rows
+        if older := rows.get(change.id):
+            state.part.report.applied.folded += len(older.sources)
         else:
             self._rows += 1
-        rows[change.id] = Row(change.id, source.offset, made, (), [source])
-        if way.tainted:
-            way.cure(change.id, source.offset + 1)
+        rows[change.id] = FoldedRow(change.id, source.offset, value, (), [source])
+        if state.tainted:
+            state.cure(change.id, source.offset + 1)
 
-    def _fill(self, way: _Way, change: Change, made: Any, source: Source) -> None:
+    def _fold_partial(self, state: _PartitionState, change: Change, value: Any, source: Source) -> None:
         """Fold a change that misses values."""
-        part, old = way.part, way.part.rows.get(change.id)
-        if change.id in way.tainted:
-            self._reject(way, change.id, REFUSED, TAINTED, [source])
-        elif old is None:
+        part, older = state.part, state.part.rows.get(change.id)
+        if change.id in state.tainted:
+            self._reject(state, change.id, REFUSED, TAINTED, [source])
+        elif older is None:
             self._rows += 1
-            self._bytes += self._filled.assumed
-            part.rows[change.id] = Row(change.id, source.offset, made, change.missing, [source])
-        elif old.value is None:
+            self._bytes += self._filled_sizes.assumed
+            part.rows[change.id] = FoldedRow(change.id, source.offset, value, change.missing, [source])
+        elif older.value is None:
             # What the row held before it was deleted is void.
-            self._reject(way, change.id, REFUSED, UNKNOWN, [source])
+            self._reject(state, change.id, REFUSED, UNKNOWN, [source])
         else:
-            filled = self._writer.form.fill(part.advance.table, made, change.missing, old.value, old.missing)
-            sources = [*old.sources, source]
-            part.rows[change.id] = Row(change.id, source.offset, filled.value, filled.missing, sources)
+            filled = self._writer.form.fill(part.advance.table, value, change.missing, older.value, older.missing)
+            sources = [*older.sources, source]
+            part.rows[change.id] = FoldedRow(change.id, source.offset, filled.value, filled.missing, sources)
 
-    def _reject(self, way: _Way, row_id: str | None, kind: str, reason: str, sources: Sequence[Source]) -> None:
-        report, part = way.part.report, way.part
+    def _reject(
+        self, state: _PartitionState, row_id: str | None, kind: str, reason: str, sources: Sequence[Source]
+    ) -> None:
+        report, part = state.part.report, state.part
         for source in sources:
             rejected = Rejected(part.topic, part.partition, source.offset, row_id, kind, reason)
-            self._rejects.append((rejected, source))
+            self._rejections.append((rejected, source))
             self._bytes += len(source.key or b"") + len(source.value or b"") + SOURCE_BYTES
             # Of a repair all: what isn't named is taken for mended.
-            if way.is_repair or len(report.rejected) < REPORTED_ROWS:
+            if state.is_repair or len(report.rejected) < REPORTED_ROWS:
                 report.rejected.append(rejected)
         report.applied.quarantined += len(sources)
         if row_id is not None:
-            way.tainted.add(row_id)
-            way.marked.add(row_id)
-        self.ended |= self._lane.rejection.stops
+            state.tainted.add(row_id)
+            state.marked.add(row_id)
+        self.stopped |= self._lane.rejection.stops
 
     def _flush(self) -> None:
         """Write the chunk: first what is rejected of it, then its rows.
@@ -253,32 +270,32 @@ class Run:
         """
         parts, self._parts = self._parts, []
         for part in parts:
-            way = self._ways[part.topic, part.partition]
+            state = self._partitions[part.topic, part.partition]
             lacking = [row for row in part.rows.values() if row.missing]
             if lacking:
-                self._complete(way, lacking)
-        self._put()
-        if self.ended:
+                self._fill_from_view(state, lacking)
+        self._put_rejections()
+        if self.stopped:
             return
         for part, verdicts in zip(parts, self._writer.write(parts), strict=True):
-            self._count(part, verdicts)
-        self._put()
+            self._count_outcome(part, verdicts)
+        self._put_rejections()
         self._rows = self._bytes = 0
 
-    def _put(self) -> None:
-        if self._rejects:
-            rejects, self._rejects = self._rejects, []
+    def _put_rejections(self) -> None:
+        if self._rejections:
+            rejections, self._rejections = self._rejections, []
             try:
-                self._lane.rejection.put(rejects)
+                self._lane.rejection.put(rejections)
             except KafkaUnavailable as error:
                 raise Failure("broker", error.message) from None
 
-    def _complete(self, way: _Way, lacking: Sequence[Row]) -> None:
+    def _fill_from_view(self, state: _PartitionState, lacking: Sequence[FoldedRow]) -> None:
         """Fill rows from what the view has of them; what isn't known there either is rejected."""
-        part = way.part
-        held = self._writer.held(part, lacking)
+        part = state.part
+        stored_rows = self._writer.read_stored(part, lacking)
         for row in lacking:
-            older = held.get(row.id)
+            older = stored_rows.get(row.id)
             if older is SUPERSEDED:
                 del part.rows[row.id]
                 part.report.applied.stale += 1
@@ -286,19 +303,19 @@ class Run:
                 continue
             if older is not None:
                 row.value, row.missing = self._writer.form.fill(part.advance.table, row.value, row.missing, older, ())
-                self._filled.add(self._writer.form.size(row.value))
+                self._filled_sizes.add(self._writer.form.size(row.value))
             if row.missing:
                 del part.rows[row.id]
-                self._reject(way, row.id, REFUSED, UNKNOWN, row.sources)
+                self._reject(state, row.id, REFUSED, UNKNOWN, row.sources)
 
-    def _count(self, part: Part, verdicts: Verdicts) -> None:
-        report, way = part.report, self._ways[part.topic, part.partition]
+    def _count_outcome(self, part: Part, verdicts: Verdicts) -> None:
+        report, state = part.report, self._partitions[part.topic, part.partition]
         for row in part.rows.values():
             if row.id in verdicts.refused:
-                self._reject(way, row.id, REFUSED, verdicts.refused[row.id], row.sources)
+                self._reject(state, row.id, REFUSED, verdicts.refused[row.id], row.sources)
                 continue
             report.applied.folded += len(row.sources) - 1
-            if row.id in way.marked:
+            if row.id in state.marked:
                 # All of its values are known, whatever was rejected before.
                 report.cured[row.id] = row.offset + 1
             if row.id in verdicts.stale:
@@ -308,10 +325,10 @@ class Run:
             else:
                 report.applied.written += 1
         part.rows.clear()
-        part.at = part.reach
+        part.view_offset = part.end_offset
 
 
-class _Way:
+class _PartitionState:
     """What is known of one partition for as long as the task runs.
 
     entries: by id of a row, the offsets of its records in quarantine; tainted: rows of which a record was rejected that
@@ -322,11 +339,11 @@ class _Way:
         advance, partition, topic = part.advance, part.partition, part.topic
         self.part, self.is_repair = part, advance.is_repair
         # All records that a repair is given are for it.
-        self.at = 0 if self.is_repair else part.at
-        self.start = 0 if self.is_repair else advance.start_offsets[partition]
-        self.until = sys.maxsize if self.is_repair else advance.end.offsets[partition]
-        since = lane.reading.since.get(topic, ())
-        self.since = since[partition] if partition < len(since) else 0
+        self.view_offset = 0 if self.is_repair else part.view_offset
+        self.start_offset = 0 if self.is_repair else advance.start_offsets[partition]
+        self.end_offset = sys.maxsize if self.is_repair else advance.end.offsets[partition]
+        first_offsets = lane.reading.since.get(topic, ())
+        self.first_offset = first_offsets[partition] if partition < len(first_offsets) else 0
         self.floor = lane.reading.floors.get(topic, 0)
         self.entries: dict[str, set[int]] = {}
         for offset, row_id in lane.entries.get((topic, partition), {}).items():
@@ -334,17 +351,17 @@ class _Way:
                 self.entries.setdefault(row_id, set()).add(offset)
         self.marked = set(self.entries)
         # What lies further on comes again: it is rejected again, or applied.
-        self.tainted = {row_id for row_id, offsets in self.entries.items() if min(offsets) < self.at}
+        self.tainted = {row_id for row_id, offsets in self.entries.items() if min(offsets) < self.view_offset}
         self.only = lane.only.get(topic)
         self.convert: Callable[[bytes], Any] = form.converter(advance.table) if form else bytes
 
     def cure(self, row_id: str, below: int) -> None:
         """All values of a row are known as of that offset."""
-        if not any(below <= offset < self.at for offset in self.entries.get(row_id, ())):
+        if not any(below <= offset < self.view_offset for offset in self.entries.get(row_id, ())):
             self.tainted.discard(row_id)
 
 
-class _Mean:
+class _MeanSize:
     """How large rows have become that were filled with values they missed, in bytes."""
 
     def __init__(self) -> None:
@@ -356,8 +373,8 @@ class _Mean:
     @property
     def assumed(self) -> int:
         """For the next one, with room for larger ones."""
-        return max(LEAST_BYTES, LARGER * self._sum // self._count) if self._count else FILLED_BYTES
+        return max(MIN_FILLED_BYTES, FILLED_MARGIN * self._sum // self._count) if self._count else ASSUMED_FILLED_BYTES
 
 
-def _kind(problem: Unreadable) -> str:
-    return UNHOLDABLE if isinstance(problem, Unholdable) else DECODE
+def _rejection_kind(problem: Unreadable) -> str:
+    return UNHOLDABLE if isinstance(problem, ValueNotRepresentable) else DECODE

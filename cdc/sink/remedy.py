@@ -28,7 +28,7 @@ from cdc.errors import (
     WorkerLost,
 )
 from cdc.model.trace import kind, place
-from cdc.sink.contract import Misfit, Refused, Rewound
+from cdc.sink.contract import PositionLost, RowsRejected, SchemaMismatch
 
 
 class Remedy(StrEnum):
@@ -43,7 +43,7 @@ class Remedy(StrEnum):
 REMEDIES: Mapping[type[BaseException], Remedy] = {
     # A destination that is away, busy or failing over; one that has gone back by itself; one that refuses.
     SinkUnavailable: Remedy.RETRY,
-    Rewound: Remedy.RESTART,
+    PositionLost: Remedy.RESTART,
     SinkRejected: Remedy.STOP,
     Fenced: Remedy.STOP,
     SinkError: Remedy.STOP,
@@ -59,9 +59,9 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # Single records, where `on_error` is to stop: not what the connector writes, not what a view can hold or take.
     DecodeError: Remedy.STOP,
     ValueNotRepresentable: Remedy.STOP,
-    Refused: Remedy.STOP,
+    RowsRejected: Remedy.STOP,
     # A view for other columns: its table is set aside (`Views.load`); where that isn't possible, nothing else helps.
-    Misfit: Remedy.STOP,
+    SchemaMismatch: Remedy.STOP,
     SettingsError: Remedy.STOP,
     Unexpected: Remedy.STOP,
     BaseException: Remedy.STOP,
@@ -76,7 +76,7 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "stranger": SinkRejected,
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     "fenced": Fenced,
-    "rewound": Rewound,
+    "rewound": PositionLost,
     "broker": KafkaUnavailable,
 }
 """The classes that executors report, as a word: an exception would lose its class on the way."""

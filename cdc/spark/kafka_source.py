@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from cdc.model.position import Position
 
-FETCHES = {
+FETCH_OPTIONS = {
     "kafka.isolation.level": "read_committed",
     # How long the broker may hold an empty answer: paid for each partition whose last offsets are markers.
     "kafka.fetch.max.wait.ms": "1",
@@ -23,22 +23,22 @@ FETCHES = {
 
 EARLIEST = -2
 """As an offset to start from: the first that the broker has."""
-Spans = dict[tuple[str, int], tuple[int, int]]
+OffsetRanges = dict[tuple[str, int], tuple[int, int]]
 """By topic and partition: an offset to start from, one to stop before."""
 
 
-def consumer(bootstrap: str, group: str | None = None) -> dict[str, str]:
+def reader_options(bootstrap: str, group: str | None = None) -> dict[str, str]:
     """Options of Spark's Kafka source, for a stream as for a batch: whose topics, and how records are fetched.
 
     Executors keep consumers, and what these have fetched ahead, for the next reader of the same group; five minutes
     long, so that a reader with a group of its own leaves them behind.
     """
-    named = {"kafka.group.id": group} if group else {}
-    return {"kafka.bootstrap.servers": bootstrap, **FETCHES, **named}
+    group_option = {"kafka.group.id": group} if group else {}
+    return {"kafka.bootstrap.servers": bootstrap, **FETCH_OPTIONS, **group_option}
 
 
 @dataclass(frozen=True)
-class Tally:
+class PartitionCensus:
     """How many records a partition holds, of how many keys, and how many of the records are tombstones."""
 
     records: int = 0
@@ -46,18 +46,22 @@ class Tally:
     tombstones: int = 0
 
 
-def records(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:
+def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:
     """Every committed record below the ends: key, value binary; topic, partition, offset, timestamp."""
-    places = {(topic, at): (EARLIEST, offset) for topic, end in ends.items() for at, offset in enumerate(end.offsets)}
-    return between(spark, bootstrap, places)
+    ranges = {
+        (topic, partition): (EARLIEST, offset)
+        for topic, end in ends.items()
+        for partition, offset in enumerate(end.offsets)
+    }
+    return read_ranges(spark, bootstrap, ranges)
 
 
-def between(spark: SparkSession, bootstrap: str, spans: Spans, group: str | None = None) -> DataFrame:
+def read_ranges(spark: SparkSession, bootstrap: str, spans: OffsetRanges, group: str | None = None) -> DataFrame:
     """Every committed record of these spans, as `records` gives them."""
-    starts, ends = ({place: span[at] for place, span in spans.items()} for at in (0, 1))
+    starts, ends = ({place: span[index] for place, span in spans.items()} for index in (0, 1))
     return (
         spark.read.format("kafka")
-        .options(**consumer(bootstrap, group))
+        .options(**reader_options(bootstrap, group))
         .option("assign", json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}))
         .option("startingOffsets", json.dumps(_by_topic(starts)))
         .option("endingOffsets", json.dumps(_by_topic(ends)))
@@ -66,21 +70,23 @@ def between(spark: SparkSession, bootstrap: str, spans: Spans, group: str | None
 
 
 def _by_topic(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
+    offsets_by_topic: dict[str, dict[int, int]] = {}
     for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[partition] = offset
-    return found
+        offsets_by_topic.setdefault(topic, {})[partition] = offset
+    return offsets_by_topic
 
 
-def tally(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> dict[str, list[Tally]]:
+def census(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> dict[str, list[PartitionCensus]]:
     """What each partition holds below the ends, by topic."""
-    by_key = records(spark, bootstrap, ends).groupBy("topic", "partition", "key")
-    counted = (
+    by_key = read_until(spark, bootstrap, ends).groupBy("topic", "partition", "key")
+    counts = (
         by_key.agg(F.count("*").alias("records"), F.count_if(F.col("value").isNull()).alias("tombstones"))
         .groupBy("topic", "partition")
         .agg(F.sum("records").alias("records"), F.count("*").alias("keys"), F.sum("tombstones").alias("tombstones"))
     )
-    found = {topic: [Tally()] * end.partition_count for topic, end in ends.items()}
-    for row in counted.collect():
-        found[row["topic"]][row["partition"]] = Tally(row["records"], row["keys"], row["tombstones"])
-    return found
+    census_by_topic = {topic: [PartitionCensus()] * end.partition_count for topic, end in ends.items()}
+    for row in counts.collect():
+        census_by_topic[row["topic"]][row["partition"]] = PartitionCensus(
+            row["records"], row["keys"], row["tombstones"]
+        )
+    return census_by_topic

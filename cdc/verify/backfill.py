@@ -113,7 +113,7 @@ def _request_rows(
     while True:
         ends = kafka.ends(mark_topics)
         for topic in mark_topics:
-            records = kafka.between(topic, read_ends[topic].offsets[0], ends[topic].offsets[0])
+            records = kafka.read_range(topic, read_ends[topic].offsets[0], ends[topic].offsets[0])
             if any(_is_mark(record, request_id) for record in records):
                 return
         read_ends = ends

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
 from cdc.control.floors import Floors
-from cdc.control.heartbeat import last_beat
+from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import ConnectorError, SinkUnavailable
-from cdc.kafka.log_continuity import refuse_other
+from cdc.kafka.log_continuity import refuse_incomparable
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
@@ -58,7 +58,7 @@ class Barrier:
         stored, problems = positions(sink, tables), {}
         for table in tables:
             lag = distance(stored[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
-            refuse_other(sink.name, table, lag)
+            refuse_incomparable(sink.name, table, lag)
             if not lag.reached:
                 state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
                 problems[table] = f"{table.qualified} in {sink.name} {state}"
@@ -104,7 +104,7 @@ def place_barrier(
     """
 
     def missing_heartbeat() -> list[str]:
-        beat = last_beat(kafka, pipeline)
+        beat = last_heartbeat(kafka, pipeline)
         if beat and beat.committed_ms > now_ms:
             return []
         return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]

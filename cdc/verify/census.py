@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from cdc.codec.types import kind
 from cdc.model.table import Table
-from cdc.sink.contract import Grouped, Sink
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.comparison import Comparison
 from cdc.verify.row_sums import Comparable, RowSums, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes
@@ -51,7 +51,7 @@ def equal_small_views(
         SourceError, SinkError: a server can't be read.
     """
     equal: dict[View, Comparison] = {}
-    grouped = {sink.name: sink for sink in sinks if isinstance(sink, Grouped)}
+    grouped = {sink.name: sink for sink in sinks if isinstance(sink, GroupScanner)}
     for group in group_tables(tables, table_sizes(dsn, tables)) if grouped else ():
         pending, previous_count = group, 0
         # A second census tells changes during the first one from errors; repeat while fewer tables differ each time.
@@ -67,7 +67,7 @@ def equal_small_views(
 
 
 def take_census(
-    reader: SourceReader, dsn: str, tables: Sequence[Table], sinks: Mapping[str, Grouped], sample: Sample | None
+    reader: SourceReader, dsn: str, tables: Sequence[Table], sinks: Mapping[str, GroupScanner], sample: Sample | None
 ) -> dict[View, int]:
     """Compare views, of sinks by name, with one snapshot of these tables. Returns the equal ones, with their rows.
 

@@ -7,8 +7,8 @@ from pyspark.sql import DataFrame, SparkSession
 from cdc.codec import log_rows
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.sink.lane_run import lasting
-from cdc.spark.kafka_source import consumer
+from cdc.sink.lane_run import freeze_gc_after
+from cdc.spark.kafka_source import reader_options
 from cdc.verify import bucket_hashes
 
 
@@ -20,7 +20,7 @@ def states_since(spark: SparkSession, kafka: str, table: Table, position: Positi
     """
     starts = {str(partition): offset for partition, offset in enumerate(position.offsets)}
     records = _records(spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})})
-    states = records.select("key", "value").mapInArrow(lasting(log_rows.documents(table)), log_rows.DOCUMENTS)
+    states = records.select("key", "value").mapInArrow(freeze_gc_after(log_rows.documents(table)), log_rows.DOCUMENTS)
     return states.select("id", bucket_hashes.row_hash(table, "document").alias("seen"))
 
 
@@ -37,10 +37,14 @@ def keys(spark: SparkSession, kafka: str, table: Table) -> DataFrame:
 
 def _keys(records: DataFrame, table: Table) -> DataFrame:
     """Return id, key of each record; records with another key than the table's are left out."""
-    return records.select("key").mapInArrow(lasting(log_rows.ids(table)), log_rows.IDS)
+    return records.select("key").mapInArrow(freeze_gc_after(log_rows.ids(table)), log_rows.IDS)
 
 
 def _records(spark: SparkSession, kafka: str, table: Table, options: dict[str, str]) -> DataFrame:
     return (
-        spark.read.format("kafka").options(**consumer(kafka)).option("subscribe", table.topic).options(**options).load()
+        spark.read.format("kafka")
+        .options(**reader_options(kafka))
+        .option("subscribe", table.topic)
+        .options(**options)
+        .load()
     )

@@ -67,7 +67,7 @@ def group_tables(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[l
 def rows_of_group(
     reader: SourceReader, snapshot: SourceSnapshot, conditions: Mapping[str, sql.Composable]
 ) -> DataFrame:
-    """Read the rows of all tables of a snapshot, in the form of `cdc.sink.contract.Grouped.scan_group`.
+    """Read the rows of all tables of a snapshot, in the form of `cdc.sink.contract.GroupScanner.scan_group`.
 
     `conditions` may have a condition for a table, by its name.
     """

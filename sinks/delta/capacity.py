@@ -1,4 +1,4 @@
-"""What a second mirror needs beside the first: in the warehouse, and where Spark puts what doesn't fit into memory."""
+"""Disk space for a second mirror: in the warehouse, and where Spark spills."""
 
 import os
 import shutil
@@ -6,32 +6,40 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from cdc.sink.contract import require
+from cdc.sink.contract import require_free_space
 from sinks.delta.files import links
 
-AS_TEXT = 8
-"""How much larger the newest rows are as the connector's text, which they are kept as meanwhile, than in the mirror."""
+TEXT_FACTOR = 8
+"""How much larger the newest rows are as the connector's text than in the mirror.
 
-
+Spark keeps them as that text until they are written.
+"""
 COPIES = 3
-"""How often its files are there at the end of a switch, where they can't be linked: built, shown, and those before."""
+"""How often a mirror's files exist at the end of a switch, where they can't be linked.
+
+Once as built, once as shown to readers, once as retained from before.
+"""
 
 
-def require_room(needed: int, warehouse: str, sink: str) -> None:
-    """Raise SinkRejected when there is no room for mirrors of so many bytes."""
+def require_capacity(size_bytes: int, warehouse: str, sink: str) -> None:
+    """Raise SinkRejected when there is no space for mirrors of so many bytes."""
     if "://" not in warehouse:
         Path(warehouse).mkdir(parents=True, exist_ok=True)
         copies = 1 if links.can_link(warehouse) else COPIES
-        require(needed * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
-    if folder := spilled_to():
-        require(needed * AS_TEXT, shutil.disk_usage(folder).free, folder, sink)
+        require_free_space(size_bytes * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
+    if folder := spill_folder():
+        require_free_space(size_bytes * TEXT_FACTOR, shutil.disk_usage(folder).free, folder, sink)
 
 
-def spilled_to() -> str | None:
-    """A folder of this machine; None when that is elsewhere, or nobody has asked for Spark yet."""
+def spill_folder() -> str | None:
+    """Return the folder of this machine in which Spark spills.
+
+    None when Spark runs elsewhere, or hasn't been started yet.
+    """
     spark = SparkSession.getActiveSession()
     if spark is None or not str(spark.sparkContext.master).startswith("local"):
         return None
-    temporary = str(spark._jvm.System.getProperty("java.io.tmpdir"))  # type: ignore[union-attr]
-    named = os.environ.get("SPARK_LOCAL_DIRS") or spark.sparkContext.getConf().get("spark.local.dir") or temporary
-    return named.split(",")[0]
+    default = str(spark._jvm.System.getProperty("java.io.tmpdir"))  # type: ignore[union-attr]
+    configured = spark.sparkContext.getConf().get("spark.local.dir")
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or default
+    return folders.split(",")[0]

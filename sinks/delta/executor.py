@@ -1,8 +1,8 @@
-"""What the executors do for the warehouse: files in the folders of its tables, which the driver then commits.
+"""Writer of the executors: files in the folders of the warehouse's tables, which the driver commits.
 
-A task gives a file of events to the log of changes, and to the mirror one of rows and one of the ids of deleted rows,
-each grown by every chunk. None of them is part of a table yet. A row that comes in several chunks is there several
-times: `Staged.repeated` says so.
+A task writes a file of events for the log of changes, and for the mirror one of rows and one of the
+ids of deleted rows. Every chunk adds to them. None of them is part of a table yet. A row that comes
+in several chunks is staged several times: `Staged.repeated` says so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,29 +17,30 @@ from cdc.codec.record import Change, Unreadable
 from cdc.codec.table import codec
 from cdc.model.outcome import Advance
 from cdc.model.table import Table
-from cdc.sink.lane import SUPERSEDED, Failure, Limits, Part, Row, Verdicts
+from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
 from sinks.delta.files.columns import arrow_schema
-from sinks.delta.files.failures import unwritable
-from sinks.delta.files.parquet import File, Growing, Name
-from sinks.delta.mirror.stored_rows import Held
+from sinks.delta.files.failures import write_failure
+from sinks.delta.files.parquet import DataFile, FileNames, FileWriter
+from sinks.delta.mirror.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LIMITS = Limits(rows=50_000, bytes=64 * 2**20)
+LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
 FILE_BYTES = 512 * 2**20
-"""Of memory that the rows of a file have taken; the file is smaller by far."""
+"""Memory that the rows of a file have taken when the next file is begun; on disk it is far smaller."""
 EVENT_BYTES = 300
-"""Of memory, besides its row's values."""
+"""Memory of an event besides its row's values."""
 
 
 @dataclass(frozen=True)
-class View:
-    """One table's view as the driver has seen it.
+class ViewState:
+    """One table's view as the driver has read it before a batch.
 
-    Folders: that of the log of changes is None where only a mirror is made. `logged` and `mirrored`: by partition, the
-    offset below which the log or the mirror knows all events. version: of the mirror, None while it has no rows.
+    changes, mirror: folders; there is no log of changes where only a mirror is written.
+    logged, mirrored: by partition, the offset below which the log or the mirror has all events.
+    version: of the mirror; None while it has no rows.
     """
 
     table: Table
@@ -52,161 +53,177 @@ class View:
 
 
 class Staged(msgspec.Struct):
-    """Files of one view that are in no commit yet: of events, of rows, and of the ids of deleted rows.
+    """Files of one view that are in no commit yet: of events, of rows, of the ids of deleted rows.
 
-    repeated: whether a row is in them several times; the one of the greatest offset counts.
+    repeated: whether a row may be in them several times; the one of the greatest offset counts.
     """
 
-    events: list[File] = []
-    rows: list[File] = []
-    gone: list[File] = []
+    events: list[DataFile] = []
+    rows: list[DataFile] = []
+    deleted: list[DataFile] = []
     repeated: bool = False
 
-    def add(self, other: "Staged") -> None:
-        for mine, others in zip(self._lists(), other._lists(), strict=True):
-            mine.extend(others)
-        self.repeated |= other.repeated
-
-    def _lists(self) -> tuple[list[File], ...]:
-        return self.events, self.rows, self.gone
+    def add(self, staged: "Staged") -> None:
+        """Add the files of a task."""
+        self.events.extend(staged.events)
+        self.rows.extend(staged.rows)
+        self.deleted.extend(staged.deleted)
+        self.repeated |= staged.repeated
 
 
 @dataclass
 class WarehouseWriter:
-    """The way of rows into the warehouse; views by topic. `archives`: whether it has use for changes that are dead."""
+    """Writes the records of a task into the warehouse; see `cdc.sink.lane.Writer`.
 
-    views: Mapping[str, View]
-    name: Name
+    views: by topic. archives: whether it also takes changes from before a TRUNCATE.
+    """
+
+    views: Mapping[str, ViewState]
+    names: FileNames
     archives: bool
-    limits: Limits = LIMITS
+    limits: ChunkLimits = LIMITS
     form = Values()
     _stages: dict[str, "_Stage"] = field(default_factory=dict)
 
-    def at(self, advance: Advance, partition: int) -> int:
+    def start_offset(self, advance: Advance, partition: int) -> int:
+        """Return the offset from which a partition is read."""
         return advance.start_offsets[partition]
 
-    def take(self, part: Part, change: Change, source: Source, value: Any) -> int:
+    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
+        """Stage an event unless the log of changes has it; return the memory that it takes."""
         stage = self._stage(part.topic)
         if change.op is None or source.offset < stage.logged[part.partition]:
             return 0
         stage.add(part.partition, change, source, value)
         return EVENT_BYTES
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
-        stage, known = self._stage(part.topic), self.views[part.topic].mirrored[part.partition]
-        found: dict[str, Any] = {row.id: SUPERSEDED for row in rows if row.offset < known}
-        found.update(stage.values({row.id: row.missing for row in rows if row.id not in found}))
-        return found
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
+        """Look up stored values of rows that miss some; SUPERSEDED where the mirror is newer."""
+        stage, first_unknown = self._stage(part.topic), self.views[part.topic].mirrored[part.partition]
+        values: dict[str, Any] = {row.id: SUPERSEDED for row in rows if row.offset < first_unknown}
+        values.update(stage.values({row.id: row.missing for row in rows if row.id not in values}))
+        return values
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        """Write a chunk to the files of its views."""
         for topic in {part.topic: None for part in parts}:
             self._stage(topic).write([part for part in parts if part.topic == topic])
         return [Verdicts(stale=self._stale(part)) for part in parts]
 
-    def end(self) -> Mapping[str, Sequence[str]]:
+    def finish(self) -> Mapping[str, Sequence[str]]:
+        """Close the files and return them by topic, as the JSON of `Staged`."""
         return {topic: [msgspec.json.encode(stage.end()).decode()] for topic, stage in self._stages.items()}
 
     def _stale(self, part: Part) -> frozenset[str]:
-        known = self.views[part.topic].mirrored[part.partition]
-        return frozenset(row.id for row in part.rows.values() if row.offset < known)
+        first_unknown = self.views[part.topic].mirrored[part.partition]
+        return frozenset(row.id for row in part.rows.values() if row.offset < first_unknown)
 
     def _stage(self, topic: str) -> "_Stage":
         if topic not in self._stages:
-            self._stages[topic] = _Stage(self.views[topic], self.name)
+            self._stages[topic] = _Stage(self.views[topic], self.names)
         return self._stages[topic]
 
 
 class _Stage:
-    """What a task has written for one view."""
+    """The files of one view that a task writes."""
 
-    def __init__(self, view: View, name: Name) -> None:
-        self._view, self._name = view, name
-        # Offsets that no record has reached: without a log of changes none of them is for it.
+    def __init__(self, view: ViewState, names: FileNames) -> None:
+        self._view, self._names = view, names
+        # Without a log of changes: an offset that no record reaches, so that none is staged for it.
         self.logged = view.logged if view.changes else (2**63,) * len(view.mirrored)
-        self._staged, self._held = Staged(), Held(view.table, view.mirror, view.version)
-        self._growing: dict[str, Growing] = {}
+        self._staged, self._stored_rows = Staged(), StoredRows(view.table, view.mirror, view.version)
+        self._writers: dict[str, FileWriter] = {}
         self._values = codec(view.table).values
-        self._nothing = (None,) * len(view.table.columns)
+        self._nulls = (None,) * len(view.table.columns)
         self._events: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
 
     def add(self, partition: int, change: Change, source: Source, value: tuple[Any, ...] | None) -> None:
-        """Keep an event until the chunk is written; own columns as `columns.CHANGES`."""
-        own = (
+        """Collect an event until the chunk is written; its first columns are `columns.CHANGES`."""
+        bookkeeping = (
             *(change.id, partition, source.offset, change.op, self._view.topic_id),
             *(change.lsn, change.missing or None, change.commit_us),
         )
-        self._events.append((own, self._key(source) if value is None else value))
+        self._events.append((bookkeeping, self._key_values(source) if value is None else value))
 
     def write(self, parts: Sequence[Part]) -> None:
-        """Write a chunk's events, and its rows that the mirror doesn't know yet. Raises Failure."""
+        """Write a chunk's events, and its rows that the mirror lacks. Raises Failure."""
         events, self._events = self._events, []
         fresh = [(part, row) for part in parts for row in self._fresh(part)]
         rows = [((row.id, part.partition, row.offset), row.value) for part, row in fresh if row.value is not None]
-        gone = [(row.id, part.partition, row.offset) for part, row in fresh if row.value is None]
+        deleted = [((row.id, part.partition, row.offset), ()) for part, row in fresh if row.value is None]
+        table = self._view.table
         if events and self._view.changes:
-            self._grow("changes", self._view.changes, _made(events, arrow_schema(self._view.table, "changes")))
+            self._append("events", _arrow_table(events, arrow_schema(table, "changes")))
         if fresh:
-            self._staged.repeated |= self._held.meet([row.id for _, row in fresh])
+            self._staged.repeated |= self._stored_rows.note_chunk([row.id for _, row in fresh])
         if rows:
-            self._grow("rows", self._view.mirror, _made(rows, arrow_schema(self._view.table, "mirror")))
-        if gone:
-            self._grow("gone", self._view.mirror, _made([(own, ()) for own in gone], arrow_schema(None, "mirror")))
+            self._append("rows", _arrow_table(rows, arrow_schema(table, "mirror")))
+        if deleted:
+            self._append("deleted", _arrow_table(deleted, arrow_schema(None, "mirror")))
 
-    def values(self, lacking: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[Any, ...]]:
-        """See `Held.values`. Raises Failure."""
-        if self._held.met(list(lacking)):
-            # So that they can be read.
-            for kind in ("rows", "gone"):
+    def values(self, missing: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[Any, ...]]:
+        """Look up missing values; see `StoredRows.values`. Raises Failure."""
+        if self._stored_rows.staged_ids(list(missing)):
+            # Only a closed file can be read.
+            for kind in ("rows", "deleted"):
                 self._close(kind)
-        return self._held.values(lacking, self._staged.rows, self._staged.gone)
+        return self._stored_rows.values(missing, self._staged.rows, self._staged.deleted)
 
     def end(self) -> Staged:
-        """Close what is open. Raises Failure."""
-        for kind in list(self._growing):
+        """Close the files. Raises Failure."""
+        for kind in list(self._writers):
             self._close(kind)
         return self._staged
 
-    def _fresh(self, part: Part) -> list[Row]:
-        known = self._view.mirrored[part.partition]
-        return [row for row in part.rows.values() if row.offset >= known]
+    def _fresh(self, part: Part) -> list[FoldedRow]:
+        """Select the rows that the mirror lacks."""
+        first_unknown = self._view.mirrored[part.partition]
+        return [row for row in part.rows.values() if row.offset >= first_unknown]
 
-    def _grow(self, kind: str, folder: str, made: "pa.Table") -> None:
-        with _told(folder):
-            if kind not in self._growing:
-                self._growing[kind] = Growing(folder, self._name.new())
-            self._growing[kind].add(made)
-        if self._growing[kind].bytes > FILE_BYTES:
+    def _append(self, kind: str, table: "pa.Table") -> None:
+        """Add a row group to the file of a kind (a list of `Staged`); begin the next when it is full."""
+        folder = self._folder(kind)
+        with _translated_errors(folder):
+            if kind not in self._writers:
+                self._writers[kind] = FileWriter(folder, self._names.generate())
+            self._writers[kind].add(table)
+        if self._writers[kind].bytes > FILE_BYTES:
             self._close(kind)
 
     def _close(self, kind: str) -> None:
-        lists = {"changes": self._staged.events, "rows": self._staged.rows, "gone": self._staged.gone}
-        if growing := self._growing.pop(kind, None):
-            with _told((self._view.changes if kind == "changes" else None) or self._view.mirror):
-                closed = growing.close()
-            lists[kind].extend([closed] if closed else [])
+        files = {"events": self._staged.events, "rows": self._staged.rows, "deleted": self._staged.deleted}
+        if writer := self._writers.pop(kind, None):
+            with _translated_errors(self._folder(kind)):
+                file = writer.close()
+            files[kind].extend([file] if file else [])
 
-    def _key(self, source: Source) -> tuple[Any, ...]:
-        """Of a deleted row only the key is known for sure."""
+    def _folder(self, kind: str) -> str:
+        if kind == "events" and self._view.changes:
+            return self._view.changes
+        return self._view.mirror
+
+    def _key_values(self, source: Source) -> tuple[Any, ...]:
+        """Return the values of a deleted row: only those of its key are certain."""
         try:
             return self._values(source.key or b"{}")
         except Unreadable:
-            return self._nothing
+            return self._nulls
 
 
 @contextmanager
-def _told(folder: str) -> Iterator[None]:
-    """Failures of a file system as such of the destination."""
+def _translated_errors(folder: str) -> Iterator[None]:
+    """Turn errors of a file system into failures of the destination."""
     try:
         yield
     except OSError as error:
-        raise Failure("unavailable", unwritable(folder, error).message) from None
+        raise Failure("unavailable", write_failure(folder, error).message) from None
 
 
-def _made(rows: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], schema: "pa.Schema") -> "pa.Table":
-    """Rows, each as own values and those of the table, as the columns of a schema."""
+def _arrow_table(rows: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], schema: "pa.Schema") -> "pa.Table":
+    """Put rows, each as our own values and those of the table, into the columns of a schema."""
     import pyarrow as pa
 
-    own, values = zip(*rows, strict=True)
-    columns = (*zip(*own, strict=True), *zip(*values, strict=True))
-    arrays = [pa.array(column, one.type) for column, one in zip(columns, schema, strict=True)]
+    bookkeeping, values = zip(*rows, strict=True)
+    columns = (*zip(*bookkeeping, strict=True), *zip(*values, strict=True))
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.table(arrays, schema=schema)

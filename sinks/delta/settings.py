@@ -1,4 +1,4 @@
-"""What the pipeline file may say of a sink of `type: delta`."""
+"""Settings of a sink of `type: delta` in the pipeline file."""
 
 import os
 from collections.abc import Hashable, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def _folder(path: str, info: ValidationInfo) -> str:
-    """A relative one is the pipeline file's, wherever a command is given."""
+    """Check a folder's path; a relative one is resolved against the pipeline file's folder."""
     if "://" in path or path.startswith("file:"):
         scheme = path.partition(":")[0]
-        raise Refused(
+        raise InvalidSetting(
             f"is a folder's path, and {scheme}: isn't supported", "name a folder that all of Spark's executors reach"
         )
     if not path.strip():
-        raise Refused("is empty", "for example: path: /srv/warehouse")
+        raise InvalidSetting("is empty", "for example: path: /srv/warehouse")
     folder = (info.context or {}).get("folder")
     return os.path.normpath(Path(folder, Path(path).expanduser())) if folder else path
 
@@ -32,8 +32,10 @@ Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class Delta(SinkSettings):
+    """Settings of a warehouse."""
+
     keeps_changes = True
-    told_apart_by = "path"
+    location_setting = "path"
     type: Literal["delta"]
     """Which kind of sink it is."""
     path: Folder = Field(examples=["/srv/warehouse"])
@@ -45,17 +47,20 @@ class Delta(SinkSettings):
 
     @property
     def place(self) -> Hashable:
+        """What two sinks can't share: the folder."""
         return "delta", os.path.realpath(self.path)
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
-        wanted = [one for one in self.without_deletion_vectors if "*" not in one]
-        if strange := [one for one in wanted if not any(fnmatchcase(one, entry) for entry in listed)]:
-            raise Refused(
+        """Raise InvalidSetting when a table without deletion vectors isn't captured."""
+        names = [table for table in self.without_deletion_vectors if "*" not in table]
+        if strange := [table for table in names if not any(fnmatchcase(table, entry) for entry in listed)]:
+            raise InvalidSetting(
                 f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
                 f"there are {', '.join(listed)}",
             )
 
     def build(self, name: str, pipeline: str) -> "Sink":
+        """Make the sink."""
         from sinks.delta import sink
 
-        return sink.Delta(name, self.path, pipeline, rewritten=self.without_deletion_vectors)
+        return sink.Delta(name, self.path, pipeline, without_deletion_vectors=self.without_deletion_vectors)

@@ -1,6 +1,6 @@
-"""One table's step in a batch: begun before the executors write its files, ended by the commits that take them in."""
+"""The commits of one table in a batch: begun before executors write its files, ended by the driver."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,14 +9,14 @@ import deltalake
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Rewound
-from sinks.delta.executor import Staged, View
+from cdc.sink.contract import PositionLost
+from sinks.delta.executor import Staged, ViewState
 from sinks.delta.files import parquet
-from sinks.delta.files.columns import NOTHING, schema
-from sinks.delta.files.failures import contended
-from sinks.delta.files.parquet import Changed, File, Name
+from sinks.delta.files.columns import NO_COLUMNS, schema
+from sinks.delta.files.failures import commit_conflict
+from sinks.delta.files.parquet import ChangedRows, DataFile, FileNames
 from sinks.delta.log import add_files, positions
-from sinks.delta.log.commits import Found
+from sinks.delta.log.commits import LastCommit
 from sinks.delta.mirror import frames
 from sinks.delta.mirror.rewrite import Rewrite
 from sinks.delta.tables import Tables
@@ -26,165 +26,192 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """By kind, of those parts of the view that gain something by it: how they stand, and the Delta tables as they are.
+class TableCommit:
+    """What a batch is going to commit to one table's view.
 
-    The tables must be what was looked at: a commit since then has to be a conflict.
+    pending: by kind, our last commit in those parts of the view that gain something.
+    opened, versions: by kind, the Delta tables as they were read then. A commit since then has to
+    be a conflict.
+    view: what executors get to know.
     """
 
     advance: Advance
     tables: Tables
-    due: Mapping[str, Found]
+    pending: Mapping[str, LastCommit]
     opened: Mapping[str, deltalake.DeltaTable | None]
     versions: dict[str, int | None]
-    view: View
+    view: ViewState
 
     @property
     def table(self) -> Table:
+        """The source's table."""
         return self.advance.table
 
-    def discard(self, name: Name, *, committed: bool) -> None:
-        """Remove the files of a batch that wasn't applied; committed: whether a commit may have taken some in."""
-        for kind in self.due:
-            folder = self.tables.folder(self.table, kind)
-            if not committed or ("://" not in folder and _version(folder) == self.versions[kind]):
-                parquet.remove(folder, parquet.beginning(folder, name.beginning))
+    def discard(self, names: FileNames, *, committed: bool) -> None:
+        """Remove the files of a batch that wasn't applied.
 
-    def append(self, spark: "SparkSession", staged: Staged, stored: ViewCheckpoint) -> None:
-        """Commit the events to the log of changes; those of a repair as far as it lacks them."""
-        folder, columns = self.tables.folder(self.table, "changes"), schema(self.table, "changes")
-        events: list[File] = staged.events
-        if self.advance.is_repair and events:
-            brought = frames.read(spark, folder, _names(events), columns)
-            log = spark.read.format("delta").load(folder)
-            events = add_files.written(folder, frames.lacking(brought, log, self.view.topic_id), columns)
-        self._add("changes", events, columns, stored)
-        if events is not staged.events:
-            parquet.remove(folder, _names(staged.events))
-
-    def rewrite(self, staged: Staged, name: Name, limit_bytes: int, *, marks: bool) -> Rewrite | None:
-        """What to make of a mirror that stays smaller than the limit: one file of all its rows; None of any other.
-
-        Of rows that are in several of the staged files the others alone. Without `marks` none of a mirror's rows may
-        be marked as deleted.
+        committed: whether a commit may have added some to a table. Those stay.
         """
-        changed, table = _names([*staged.rows, *staged.gone]), self.opened["mirror"]
-        if not changed or table is None or "mirror" not in self.due:
+        for kind in self.pending:
+            folder = self.tables.folder(self.table, kind)
+            unchanged = "://" not in folder and _version(folder) == self.versions[kind]
+            if not committed or unchanged:
+                parquet.remove_files(folder, parquet.names_with_prefix(folder, names.prefix))
+
+    def append(self, spark: "SparkSession", staged: Staged, checkpoint: ViewCheckpoint) -> None:
+        """Commit the events to the log of changes; of a repair's events those that it lacks."""
+        folder, columns = self.tables.folder(self.table, "changes"), schema(self.table, "changes")
+        events: list[DataFile] = staged.events
+        if self.advance.is_repair and events:
+            staged_events = frames.read_files(spark, folder, _names(events), columns)
+            log = spark.read.format("delta").load(folder)
+            missing = frames.missing_events(staged_events, log, self.view.topic_id)
+            events = add_files.write_files(folder, missing, columns)
+        self._add("changes", events, columns, checkpoint)
+        if events is not staged.events:
+            parquet.remove_files(folder, _names(staged.events))
+
+    def plan_rewrite(
+        self, staged: Staged, names: FileNames, limit_bytes: int, *, deletion_vectors: bool
+    ) -> Rewrite | None:
+        """Plan to write a mirror again that stays smaller than the limit; None for any other.
+
+        When rows are staged repeatedly, the new file has the other rows alone.
+
+        deletion_vectors: whether the mirror may have some.
+        """
+        id_files, table = _names([*staged.rows, *staged.deleted]), self.opened["mirror"]
+        if not id_files or table is None or "mirror" not in self.pending:
             return None
-        add_files.extend(self._looked_at("mirror", table), schema(self.table, "mirror"))
+        add_files.add_columns(self._unchanged("mirror", table), schema(self.table, "mirror"))
         self.versions["mirror"] = table.version()
-        size = add_files.size(table) + sum(file.size for file in staged.rows)
-        if size >= limit_bytes or not add_files.plain(table, marks):
+        size_bytes = add_files.size_bytes(table) + sum(file.size for file in staged.rows)
+        if size_bytes >= limit_bytes or not add_files.is_plain(table, deletion_vectors):
             return None
         import pyarrow as pa
 
         folder = self.tables.folder(self.table, "mirror")
-        columns, new = pa.schema(table.schema().to_arrow()), [] if staged.repeated else _names(staged.rows)
-        return Rewrite(folder, add_files.places(table, folder), changed, new, columns, name.new())
+        columns = pa.schema(table.schema().to_arrow())
+        row_files = [] if staged.repeated else _names(staged.rows)
+        paths = add_files.local_paths(table, folder)
+        return Rewrite(folder, paths, id_files, row_files, columns, names.generate())
 
     def merge(
-        self, spark: "SparkSession", staged: Staged, stored: ViewCheckpoint, made: list[File] | None, *, marks: bool
+        self,
+        spark: "SparkSession",
+        staged: Staged,
+        checkpoint: ViewCheckpoint,
+        rewritten: list[DataFile] | None,
+        *,
+        deletion_vectors: bool,
     ) -> None:
-        """Commit the rows to the mirror; made: what `rewrite` has led to, None where it is too large for that."""
+        """Commit the rows to the mirror.
+
+        rewritten: the result of `plan_rewrite`; None where there was none.
+        """
         folder, columns = self.tables.folder(self.table, "mirror"), schema(self.table, "mirror")
-        table, before = self._opened("mirror"), self.due["mirror"]
+        table, last_commit = self._opened("mirror"), self.pending["mirror"]
+        number = last_commit.number + 1
         rows = self._newest(spark, folder, staged) if staged.repeated else staged.rows
-        changed = Changed(rows, _names([*staged.rows, *staged.gone]))
-        if table is not None and made is not None:
-            rows = [*rows, *made] if staged.repeated else made
-            whole = add_files.actions(rows)
-            add_files.commit(table, whole, "overwrite", table.schema(), stored, before.number + 1)
-        elif table is None or before.stored is None or not changed.names:
-            self._add("mirror", rows, columns, stored)
+        changed = ChangedRows(rows, _names([*staged.rows, *staged.deleted]))
+        if table is not None and rewritten is not None:
+            rows = [*rows, *rewritten] if staged.repeated else rewritten
+            actions = add_files.add_actions(rows)
+            add_files.commit(table, actions, "overwrite", table.schema(), checkpoint, number)
+        elif table is None or last_commit.checkpoint is None or not changed.id_files:
+            self._add("mirror", rows, columns, checkpoint)
         else:
             from sinks.delta.mirror.merge import merge
 
-            merge(spark, table, folder, changed, stored, before.number + 1, marks)
-        parquet.remove(folder, [one for one in changed.names if one not in _names(rows)])
+            merge(spark, table, folder, changed, checkpoint, number, deletion_vectors)
+        parquet.remove_files(folder, [name for name in changed.id_files if name not in _names(rows)])
 
     def _opened(self, kind: str) -> deltalake.DeltaTable | None:
-        """A part's table as it was when the step was begun. Raises SinkUnavailable when it isn't that any more."""
+        """Return a part's table. Raises SinkUnavailable when it has changed since `begin`."""
         table = self.opened[kind]
-        return self._looked_at(kind, table) if table else None
+        return self._unchanged(kind, table) if table else None
 
-    def _looked_at(self, kind: str, table: deltalake.DeltaTable) -> deltalake.DeltaTable:
+    def _unchanged(self, kind: str, table: deltalake.DeltaTable) -> deltalake.DeltaTable:
         if table.version() != self.versions[kind]:
-            raise contended()
+            raise commit_conflict()
         return table
 
-    def _add(self, kind: str, added: list[File], columns: deltalake.Schema, stored: ViewCheckpoint) -> None:
-        """Commit files to a part of the view, beside what it has."""
-        table, number = self._opened(kind), self.due[kind].number + 1
+    def _add(self, kind: str, files: list[DataFile], columns: deltalake.Schema, checkpoint: ViewCheckpoint) -> None:
+        """Add files to a part of the view in a commit."""
+        table, number = self._opened(kind), self.pending[kind].number + 1
+        actions = add_files.add_actions(files)
         if table is None:
-            folder = self.tables.folder(self.table, kind)
-            add_files.create(folder, add_files.actions(added), columns, stored, number)
+            add_files.create(self.tables.folder(self.table, kind), actions, columns, checkpoint, number)
         else:
-            add_files.extend(table, columns)
-            add_files.commit(table, add_files.actions(added), "append", table.schema(), stored, number)
+            add_files.add_columns(table, columns)
+            add_files.commit(table, actions, "append", table.schema(), checkpoint, number)
 
-    def _newest(self, spark: "SparkSession", folder: str, staged: Staged) -> list[File]:
-        """Other files, where one row is in several."""
-        rows = frames.read(spark, folder, _names(staged.rows), schema(self.table, "mirror"))
-        gone = frames.read(spark, folder, _names(staged.gone), schema(NOTHING, "mirror"))
-        return add_files.written(folder, frames.newest(rows, gone), schema(self.table, "mirror"))
+    def _newest(self, spark: "SparkSession", folder: str, staged: Staged) -> list[DataFile]:
+        """Write the newest version of rows that are staged repeatedly to other files."""
+        columns = schema(self.table, "mirror")
+        rows = frames.read_files(spark, folder, _names(staged.rows), columns)
+        deleted = frames.read_files(spark, folder, _names(staged.deleted), schema(NO_COLUMNS, "mirror"))
+        return add_files.write_files(folder, frames.newest_rows(rows, deleted), columns)
 
 
-def begin(tables: Tables, writer: str, advance: Advance) -> Step:
-    """Look at a view's parts, and take note of a step from where they stand; see `Fence` for where that is refused.
+def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
+    """Read where a view's parts stand, and register the step with the writer fence.
 
     Raises:
-        Fenced, Rewound: see `Sink.apply`.
+        Fenced, PositionLost: see `Sink.apply`.
     """
     table, commits = advance.table, tables.commits
     folders = tables.folders(table)
-    found = {kind: commits.found(folder) for kind, folder in folders.items()}
-    for kind, standing in found.items():
-        if standing.trouble:
-            raise Rewound(
-                f"The Delta table {folders[kind]} can't be gone on with: {standing.trouble}.",
+    last_commits = {kind: commits.last_commit(folder) for kind, folder in folders.items()}
+    for kind, last_commit in last_commits.items():
+        if last_commit.trouble:
+            raise PositionLost(
+                f"The Delta table {folders[kind]} can't be gone on with: {last_commit.trouble}.",
                 hint=f"cdc -p FILE rebuild {tables.sink} --table {table.qualified}",
                 table=table.qualified,
             )
-    tables.fence.begin(writer, advance, folders, lambda: look(tables, table))
-    due = {
-        kind: standing
-        for kind, standing in found.items()
-        if tables.fence.is_due(writer, advance, folders[kind], standing.stored)
+    tables.fence.begin_step(writer, advance, folders, lambda: load_position(tables, table))
+    pending = {
+        kind: last_commit
+        for kind, last_commit in last_commits.items()
+        if tables.fence.gains(writer, advance, folders[kind], last_commit.checkpoint)
     }
-    opened = {kind: commits.opened(folders[kind]) for kind in folders}
-    versions = {kind: held.version() if held else None for kind, held in opened.items()}
-    view = View(
+    opened = {kind: commits.opened_table(folder) for kind, folder in folders.items()}
+    versions = {kind: delta_table.version() if delta_table else None for kind, delta_table in opened.items()}
+    view = ViewState(
         table,
         advance.end.topic_id,
         folders.get("changes"),
         folders["mirror"],
-        _known(advance, found.get("changes")),
-        _known(advance, found["mirror"]),
-        versions["mirror"] if found["mirror"].stored else None,
+        _known_offsets(advance, last_commits.get("changes")),
+        _known_offsets(advance, last_commits["mirror"]),
+        versions["mirror"] if last_commits["mirror"].checkpoint else None,
     )
-    return Step(advance, tables, due, opened, versions, view)
+    return TableCommit(advance, tables, pending, opened, versions, view)
 
 
-def look(tables: Tables, table: Table) -> ViewCheckpoint | None:
-    """Where reading has to start again: at the older of the two positions, which the fence takes note of.
+def load_position(tables: Tables, table: Table) -> ViewCheckpoint | None:
+    """Return the older position of a view's parts, where reading starts; the fence records both.
+
+    A position that isn't true of the rows any more is returned too, so that these can be read.
 
     Raises:
-        Misfit: it is lost. One that isn't true of the rows any more is told, so that these can be looked at.
+        SchemaMismatch: the position is lost.
     """
-    found = {kind: tables.standing(table, kind).stored for kind in tables.kinds}
-    for kind, stored in found.items():
-        tables.fence.leave(tables.folder(table, kind), stored)
-    return positions.oldest_of(found)
+    checkpoints = {kind: tables.last_commit(table, kind).checkpoint for kind in tables.kinds}
+    for kind, checkpoint in checkpoints.items():
+        tables.fence.record(tables.folder(table, kind), checkpoint)
+    return positions.oldest_of(checkpoints)
 
 
-def _known(advance: Advance, found: Found | None) -> tuple[int, ...]:
-    """By partition, below which offsets a part needs nothing; a repair is for all of it."""
-    stored = None if advance.is_repair or found is None else found.stored
-    return positions.known(stored, advance.end)
+def _known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int, ...]:
+    """Return by partition the offset below which a part needs nothing; 0 for a repair."""
+    checkpoint = None if advance.is_repair or last_commit is None else last_commit.checkpoint
+    return positions.known_offsets(checkpoint, advance.end)
 
 
-def _names(of: list[File]) -> list[str]:
-    return [file.name for file in of]
+def _names(files: Sequence[DataFile]) -> list[str]:
+    return [file.name for file in files]
 
 
 def _version(folder: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The Delta tables of a warehouse's views: where they are, whether they can be gone on with; made, emptied, mended."""
+"""The Delta tables of a warehouse's views: created, emptied, repaired, and checked before use."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,63 +6,72 @@ from pathlib import Path
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Misfit
+from cdc.sink.contract import SchemaMismatch
 from sinks.delta.files import links
-from sinks.delta.files.columns import features, misfits, refusals, schema
+from sinks.delta.files.columns import differs, reader_features, refusals, schema
 from sinks.delta.log import add_files
-from sinks.delta.log.commits import Commits, Found
+from sinks.delta.log.commits import Commits, LastCommit
 from sinks.delta.log.history import CLEARED
-from sinks.delta.log.writer_fence import Fence
+from sinks.delta.log.writer_fence import WriterFence
 
 KINDS = ("changes", "mirror")
 
 
 class Tables:
-    """Those of one sink: `changes` and `mirror` of each view, or the mirror beside, of the generations of these names.
+    """The Delta tables of one sink: `changes` and `mirror` of each view.
 
-    The log of changes has one generation: a compacted topic couldn't give it back.
+    generation_names: by table, of the generation that is written; None for the live one. Such a
+    generation is a mirror alone. The log of changes has one generation, because a compacted topic
+    couldn't restore it.
     """
 
-    def __init__(self, sink: str, path: str, beside: Mapping[str, str] | None) -> None:
-        self.sink, self._beside = sink, beside
-        whole = path.rstrip("/")
-        # Executors have a working directory of their own.
-        self.path = whole if links.absolute(whole) else str(Path(whole).absolute())
-        self.kinds = KINDS if beside is None else KINDS[-1:]
-        self.commits, self.fence = Commits(), Fence()
+    def __init__(self, sink: str, path: str, generation_names: Mapping[str, str] | None) -> None:
+        self.sink, self._generation_names = sink, generation_names
+        folder = path.rstrip("/")
+        # Absolute, because executors have a working directory of their own.
+        self.path = folder if links.is_absolute(folder) else str(Path(folder).absolute())
+        self.kinds = KINDS if generation_names is None else ("mirror",)
+        self.commits, self.fence = Commits(), WriterFence()
 
     def folder(self, table: Table, kind: str) -> str:
-        generation = f"@{self._beside[table.qualified]}" if self._beside and kind == "mirror" else ""
-        return f"{self.path}/{table.qualified}/{kind}{generation}"
+        """Return where a part of a view lies."""
+        suffix = ""
+        if self._generation_names and kind == "mirror":
+            suffix = f"@{self._generation_names[table.qualified]}"
+        return f"{self.path}/{table.qualified}/{kind}{suffix}"
 
     def folders(self, table: Table) -> dict[str, str]:
-        """By kind."""
+        """Return the folders of a view's parts by kind."""
         return {kind: self.folder(table, kind) for kind in self.kinds}
 
     def generation(self, table: Table) -> str | None:
-        """The name of the one that is written, when it isn't the live one."""
-        return self._beside[table.qualified] if self._beside else None
+        """Return the name of the generation that is written; None when it is the live one."""
+        return self._generation_names[table.qualified] if self._generation_names else None
 
-    def make(self, table: Table, kind: str) -> None:
-        """A Delta table of the columns that the source's has, if there is none. Raises Misfit."""
+    def create(self, table: Table, kind: str) -> None:
+        """Create a Delta table with the source's columns, if there is none.
+
+        Raises SchemaMismatch: there is one that can't be used.
+        """
         folder = self.folder(table, kind)
-        self.make_folder(folder)
-        held = self.commits.table(folder)
-        if held is None:
+        self.create_folder(folder)
+        delta_table = self.commits.table(folder)
+        if delta_table is None:
             try:
                 add_files.create(folder, [], schema(table, kind), CLEARED, 1)
             except SinkUnavailable:
-                # Another process may have made it.
+                # Another process may have created it.
                 if self.commits.table(folder) is None:
                     raise
-        elif misfits(held, table):
-            if not self.is_nothing(folder):
-                raise Misfit(table, self.sink)
+        elif differs(delta_table, table):
+            if not self.is_empty(folder):
+                raise SchemaMismatch(table, self.sink)
             self.empty(table, kind, CLEARED)
-        if (found := self.commits.found(folder)).trouble:
-            raise self._untrue(table, kind, found)
+        if (last_commit := self.commits.last_commit(folder)).trouble:
+            raise self._unusable(table, kind, last_commit)
 
-    def make_folder(self, folder: str) -> None:
+    def create_folder(self, folder: str) -> None:
+        """Create the folder of a Delta table. Raises SinkRejected when it can't be created."""
         try:
             if "://" not in folder:
                 Path(folder).mkdir(parents=True, exist_ok=True)
@@ -72,69 +81,82 @@ class Tables:
                 hint="see the sink's path",
             ) from None
 
-    def is_nothing(self, folder: str) -> bool:
-        """Whether a Delta table has neither rows nor a position."""
-        found, held = self.commits.found(folder), self.commits.opened(folder)
-        return not (found.stored or found.trouble or (held and add_files.paths(held)))
+    def is_empty(self, folder: str) -> bool:
+        """Tell whether a Delta table has neither rows nor a position."""
+        last_commit, delta_table = self.commits.last_commit(folder), self.commits.opened_table(folder)
+        if last_commit.checkpoint or last_commit.trouble:
+            return False
+        return not (delta_table and add_files.paths(delta_table))
 
-    def standing(self, table: Table, kind: str) -> Found:
-        """Our last commit. Raises Misfit when there is one, and it can't be told which."""
-        found = self.commits.found(self.folder(table, kind))
-        if found.trouble and found.stored is None:
-            raise self._untrue(table, kind, found)
-        return found
+    def last_commit(self, table: Table, kind: str) -> LastCommit:
+        """Return our last commit in a part of a view.
+
+        Raises SchemaMismatch when there is one, but its position can't be found out.
+        """
+        last_commit = self.commits.last_commit(self.folder(table, kind))
+        if last_commit.trouble and last_commit.checkpoint is None:
+            raise self._unusable(table, kind, last_commit)
+        return last_commit
 
     def clear(self, table: Table) -> None:
-        """Empty the mirror in one commit. The log of changes stays, unless its columns can't take the table's."""
+        """Empty the mirror in one commit.
+
+        The log of changes keeps its rows, unless its columns can't take the table's.
+        """
         if refusals(table):
             return
         for kind, folder in self.folders(table).items():
-            held = self.commits.table(folder)
-            if held is None:
+            delta_table = self.commits.table(folder)
+            if delta_table is None:
                 continue
-            fits = not misfits(held, table)
-            if fits and (kind == "changes" or self.is_nothing(folder)):
+            fits = not differs(delta_table, table)
+            if fits and (kind == "changes" or self.is_empty(folder)):
                 continue
             try:
                 self.empty(table, kind, CLEARED)
             except SinkUnavailable:
-                # A running stream that finds a view without a position clears it as well; either will do.
-                if self.commits.found(folder).stored is not None:
+                # A running stream that finds a view without a position clears it as well. Either
+                # commit does.
+                if self.commits.last_commit(folder).checkpoint is not None:
                     raise
 
-    def mend_changes(self, table: Table) -> None:
-        """Make a log of changes go on that can't: beside a mirror that is made again, nothing else could.
+    def repair_changes(self, table: Table) -> None:
+        """Repair a log of changes that can't continue.
 
-        One whose columns can't take the table's begins again, for the events that come after those it holds; what it
-        held is in its earlier versions, until VACUUM. Of one that somebody else has changed the rows stay as they are.
+        Nothing but this does it while a mirror is rebuilt. A log whose columns can't take the
+        table's is emptied and continues with the events after those that it had; its earlier
+        versions keep them until VACUUM. A log that somebody else has changed keeps its rows.
         """
         folder = self.folder(table, "changes")
-        found = self.commits.found(folder)
-        held = self.commits.opened(folder)
-        if held is None:
+        last_commit = self.commits.last_commit(folder)
+        delta_table = self.commits.opened_table(folder)
+        if delta_table is None:
             return
-        if misfits(held, table) or (found.trouble and found.stored is None):
-            self.empty(table, "changes", found.stored or CLEARED)
-        elif found.trouble and found.stored:
-            add_files.commit(held, [], "append", held.schema(), found.stored, found.number + 1)
+        checkpoint, number = last_commit.checkpoint, last_commit.number
+        if differs(delta_table, table) or (last_commit.trouble and checkpoint is None):
+            self.empty(table, "changes", checkpoint or CLEARED)
+        elif last_commit.trouble and checkpoint:
+            add_files.commit(delta_table, [], "append", delta_table.schema(), checkpoint, number + 1)
 
-    def empty(self, table: Table, kind: str, stored: ViewCheckpoint) -> None:
-        """Take all rows out of a Delta table and give it the columns of the source's, in one commit."""
+    def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
+        """Remove all rows of a Delta table and give it the source's columns, in one commit."""
         folder, columns = self.folder(table, kind), schema(table, kind)
         self.fence.forget(folder)
-        found, held = self.commits.found(folder), self.commits.opened(folder)
-        if held is None:
+        last_commit, delta_table = self.commits.last_commit(folder), self.commits.opened_table(folder)
+        if delta_table is None:
             return
-        if needed := features(columns) - add_files.features(held):
+        if features := reader_features(columns) - add_files.reader_features(delta_table):
             from pyspark.sql import SparkSession
 
             from sinks.delta.log import spark_generations
 
-            spark_generations.ask(SparkSession.active(), folder, needed)
-            held.update_incremental()
-        add_files.commit(held, [], "overwrite", columns, stored, found.number + 1)
+            spark_generations.enable_features(SparkSession.active(), folder, features)
+            delta_table.update_incremental()
+        add_files.commit(delta_table, [], "overwrite", columns, checkpoint, last_commit.number + 1)
 
-    def _untrue(self, table: Table, kind: str, found: Found) -> Misfit:
-        """The mirror has to be made again."""
+    def _unusable(self, table: Table, kind: str, last_commit: LastCommit) -> SchemaMismatch:
+        """Make the error that says that the mirror has to be rebuilt."""
         folder = self.folder(table, kind)
-        return Misfit(table, self.sink, f"The Delta table {folder} can't be gone on with: {found.trouble}.")
+        return SchemaMismatch(
+            table, self.sink, f"The Delta table {folder} can't be gone on with: {last_commit.trouble}."
+        )

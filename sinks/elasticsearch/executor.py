@@ -13,13 +13,13 @@ from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.outcome import Advance
-from cdc.sink.lane import SUPERSEDED, Failure, Limits, Part, Row, Superseded, Verdicts
+from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Superseded, Verdicts
 from cdc.sink.rejection import Source
 from sinks.elasticsearch.client import GONE, HINTS, OVERTAKEN, answered, decoded, unavailable
 from sinks.elasticsearch.documents import documents
 from sinks.elasticsearch.ids import OWN_ID, document_id
 
-CHUNK = Limits(rows=20_000, bytes=20_000_000)
+CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
 """Of memory, of which a quarter is what is sent: documents and records alike count."""
 RETRY_S = (0.1, 0.3, 1.0, 3.0)
 """Pauses before items that the server had no room for (429, 503) are sent again; then the batch is."""
@@ -33,7 +33,7 @@ FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason"
 class Item(NamedTuple):
     """One row on its way."""
 
-    row: Row
+    row: FoldedRow
     part: int
     line: bytes
     """As the bulk has it: what is done, and with what document."""
@@ -55,16 +55,16 @@ class ElasticsearchWriter:
     archives = False
     _sent: set[tuple[str, int]] = field(default_factory=set)
 
-    def at(self, advance: Advance, partition: int) -> int:
+    def start_offset(self, advance: Advance, partition: int) -> int:
         return advance.start_offsets[partition]
 
-    def take(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
         return 0
 
-    def end(self) -> Mapping[str, Sequence[str]]:
+    def finish(self) -> Mapping[str, Sequence[str]]:
         return {}
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, bytes | Superseded]:
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes | Superseded]:
         alias = self.aliases[part.topic]
         with _failing():
             held: dict[str, bytes | Superseded] = dict(self._documents(alias, rows))
@@ -103,7 +103,7 @@ class ElasticsearchWriter:
             elif part.topic not in self.fresh or (part.topic, part.partition) in self._sent:
                 yield Item(row, at, _delete(alias, row))
 
-    def _documents(self, alias: str, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
+    def _documents(self, alias: str, rows: Sequence[FoldedRow]) -> Iterator[tuple[str, bytes]]:
         """What the view holds of these rows, each document as the text that was indexed."""
         body = {"docs": [{"_index": alias, "_id": document_id(row.id)} for row in rows]}
         for row, document in zip(rows, documents(self.url, "/_mget", body, len(rows)), strict=True):
@@ -154,16 +154,16 @@ def _failing() -> Iterator[None]:
         raise Failure("rejected", error.message) from None
 
 
-def _head(action: bytes, alias: str, row: Row) -> bytes:
+def _head(action: bytes, alias: str, row: FoldedRow) -> bytes:
     where = encode(alias), encode(document_id(row.id)), row.offset
     return b'{"%b":{"_index":%b,"_id":%b,"version":%d,"version_type":"external_gte"}}\n' % (action, *where)
 
 
-def _delete(alias: str, row: Row) -> bytes:
+def _delete(alias: str, row: FoldedRow) -> bytes:
     return _head(b"delete", alias, row)
 
 
-def _index(alias: str, row: Row) -> bytes:
+def _index(alias: str, row: FoldedRow) -> bytes:
     document = row.value
     if document_id(row.id) != row.id:
         own = b'{"%b":%b' % (OWN_ID.encode(), encode(row.id))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.sink.contract import Misfit
+from cdc.sink.contract import SchemaMismatch
 from sinks.elasticsearch.client import Refusal
 from sinks.elasticsearch.fields import DOUBLE, KEYWORD, WHOLE, adjusted, field
 from sinks.elasticsearch.ids import OWN_ID
@@ -84,12 +84,12 @@ class Layout:
 
 
 def refuse_other(table: Table, sink: str, layout: Layout, made: Layout) -> None:
-    """Raise Misfit when an index was made with other fields than its columns have now."""
+    """Raise SchemaMismatch when an index was made with other fields than its columns have now."""
     if not (differing := layout.differing(made)):
         return
     lexical = [name for name in differing if made.fields[name] == KEYWORD and layout.fields[name]["type"] in NUMBERS]
     text = f" It holds {', '.join(lexical)} as text, which ranges and sorts compare letter by letter."
-    raise Misfit(
+    raise SchemaMismatch(
         table,
         sink,
         f"The index of {table.qualified} in {sink} was made with other fields than it would get now:"
@@ -97,7 +97,7 @@ def refuse_other(table: Table, sink: str, layout: Layout, made: Layout) -> None:
     )
 
 
-def refused(table: Table, sink: str, error: Refusal) -> Misfit | Refusal:
+def refused(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Refusal:
     """What the server's "no" to a layout means: it tells of the layout alone, so its own words may be shown."""
     if error.status != 400 or error.kind == CLOSED:
         return error
@@ -107,7 +107,7 @@ def refused(table: Table, sink: str, error: Refusal) -> Misfit | Refusal:
     if LIMIT_TOLD in reason:
         hint = f"write index: {{settings: {{mapping.total_fields.limit: N}}}} in the entry of {table.qualified}"
     about = f"column{'s' if len(columns) > 1 else ''} {', '.join(columns)}: " if columns else ""
-    return Misfit(
+    return SchemaMismatch(
         table,
         sink,
         f"The server of {sink} can't make the index of {table.qualified}: {about}{reason or error.kind}.",
@@ -115,10 +115,12 @@ def refused(table: Table, sink: str, error: Refusal) -> Misfit | Refusal:
     )
 
 
-def settled_otherwise(table: Table, sink: str, settings: Mapping[str, Any]) -> Misfit:
+def settled_otherwise(table: Table, sink: str, settings: Mapping[str, Any]) -> SchemaMismatch:
     """Of settings that an index takes only when it is made."""
     names = ", ".join(sorted(settings))
-    return Misfit(table, sink, f"The index of {table.qualified} in {sink} was made with other settings: {names}.")
+    return SchemaMismatch(
+        table, sink, f"The index of {table.qualified} in {sink} was made with other settings: {names}."
+    )
 
 
 def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:

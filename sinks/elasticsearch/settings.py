@@ -17,7 +17,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 class Elasticsearch(SinkSettings):
-    told_apart_by = "url"
+    location_setting = "url"
     type: Literal["elasticsearch"]
     """Which kind of sink it is."""
     url: Web = Field(examples=["http://localhost:9200"])

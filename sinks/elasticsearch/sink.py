@@ -22,9 +22,19 @@ from cdc.errors import Fenced, SinkError, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import Form, Table
-from cdc.sink.contract import SWITCH_S, Batch, Outcome, behind, check, mismatch, require, stored_after, wait_for
-from cdc.sink.lane_run import run
+from cdc.model.table import RowFormat, Table
+from cdc.sink.contract import (
+    SWITCH_S,
+    Batch,
+    Outcome,
+    checkpoint_after,
+    mismatch,
+    must_apply,
+    require_free_space,
+    wait_until_caught_up,
+    would_go_back,
+)
+from cdc.sink.lane_run import run_on_executors
 from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.fields import refusals
@@ -39,8 +49,8 @@ if TYPE_CHECKING:
 
 
 class Elasticsearch:
-    form: Form = "documents"
-    whole = False
+    row_format: RowFormat = "documents"
+    promotes_all_tables = False
 
     def __init__(self, name: str, url: str, pipeline: str, beside: Mapping[str, str] | None = None) -> None:
         self.name, self.url, self.pipeline, self._beside = name, url.rstrip("/"), pipeline, beside
@@ -90,7 +100,7 @@ class Elasticsearch:
                 raise mismatch(advance.table, advance.start, None, ours=True)
         indices = {name: place.index for name, place in places.items()}
         before = self._positions.read(indices)
-        pending = [a for a in batch.advances if check(a, before[a.table.qualified].stored, batch.writer)]
+        pending = [a for a in batch.advances if must_apply(a, before[a.table.qualified].stored, batch.writer)]
         if not pending:
             return Outcome()
         self._take(pending, places)
@@ -136,17 +146,17 @@ class Elasticsearch:
     def alias(self, table: Table) -> str:
         return self._indices.alias(table)
 
-    def beside(self, names: Mapping[str, str]) -> "Elasticsearch":
+    def for_generation(self, names: Mapping[str, str]) -> "Elasticsearch":
         made = Elasticsearch(self.name, self.url, self.pipeline, dict(names))
         made._scans = self._scans
         return made
 
-    def require_room(self, tables: Sequence[Table]) -> None:
+    def check_capacity(self, tables: Sequence[Table]) -> None:
         places = self._indices.of(tables)
         needed = self._indices.bytes([place.index for place in places.values()])
         nodes = self._server.ask("GET", "/_nodes/stats/fs")["nodes"].values()
         free = max(int(node["fs"]["total"]["available_in_bytes"]) for node in nodes)
-        require(needed, free, self._server.name, self.name)
+        require_free_space(needed, free, self._server.name, self.name)
         # A rebuild removes what else lies beside the live views before it makes anything.
         spare = sum(len(names[1:]) for names in self._indices.generations(tables).values())
         self._server.require_shards(sum(Layout.of(table).shards for table in tables) - spare)
@@ -162,11 +172,11 @@ class Elasticsearch:
         if not switched:
             return {}
         old = [live[table.qualified] for table in switched if table.qualified in live]
-        beside = self.beside(names)
-        wait_for(lambda: self._level(beside, switched, self._records(switched)), self.name)
+        beside = self.for_generation(names)
+        wait_until_caught_up(lambda: self._level(beside, switched, self._records(switched)), self.name)
         try:
             self._block(old)
-            wait_for(partial(self._level, beside, switched, self._records(switched)), self.name)
+            wait_until_caught_up(partial(self._level, beside, switched, self._records(switched)), self.name)
             self._show(switched, fresh)
             self._server.refresh(fresh.values())
             self._server.switch(self._switch(switched, live, fresh))
@@ -177,7 +187,7 @@ class Elasticsearch:
     def generations(self, table: Table) -> list[str]:
         return self._indices.generations([table])[table.qualified]
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         there = self._indices.generations(tables)
         others = ((table, name) for table in tables for name in there[table.qualified][1:])
         self._forget([self._indices.name(t, name) for t, name in others if name != keep.get(t.qualified)])
@@ -224,7 +234,7 @@ class Elasticsearch:
         """Whether every view beside has what readers may have seen of the live one."""
         there = beside.positions(tables)
         pairs = [(one, there[name]) for name, one in live.items() if one.visible]
-        return all(stored and not behind(stored, _shown(one, stored)) for one, stored in pairs)
+        return all(stored and not would_go_back(stored, _shown(one, stored)) for one, stored in pairs)
 
     def _make(self, table: Table) -> None:
         """An index; readers see it unless this sink is of another generation."""
@@ -249,7 +259,7 @@ class Elasticsearch:
         """Give an index that is there the fields of new columns, and settings that it takes while it is open.
 
         Raises:
-            Misfit: it was made with others, and can't be changed.
+            SchemaMismatch: it was made with others, and can't be changed.
         """
         layout, made = Layout.of(table), self._noted(index)
         refuse_other(table, self.name, layout, made)
@@ -309,7 +319,7 @@ class Elasticsearch:
         aliases = {a.table.topic: Place(indices[a.table.qualified]).writer(self._token) for a in pending}
         lane = batch.lane(ElasticsearchWriter(self.url, aliases, frozenset(fresh)), pending)
         try:
-            outcome = run(lane, batch.records, self.name, HINTS)
+            outcome = run_on_executors(lane, batch.records, self.name, HINTS)
         except Exception as error:
             self._token = _token()
             if isinstance(error, SinkUnavailable):
@@ -336,7 +346,7 @@ class Elasticsearch:
         writer: str,
     ) -> None:
         pairs = zip(pending, begun, strict=True)
-        ended = [one.ends(stored_after(a, one.stored, result[a.table.qualified], writer)) for a, one in pairs]
+        ended = [one.ends(checkpoint_after(a, one.stored, result[a.table.qualified], writer)) for a, one in pairs]
         self._store(pending, indices, ended, writer)
 
     def _store(

@@ -13,12 +13,12 @@ from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.contract import mismatch
-from cdc.sink.lane import Failure, Limits, Part, Row, Verdicts
+from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
 from sinks.redis.scripts import APPLY
 from sinks.redis.server import client, failure, position_key, view_key
 
-CHUNK = Limits(rows=1000, bytes=4_000_000)
+CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Of a Lua call: a few milliseconds, in which nobody else is served."""
 
 
@@ -45,7 +45,7 @@ class Due(NamedTuple):
         It has where another try of the same task was there before this one, or an answer was lost.
 
         Raises:
-            Fenced, Rewound: why it can't go on.
+            Fenced, PositionLost: why it can't go on.
         """
         _, topic_id, writer, text, generation, _ = answer
         ours = generation == self.generation and writer == self.writer
@@ -68,13 +68,13 @@ class RedisWriter:
     limits = CHUNK
     archives = False
 
-    def at(self, advance: Advance, partition: int) -> int:
+    def start_offset(self, advance: Advance, partition: int) -> int:
         return self.dues[advance.table.topic].offsets[partition]
 
-    def take(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
         return 0
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, bytes]:
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
         keys = self._keys(part, [row.id for row in rows])
         try:
             texts: Any = client(self.url).mget(keys)
@@ -85,15 +85,15 @@ class RedisWriter:
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         return [self._write(part) for part in parts]
 
-    def end(self) -> Mapping[str, Sequence[str]]:
+    def finish(self) -> Mapping[str, Sequence[str]]:
         return {}
 
     def _write(self, part: Part) -> Verdicts:
         """One call; another where an earlier try of this task has got part of the way already."""
         due, stale = self.dues[part.topic], frozenset[str]()
-        if not part.rows and part.reach == part.at:
+        if not part.rows and part.end_offset == part.view_offset:
             return Verdicts()
-        at, reach = part.at, part.reach
+        at, reach = part.view_offset, part.end_offset
         while True:
             # Rows that a try before this one has brought are there.
             rows = [row for row in part.rows.values() if row.id not in stale]
@@ -109,7 +109,7 @@ class RedisWriter:
             reach = max(at, reach)
             stale = frozenset(row.id for row in part.rows.values() if row.offset < at)
 
-    def _call(self, part: Part, due: Due, rows: Sequence[Row], at: int, reach: int) -> Sequence[str]:
+    def _call(self, part: Part, due: Due, rows: Sequence[FoldedRow], at: int, reach: int) -> Sequence[str]:
         keys = [position_key(self.prefix, part.advance.table.qualified), *self._keys(part, [row.id for row in rows])]
         values = [b"" if row.value is None else row.value for row in rows]
         try:

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field
 
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.places import server
 from cdc.config.section import readable
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
@@ -20,14 +20,18 @@ PORTS = {"redis": 6379, "rediss": 6379}
 def _cache(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise Refused("needs redis://, rediss:// or unix:// before its host", "for example: redis://localhost:6379/0")
+        raise InvalidSetting(
+            "needs redis://, rediss:// or unix:// before its host", "for example: redis://localhost:6379/0"
+        )
     if scheme not in ("redis", "rediss", "unix"):
-        raise Refused("is no cache's: it begins with another scheme", "write redis://, rediss:// (TLS) or unix://")
+        raise InvalidSetting(
+            "is no cache's: it begins with another scheme", "write redis://, rediss:// (TLS) or unix://"
+        )
     return readable(url)
 
 
 class Redis(SinkSettings):
-    told_apart_by = "prefix"
+    location_setting = "prefix"
     type: Literal["redis"]
     """Which kind of sink it is."""
     url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])

@@ -26,9 +26,19 @@ from cdc.model.address import address
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint, distance
-from cdc.model.table import Form, Table
-from cdc.sink.contract import Batch, Outcome, Replaced, behind, check, mismatch, require, stored_after, wait_for
-from cdc.sink.lane_run import raised, run
+from cdc.model.table import RowFormat, Table
+from cdc.sink.contract import (
+    Batch,
+    GenerationReplaced,
+    Outcome,
+    checkpoint_after,
+    mismatch,
+    must_apply,
+    require_free_space,
+    wait_until_caught_up,
+    would_go_back,
+)
+from cdc.sink.lane_run import reported_error, run_on_executors
 from sinks.redis.executor import Due, RedisWriter
 from sinks.redis.scan import group_reader
 from sinks.redis.scripts import EXCHANGE, FINISH, REMOVE, TAKE
@@ -62,8 +72,8 @@ log = structlog.get_logger()
 
 
 class Redis:
-    form: Form = "documents"
-    whole = True
+    row_format: RowFormat = "documents"
+    promotes_all_tables = True
 
     def __init__(
         self, name: str, url: str, prefix: str, spare: int | None = None, beside: Mapping[str, str] | None = None
@@ -117,7 +127,9 @@ class Redis:
         if not dues:
             return Outcome()
         writer = RedisWriter(self.url, self.prefix, {due.advance.table.topic: due for due in dues})
-        outcome = run(batch.lane(writer, [due.advance for due in dues]), batch.records, self.name, self._hints)
+        outcome = run_on_executors(
+            batch.lane(writer, [due.advance for due in dues]), batch.records, self.name, self._hints
+        )
         for due in dues:
             self._finish(due)
         return outcome
@@ -184,12 +196,12 @@ class Redis:
     def close(self) -> None:
         forget(self.url)
 
-    def beside(self, names: Mapping[str, str]) -> "Redis":
+    def for_generation(self, names: Mapping[str, str]) -> "Redis":
         return Redis(self.name, at_database(self.url, self.spare), self.prefix, self.database, dict(names))
 
-    def require_room(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
+    def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
         """The two databases change places as a whole, so both have to be the pipeline's own."""
-        for sink in (self, self.beside({})):
+        for sink in (self, self.for_generation({})):
             if key := sink._ask(sink._foreign):
                 raise SinkRejected(
                     f"Database {sink.database} of the cache holds keys of others ({key.split(':', 1)[0]}:…), which"
@@ -201,16 +213,16 @@ class Redis:
         limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
         used = int(memory["used_memory"])
         if limit:
-            require(used, limit - used, f"the memory of the cache at {address(self.url)}", self.name)
+            require_free_space(used, limit - used, f"the memory of the cache at {address(self.url)}", self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One script exchanges the databases if nothing has moved since positions were compared: no view goes back."""
         if all((at := self.position(table)) and at.generation == names[table.qualified] for table in tables):
             return {}
-        other = self.beside(names)
+        other = self.for_generation(names)
         self._bring_along(other, {table.qualified for table in tables})
-        wait_for(lambda: self._exchanged(other, tables), self.name)
-        kept = ((table, self.beside({}).position(table)) for table in tables)
+        wait_until_caught_up(lambda: self._exchanged(other, tables), self.name)
+        kept = ((table, self.for_generation({}).position(table)) for table in tables)
         return {table.qualified: at.generation for table, at in kept if at}
 
     def _exchanged(self, other: "Redis", tables: Sequence[Table]) -> bool:
@@ -218,7 +230,7 @@ class Redis:
         looks = []
         for old, new in zip(self._all(tables), other._all(tables), strict=True):
             live, next_ = _stored(old), _stored(new)
-            if live and (next_ is None or behind(next_, live)):
+            if live and (next_ is None or would_go_back(next_, live)):
                 return False
             looks += [(self, old), (other, new)]
         keys = [self.position_key(table) for table in tables for _ in range(2)]
@@ -255,11 +267,11 @@ class Redis:
         self._ask(lambda server: server.srem(self._names_key, name))
 
     def generations(self, table: Table) -> list[str]:
-        found = (sink.position(table) for sink in (self, self.beside({})))
+        found = (sink.position(table) for sink in (self, self.for_generation({})))
         return [stored.generation for stored in found if stored]
 
-    def sweep(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        other = self.beside({})
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        other = self.for_generation({})
         for table in tables:
             if table.qualified not in keep:
                 other.clear(table)
@@ -304,7 +316,7 @@ class Redis:
     def _checked(self, table: Table, fields: dict[str, str]) -> dict[str, str]:
         self._seen[table.qualified] = fields.get("generation", "")
         if self._beside and fields.get("generation") not in (None, self._own(table)):
-            raise Replaced(table.qualified, self._own(table), self.name)
+            raise GenerationReplaced(table.qualified, self._own(table), self.name)
         return fields
 
     def _due(self, advance: Advance, writer: str) -> Due | None:
@@ -318,9 +330,9 @@ class Redis:
             if all(low <= now <= high for low, now, high in zip(start, reached, until.offsets, strict=True)):
                 start = reached
         if start == advance.start_offsets:
-            check(advance, stored, writer)
+            must_apply(advance, stored, writer)
         generation = fields.get("generation", "")
-        after = stored_after(advance, stored, Applied(), writer, generation)
+        after = checkpoint_after(advance, stored, Applied(), writer, generation)
         due = Due(advance, start, generation, writer, () if advance.is_repair else _further(after))
         if fields.get("writer") != writer:
             self._take(due, fields)
@@ -354,7 +366,7 @@ class Redis:
             return question(client(self.url))
         except redis.exceptions.RedisError as error:
             kind, message = failure(error, self.url, self.name)
-            raise raised(kind, message, self._hints, sink=self.name) from None
+            raise reported_error(kind, message, self._hints, sink=self.name) from None
 
 
 def _run(script: Any, keys: list[str], arguments: Sequence[str | int | bytes], _: redis.Redis) -> Any:
@@ -378,8 +390,8 @@ def _stored(fields: Mapping[str, str]) -> ViewCheckpoint | None:
 
 
 def _further(stored: ViewCheckpoint) -> tuple[str, ...]:
-    whole = json.loads(stored.to_json())
-    pairs = ((name, json.dumps(value)) for name, value in whole.items() if name not in MOVED)
+    fields = json.loads(stored.to_json())
+    pairs = ((name, json.dumps(value)) for name, value in fields.items() if name not in MOVED)
     return tuple(itertools.chain.from_iterable(pairs))
 
 

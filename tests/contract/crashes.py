@@ -15,7 +15,7 @@ import sinks.elasticsearch.sink
 import sinks.redis.sink
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.sink.contract import Batch, Outcome
-from cdc.sink.lane import Failure, Limits, Part, Verdicts
+from cdc.sink.lane import ChunkLimits, Failure, Part, Verdicts
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.positions import POSITIONS
@@ -100,7 +100,7 @@ class Cut:
 class CutRedis(Cut, RedisWriter):
     calls: int = 0
     after: bool = False
-    limits = Limits(5, 10**6)
+    limits = ChunkLimits(5, 10**6)
 
 
 @dataclass
@@ -108,7 +108,7 @@ class CutElasticsearch(Cut, ElasticsearchWriter):
     calls: int = 0
     after: bool = False
     dies: bool = False
-    limits = Limits(5, 10**6)
+    limits = ChunkLimits(5, 10**6)
 
 
 def broken_redis(consumer: "Consumer", batch: Batch, seed: int) -> None:

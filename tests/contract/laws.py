@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table, row_id
-from cdc.sink.contract import Batch, Refused, Rewound, Sink
+from cdc.sink.contract import Batch, PositionLost, RowsRejected, Sink
 from cdc.spark.failures import explain
 from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame, in_lanes
 
@@ -57,7 +57,9 @@ class Harness:
         until = tuple(map(min, until, self.topic.ends))
         advance = Advance(self.table, start, Position(self.topic_id, until), self.floors.number(self.name))
         records = frame(self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)])
-        reading = Reading(PLACEHOLDER, {self.table.topic: self.floors.lsn(self.name)}, {self.table.topic: self.since})
+        reading = DecodeOptions(
+            PLACEHOLDER, {self.table.topic: self.floors.lsn(self.name)}, {self.table.topic: self.since}
+        )
         return Batch(writer, (advance,), in_lanes(records), reading)
 
     def repair(self, at: Position | None, writer: str) -> Batch:
@@ -239,7 +241,7 @@ def _send_insisting(harness: Harness, batch: Batch, sink: Sink) -> None:
     for _ in range(3):
         try:
             harness.send(batch, sink)
-        except Rewound:
+        except PositionLost:
             raise
         except SinkUnavailable:
             continue
@@ -283,7 +285,7 @@ def an_unknown_value_is_refused(harness: Harness) -> None:
     harness.apply()
     before, view = harness.position(), harness.view()
     harness.topic.add("u", row("never seen", 1), lacking=["v"])
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RowsRejected) as caught:
         harness.apply()
     assert set(caught.value.rows) == {(harness.table.topic, row_id(["never seen", 1]))}
     assert harness.view() == view
@@ -351,7 +353,7 @@ def a_generation_is_built_unseen(harness: Harness) -> None:
     harness.apply()
     seen, table = harness.view(), harness.table
     live, name = harness.sink, new_generation()
-    beside = live.beside({table.qualified: name})
+    beside = live.for_generation({table.qualified: name})
     beside.prepare(table)
     assert beside.position(table) is None
     harness.topic.add("c", row("fresh", 1))
@@ -367,7 +369,7 @@ def a_generation_is_built_unseen(harness: Harness) -> None:
     # Whoever has been killed on the way repeats it.
     kept = live.promote([table], {table.qualified: name}) or kept
     assert harness.view() == harness.topic.model()
-    old = live.beside(kept)
+    old = live.for_generation(kept)
     old.prepare(table)
     assert harness.view(old) == seen
     harness.topic.add("u", row("fresh", 1, "second"))
@@ -381,9 +383,9 @@ def a_generation_is_built_unseen(harness: Harness) -> None:
     harness.topic.add("c", row("last", 1))
     harness.apply(writer="five")
     assert harness.view() == harness.topic.model()
-    live.sweep([table], back)
-    assert harness.view(live.beside(back)) != harness.view()
-    live.sweep([table], {})
+    live.drop_unreferenced([table], back)
+    assert harness.view(live.for_generation(back)) != harness.view()
+    live.drop_unreferenced([table], {})
     assert harness.view() == harness.topic.model()
     harness.apply(writer="five")
 
@@ -393,10 +395,10 @@ def what_is_empty_exists(harness: Harness) -> None:
     table, live = harness.table, harness.sink
     assert (harness.view(), harness.position()) == ({}, None)
     name = new_generation()
-    beside = live.beside({table.qualified: name})
+    beside = live.for_generation({table.qualified: name})
     beside.prepare(table)
     kept = live.promote([table], {table.qualified: name})
-    live.sweep([table], kept)
+    live.drop_unreferenced([table], kept)
     assert (harness.view(), harness.position()) == ({}, None)
     live.clear(table)
     live.prepare(table)
@@ -410,7 +412,7 @@ def a_generation_that_is_behind_waits(harness: Harness) -> None:
     """Readers would see older values otherwise."""
     fill(harness)
     live, name = harness.sink, new_generation()
-    beside = live.beside({harness.table.qualified: name})
+    beside = live.for_generation({harness.table.qualified: name})
     beside.prepare(harness.table)
     harness.apply([1, 1], writer="another", sink=beside)
     harness.apply()

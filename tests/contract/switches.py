@@ -89,11 +89,11 @@ class Pair:
         return lambda: self.harness.send(batch, sink)
 
     def _go_on(self) -> None:
-        self.beside = self.live.beside(self.names)
+        self.beside = self.live.for_generation(self.names)
         self.beside.prepare(self.table)
         self.batch(self.live)()
         self.batch(self.beside)()
-        self.other.sweep([self.table], self.names)
+        self.other.drop_unreferenced([self.table], self.names)
 
 
 def _taken(act: Act) -> Act:
@@ -130,7 +130,7 @@ def a_switch_goes_on_beside_the_live_one(pair: Pair) -> tuple[Act, Act]:
 def a_newer_one_takes_the_place_of_the_kept_one(pair: Pair) -> tuple[Act, Act]:
     def begin() -> None:
         pair.names = dict.fromkeys(pair.names, new_generation())
-        pair.other.beside(pair.names).clear(pair.table)
+        pair.other.for_generation(pair.names).clear(pair.table)
 
     return pair.batch(pair.beside), begin
 

@@ -16,12 +16,12 @@ from pyspark.sql import functions as F
 from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import Batch, Outcome, Rewound, Sink, stored_after
+from cdc.sink.contract import Batch, Outcome, PositionLost, Sink, checkpoint_after
 from sinks.delta import generations
-from sinks.delta.commit_pool import each
-from sinks.delta.files.parquet import Name
+from sinks.delta.commit_pool import run_all
+from sinks.delta.files.parquet import FileNames
 from sinks.delta.log import add_files, jvm, spark_generations
-from sinks.delta.log.commits import Commits, Found, numbered
+from sinks.delta.log.commits import Commits, LastCommit, number_commits
 from sinks.delta.mirror import merge, rewrite
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
@@ -61,8 +61,8 @@ def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) 
     if kind.startswith("delta"):
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
-            monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
-            monkeypatch.setattr("sinks.delta.mirror.merge.MANY", 3)
+            monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+            monkeypatch.setattr("sinks.delta.mirror.merge.SMALL_FILES", 3)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
@@ -86,7 +86,7 @@ def test_a_large_mirror_keeps_its_files(
 ) -> None:
     """Rows are marked as deleted where rewriting would cost too much; other readers see the same rows either way."""
     if large:
-        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.an_older_position_never_wins(made)
@@ -107,7 +107,7 @@ def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
     assert isinstance(sink, Elasticsearch)
     (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(harness.table)}").raise_for_status().json()
     httpx.delete(f"{sink.url}/{index}").raise_for_status()
-    with pytest.raises(Rewound):
+    with pytest.raises(PositionLost):
         harness.send(batch)
     assert harness.position() is None
     sink.prepare(harness.table)
@@ -138,7 +138,7 @@ class Forgetful(Memory):
             if advance.start is None:
                 self.stored.pop(advance.table.qualified, None)
             elif at := self.stored.get(advance.table.qualified):
-                self.stored[advance.table.qualified] = stored_after(
+                self.stored[advance.table.qualified] = checkpoint_after(
                     type(advance)(advance.table, None, advance.start), at, Applied(), batch.writer
                 )
         return super().apply(batch)
@@ -170,14 +170,14 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     begin(folder, rows.drop("_cdc_gone").coalesce(1), ViewCheckpoint(Position("id", (0,))), 1)
     (first,) = add_files.paths(deltalake.DeltaTable(folder))
     for number, key in enumerate(ids, 1):
-        stored, found = ViewCheckpoint(Position("id", (number,))), commits.found(folder)
+        stored, found = ViewCheckpoint(Position("id", (number,))), commits.last_commit(folder)
         change = rows.where(rows["_cdc_id"] == key).selectExpr("_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone")
         with_column = change.withColumn("added", F.lit("new")) if number == 4 else change
-        held = commits.opened(folder)
+        held = commits.opened_table(folder)
         assert held
-        add_files.extend(held, columns(with_column.drop("_cdc_gone")))
+        add_files.add_columns(held, columns(with_column.drop("_cdc_gone")))
         merge.merge(spark, held, folder, staged(folder, with_column), stored, found.number + 1)
-        assert commits.found(folder) == Found(stored, found.number + 1)
+        assert commits.last_commit(folder) == LastCommit(stored, found.number + 1)
         table = deltalake.DeltaTable(folder)
         assert (first in add_files.paths(table)) is (number < 4)
         expected = [(one, int(one in ids[:number])) for one in ids if one != "2" or number < 3]
@@ -204,28 +204,28 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tm
     if large:
         merge.merge(spark, table, folder, changed, stored, 2)
     else:
-        schema, places = pa.schema(table.schema().to_arrow()), add_files.places(table, folder)
+        schema, places = pa.schema(table.schema().to_arrow()), add_files.local_paths(table, folder)
         new = [file.name for file in changed.rows]
-        request = rewrite.Rewrite(folder, places, changed.names, new, schema, Name().new())
-        (made,) = rewrite.rewritten(spark, {"items": request}).values()
-        add_files.commit(table, add_files.actions(made), "overwrite", table.schema(), stored, 2)
+        request = rewrite.Rewrite(folder, places, changed.id_files, new, schema, FileNames().generate())
+        (made,) = rewrite.rewrite_mirrors(spark, {"items": request}).values()
+        add_files.commit(table, add_files.add_actions(made), "overwrite", table.schema(), stored, 2)
     assert sorted(spark.read.format("delta").load(folder).collect()) == [("1", None, 3), ("2", "b", 2)]
 
 
 def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of them, with what the merge at hand brings to their rows; the others stay, marked."""
-    monkeypatch.setattr("sinks.delta.mirror.merge.MANY", 5)
-    monkeypatch.setattr("sinks.delta.mirror.merge.AT_ONCE_BYTES", 4000)
+    monkeypatch.setattr("sinks.delta.mirror.merge.SMALL_FILES", 5)
+    monkeypatch.setattr("sinks.delta.mirror.merge.COMPACTED_BYTES", 4000)
     folder, commits = str(tmp_path / "table"), Commits()
     expected: dict[str, int | None] = {}
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
     begin(folder, rows, ViewCheckpoint(Position("id", (0,))), 1)
     for number in range(12):
-        found = commits.found(folder)
+        found = commits.last_commit(folder)
         change = rows.where(f"_cdc_id IN ({number}, {number // 2})").selectExpr(
             "_cdc_id", f"{number} AS note", f"_cdc_id = {number} AND {number} % 5 = 4 AS _cdc_gone"
         )
-        table = commits.opened(folder)
+        table = commits.opened_table(folder)
         assert table
         stored = ViewCheckpoint(Position("id", (number + 1,)))
         merge.merge(spark, table, folder, staged(folder, change), stored, found.number + 1)
@@ -259,16 +259,16 @@ def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp
     dated = rows.withColumn("at", F.lit("2026-01-01").cast("timestamp_ntz")).coalesce(1)
     begin(other, dated, ViewCheckpoint(Position("id", (2,))), 1)
     if marked:
-        spark_generations.ask(spark, other, [add_files.MARKS])
-        with numbered(spark, ViewCheckpoint(Position("id", (2,))), 2):
+        spark_generations.enable_features(spark, other, [add_files.DELETION_VECTORS])
+        with number_commits(spark, ViewCheckpoint(Position("id", (2,))), 2):
             spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
-        assert not add_files.unmarked(deltalake.DeltaTable(other))
+        assert add_files.has_deleted_rows(deltalake.DeltaTable(other))
     assert not generations.switch(spark, commits, live, other)
     assert generations.switch(spark, commits, live, other)
-    found = commits.found(live)
-    assert found.stored == ViewCheckpoint(Position("id", (2,)))
+    found = commits.last_commit(live)
+    assert found.checkpoint == ViewCheckpoint(Position("id", (2,)))
     now = deltalake.DeltaTable(live)
-    assert add_files.features(now) == {"timestampNtz"} | ({add_files.MARKS} if marked else set())
+    assert add_files.reader_features(now) == {"timestampNtz"} | ({add_files.DELETION_VECTORS} if marked else set())
     write(now, dated.where("_cdc_id = '0'"), "append", ViewCheckpoint(Position("id", (3,))), found.number + 1)
     assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (3 if marked else 4)
 
@@ -287,7 +287,7 @@ def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(spark: 
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "warehouse")
     try:
         with pytest.raises(SinkUnavailable, match="away"):
-            each(spark, {topic: topic for topic in topics}, apply)
+            run_all(spark, {topic: topic for topic in topics}, apply)
     finally:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
     assert pools == dict.fromkeys(rest, "warehouse")

@@ -18,7 +18,7 @@ from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
-from cdc.sink.contract import Misfit
+from cdc.sink.contract import SchemaMismatch
 from sinks.delta.log.history import Commit, Standing
 from sinks.delta.sink import Delta
 from tests.contract.crashes import die, survived
@@ -79,7 +79,7 @@ def assert_right(harness: Harness) -> None:
 def rebuild(harness: Harness, until: Callable[[], tuple[int, ...]] | None = None) -> None:
     """Make the mirror again beside the live one, and show it."""
     names = {harness.table.qualified: new_generation()}
-    beside = harness.sink.beside(names)
+    beside = harness.sink.for_generation(names)
     beside.prepare(harness.table)
     harness.apply(until and until(), "rebuild", beside)
     harness.sink.promote([harness.table], names)
@@ -235,7 +235,7 @@ def test_what_somebody_else_has_changed_is_refused_until_a_rebuild(harness: Harn
     batch = harness.batch(at, harness.topic.ends, "one")
     with pytest.raises(SinkUnavailable):
         harness.send(batch)
-    with pytest.raises(Misfit, match="DELETE") as caught:
+    with pytest.raises(SchemaMismatch, match="DELETE") as caught:
         harness.sink.prepare(harness.table)
     assert "cdc -p FILE rebuild warehouse --table public.items" in caught.value.hint
     # So that it can be compared with its source.
@@ -283,7 +283,7 @@ def test_changes_of_other_types_begin_where_the_events_before_end(harness: Harne
     before = opened(harness, "changes").version()
     text = tuple(replace(one, type="text") if one.name == "n" else one for one in harness.table.columns)
     harness.table = replace(harness.table, columns=text)
-    with pytest.raises(Misfit):
+    with pytest.raises(SchemaMismatch):
         harness.sink.prepare(harness.table)
     rebuild(harness)
     harness.apply(writer="two")
@@ -332,7 +332,7 @@ def test_names_that_are_carried(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
     made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
@@ -352,7 +352,7 @@ def test_names_that_are_refused(harness: Harness) -> None:
     """Of the one table, with the way out."""
     for name in ("order date", "_metadata"):
         wide = replace(harness.table, columns=(*harness.table.columns, Column(name, "text")))
-        with pytest.raises(Misfit, match=name) as caught:
+        with pytest.raises(SchemaMismatch, match=name) as caught:
             harness.sink.prepare(wide)
         assert "exclude" in caught.value.hint
 
@@ -382,11 +382,11 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.apply()
-    harness.sink.require_room([harness.table])
+    harness.sink.check_capacity([harness.table])
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr("sinks.delta.capacity.AS_TEXT", 2**40)
+    monkeypatch.setattr("sinks.delta.capacity.TEXT_FACTOR", 2**40)
     with pytest.raises(SinkRejected, match=f"in {tmp_path};"):
-        harness.sink.require_room([harness.table])
+        harness.sink.check_capacity([harness.table])
 
 
 def newest_word(history: Sequence[Commit], *_: object) -> Standing | None:
@@ -406,8 +406,8 @@ def end_of_batch(_: ViewCheckpoint | None, until: Position) -> Position:
 @pytest.mark.parametrize(
     ("place", "bug", "test"),
     [
-        ("sinks.delta.log.positions.further", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
-        ("sinks.delta.log.positions.further", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
+        ("sinks.delta.log.positions.advance", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
+        ("sinks.delta.log.positions.advance", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
         (
             "sinks.delta.log.history.standing",
             newest_word,

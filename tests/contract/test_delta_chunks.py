@@ -13,16 +13,16 @@ import deltalake
 import pytest
 
 import sinks.delta.sink
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import DecodeError, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
 from cdc.sink.contract import Batch
-from cdc.sink.lane import Limits, Part, Row
+from cdc.sink.lane import ChunkLimits, FoldedRow, Part
 from cdc.sink.rejection import Skip
 from sinks.delta.executor import Staged, WarehouseWriter
-from sinks.delta.mirror.stored_rows import Held
+from sinks.delta.mirror.stored_rows import StoredRows
 from sinks.delta.sink import Delta
 from tests.contract.laws import TOPIC_ID, row
 from tests.support.envelopes import PLACEHOLDER, Topic, frame
@@ -58,7 +58,7 @@ class Warehouse:
             records += [(topic.table, one) for one in topic.between(start, until)]
             advances.append(Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, until)))
         made = in_tasks(frame(self.spark, records))
-        return Batch(f"run {next(self.runs)}", tuple(advances), made, Reading(PLACEHOLDER), Skip())
+        return Batch(f"run {next(self.runs)}", tuple(advances), made, DecodeOptions(PLACEHOLDER), Skip())
 
     def apply(self, share: float = 1.0) -> dict[str, Applied]:
         applied = self.sink.apply(self.batch(share)).applied
@@ -98,7 +98,7 @@ class Warehouse:
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     size: str = request.param
     return size
 
@@ -112,7 +112,7 @@ def sink(unique: str, tmp_path: Path) -> Iterator[Delta]:
 
 def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows whose values an earlier chunk, or the mirror, has; that are deleted and come again; that come in each."""
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(7, 2**30))
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(7, 2**30))
     tables = [replace(table(f"{unique}.public.{name}"), name=name) for name in ("one", "two")]
     worlds = [World(one, partitions=3, keys=40) for one in tables]
     warehouse = Warehouse(spark, sink, [world.topic for world in worlds])
@@ -156,7 +156,7 @@ def test_values_of_every_type_are_taken_back(
     spark: "SparkSession", unique: str, sink: Delta, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a chunk before, and from the mirror: what a row held is what it holds, to the last digit."""
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(1, 2**30))
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
     typed = tuple(Column(name, type_) for name, (type_, _) in SOME.items())
     base = items(f"{unique}.public.items")
     topic = Topic(Table("public", "items", (*base.columns, *typed), base.key, base.topic), 1)
@@ -179,7 +179,7 @@ def test_values_of_every_type_are_taken_back(
 def test_a_value_of_a_deleted_row_is_unknown_in_a_later_chunk(
     spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(1, 2**30))
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
     topic = Topic(items(f"{unique}.public.items"), 1)
     warehouse = Warehouse(spark, sink, [topic])
     topic.add("c", row("k", 1))
@@ -210,7 +210,7 @@ def test_what_failed_leaves_no_files(
     spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a batch that a record has ended, nor one whose commit the disk didn't take."""
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", Limits(2, 2**30))
+    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(2, 2**30))
     topic = Topic(items(f"{unique}.public.items"), 2)
     warehouse = Warehouse(spark, sink, [topic])
     for number in range(9):
@@ -241,18 +241,18 @@ def without_word(text: str) -> Staged:
     return staged
 
 
-TOLD = sinks.delta.sink._staged
+TOLD = sinks.delta.sink._decode_staged
 
 
 class Mirrored(WarehouseWriter):
     """Asks only the mirror for what a change doesn't carry."""
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
-        with mock.patch.object(Held, "met", return_value=[]):
-            return super().held(part, rows)
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
+        with mock.patch.object(StoredRows, "staged_ids", return_value=[]):
+            return super().read_stored(part, rows)
 
 
-@pytest.mark.parametrize(("name", "bug"), [("_staged", without_word), ("WarehouseWriter", Mirrored)])
+@pytest.mark.parametrize(("name", "bug"), [("_decode_staged", without_word), ("WarehouseWriter", Mirrored)])
 def test_planted(
     spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch, name: str, bug: object
 ) -> None:

@@ -14,7 +14,7 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table, row_id
-from cdc.sink.lane import Limits
+from cdc.sink.lane import ChunkLimits
 from cdc.spark.failures import explain
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.sink import Elasticsearch
@@ -247,7 +247,7 @@ def test_a_new_index_is_sent_no_deletes(harness: Harness, server: httpx.Client) 
     harness.topic.add("d", row("k1", 1))
     sink, name = harness.sink, new_generation()
     assert isinstance(sink, Elasticsearch)
-    beside = sink.beside({harness.table.qualified: name})
+    beside = sink.for_generation({harness.table.qualified: name})
     beside.prepare(harness.table)
     applied = harness.apply(before, sink=beside)
     assert applied.deleted > 0
@@ -272,7 +272,7 @@ def cut(calls: int) -> Callable[[Request], Answer | None]:
 class RowByRow(ElasticsearchWriter):
     """With bulks of one row each."""
 
-    limits = Limits(1, 1)
+    limits = ChunkLimits(1, 1)
 
 
 def small_bulks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_readers_do_not_go_back_at_a_switch(
     fill(harness)
     harness.apply()
     names = {made.qualified: new_generation()}
-    beside = live.beside(names)
+    beside = live.for_generation(names)
     beside.prepare(made)
     harness.apply(sink=beside)
     keys = ["k0", "k3", "k4", "k5"]
@@ -371,9 +371,9 @@ def test_many_tables(
 ) -> None:
     """All that is asked about all of them at once fits into what the server takes as one line."""
     sink, tables = many
-    sink.require_room(tables)
+    sink.check_capacity(tables)
     names = dict.fromkeys((one.qualified for one in tables), new_generation())
-    beside = sink.beside(names)
+    beside = sink.for_generation(names)
     for one in tables:
         beside.prepare(one)
     harness = Harness(spark, lambda: sink, tables[7])
@@ -388,7 +388,7 @@ def test_many_tables(
     assert len(old) == MANY
     assert harness.view() == harness.topic.model()
     assert sink.generations(tables[-1]) == [names[tables[-1].qualified], old[tables[-1].qualified]]
-    sink.sweep(tables, {})
+    sink.drop_unreferenced(tables, {})
     assert len(server.get(f"/{unique}-*/_settings").json()) == MANY
 
 
@@ -398,10 +398,10 @@ def test_a_server_that_takes_no_more_indices(stack: "Stack", server: httpx.Clien
     tell(server, 1)
     try:
         with pytest.raises(SinkRejected, match="shards") as caught:
-            sink.beside({made.qualified: new_generation()}).prepare(made)
+            sink.for_generation({made.qualified: new_generation()}).prepare(made)
         assert "cluster.max_shards_per_node" in caught.value.hint
         with pytest.raises(SinkRejected, match="shards") as caught:
-            sink.require_room([made])
+            sink.check_capacity([made])
         assert "cluster.max_shards_per_node" in caught.value.hint
     finally:
         tell(server, None)

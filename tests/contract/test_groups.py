@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cdc.model.table import Table
-from cdc.sink.contract import Grouped, Sink
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.census import take_census
 from cdc.verify.comparison import Comparison
 from cdc.verify.source_rows import Sample, SourceReader
@@ -48,13 +48,13 @@ class Shelf:
 
     def unproved(self, sample: Sample | None = None) -> list[str]:
         sink = self.sink
-        assert isinstance(sink, Grouped)
+        assert isinstance(sink, GroupScanner)
         proved = take_census(SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, sample)
         return [one.name for one in self.tables if (sink.name, one.qualified) not in proved]
 
     def rows(self) -> dict[str, int]:
         sink = self.sink
-        assert isinstance(sink, Grouped)
+        assert isinstance(sink, GroupScanner)
         proved = take_census(SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, None)
         return {name: rows for (_, name), rows in proved.items()}
 
@@ -94,7 +94,7 @@ def contents(frame: Any) -> list[tuple[str, str, dict[str, Any]]]:
 
 def test_a_group_is_read_as_each_of_its_views(shelf: Shelf) -> None:
     sink = shelf.sink
-    assert isinstance(sink, Grouped)
+    assert isinstance(sink, GroupScanner)
     expected = sorted((one.table.qualified, key, row) for one in shelf.harnesses for key, row in one.view().items())
     assert contents(sink.scan_group(shelf.tables, shelf.spark)) == expected
     assert shelf.rows() == {one.table.qualified: len(one.view()) for one in shelf.harnesses}
@@ -181,7 +181,7 @@ def test_an_index_of_more_than_one_search_gives(shelf: Shelf, monkeypatch: pytes
 @pytest.mark.parametrize("shelf", ["delta"], indirect=True)
 def test_a_mirror_with_marked_rows_is_read_by_itself(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files still hold what was deleted."""
-    monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+    monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     shelf.change(0, "d", laws.row("k1", 1))
     with psycopg.connect(shelf.dsn) as connection:
         connection.execute("DELETE FROM items0 WHERE a = 'k1'")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from cdc.apply.views import prepare
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position
@@ -86,7 +86,7 @@ class Consumer:
         world = self.world
         advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
         records = [(world.table, record) for record in world.topic.between(advance.start_offsets, until)]
-        reading = Reading(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
+        reading = DecodeOptions(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         return Batch(self.writer, (advance,), in_lanes(frame(self.spark, records)), reading)
 
     def send(self, batch: Batch) -> Applied:

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.model.generation import new_generation
 from cdc.model.table import Column, IndexOptions, Table, row_id
-from cdc.sink.contract import Misfit, Refused
+from cdc.sink.contract import RowsRejected, SchemaMismatch
 from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract.laws import Harness
 
@@ -69,7 +69,7 @@ def server(stack: "Stack") -> Iterator[httpx.Client]:
 def rebuilt(sink: Elasticsearch, table: Table) -> None:
     """As `cdc rebuild` does, of a view without rows."""
     names = {table.qualified: new_generation()}
-    sink.beside(names).prepare(table)
+    sink.for_generation(names).prepare(table)
     sink.promote([table], names)
     sink.prepare(table)
 
@@ -99,7 +99,7 @@ def test_an_index_of_an_earlier_version(server: httpx.Client, sink: Elasticsearc
         body = {"mappings": {"dynamic": False, "properties": fields}, "aliases": {sink.alias(table): {}}}
         name = quote(f"{sink.alias(table)}@{new_generation()}")
         server.put(f"/{name}", json=body).raise_for_status()
-    with pytest.raises(Misfit, match="price") as caught:
+    with pytest.raises(SchemaMismatch, match="price") as caught:
         sink.prepare(priced)
     assert "letter by letter" in caught.value.message
     assert caught.value.hint == REBUILD
@@ -138,11 +138,11 @@ def test_what_an_open_index_can_not_take_is_rebuilt(sink: Elasticsearch, name: s
     sink.prepare(items("id price name", **before))
     sink.prepare(items("id price name", **before))
     wanted = items("id price name", **after)
-    with pytest.raises(Misfit, match=told) as caught:
+    with pytest.raises(SchemaMismatch, match=told) as caught:
         sink.prepare(wanted)
     assert caught.value.hint == REBUILD
     if told.startswith("fields"):
-        with pytest.raises(Misfit, match=told):
+        with pytest.raises(SchemaMismatch, match=told):
             sink.require_fit(wanted)
     rebuilt(sink, wanted)
 
@@ -163,7 +163,7 @@ def test_planted_changes_that_nobody_compares(
 def test_more_fields_than_an_index_takes(sink: Elasticsearch) -> None:
     """A decimal is two of them. The hint is what helps."""
     names = " ".join(f"n{number}" for number in range(500))
-    with pytest.raises(Misfit, match="total fields") as caught:
+    with pytest.raises(SchemaMismatch, match="total fields") as caught:
         sink.prepare(items(f"id {names}"))
     (setting,) = re.findall(r"mapping\.[a-z_.]+", caught.value.hint)
     sink.prepare(items(f"id {names}", settings={setting: 1100}))
@@ -211,12 +211,12 @@ def test_what_the_server_does_not_know_is_refused_by_name(sink: Elasticsearch, n
     """That table alone waits: others can be made, and it can be made once it is put right."""
     asked, told = REFUSED[name]
     wrong = items("id price name", **asked)
-    with pytest.raises(Misfit, match=told) as caught:
+    with pytest.raises(SchemaMismatch, match=told) as caught:
         sink.prepare(wrong)
     assert "public.items" in caught.value.message
     assert "pipeline file" in caught.value.hint
-    with pytest.raises(Misfit, match=told):
-        sink.beside({wrong.qualified: new_generation()}).prepare(wrong)
+    with pytest.raises(SchemaMismatch, match=told):
+        sink.for_generation({wrong.qualified: new_generation()}).prepare(wrong)
     sink.prepare(items("id price name", name="others"))
     sink.prepare(items("id price name"))
 
@@ -230,9 +230,9 @@ def test_columns_come_and_go(server: httpx.Client, sink: Elasticsearch) -> None:
     assert hits(server, sink, both, {"range": {"price": {"gt": 9.6}}}) == [1]
     sink.prepare(items("id name"))
     sink.prepare(both)
-    with pytest.raises(Misfit, match=r"column weight: .*nothing"):
+    with pytest.raises(SchemaMismatch, match=r"column weight: .*nothing"):
         sink.prepare(items("id name weight", fields={"weight": {"type": "nothing"}}))
-    with pytest.raises(Misfit, match=r"fields.*: price"):
+    with pytest.raises(SchemaMismatch, match=r"fields.*: price"):
         sink.prepare(items("id price", fields={"price": {"type": "keyword"}}))
 
 
@@ -256,6 +256,6 @@ def test_paths_of_json_are_searched_where_the_file_says_so(spark: "SparkSession"
         assert hits(server, sink, table, {"terms": {"attrs.size": [42]}}) == [1]
         assert hits(server, sink, table, {"term": {"attrs.tags": "blue"}}) == [0]
     harness.topic.add("c", {"id": 9, "attrs": '"a text"'})
-    with pytest.raises(Refused, match="field attrs") as caught:
+    with pytest.raises(RowsRejected, match="field attrs") as caught:
         harness.apply()
     assert "a text" not in caught.value.message

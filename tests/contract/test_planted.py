@@ -12,7 +12,7 @@ import pytest
 
 import sinks.elasticsearch.sink
 import sinks.redis.sink
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.forms import Documents, Filled
 from cdc.codec.placeholder import Placeholder
 from cdc.codec.record import Change, RecordDecoder
@@ -22,9 +22,9 @@ from cdc.errors import SinkRejected
 from cdc.model.outcome import Advance, Applied
 from cdc.model.table import Column as TableColumn
 from cdc.model.table import IndexOptions, Table
-from cdc.sink.contract import Batch, Outcome, Sink, stored_after
+from cdc.sink.contract import Batch, Outcome, Sink, checkpoint_after
 from cdc.sink.lane import Part, Verdicts
-from cdc.sink.lane_task import Records, Run
+from cdc.sink.lane_task import LaneRun, Records
 from cdc.verify import bucket_hashes
 from sinks.delta import table_commit
 from sinks.delta.sink import Delta
@@ -58,7 +58,7 @@ def last_row_wins(self: Documents, table: Table, value: bytes, *_: object) -> Fi
     return Filled(value, ())
 
 
-DECODE, TAKE = RecordDecoder.decode, Run.take
+DECODE, FOLD = RecordDecoder.decode, LaneRun.fold
 
 
 def floor_ignored(self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None) -> Change:
@@ -67,8 +67,8 @@ def floor_ignored(self: RecordDecoder, topic: str, key: bytes | None, value: byt
     return change
 
 
-def servers_ignored(placeholder: str, floors: Mapping[str, int], _: object) -> Reading:
-    return Reading(placeholder, floors)
+def servers_ignored(placeholder: str, floors: Mapping[str, int], _: object) -> DecodeOptions:
+    return DecodeOptions(placeholder, floors)
 
 
 def placeholder_passed(*_: object) -> None:
@@ -84,17 +84,20 @@ def before_trusted(self: RecordDecoder, topic: str, key: bytes | None, value: by
     return change
 
 
-def without_tombstones(self: Run, topic: str, partition: int, records: Records) -> None:
-    TAKE(self, topic, partition, [record for record in records if record[1] is not None])
+def without_tombstones(self: LaneRun, topic: str, partition: int, records: Records) -> None:
+    FOLD(self, topic, partition, [record for record in records if record[1] is not None])
 
 
 PATCHES: dict[str, tuple[list[tuple[Any, str, Any]], Law]] = {
     "last-row-wins fold": ([(Documents, "fill", last_row_wins)], laws.a_value_that_is_not_carried_stays),
     "floor ignored": ([(RecordDecoder, "decode", floor_ignored)], laws.what_a_truncate_has_voided_stays_away),
-    "floors by LSN alone": ([(laws, "Reading", servers_ignored)], laws.what_a_server_before_has_written_stays_away),
+    "floors by LSN alone": (
+        [(laws, "DecodeOptions", servers_ignored)],
+        laws.what_a_server_before_has_written_stays_away,
+    ),
     "placeholder written": ([(Placeholder, "carried", placeholder_passed)], laws.a_value_that_is_not_carried_stays),
     "before trusted on delete": (
-        [(RecordDecoder, "decode", before_trusted), (Run, "take", without_tombstones)],
+        [(RecordDecoder, "decode", before_trusted), (LaneRun, "fold", without_tombstones)],
         laws.the_newest_of_a_batch_wins,
     ),
 }
@@ -124,7 +127,7 @@ class PositionFirst(Memory):
     def _move(self, batch: Batch) -> NoReturn:
         for advance in batch.advances:
             name = advance.table.qualified
-            self.stored[name] = stored_after(advance, self.stored.get(name), Applied(), batch.writer)
+            self.stored[name] = checkpoint_after(advance, self.stored.get(name), Applied(), batch.writer)
         die()
 
 
@@ -160,7 +163,7 @@ def test_what_a_mirror_has_is_merged_again(
         return (0,) * advance.end.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(table_commit, "_known", nothing)
+    monkeypatch.setattr(table_commit, "_known_offsets", nothing)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 

@@ -19,9 +19,9 @@ import pytest
 from cdc.errors import SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.table import Column
-from sinks.delta.files.links import absolute
+from sinks.delta.files.links import is_absolute
 from sinks.delta.log import add_files, spark_generations
-from sinks.delta.log.commits import Commits, numbered
+from sinks.delta.log.commits import Commits, number_commits
 from sinks.delta.sink import Delta
 from tests.contract.laws import Harness, fill, row
 from tests.support.envelopes import table
@@ -135,7 +135,9 @@ class History:
         self._kept: Mapping[str, str] = {}
 
     def _sink(self) -> Delta:
-        return Delta("warehouse", str(self.place), "readers", rewritten=["public.items"] if self.rewritten else ())
+        return Delta(
+            "warehouse", str(self.place), "readers", without_deletion_vectors=["public.items"] if self.rewritten else ()
+        )
 
     @property
     def rows(self) -> Rows:
@@ -154,7 +156,7 @@ class History:
         self._note("rebuilt")
         self.roll_back()
         self._note("rolled back")
-        patch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+        patch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
         self.change()
         self._note("marked")
         self.rebuild()
@@ -183,7 +185,7 @@ class History:
     def _note(self, name: str) -> None:
         # Not by its name: polars reads no folder with a space in its name.
         copied = shutil.copytree(self.place, self.root / "copies" / str(len(self.states)))
-        marks = add_files.MARKS in add_files.features(deltalake.DeltaTable(self.mirror))
+        marks = add_files.DELETION_VECTORS in add_files.reader_features(deltalake.DeltaTable(self.mirror))
         self.states[name] = State(f"{copied}/public.items/mirror", self.rows, marks)
 
     def apply(self) -> None:
@@ -200,7 +202,7 @@ class History:
     def rebuild(self, watched: bool = False) -> None:
         names = {self.harness.table.qualified: new_generation()}
         before, half = self.rows, self.harness.topic.ends
-        beside = self.harness.writer().beside(names)
+        beside = self.harness.writer().for_generation(names)
         beside.prepare(self.harness.table)
         self.harness.topic.add("u", row("k1", 1, f"rebuilt {len(half)}"))
         self.harness.apply(half, "rebuild", beside)
@@ -216,14 +218,14 @@ class History:
 
     def roll_back(self) -> None:
         self.harness.apply(writer="live")
-        beside = self.harness.sink.beside(self._kept)
+        beside = self.harness.sink.for_generation(self._kept)
         self.harness.apply(writer="kept", sink=beside)
         self.promote(self._kept)
 
     def promote(self, names: Mapping[str, str]) -> None:
         sink = self.harness.sink = self.harness.writer()
         self._kept = sink.promote([self.harness.table], names)
-        sink.sweep([self.harness.table], self._kept)
+        sink.drop_unreferenced([self.harness.table], self._kept)
 
 
 @pytest.fixture(scope="module")
@@ -277,21 +279,21 @@ def test_what_was_named_elsewhere_is_gathered(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
     """A warehouse of an earlier version: by the first batch of the next run, for every row."""
-    monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+    monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     made = History(spark, tmp_path)
     fill(made.harness)
     names = {made.harness.table.qualified: new_generation()}
-    beside = made.harness.sink.beside(names)
+    beside = made.harness.sink.for_generation(names)
     beside.prepare(made.harness.table)
     for until in ((1, 1), None) if marked else (None,):
         made.harness.apply(until, "earlier", beside)
     elsewhere = f"{made.mirror}@{names[made.harness.table.qualified]}"
-    found = Commits().found(elsewhere)
-    assert found.stored
-    with numbered(spark, found.stored, found.number):
+    found = Commits().last_commit(elsewhere)
+    assert found.checkpoint
+    with number_commits(spark, found.checkpoint, found.number):
         spark.sql(f"CREATE OR REPLACE TABLE delta.`{made.mirror}` SHALLOW CLONE delta.`{elsewhere}`")
-    assert all(absolute(path) for path in add_files.paths(deltalake.DeltaTable(made.mirror)))
-    assert add_files.unmarked(deltalake.DeltaTable(made.mirror)) is not marked
+    assert all(is_absolute(path) for path in add_files.paths(deltalake.DeltaTable(made.mirror)))
+    assert not add_files.has_deleted_rows(deltalake.DeltaTable(made.mirror)) is not marked
     made.harness.topic.add("c", row("new", 1))
     made.apply()
     shutil.rmtree(elsewhere)
@@ -309,11 +311,11 @@ def test_what_nobody_looked_at_gets_no_position(spark: "SparkSession", tmp_path:
     fill(harness)
     harness.apply()
     folder = str(tmp_path / "public.items" / "mirror")
-    version, found = deltalake.DeltaTable(folder).version(), Commits().found(folder)
-    assert found.stored
+    version, found = deltalake.DeltaTable(folder).version(), Commits().last_commit(folder)
+    assert found.checkpoint
     spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ('somebody' = 'else')")
     with pytest.raises(SinkUnavailable):
-        spark_generations.gather(spark, folder, version, found.stored, found.number + 1)
+        spark_generations.link_all_files(spark, folder, version, found.checkpoint, found.number + 1)
     with pytest.raises(SinkUnavailable):
-        spark_generations.drop(spark, folder, version)
-    assert Commits().found(folder).stored == found.stored
+        spark_generations.drop_deletion_vectors(spark, folder, version)
+    assert Commits().last_commit(folder).checkpoint == found.checkpoint

@@ -19,8 +19,8 @@ from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.sink.contract import Rewound
-from cdc.sink.lane_run import run_here
+from cdc.sink.contract import PositionLost
+from cdc.sink.lane_run import run_in_process
 from sinks.redis.executor import Due, RedisWriter
 from sinks.redis.sink import Redis
 from tests.contract import laws
@@ -85,7 +85,7 @@ def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, after:
 
     with contextlib.suppress(SinkUnavailable), mock.patch.object(sinks.redis.sink, "RedisWriter", first_try):
         harness.send(batch)
-    applied = run_here(batch.lane(given[0]), batch.records, "cache").applied[harness.name]
+    applied = run_in_process(batch.lane(given[0]), batch.records, "cache").applied[harness.name]
     assert applied.read == applied.accounted == len(harness.topic.records)
     assert harness.view() == harness.topic.model()
     assert_goes_on(harness)
@@ -272,7 +272,7 @@ def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own: st
     assert harness.position() == Position(laws.TOPIC_ID, (3, 0))
     assert harness.view() == harness.topic.model((3, 0))
     stale = harness.batch(Position(laws.TOPIC_ID, harness.topic.ends), [end + 1 for end in harness.topic.ends], "one")
-    with pytest.raises(Rewound):
+    with pytest.raises(PositionLost):
         harness.send(stale)
     harness.sink = harness.writer()
     assert_goes_on(harness, "two")
@@ -314,7 +314,7 @@ def test_a_generation_of_a_new_topic_replaces_that_of_the_old(harness: Harness) 
     harness.apply()
     name = new_generation()
     names = {harness.table.qualified: name}
-    beside = harness.sink.beside(names)
+    beside = harness.sink.for_generation(names)
     beside.prepare(harness.table)
     other_topic(harness, (2, 0), beside)
     with pytest.MonkeyPatch.context() as patch:
@@ -330,7 +330,7 @@ def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
     harness.floors = Floors(1, {harness.name: 2**53 + 1})
     harness.apply()
     names = {harness.table.qualified: new_generation()}
-    beside = harness.sink.beside(names)
+    beside = harness.sink.for_generation(names)
     beside.prepare(harness.table)
     harness.floors = Floors(1, {harness.name: 2**53})
     harness.apply(writer="another", sink=beside)
@@ -351,14 +351,14 @@ def test_views_of_tables_that_were_removed_stay(harness: Harness, own: str, uniq
     assert seen
     kept = rebuilt(harness)
     assert removed.view() == seen
-    harness.sink.sweep([harness.table], kept)
+    harness.sink.drop_unreferenced([harness.table], kept)
     harness.sink.promote([harness.table], kept)
     assert removed.view() == seen
     with server_at(own) as server:
         server.delete(*server.keys(f"{unique}:public.removed:*"))
         rebuilt(harness)
         assert removed.view() == {}
-        harness.sink.sweep([harness.table], {})
+        harness.sink.drop_unreferenced([harness.table], {})
         assert server.dbsize() > 0
     with server_at(own.removesuffix("0") + "1") as server:
         assert set(server.scan_iter()) <= {f"{unique}:_cdc", f"{unique}:_cdc:public.items"}
@@ -366,8 +366,8 @@ def test_views_of_tables_that_were_removed_stay(harness: Harness, own: str, uniq
 
 def rebuilt(harness: Harness) -> dict[str, str]:
     names = {harness.table.qualified: new_generation()}
-    harness.sink.sweep([harness.table], names)
-    beside = harness.sink.beside(names)
+    harness.sink.drop_unreferenced([harness.table], names)
+    beside = harness.sink.for_generation(names)
     beside.clear(harness.table)
     beside.prepare(harness.table)
     harness.apply(writer="another", sink=beside)
@@ -376,7 +376,7 @@ def rebuilt(harness: Harness) -> dict[str, str]:
 
 def test_a_spare_that_the_server_lacks_is_refused(harness: Harness, own: str, unique: str) -> None:
     sink = Redis("cache", own, unique, spare=99)
-    for act in (lambda: sink.require_room([harness.table]), lambda: sink.generations(harness.table)):
+    for act in (lambda: sink.check_capacity([harness.table]), lambda: sink.generations(harness.table)):
         with pytest.raises(SinkRejected, match="99") as caught:
             act()
         assert "spare" in caught.value.hint

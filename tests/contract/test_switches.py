@@ -13,7 +13,7 @@ import sinks.delta.log.commits
 from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Rewound
+from cdc.sink.contract import PositionLost
 from sinks.redis import scripts as redis_scripts
 from sinks.redis.sink import Redis
 from tests.contract import laws, switches
@@ -80,7 +80,7 @@ def test_what_a_server_has_lost_is_made_again(pair: Pair) -> None:
     """It comes back empty, after a batch has been begun."""
     pair.harness.topic.add("c", laws.row("late", 1))
     batch, moment = pair.batch(pair.live), Moment(1)
-    with pytest.raises(Rewound), moment.during(lambda: pair.live.clear(pair.table)):
+    with pytest.raises(PositionLost), moment.during(lambda: pair.live.clear(pair.table)):
         batch()
     assert pair.harness.position() is None
     pair.live.prepare(pair.table)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 @pytest.fixture(params=["small", "large"])
 def tidied(request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch) -> Delta:
     """A warehouse that looks after each batch for what is to be removed; with rows marked as deleted, or without."""
-    monkeypatch.setattr("sinks.delta.sink.TIDY_S", 0)
+    monkeypatch.setattr("sinks.delta.sink.CLEANUP_S", 0)
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     return Delta("warehouse", str(tmp_path), unique)
 
 
@@ -48,11 +48,11 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     long_ago = time.time() - generations.UNCOMMITTED_S - 60
     os.utime(mirror / old, (long_ago, long_ago))
     commits = Commits()
-    found, live = commits.found(str(mirror)), commits.opened(str(mirror))
+    found, live = commits.last_commit(str(mirror)), commits.opened_table(str(mirror))
     assert live
-    assert found.stored
+    assert found.checkpoint
     kept = f"{mirror}@kept"
-    generations._clone(spark, live, str(mirror), kept, found.stored)
+    generations._clone(spark, live, str(mirror), kept, found.checkpoint)
     before = sorted(spark.read.format("delta").load(kept).collect())
     third, fourth, fifth = change(2), change(3), change(4)
     assert {left, foreign} < third
@@ -61,7 +61,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     assert not (third - second - {foreign}) & fifth
     assert made.view() == made.topic.model()
     assert sorted(spark.read.format("delta").load(kept).collect()) == before
-    generations.remove(spark, [kept])
+    generations.remove_paths(spark, [kept])
     change(5)
     last = change(6)
     assert not last & second - {Path(path).name for path in in_use(spark, mirror)}
@@ -83,13 +83,13 @@ def test_links_go_with_who_needs_them(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a switch that was killed before its commit, those of what was shown and of what was kept."""
-    monkeypatch.setattr("sinks.delta.sink.TIDY_S", 0)
+    monkeypatch.setattr("sinks.delta.sink.CLEANUP_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.fill(made)
     made.apply()
     names, mirror = {made.table.qualified: "another"}, Path(sink.folder(made.table, "mirror"))
-    made.apply(writer="another", sink=sink.beside(names))
+    made.apply(writer="another", sink=sink.for_generation(names))
 
     def files() -> dict[str, int]:
         """By name, how many links the file has."""
@@ -102,9 +102,9 @@ def test_links_go_with_who_needs_them(
     assert made.view() == made.topic.model()
     kept = sink.promote([made.table], names)
     assert sorted(files().values()) == [2, 3, 3]
-    sink.sweep([made.table], kept)
+    sink.drop_unreferenced([made.table], kept)
     assert sorted(files().values()) == [2, 2, 2]
-    sink.sweep([made.table], {})
+    sink.drop_unreferenced([made.table], {})
     assert sorted(files().values()) == [1, 2, 2]
     for number in range(3):
         made.topic.add("u", laws.row("k1", 1, f"later {number}"))
@@ -121,14 +121,14 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     laws.fill(made)
     made.apply()
     names = {made.table.qualified: "another"}
-    made.apply(writer="another", sink=tidied.beside(names))
+    made.apply(writer="another", sink=tidied.for_generation(names))
     live = tidied.folder(made.table, "mirror")
     assert generations.switch(spark, Commits(), live, f"{live}@another")
     for _ in range(2):
         made.topic.add("u", laws.row("k1", 1, "later"))
         made.apply(writer="later")
     assert not tidied.promote([made.table], names)
-    assert generations.others(spark, live) == ["another"]
+    assert generations.names(spark, live) == ["another"]
     assert made.view() == made.topic.model()
 
 
@@ -141,7 +141,7 @@ def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> No
     marks = list(Path(folder).glob("*/deletion_vector_*.bin"))
     assert marks
     assert commits.table(folder)
-    left = generations.tidy(spark, commits, folder, set())
-    generations.tidy(spark, commits, folder, left)
+    left = generations.remove_unreferenced(spark, commits, folder, set())
+    generations.remove_unreferenced(spark, commits, folder, left)
     assert all(path.exists() for path in marks)
     assert spark.read.format("delta").load(folder).count() == 9

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cdc import client
-from cdc.apply.schema_follower import Follower
+from cdc.apply.schema_follower import SchemaFollower
 from cdc.capture.connector import register
 from cdc.client.read_your_writes import Token, View
 from cdc.control import registrations
@@ -42,7 +42,7 @@ def refused(shop: Shop) -> str:
     assert known is not None
     # `cdc run`, at every start of a query.
     with pytest.raises(AnotherServer):
-        Follower(lambda: shop.pipeline, shop.tables)([], known)
+        SchemaFollower(lambda: shop.pipeline, shop.tables)([], known)
     (problem,) = collect(shop.pipeline, positions={}, progress={}).problems
     assert (problem.part, problem.message) == ("registration", caught.value.message)
     return f"{caught.value.message} {caught.value.hint}"
@@ -56,7 +56,7 @@ def test_a_server_that_takes_the_place_of_another(shop: Shop, moved: Shop) -> No
     shop.register()
     view = View(shop.pipeline, Memory("memory"), shop.table("shop.counters"))
     old = client.token(shop.conn)
-    assert wait_until(lambda: view.fence(Token.parse(old)), 20, "the token to be in the log")
+    assert wait_until(lambda: view.barrier(Token.parse(old)), 20, "the token to be in the log")
     moved.migrate()
     said = refused(moved)
     assert "another server" in said
@@ -76,9 +76,9 @@ def test_a_server_that_takes_the_place_of_another(shop: Shop, moved: Shop) -> No
         connect.stop(moved.pipeline.pipeline)
         new = client.token(moved.conn)
         assert Token.parse(new).lsn < Token.parse(old).lsn
-        assert view.fence(Token.parse(new)) is None
+        assert view.barrier(Token.parse(new)) is None
         connect.resume(moved.pipeline.pipeline)
-    found = wait_until(lambda: view.fence(Token.parse(new)), 30, "the token to be in the log")
+    found = wait_until(lambda: view.barrier(Token.parse(new)), 30, "the token to be in the log")
     assert found is not None
     assert found[0].offsets[0] >= len(log)
 

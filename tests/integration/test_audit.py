@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc.audit.auditor import Auditor
-from cdc.audit.finding import Audit, of_rows
-from cdc.audit.topic_health import of_views
+from cdc.audit.finding import Audit, row_finding
+from cdc.audit.topic_health import view_findings
 from cdc.cli import topics as cli_topics
 from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
@@ -240,7 +240,7 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     }
 
     def found() -> dict[str, str]:
-        listed = of_views(broker.topics, broker.shop, table, views)
+        listed = view_findings(broker.topics, broker.shop, table, views)
         assert all(one.defect and "--table public.clean" in one.hint for one in listed)
         return {one.hint.split("rebuild ")[1].split()[0]: one.kind for one in listed}
 
@@ -260,8 +260,8 @@ def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> Non
 
 def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     keys = tuple(map(str, range(100)))
-    damaged = Audit("public.items", "t.public.items", (of_rows("unknown", 123, keys),), 20_000, 150, 3)
-    warned = Audit("public.others", "t.public.others", (of_rows("unreadable", 1),), 10, 10, repaired=7)
+    damaged = Audit("public.items", "t.public.items", (row_finding("unknown", 123, keys),), 20_000, 150, 3)
+    warned = Audit("public.others", "t.public.others", (row_finding("unreadable", 1),), 10, 10, repaired=7)
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
         cli_topics.report([damaged, warned], as_json=False)
     assert "--repair" in caught.value.hint

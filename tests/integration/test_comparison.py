@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc.apply.schema_follower import Follower
+from cdc.apply.schema_follower import SchemaFollower
 from cdc.control import definitions
 from cdc.control.registrations import Registration
 from cdc.observe.collection import collect
@@ -139,7 +139,7 @@ def test_without_a_look_nothing_is_known(conn: Connection) -> None:
 
 def test_a_start_looks(conn: Connection, postgres_dsn: str, unique: str) -> None:
     asked = pipeline(unique, postgres_dsn, *CAPTURED)
-    follower = Follower(lambda: asked, source.describe(conn, asked))
+    follower = SchemaFollower(lambda: asked, source.describe(conn, asked))
     conn.execute("ALTER TABLE shop.orders ALTER n TYPE int USING -n")
     follower([], Registration())
     assert verdicts(conn) == [(ORDERS, "refresh")]

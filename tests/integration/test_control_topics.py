@@ -17,7 +17,7 @@ from cdc.control.registrations import Registration
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.records import Records, kafka
 from cdc.kafka.topics import Topics
-from cdc.quarantine.log import Entry, QuarantineLog, close
+from cdc.quarantine.log import QuarantineKey, QuarantineLog, settle_entries
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
@@ -45,8 +45,8 @@ def write(shop: Pipeline, topic: str, records: Iterable[tuple[bytes, bytes]]) ->
     assert producer.flush(60) == 0
 
 
-def entry(offset: int, sink: str = "warehouse") -> Entry:
-    return Entry(sink, "t.public.orders", 0, offset, str(offset))
+def entry(offset: int, sink: str = "warehouse") -> QuarantineKey:
+    return QuarantineKey(sink, "t.public.orders", 0, offset, str(offset))
 
 
 def fill(shop: Pipeline, offsets: Iterable[int]) -> None:
@@ -69,16 +69,16 @@ def test_a_long_quarantine_is_read_in_full_and_once(shop: Pipeline) -> None:
     with Topics(shop.kafka, patience_s=whole_s / 4) as topics:
         ledger = QuarantineLog(topics, shop)
         assert timed(ledger)[0] == ENTRIES
-        assert not ledger.moved()
+        assert not ledger.has_changed()
         fill(shop, [ENTRIES])
-        close(topics, shop, [entry(7)])
-        assert ledger.moved()
+        settle_entries(topics, shop, [entry(7)])
+        assert ledger.has_changed()
         count, news_s = timed(ledger)
         assert count == ENTRIES
         assert news_s < whole_s / 4
         held = {one.entry: one for one in ledger.read()}
         assert entry(7) not in held
-        key, value = ledger.record(held[entry(ENTRIES)])
+        key, value = ledger.read_record(held[entry(ENTRIES)])
         assert (key, len(value or b"")) == (b"{}", WIDTH)
 
 
@@ -110,12 +110,12 @@ def test_floors_and_definitions_are_followed(shop: Pipeline) -> None:
     with Topics(shop.kafka) as topics:
         control = Control(shop, topics)
         control.read()
-        assert not control.moved()
+        assert not control.has_changed()
         assert control.floors.lsns == {"public.orders": 5, "public.lines": 6}
         assert len(control.definitions) == 2000
         write(shop, truncations, [truncation("public.orders", 9)])
         write(shop, journal, [ddl(2000, "public.orders")])
-        assert control.moved()
+        assert control.has_changed()
         control.read()
         assert control.floors.lsns == {"public.orders": 9, "public.lines": 6}
         assert [one.id for one in control.definitions] == list(range(2001))
@@ -123,7 +123,7 @@ def test_floors_and_definitions_are_followed(shop: Pipeline) -> None:
         ends = topics.ends([truncations, journal])
         write(shop, truncations, [truncation("public.lines", 1)])
         registrations.write(topics, shop, Registration(epoch=1, since=ends))
-        assert control.moved()
+        assert control.has_changed()
         control.read()
         assert (control.floors.epoch, control.floors.lsns, control.definitions) == (1, {"public.lines": 1}, ())
 
@@ -137,7 +137,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_start(shop: Pipeline) -> N
         wait_until(lambda: shop.quarantine_topic not in topics.existing([shop.quarantine_topic]), 10, "it to be gone")
         topics.ensure(shop)
         fill(shop, [100, 101])
-        assert ledger.moved()
+        assert ledger.has_changed()
         assert [held.entry.offset for held in ledger.read()] == [100, 101]
 
 

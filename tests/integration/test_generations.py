@@ -12,7 +12,7 @@ import pytest
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, SettingsError, SinkUnavailable
 from cdc.generations.claim import Claim, claim
-from cdc.generations.registry import STALE_S, Building, Progress, Registry, Retained, RollingBack
+from cdc.generations.registry import STALE_S, GenerationBuild, Progress, Registry, RetainedView, Rollback
 from cdc.generations.rollback import rollback, settle_rollback
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
@@ -44,13 +44,13 @@ def registry(shop: Pipeline) -> Iterator[Registry]:
         yield Registry(shop, topics)
 
 
-def building(*names: str, phase: Any = "replay") -> Building:
-    return Building(SINK, phase, dict.fromkeys(names, SECOND), time.time())
+def building(*names: str, phase: Any = "replay") -> GenerationBuild:
+    return GenerationBuild(SINK, phase, dict.fromkeys(names, SECOND), time.time())
 
 
-def retained(name: str = FIRST) -> Retained:
+def retained(name: str = FIRST) -> RetainedView:
     now = time.time()
-    return Retained(name, now + HOUR_S, now)
+    return RetainedView(name, now + HOUR_S, now)
 
 
 def won(shop: Pipeline, ready: threading.Barrier, done: threading.Barrier) -> str:
@@ -60,7 +60,7 @@ def won(shop: Pipeline, ready: threading.Barrier, done: threading.Barrier) -> st
         ready.wait(30)
         try:
             with claim(own, SINK) as held:
-                held.begin(building("public.items"))
+                held.announce(building("public.items"))
                 done.wait(30)
                 return "won"
         except SettingsError as error:
@@ -91,16 +91,16 @@ def test_one_that_was_killed_is_put_away(registry: Registry) -> None:
     registry.write((("claim", SINK, "killed"), {"at": killed_at}), (("work", SINK), vars(building("public.items"))))
     with claim(registry, SINK) as held:
         assert held.generations.claims.keys() != {"killed"}
-        assert isinstance(held.generations.work, Building)
-        wait_until(lambda: "killed" not in registry.read().of(SINK).claims, 5, "its claim to be gone")
+        assert isinstance(held.generations.work, GenerationBuild)
+        wait_until(lambda: "killed" not in registry.read().for_sink(SINK).claims, 5, "its claim to be gone")
 
 
 def test_one_that_was_stopped_learns_that_it_counts_as_dead(registry: Registry) -> None:
     with claim(registry, SINK) as stopped:
-        (command,) = registry.read().of(SINK).claims
+        (command,) = registry.read().for_sink(SINK).claims
         registry.write((("claim", SINK, command), None))
         with pytest.raises(SettingsError, match="took this one for dead"):
-            stopped.begin(building("public.items", phase="promote"))
+            stopped.announce(building("public.items", phase="promote"))
 
 
 def test_a_tick_that_fails_is_not_the_last(registry: Registry) -> None:
@@ -114,11 +114,11 @@ def test_a_tick_that_fails_is_not_the_last(registry: Registry) -> None:
         return Progress(time.time(), done=7)
 
     def done() -> bool:
-        work = registry.read().of(SINK).work
-        return isinstance(work, Building) and work.done == 7
+        work = registry.read().for_sink(SINK).work
+        return isinstance(work, GenerationBuild) and work.done == 7
 
     with claim(registry, SINK) as held:
-        held.begin(building("public.items"))
+        held.announce(building("public.items"))
         held.progress = progress
         wait_until(done, 15, "a tick after the one that failed")
 
@@ -126,25 +126,25 @@ def test_a_tick_that_fails_is_not_the_last(registry: Registry) -> None:
 def test_a_rebuild_of_one_table_leaves_the_way_back_of_others(registry: Registry) -> None:
     orders = retained()
     with claim(registry, SINK) as held:
-        held.end({"public.items": retained(), "public.orders": orders}, ["public.items", "public.orders"])
+        held.complete({"public.items": retained(), "public.orders": orders}, ["public.items", "public.orders"])
     with claim(registry, SINK) as held:
-        held.begin(building("public.items"))
-        held.forget(["public.items"])
-        assert registry.read().of(SINK).due == {"public.orders": FIRST}
-        held.end({"public.items": retained(SECOND)}, ["public.items"])
-    generations = registry.read().of(SINK)
+        held.announce(building("public.items"))
+        held.forget_retained(["public.items"])
+        assert registry.read().for_sink(SINK).standby_names == {"public.orders": FIRST}
+        held.complete({"public.items": retained(SECOND)}, ["public.items"])
+    generations = registry.read().for_sink(SINK)
     assert generations.retained["public.orders"] == orders
-    assert generations.due == {"public.items": SECOND, "public.orders": FIRST}
+    assert generations.standby_names == {"public.items": SECOND, "public.orders": FIRST}
     assert generations.work is None
-    assert not generations.busy
+    assert not generations.in_progress
 
 
 def test_what_is_said_every_second_is_small(shop: Pipeline, registry: Registry) -> None:
     names = [f"public.customer_order_{number:03}" for number in range(500)]
     with claim(registry, SINK) as held, Topics(shop.kafka) as topics:
-        held.begin(building(*names))
-        wait_until(lambda: any(b'"tick"' in (one.key or b"") for one in topics.all(registry.topic)), 5, "a tick")
-        records = topics.all(registry.topic)
+        held.announce(building(*names))
+        wait_until(lambda: any(b'"tick"' in (one.key or b"") for one in topics.read_all(registry.topic)), 5, "a tick")
+        records = topics.read_all(registry.topic)
     told = {json.loads(one.key or b"[]")[0]: len(one.value or b"") for one in records}
     assert told["work"] > 20_000
     assert told["tick"] < 200
@@ -168,12 +168,12 @@ class Killed(Memory):
 def kept_beside(registry: Registry, when: str) -> Killed:
     """A sink whose view of before is retained."""
     sink, at = Killed(SINK), Position("topic", (5,))
-    other = sink.beside({ITEMS.qualified: FIRST})
+    other = sink.for_generation({ITEMS.qualified: FIRST})
     for view, name in ((sink, SECOND), (other, FIRST)):
         view.prepare(ITEMS)
         view.stored[ITEMS.qualified] = ViewCheckpoint(at, generation=name)
     with claim(registry, SINK) as held:
-        held.end({ITEMS.qualified: retained()}, [ITEMS.qualified])
+        held.complete({ITEMS.qualified: retained()}, [ITEMS.qualified])
     sink.when = when
     return sink
 
@@ -193,22 +193,22 @@ def test_a_rollback_that_was_killed_is_no_rebuild(
     sink = kept_beside(registry, when)
     with pytest.raises(KeyboardInterrupt):
         rollback(registry, sink, [ITEMS], HOUR_S)
-    assert registry.read().of(SINK).work == RollingBack(SINK, {ITEMS.qualified: FIRST})
+    assert registry.read().for_sink(SINK).work == Rollback(SINK, {ITEMS.qualified: FIRST})
     sink.when = "never"
     again(registry, sink, [ITEMS], HOUR_S)
-    generations = registry.read().of(SINK)
+    generations = registry.read().for_sink(SINK)
     assert seen(sink) == (FIRST if again is rollback else expected)
     assert generations.work is None
     # Whatever readers see now, there is a way back, and nothing else is left over.
-    assert list(generations.due.values()) == sink.generations(ITEMS)[1:]
+    assert list(generations.standby_names.values()) == sink.generations(ITEMS)[1:]
 
 
 def test_a_rollback_that_fails_changes_nothing(registry: Registry) -> None:
     sink = kept_beside(registry, "away")
-    before = registry.read().of(SINK).retained
+    before = registry.read().for_sink(SINK).retained
     with pytest.raises(CdcError):
         rollback(registry, sink, [ITEMS], HOUR_S)
-    generations = registry.read().of(SINK)
+    generations = registry.read().for_sink(SINK)
     assert (generations.work, generations.retained, seen(sink)) == (None, before, SECOND)
 
 

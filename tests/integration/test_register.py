@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from cdc.capture.connector import register
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
-from cdc.kafka.topics import Topics, wanted
+from cdc.kafka.topics import Topics, topic_specs
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
@@ -44,7 +44,7 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
     heard: list[str] = []
     done = register(shop.pipeline, shop.tables, progress=heard.append)
     assert done.changed
-    assert len(done.created) == len(wanted(shop.pipeline))
+    assert len(done.created) == len(topic_specs(shop.pipeline))
     assert done.beat.delay_s < 30
     assert json.loads(json.dumps(done.to_dict()))["connector"] == unique
     assert "connector RUNNING, task RUNNING" in heard

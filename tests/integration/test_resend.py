@@ -183,7 +183,7 @@ def test_read_beside_the_log_a_stored_column_ends_the_task(shop: Shop, monkeypat
 
 
 def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> None:
-    assert resend(shop.conn, shop.table("shop.counters"), id="clean", cleanse=True)
+    assert resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
     wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the rows again")
     ((lsn,),) = shop.conn.execute(
         "SELECT (lsn - '0/0')::bigint FROM cdc.truncation WHERE table_name = 'shop.counters'"
@@ -195,7 +195,7 @@ def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> N
     )
     # A request that was made before raises no floor.
     before = shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall()
-    assert not resend(shop.conn, shop.table("shop.counters"), id="clean", cleanse=True)
+    assert not resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
     assert shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall() == before
 
 
@@ -205,11 +205,11 @@ def test_a_floor_waits_for_who_has_written_below_it(shop: Shop, monkeypatch: pyt
     with psycopg.connect(shop.pipeline.source.dsn) as application:
         application.execute("UPDATE shop.counters SET n = 0")
         with pytest.raises(SourceError, match="stayed locked"):
-            resend(shop.conn, shop.table("shop.counters"), id="clean", cleanse=True)
+            resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
         assert shop.conn.execute("SELECT FROM cdc.truncation").fetchall() == []
         assert shop.conn.execute("SELECT FROM cdc.signal").fetchall() == []
         application.rollback()
-    assert resend(shop.conn, shop.table("shop.counters"), id="clean", cleanse=True)
+    assert resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
 
 
 def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:

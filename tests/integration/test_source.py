@@ -77,11 +77,11 @@ def test_columns_types_and_key(conn: source.Connection, unique: str) -> None:
 
 def test_generated_columns_are_there_only_when_the_log_has_them(conn: source.Connection, unique: str) -> None:
     orders = pipeline(unique, "", "shop.orders")
-    assert source.unpublished(conn, orders) == {"shop.orders": ("twice",)}
+    assert source.unreplicated_columns(conn, orders) == {"shop.orders": ("twice",)}
     conn.execute(f"CREATE PUBLICATION {unique} FOR TABLE shop.orders WITH (publish_generated_columns = none)")
     (table,) = source.describe(conn, orders)
     assert "total" not in [column.name for column in table.columns]
-    assert source.unpublished(conn, orders) == {"shop.orders": ("twice", "total")}
+    assert source.unreplicated_columns(conn, orders) == {"shop.orders": ("twice", "total")}
 
 
 def test_excluded_columns_are_left_out(conn: source.Connection, unique: str) -> None:

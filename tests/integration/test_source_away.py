@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from cdc.apply.schema_follower import Follower
+from cdc.apply.schema_follower import SchemaFollower
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceUnavailable
@@ -44,7 +44,7 @@ def test_tables_stay_as_they_were_known(items: Pipeline) -> None:
     with source.connect(items.source.dsn) as conn:
         known = source.describe(conn, items)
     with through(items, b"search_path") as broken:
-        tables, aside = Follower(lambda: broken, known)([], Registration())
+        tables, aside = SchemaFollower(lambda: broken, known)([], Registration())
     assert (tuple(tables), aside) == (known, {})
 
 
@@ -54,7 +54,7 @@ def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> N
         known = source.describe(conn, items)
     with through(items, b"search_path") as broken:
         file = [items]
-        follower = Follower(lambda: file[0], known)
+        follower = SchemaFollower(lambda: file[0], known)
         follower([definition(1)], Registration())
         file[0] = broken
         with pytest.raises(SourceUnavailable) as caught:

@@ -13,10 +13,10 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import Continuity, Discontinued
 from cdc.kafka.records import Record, kafka
-from cdc.kafka.topics import Created, Kept, Topics, wanted
+from cdc.kafka.topics import CreatedTopic, ExistingTopic, Topics, topic_specs
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.rebuild.build import Rebuild
+from cdc.rebuild.build import Rebuild, RebuildJob
 from cdc.sink.contract import Sink
 from tests.support.envelopes import table
 from tests.support.pipelines import NOWHERE, pipeline
@@ -65,7 +65,7 @@ def send(shop: Pipeline, unique: str) -> Iterator[Send]:
 
 def test_what_is_missing_is_created(topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str) -> None:
     made = topics.ensure(shop)
-    assert made == [Created(topic, count) for topic, count in wanted(shop).items()]
+    assert made == [CreatedTopic(topic, count) for topic, count in topic_specs(shop).items()]
     assert {one.topic: one.partitions for one in made} == {
         f"{unique}.public.orders": 3,
         f"{unique}.public.lines": 1,
@@ -94,7 +94,7 @@ def described(admin: kafka.KafkaAdminClient, topic: str) -> dict[str, str]:
 
 def test_a_second_call_keeps_everything(topics: Topics, shop: Pipeline) -> None:
     topics.ensure(shop)
-    assert topics.ensure(shop) == [Kept(topic, count) for topic, count in wanted(shop).items()]
+    assert topics.ensure(shop) == [ExistingTopic(topic, count) for topic, count in topic_specs(shop).items()]
 
 
 def test_another_retention_is_brought_up_to_the_file(
@@ -102,7 +102,7 @@ def test_another_retention_is_brought_up_to_the_file(
 ) -> None:
     topics.ensure(shop)
     kept = topics.ensure(shop.model_copy(update={"delete_retention_hours": 1.0}))
-    assert all(isinstance(one, Kept) and one.changed == ("delete.retention.ms",) for one in kept)
+    assert all(isinstance(one, ExistingTopic) and one.changed == ("delete.retention.ms",) for one in kept)
     orders = f"{unique}.public.orders"
     wait_until(lambda: described(admin, orders)["delete.retention.ms"] == "3600000", 10, "the new retention")
     assert described(admin, orders)["cleanup.policy"] == "compact"
@@ -186,11 +186,11 @@ def test_positions_of_an_empty_and_of_a_missing_topic(topics: Topics, shop: Pipe
 def test_what_the_broker_keeps_is_counted_compressed(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
     topics.ensure(shop)
     orders, nothing = f"{unique}.public.orders", f"{unique}.public.nothing"
-    assert topics.kept_bytes([orders]) == topics.kept_bytes([nothing]) == 0
+    assert topics.log_size_bytes([orders]) == topics.log_size_bytes([nothing]) == 0
     send(orders, [{"a": random.randbytes(50_000).hex()}], True)
     # And what ends the transaction, a little later.
-    assert 100_000 < topics.kept_bytes([orders, nothing]) < 101_000
-    assert topics.kept_bytes([nothing]) == 0
+    assert 100_000 < topics.log_size_bytes([orders, nothing]) < 101_000
+    assert topics.log_size_bytes([nothing]) == 0
 
 
 def test_a_recreated_topic_has_another_id(
@@ -215,27 +215,17 @@ def test_another_pipelines_view_is_left_alone(
     topics.ensure(other)
     theirs, ours = f"{unique}2.public.orders", table(f"{unique}.public.orders", "orders")
     made = ViewCheckpoint(topics.ends([theirs])[theirs])
-    assert topics.named(made.position.topic_id) == theirs
-    assert topics.named("another") is topics.named("AAAAAAAAAAAAAAAAAAAAAA") is None
+    assert topics.topic_name(made.position.topic_id) == theirs
+    assert topics.topic_name("another") is topics.topic_name("AAAAAAAAAAAAAAAAAAAAAA") is None
     continuity = Continuity(shop, topics).read([ours.topic])
     with pytest.raises(Discontinued, match="in cache is another pipeline's: it was made from") as caught:
         continuity.refuse("cache", ours, made)
     assert "rebuild" not in caught.value.hint
     assert "prefix or path of its own" in caught.value.hint
     nothing: Any = None
+    job = RebuildJob(cast("Sink", Standing(made)), [ours], nothing, "", retention_s=0, verify=nothing, show=nothing)
     with pytest.raises(Discontinued, match="another pipeline's"):
-        Rebuild(
-            nothing,
-            cast("Sink", Standing(made)),
-            shop,
-            [ours],
-            nothing,
-            "",
-            topics,
-            kept_s=0,
-            verify=nothing,
-            show=nothing,
-        ).run()
+        Rebuild(nothing, shop, topics, job).run()
     # The twin: without the check the hint would take the view away from the other pipeline.
     with monkeypatch.context() as planted:
         planted.setattr("cdc.kafka.log_continuity.refuse_foreign", lambda *_: None)
@@ -246,7 +236,7 @@ def test_another_pipelines_view_is_left_alone(
     with pytest.raises(Discontinued, match="created anew") as caught:
         continuity.refuse("cache", ours, ViewCheckpoint(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")))
     assert "cdc -p FILE rebuild cache --table public.orders" in caught.value.hint
-    topics.remove(list(wanted(other)))
+    topics.remove(list(topic_specs(other)))
 
 
 class Standing:
@@ -268,10 +258,10 @@ def test_the_end_is_that_of_decided_transactions(topics: Topics, shop: Pipeline,
     until_end(topics, orders, 3)
     send(orders, [{"n": 3}], False)
     until_end(topics, orders, 5)
-    assert topics.times([(orders, 0, 2)]) == {}
+    assert topics.write_times([(orders, 0, 2)]) == {}
     send(orders, [{"n": 4}], True)
     until_end(topics, orders, 7)
-    assert list(topics.times([(orders, 0, 2)])) == [(orders, 0, 2)]
+    assert list(topics.write_times([(orders, 0, 2)])) == [(orders, 0, 2)]
 
 
 def test_an_open_transaction_is_not_counted(topics: Topics, shop: Pipeline, unique: str) -> None:
@@ -301,7 +291,7 @@ def test_times_are_those_of_the_records(topics: Topics, shop: Pipeline, send: Se
     until_end(topics, orders, 4)
     until_end(topics, lines, 2)
     places = [(orders, 0, 0), (orders, 0, 1), (orders, 0, 2), (lines, 0, 0), (orders, 1, 0), (orders, 0, 99)]
-    found = topics.times(places)
+    found = topics.write_times(places)
     assert set(found) == set(places[:4])
     # Offset 1 is the first transaction's marker: the next record is the one at 2.
     assert found[orders, 0, 1] == found[orders, 0, 2]
@@ -311,7 +301,7 @@ def test_times_are_those_of_the_records(topics: Topics, shop: Pipeline, send: Se
 def test_the_last_record_is_found_behind_markers(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
     topics.ensure(shop)
     beats = shop.heartbeat_topic
-    assert topics.last(beats) is None
+    assert topics.last_record(beats) is None
     send(beats, [{"pipeline": "ours"}], True)
     for number in range(15):
         send(beats, [{"pipeline": "theirs", "n": number}], number % 2 == 0)
@@ -321,13 +311,13 @@ def test_the_last_record_is_found_behind_markers(topics: Topics, shop: Pipeline,
         return bool(json.loads(record.value or b"{}")["pipeline"] == "ours")
 
     until_end(topics, beats, 2 + 15 * 2 + 2)
-    newest, own = topics.last(beats), topics.last(beats, ours)
+    newest, own = topics.last_record(beats), topics.last_record(beats, ours)
     assert newest is not None
     assert own is not None
     assert json.loads(newest.value or b"")["n"] == 14
     assert own.offset == 0
     assert abs(own.timestamp_ms / 1000 - time.time()) < 60
-    assert topics.last(beats, lambda _: False) is None
+    assert topics.last_record(beats, lambda _: False) is None
 
 
 @pytest.mark.parametrize("address", [NOWHERE, "nonsense", f"{NOWHERE},127.0.0.1:2"])

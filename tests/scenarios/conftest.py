@@ -21,9 +21,9 @@ from cdc.apply.progress import publish
 from cdc.apply.supervisor import supervise
 from cdc.cli.rebuild import build
 from cdc.config import settings
-from cdc.control.definitions import comparing
+from cdc.control.definitions import compare_periodically
 from cdc.errors import CdcError, SinkUnavailable
-from cdc.generations.registry import Building, Registry, Retained
+from cdc.generations.registry import GenerationBuild, Registry, RetainedView
 from cdc.generations.rollback import rollback
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
@@ -130,8 +130,8 @@ class World:
                 connection.execute(statement)
 
     def rebuild(
-        self, name: str, table: str | None = None, show: Callable[[Building], object] = lambda _: None
-    ) -> dict[str, Retained]:
+        self, name: str, table: str | None = None, show: Callable[[GenerationBuild], object] = lambda _: None
+    ) -> dict[str, RetainedView]:
         """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
         context = Context(self.file, self.folder)
         (sink,) = context.sinks([name])
@@ -153,7 +153,7 @@ class World:
 
         def work() -> list[CdcError]:
             streams = context.streams(self.spark, context.sinks(None))
-            with comparing(context.load):
+            with compare_periodically(context.load):
                 return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
 
         with ThreadPoolExecutor(1) as pool:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from cdc.audit.auditor import Auditor
-from cdc.audit.compaction import compact
+from cdc.audit.compaction import CompactionOptions, compact
 from cdc.audit.finding import Audit
 from cdc.kafka.topics import Topics
 from cdc.runtime import Context
-from cdc.spark.kafka_source import tally
+from cdc.spark.kafka_source import census
 from cdc.verify import barrier
 from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
@@ -42,8 +42,8 @@ def ids(*numbers: int) -> set[str]:
 
 
 def compacted(world: "World", kafka: Topics) -> None:
-    count = lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
-    compact(kafka, world.pipeline, world.described, count=count, sinks=world.sinks, timeout_s=60)
+    count = lambda goal: census(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
+    compact(kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(60))
 
 
 def sent(world: "World") -> Counter[str]:

@@ -104,7 +104,7 @@ def by_hand(world: "World", view: client.View) -> None:
         token = client.token(conn)
         conn.execute("RESET ROLE")
         conn.execute(f"DROP ROLE {world.name}_guest")
-    known = wait_until(lambda: view.fence(client.Token.parse(token)), 30, "the token to be in the log")
+    known = wait_until(lambda: view.barrier(client.Token.parse(token)), 30, "the token to be in the log")
     assert known is not None
     fence, _ = known
     elastic = world.stack.endpoints.elasticsearch

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from cdc.audit.compaction import Compacted, compact
+from cdc.audit.compaction import CompactionOptions, CompactionResult, compact
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
-from cdc.spark.kafka_source import tally
+from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
 from connectors.client import Connect
 from tests.scenarios.test_exact import begin
@@ -37,16 +37,14 @@ def of_topics(world: "World") -> list[dict[str, Any]]:
     return [one for one in world.json("status")["problems"] if one["part"] == "topics"]
 
 
-def compacted(world: "World", topics: Topics, timeout_s: float) -> Compacted:
+def compacted(world: "World", topics: Topics, timeout_s: float) -> CompactionResult:
     (done,) = compact(
         topics,
         world.pipeline,
         world.described,
-        count=lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal),
-        sinks=world.sinks,
-        tombstones=True,
-        timeout_s=timeout_s,
-        progress=print,
+        world.sinks,
+        lambda goal: census(world.spark, world.stack.endpoints.kafka, goal),
+        CompactionOptions(timeout_s, tombstones=True, progress=print),
     )
     return done
 
@@ -80,7 +78,7 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
                 done = compacted(world, topics, 90)
             assert done.before >= 700
             assert (done.records, done.tombstones) == (done.keys, 0)
-            partitions = tally(world.spark, world.stack.endpoints.kafka, goal)[topic]
+            partitions = census(world.spark, world.stack.endpoints.kafka, goal)[topic]
             assert sum(one.tombstones for one in partitions) == 0
             assert sum(one.records for one in partitions) == sum(one.keys for one in partitions) <= 150
             assert topics.overrides([topic]) == before

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from cdc.apply.progress import publish, published
+from cdc.apply.progress import load_published, publish
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
 from cdc.runtime import Context
@@ -80,7 +80,7 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         """
         if pause.over and kill_workers():
             pause.begin()
-        told.update(one.error for one in published(world.folder / "runs").values() if one.error)
+        told.update(one.error for one in load_published(world.folder / "runs").values() if one.error)
         return any("worker" in error for error in told)
 
     world.sql(f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n")
@@ -88,7 +88,7 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         wait_until((world.folder / "runs").exists, 60, "the streams to be at work")
         wait_until(lost, 120, lambda: f"a stream to lose a worker: {told}")
         world.settle()
-    assert {one.state for one in published(world.folder / "runs").values()} == {"stopped"}
+    assert {one.state for one in load_published(world.folder / "runs").values()} == {"stopped"}
     world.assert_equal()
 
 

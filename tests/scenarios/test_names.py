@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg import sql
 
-from cdc.apply.progress import published
+from cdc.apply.progress import load_published
 from cdc.kafka.topics import Topics
 from cdc.model.position import Reach, distance
 from cdc.postgres import source
@@ -126,20 +126,20 @@ def change(world: "World", schema: str, table: str, key: str, column: str) -> No
 
 def aside(world: "World", sink: str) -> dict[str, list[str]]:
     """What the run says of tables that wait for somebody, by table."""
-    found = published(world.folder / "runs")
+    found = load_published(world.folder / "runs")
     return found[sink].aside if sink in found else {}
 
 
 def level(world: "World", sink: str, name: str) -> bool:
     """Whether one table's view has all that its topic has now."""
     (built,) = (one for one in world.sinks if one.name == sink)
-    table = source.named(world.described, name)
+    table = source.table_named(world.described, name)
     with Topics(world.pipeline.kafka) as kafka:
         return distance(built.position(table), kafka.ends([table.topic])[table.topic]).reach is Reach.REACHED
 
 
 def test_every_name_is_carried_or_refused(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.delta.sink.MADE_ANEW_BYTES", 0)
+    monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     run(world, sql.SQL('CREATE SCHEMA "_Odd-schema"'))
     for schema, table, key, columns in TABLES:
         run(world, create(schema, table, key, *columns))

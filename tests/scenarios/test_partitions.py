@@ -7,11 +7,11 @@ import psycopg
 import pytest
 
 from cdc import client
-from cdc.audit.compaction import compact
+from cdc.audit.compaction import CompactionOptions, compact
 from cdc.errors import CdcError, ConnectorError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
-from cdc.spark.kafka_source import tally
+from cdc.spark.kafka_source import census
 from cdc.verify import barrier
 from tests.scenarios.test_exact import begin
 from tests.scenarios.test_retention import catch_up
@@ -46,7 +46,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
         admin.create_partitions({topic: 2})
     with Topics(bootstrap) as topics:
         wait_until(lambda: topics.ends([topic])[topic].partition_count == 2, 10, "the second partition")
-        count = lambda goal: tally(world.spark, bootstrap, goal)  # noqa: E731
+        count = lambda goal: census(world.spark, bootstrap, goal)  # noqa: E731
         verbs: list[Callable[[], object]] = [
             lambda: topics.check(world.pipeline),
             lambda: topics.ensure(world.pipeline),
@@ -56,7 +56,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
             lambda: barrier.wait_until_current(world.pipeline, world.described, world.sinks, timeout_s=60),
             lambda: client.wait_for(cache, token, timeout_s=30),
             lambda: compact(
-                topics, world.pipeline, world.described, count=count, sinks=world.sinks, tombstones=True, timeout_s=60
+                topics, world.pipeline, world.described, world.sinks, count, CompactionOptions(60, tombstones=True)
             ),
         ]
         for verb in verbs:

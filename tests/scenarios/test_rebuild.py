@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from cdc.generations.registry import Building
+from cdc.generations.registry import GenerationBuild
 from cdc.model.generation import new_generation
-from cdc.rebuild.build import following, narrowed
+from cdc.rebuild.build import keep_current, only_tables
 from cdc.runtime import Context
 from tests.support import readers, writer
 from tests.support.load import load
@@ -50,7 +50,7 @@ def rebuilt(world: "World", name: str) -> dict[str, float]:
     """`cdc rebuild`; the seconds that each phase took."""
     began: dict[str, float] = {}
 
-    def show(one: Building) -> None:
+    def show(one: GenerationBuild) -> None:
         began.setdefault(one.phase, time.monotonic())
 
     world.rebuild(name, show=show)
@@ -122,29 +122,32 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     world.assert_equal()
     context, names = Context(world.file, world.folder), {table.qualified: new_generation()}
     (search,) = context.sinks(["search"])
-    describe = narrowed(context.follower, names)
-    with following(world.spark, search.beside(names), names, world.pipeline, describe, context.placeholder) as removed:
+    describe = only_tables(context.follower, names)
+    with keep_current(
+        world.spark, search.for_generation(names), names, world.pipeline, describe, context.placeholder
+    ) as removed:
         wait_until(lambda: removed.progress.state == "failed", 30, "who keeps current what isn't there any more to end")
     assert [sink.generations(table) for sink in world.sinks] == before
 
 
 KILLED = """
 import os, signal, sys, threading
-from cdc import cli, rebuild
+from cdc import entry
+from cdc.rebuild import build as rebuild
 at, after_s = sys.argv[1], float(sys.argv[2])
 def kill(): os.kill(os.getpid(), signal.SIGKILL)
-say = rebuild.Rebuild._say
-def told(self, **news):
-    say(self, **news)
-    if self._build.phase == at and not told.armed:
-        told.armed = True
+publish = rebuild.Rebuild._publish
+def published(self, **changes):
+    publish(self, **changes)
+    if self._build.phase == at and not published.armed:
+        published.armed = True
         threading.Timer(after_s, kill).start() if after_s else kill()
-told.armed = False
-rebuild.Rebuild._say = told
+published.armed = False
+rebuild.Rebuild._publish = published
 if at == "retire":
     rebuild.retain = lambda *_: kill()
 sys.argv = ["cdc", *sys.argv[3:]]
-cli.main()
+entry.main()
 """
 PHASES = (("replay", 1.0), ("catch up", 0.0), ("verify", 1.0), ("promote", 0.0), ("retire", 0.0))
 

@@ -8,12 +8,12 @@ import pytest
 import redis
 from kafka import KafkaAdminClient, TopicPartition
 
-from cdc.audit.compaction import compact
+from cdc.audit.compaction import CompactionOptions, compact
 from cdc.errors import ConnectorError, SettingsError
-from cdc.generations.registry import Building
+from cdc.generations.registry import GenerationBuild
 from cdc.kafka.topics import Topics
 from cdc.runtime import Context
-from cdc.spark.kafka_source import tally
+from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
 from tests.support.wait import wait_until
@@ -29,7 +29,7 @@ class Ended(Exception):
     """As if somebody had ended a command."""
 
 
-def end_at_verify(build: Building) -> None:
+def end_at_verify(build: GenerationBuild) -> None:
     if build.phase == "verify":
         raise Ended
 
@@ -105,8 +105,8 @@ def events(world: "World") -> int:
 
 
 def compacted(world: "World", kafka: Topics, timeout_s: float) -> None:
-    count = lambda goal: tally(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
-    compact(kafka, world.pipeline, world.described, count=count, sinks=world.sinks, timeout_s=timeout_s)
+    count = lambda goal: census(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
+    compact(kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(timeout_s))
 
 
 def view_of(world: "World") -> dict[str, Any]:

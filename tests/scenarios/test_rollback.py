@@ -49,11 +49,11 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
         with Topics(world.pipeline.kafka) as kafka:
             registry = Registry(world.pipeline, kafka).read()
             for name in SINKS:
-                retained = registry.of(name).retained[table.qualified]
+                retained = registry.for_sink(name).retained[table.qualified]
                 ended = replace(retained, until=time.time() + 1)
                 registry.write((("kept", name, table.qualified), asdict(ended)))
             wait_until(
-                lambda: not any(registry.read().of(name).retained for name in SINKS),
+                lambda: not any(registry.read().for_sink(name).retained for name in SINKS),
                 60,
                 "what has been kept long enough to be forgotten",
             )

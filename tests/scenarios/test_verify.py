@@ -50,7 +50,7 @@ def plant(world: "World") -> None:
         httpx.put(f"{index}/_doc/{number}", json={"id": number}).raise_for_status()
         cache.set(f"{prefix}{number}", json.dumps({"id": number}))
     folder = f"{world.warehouse}/public.busy/mirror"
-    stored = Commits().found(folder).stored
+    stored = Commits().last_commit(folder).checkpoint
     assert stored
     # As if it were the pipeline's own fault: what somebody else has changed is refused until a rebuild.
     world.spark.conf.set(METADATA, stored.to_json())

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from cdc.audit import auditor
 from cdc.codec import log_rows
-from cdc.codec.decode_options import Reading
-from cdc.codec.log_rows import Looker
+from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.log_rows import RecordClassifier
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from cdc.verify import bucket_hashes, recent_changes
 from tests.support import twin
 from tests.support.budget import budget
@@ -44,9 +44,14 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
     made = table()
     keys = [{"c0": text, "c1": number} for text in ("", "a", "é") for number in range(6)]
     records = Scribe(made, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
-    looker = Looker(made, Reading(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
-    said = framed(spark, records).select(*log_rows.RECORDS).mapInArrow(lasting(looker.work), log_rows.SAID).persist()
-    rows = auditor.newest(said).persist()
+    classifier = RecordClassifier(made, DecodeOptions(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
+    said = (
+        framed(spark, records)
+        .select(*log_rows.RECORDS)
+        .mapInArrow(freeze_gc_after(classifier.work), log_rows.SAID)
+        .persist()
+    )
+    rows = auditor.newest_states(said).persist()
     decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
     changes = [change for record in records if (change := decode(record)).id is not None]
     folded = {(one.id, one.partition): (one.offset, one.row is not None, one.kept) for one in twin.fold(changes)}
@@ -59,7 +64,7 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
         written = lsn[row["partition"], offset] if offset is not None else None
         assert row["outdated"] == (lives and written is not None and written < BELOW)
     _, lost = twin.applied(changes, {})
-    assert sorted(row["id"] for row in auditor.unknown(made, said, rows).collect()) == sorted(lost)
+    assert sorted(row["id"] for row in auditor.unrecoverable_ids(made, said, rows).collect()) == sorted(lost)
     rows.unpersist()
     said.unpersist()
 

@@ -13,7 +13,7 @@ NOWHERE = "127.0.0.1:1"
 def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any) -> Pipeline:
     """A pipeline with one cache; `source_...` settings go into the section `source`."""
     source = {key.removeprefix("source_"): settings.pop(key) for key in list(settings) if key.startswith("source_")}
-    return Pipeline.of_tree(
+    return Pipeline.from_tree(
         {
             "pipeline": name,
             "source": {"dsn": dsn, "tables": list(tables), **source},

@@ -9,7 +9,7 @@ from hashlib import md5
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cdc.model.table import Column, Form, Table, row_id
+from cdc.model.table import Column, RowFormat, Table, row_id
 
 Row = dict[str, Any]
 UNKNOWN = object()
@@ -93,7 +93,7 @@ class Twin:
     """Decodes records of some tables; floors by topic."""
 
     def __init__(
-        self, tables: Iterable[Table], form: Form, placeholder: str, floors: Mapping[str, int] | None = None
+        self, tables: Iterable[Table], form: RowFormat, placeholder: str, floors: Mapping[str, int] | None = None
     ) -> None:
         self.tables = {table.topic: table for table in tables}
         self.form, self.floors = form, floors or {}
@@ -155,7 +155,7 @@ def _key(table: Table, key: bytes | None) -> str | None:
     return row_id(values) if fit else None
 
 
-def _fits(column: Column, value: Any, form: Form) -> bool:
+def _fits(column: Column, value: Any, form: RowFormat) -> bool:
     """Whether a value as the connector writes it can be one of the column's."""
     type_ = column.type
     if value is None:

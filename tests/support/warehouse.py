@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import deltalake
 
 from cdc.model.position import ViewCheckpoint
-from sinks.delta.files.parquet import Changed
+from sinks.delta.files.parquet import ChangedRows
 from sinks.delta.log import add_files
 
 if TYPE_CHECKING:
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint, number: int) -> None:
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    files = add_files.written(folder, rows, columns(rows))
-    add_files.create(folder, add_files.actions(files), columns(rows), stored, number)
+    files = add_files.write_files(folder, rows, columns(rows))
+    add_files.create(folder, add_files.add_actions(files), columns(rows), stored, number)
 
 
 def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: "Mode", stored: ViewCheckpoint, number: int) -> None:
     """Add rows to a table, or put them in the place of all it has. Raises SinkUnavailable, see `add_files.commit`."""
-    add_files.extend(table, columns(rows))
-    files = add_files.written(table.table_uri, rows, table.schema())
-    add_files.commit(table, add_files.actions(files), mode, table.schema(), stored, number)
+    add_files.add_columns(table, columns(rows))
+    files = add_files.write_files(table.table_uri, rows, table.schema())
+    add_files.commit(table, add_files.add_actions(files), mode, table.schema(), stored, number)
 
 
-def staged(folder: str, rows: "DataFrame") -> Changed:
+def staged(folder: str, rows: "DataFrame") -> ChangedRows:
     """Rows with `_cdc_gone` as a batch brings them to a mirror."""
     lasting, gone = (rows.where(f"{word}_cdc_gone").drop("_cdc_gone") for word in ("NOT ", ""))
-    files = add_files.written(folder, lasting, columns(lasting))
+    files = add_files.write_files(folder, lasting, columns(lasting))
     ids = gone.select("_cdc_id")
-    return Changed(files, [file.name for file in (*files, *add_files.written(folder, ids, columns(ids)))])
+    return ChangedRows(files, [file.name for file in (*files, *add_files.write_files(folder, ids, columns(ids)))])
 
 
 def columns(rows: "DataFrame") -> deltalake.Schema:

@@ -8,7 +8,7 @@ import pytest
 from cdc.config import settings
 from cdc.control.registrations import Captured, Registration, refuse_waiting
 from cdc.errors import SettingsError
-from cdc.postgres.catalog import Candidate, chosen
+from cdc.postgres.catalog import Candidate, choose_tables
 from cdc.runtime import Context
 from tests.support.answering import answering, silent
 from tests.support.pipelines import pipeline
@@ -30,11 +30,11 @@ ODD = (
 
 
 def names(there: list[Candidate], *tables: str | dict[str, object]) -> tuple[str, ...]:
-    return chosen(pipeline("shop", "", *tables), there).names
+    return choose_tables(pipeline("shop", "", *tables), there).names
 
 
 def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
-    choice = chosen(pipeline("shop", "", "*.*"), [ITEMS, *ODD, ORDERS])
+    choice = choose_tables(pipeline("shop", "", "*.*"), [ITEMS, *ODD, ORDERS])
     assert choice.names == ("public.items", "public.payments", "public.orders")
     assert {name: why.split(":")[0] for name, why in choice.left_out.items()} == {
         "public.report": "a view",
@@ -66,16 +66,16 @@ def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
 def test_each_table_once_and_in_the_order_of_the_file(tables: tuple[str, ...], meant: tuple[str, ...]) -> None:
     there = [ITEMS, ORDERS, OTHER]
     assert names(there, *tables) == meant
-    resolved = pipeline("shop", "", *tables).of(meant)
+    resolved = pipeline("shop", "", *tables).with_tables(meant)
     assert tuple(entry.table for entry in resolved.source.tables) == meant
     # Again from what it means by now: with a table more, it means that as well.
-    assert resolved.of(meant) == resolved
-    assert chosen(resolved, there).names == meant
+    assert resolved.with_tables(meant) == resolved
+    assert choose_tables(resolved, there).names == meant
 
 
 def test_settings_are_the_entrys_own() -> None:
     made = pipeline("shop", "", {"table": "public.*", "partitions": 1}, {"table": "public.orders", "partitions": 8})
-    resolved = made.of(["public.items", "public.orders"])
+    resolved = made.with_tables(["public.items", "public.orders"])
     assert {entry.table: entry.partitions for entry in resolved.source.tables} == {
         "public.items": 1,
         "public.orders": 8,
@@ -101,7 +101,7 @@ def test_what_a_pattern_cannot_mean(tables: tuple[str, ...], there: list[Candida
 
 def test_of_two_with_one_name_the_one_that_is_listed_is_meant() -> None:
     alike = [Candidate("public", "AUDIT"), Candidate("public", "audit")]
-    choice = chosen(pipeline("shop", "", "public.*", "public.audit"), alike)
+    choice = choose_tables(pipeline("shop", "", "public.*", "public.audit"), alike)
     assert choice.names == ("public.audit",)
     assert "that of public.audit" in choice.left_out["public.AUDIT"]
 

@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_the_tables_as_they_were_when_postgres_falls_silent(m
     with answering(wordless_postgres) as port:
         shop = pipeline("shop", WORDLESS.format(port=port), "public.items")
         began = time.monotonic()
-        tables, aside = schema_follower.Follower(lambda: shop, [TABLE])([], Registration())
+        tables, aside = schema_follower.SchemaFollower(lambda: shop, [TABLE])([], Registration())
         assert time.monotonic() - began < 5
     assert ([table.qualified for table in tables], aside) == (["public.items"], {})
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.codec.problem import Unholdable, Unreadable
+from cdc.codec.problem import Unreadable, ValueNotRepresentable
 from cdc.codec.table import codec
 from cdc.codec.types import kind
 from cdc.model.table import Column, Table, row_id
@@ -131,7 +131,7 @@ def test_a_day_has_one_name(days: int, rest: int) -> None:
 def test_a_value_that_the_connector_damaged_enters_no_view(type_: str, wire: Any) -> None:
     made = wide([type_])
     for form in (codec(made).document, codec(made).values):
-        with pytest.raises(Unholdable) as caught:
+        with pytest.raises(ValueNotRepresentable) as caught:
             form(row(v0=wire))
         assert caught.value.column == f"public.x.v0 ({type_})"
         assert caught.value.problem == "the connector has damaged its v0"
@@ -163,7 +163,7 @@ UNHELD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("type_", "wire"), UNHELD)
 def test_a_value_that_no_column_holds_is_refused_by_name_alone(type_: str, wire: Any) -> None:
     made = wide([type_])
-    with pytest.raises(Unholdable) as caught:
+    with pytest.raises(ValueNotRepresentable) as caught:
         codec(made).values(row(v0=wire))
     assert caught.value.column == f"public.x.v0 ({type_})"
     assert caught.value.problem == "the warehouse can not hold its v0"
@@ -186,7 +186,7 @@ def test_a_value_that_no_column_holds_is_refused_by_name_alone(type_: str, wire:
 def test_what_has_no_form_at_all_was_damaged(type_: str, wire: Any) -> None:
     made = wide([type_])
     for form in (codec(made).document, codec(made).values):
-        with pytest.raises(Unholdable, match="damaged"):
+        with pytest.raises(ValueNotRepresentable, match="damaged"):
             form(row(v0=wire))
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.audit.compaction import watched
-from cdc.generations.registry import Building, Generations, Retained
+from cdc.audit.compaction import required_views
+from cdc.generations.registry import GenerationBuild, Generations, RetainedView
 from cdc.kafka.ledger import Hole
 from cdc.model.position import Position
 from cdc.model.table import Table
@@ -18,13 +18,13 @@ NAMES = {TABLE.qualified: "20260101t000000000000"}
 
 
 class Warehouse(Memory):
-    form = "events"
+    row_format = "events"
 
 
 def names(cache: Generations, *, tombstones: bool) -> list[str]:
     sinks = [Memory("cache"), Warehouse("warehouse")]
     registry = {"cache": cache, "warehouse": Generations()}
-    found = watched([TABLE, OTHER], sinks, registry.__getitem__, tombstones=tombstones)
+    found = required_views([TABLE, OTHER], sinks, registry.__getitem__, tombstones=tombstones)
     assert all(position(table) is None for _, table, position in found)
     return [f"{table.name} {name}" for name, table, _ in found]
 
@@ -37,11 +37,11 @@ def test_a_superseded_record_goes_once_the_logs_of_changes_have_it() -> None:
 
 
 def kept(until: float) -> Generations:
-    return Generations(retained={name: Retained(generation, until, 0.0) for name, generation in NAMES.items()})
+    return Generations(retained={name: RetainedView(generation, until, 0.0) for name, generation in NAMES.items()})
 
 
 def building(alive_at: float) -> Generations:
-    work = Building("cache", "catch up", NAMES, 0.0)
+    work = GenerationBuild("cache", "catch up", NAMES, 0.0)
     return Generations(work, claims={"command": 0}, alive_at={"command": alive_at})
 
 
@@ -65,7 +65,7 @@ def test_holes_that_touch_are_told_as_one() -> None:
         return Hole(Position(id_, start), Position(id_, end), since, since + 1)
 
     first, later = hole((0, 0), (5, 5), 1), hole((7, 5), (9, 9), 5)
-    assert later.joined([first]) == [first, later]
-    assert hole((5, 3), (9, 9), 3).joined([first]) == [replace(hole((0, 0), (9, 9), 1), until=4)]
-    assert later.joined([hole((0, 0), (5, 5), 1, "another")])[0].end.topic_id == "another"
-    assert hole((0, 0), (6, 6), 1).joined([first]) == [hole((0, 0), (6, 6), 1)]
+    assert later.merged([first]) == [first, later]
+    assert hole((5, 3), (9, 9), 3).merged([first]) == [replace(hole((0, 0), (9, 9), 1), until=4)]
+    assert later.merged([hole((0, 0), (5, 5), 1, "another")])[0].end.topic_id == "another"
+    assert hole((0, 0), (6, 6), 1).merged([first]) == [hole((0, 0), (6, 6), 1)]

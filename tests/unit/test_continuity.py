@@ -7,7 +7,7 @@ import pytest
 
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Compaction, Hole
-from cdc.kafka.log_continuity import Log, doubtful, lasting, missing, refuse_gap
+from cdc.kafka.log_continuity import Log, hole_behind, refuse_gap, safe_until, uncertain_records
 from cdc.model.generation import generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
@@ -65,7 +65,9 @@ def ms(ago_s: float) -> int:
 
 def missed(there: Log, stored: ViewCheckpoint, following: tuple[int, int] | None = None, made: float = 0.0) -> bool:
     """`following`: the next record after the view, its offset and its time."""
-    return lasting(there, TOPIC, stored, dict.fromkeys(doubtful(there, TOPIC, stored), following), made) < NOW
+    return (
+        safe_until(there, TOPIC, stored, dict.fromkeys(uncertain_records(there, TOPIC, stored), following), made) < NOW
+    )
 
 
 def compacted(offset: int, began_s: float, ended_s: float, id_: str = "id") -> Compaction:
@@ -132,27 +134,27 @@ def test_a_compaction_tells_since_when_an_idle_view_is_behind() -> None:
 
 def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:
     old = (50, ms(6 * 24 * HOUR))
-    assert lasting(log(), TOPIC, view(50, 0), {(TOPIC, 0, 50): old}) == NOW + 24 * HOUR
-    assert lasting(log(), TOPIC, view(100, 0), {}) == lasting(log(), TOPIC, None, {}) == NOW + WEEK
-    assert lasting(log(), TOPIC, view(90, 0), {}) == NOW + WEEK / 2
+    assert safe_until(log(), TOPIC, view(50, 0), {(TOPIC, 0, 50): old}) == NOW + 24 * HOUR
+    assert safe_until(log(), TOPIC, view(100, 0), {}) == safe_until(log(), TOPIC, None, {}) == NOW + WEEK
+    assert safe_until(log(), TOPIC, view(90, 0), {}) == NOW + WEEK / 2
 
 
 def test_only_views_that_are_long_behind_cost_a_look() -> None:
-    assert doubtful(log(), TOPIC, None) == doubtful(log(), TOPIC, view(90, 0)) == []
-    assert doubtful(log(), TOPIC, view(89, 0)) == [(TOPIC, 0, 89)]
+    assert uncertain_records(log(), TOPIC, None) == uncertain_records(log(), TOPIC, view(90, 0)) == []
+    assert uncertain_records(log(), TOPIC, view(89, 0)) == [(TOPIC, 0, 89)]
 
 
 def test_a_log_of_changes_tells_where_it_may_have_holes() -> None:
     """Superseded records older than they are kept, or compacted on demand, from where it stands."""
     away = view(50, 8 * 24 * HOUR)
     following = {(TOPIC, 0, 50): (50, ms(8 * 24 * HOUR))}
-    hole = missing(log(), TOPIC, away, following, Position("id", (70,)))
+    hole = hole_behind(log(), TOPIC, away, following, Position("id", (70,)))
     assert hole == Hole(Position("id", (50,)), Position("id", (70,)), NOW - 8 * 24 * HOUR, NOW - WEEK)
     assert (
         str(hole) == "offsets 50-69 of partition 0, written from 2001-09-01 01:46:40+00:00 to 2001-09-02 01:46:40+00:00"
     )
     done = compacted(80, 2 * HOUR, HOUR)
-    assert missing(log(done, done), TOPIC, away, following, Position("id", (70,))).end.offsets == (80,)
+    assert hole_behind(log(done, done), TOPIC, away, following, Position("id", (70,))).end.offsets == (80,)
 
 
 def test_a_check_that_only_looks_at_the_start_is_found_out() -> None:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import DecodeError
-from cdc.postgres.schema_changes import Consequence, Definition, Shape, consequences, parse
+from cdc.postgres.schema_changes import ColumnDefinition, Consequence, Definition, consequences, parse
 from cdc.postgres.type_change import same_text
 
-ID = Shape("id", "integer", 1, key=1)
-NOTE = Shape("note", "character varying(10)", 2)
-MOOD = Shape("mood", "public.mood", 3, labels=("good", "bad"))
-PAIR = Shape("pair", "public.pair", 4, attributes=("a integer",))
+ID = ColumnDefinition("id", "integer", 1, key=1)
+NOTE = ColumnDefinition("note", "character varying(10)", 2)
+MOOD = ColumnDefinition("mood", "public.mood", 3, labels=("good", "bad"))
+PAIR = ColumnDefinition("pair", "public.pair", 4, attributes=("a integer",))
 BASE = (ID, NOTE, MOOD, PAIR)
 
 
@@ -33,7 +33,7 @@ def kinds(*history: Definition, captured: Sequence[str] = ("public.t",)) -> list
     return [(one.table, one.kind) for one in consequences(history, captured)]
 
 
-def verdict(*columns: Shape, **other: Any) -> Consequence:
+def verdict(*columns: ColumnDefinition, **other: Any) -> Consequence:
     (one,) = consequences([FIRST, entry(2, columns=columns, **other)], ["public.t"])
     return one
 
@@ -42,14 +42,18 @@ def verdict(*columns: Shape, **other: Any) -> Consequence:
     ("columns", "kind", "words"),
     [
         (BASE, "none", "stay as they are"),
-        ((*BASE, Shape("more", "text", 5)), "none", ""),
+        ((*BASE, ColumnDefinition("more", "text", 5)), "none", ""),
         ((ID, MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, default="'x'::text"), MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, type="character varying(20)"), MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, type="text"), MOOD, PAIR), "none", ""),
         ((ID, NOTE, replace(MOOD, labels=("best", "good", "bad")), PAIR), "none", ""),
-        ((*BASE, Shape("more", "text", 5, default="'x'::text")), "refresh", "added with a default"),
-        ((*BASE, Shape("more", "public.domain_with_default", 5, missing=True)), "refresh", "added with a default"),
+        ((*BASE, ColumnDefinition("more", "text", 5, default="'x'::text")), "refresh", "added with a default"),
+        (
+            (*BASE, ColumnDefinition("more", "public.domain_with_default", 5, missing=True)),
+            "refresh",
+            "added with a default",
+        ),
         ((ID, replace(NOTE, name="remark"), MOOD, PAIR), "refresh", "note of public.t was renamed to remark"),
         ((ID, replace(NOTE, type="character varying(5)"), MOOD, PAIR), "refresh", "note of public.t has another type"),
         ((ID, replace(NOTE, type="integer"), MOOD, PAIR), "refresh", "another type"),
@@ -62,7 +66,7 @@ def verdict(*columns: Shape, **other: Any) -> Consequence:
         ((replace(ID, key=2), replace(NOTE, key=1), MOOD, PAIR), "cleanse", "primary key"),
     ],
 )
-def test_changes_of_columns(columns: tuple[Shape, ...], kind: str, words: str) -> None:
+def test_changes_of_columns(columns: tuple[ColumnDefinition, ...], kind: str, words: str) -> None:
     found = verdict(*columns)
     assert (found.id, found.table, found.kind) == (2, "public.t", kind)
     assert words in found.what
@@ -73,7 +77,7 @@ def test_changes_of_columns(columns: tuple[Shape, ...], kind: str, words: str) -
 )
 def test_a_column_that_was_noticed_late(command: str, kind: str) -> None:
     """Rows that were changed meanwhile came with it, and were applied without."""
-    assert verdict(*BASE, Shape("more", "text", 5), command=command).kind == kind
+    assert verdict(*BASE, ColumnDefinition("more", "text", 5), command=command).kind == kind
     assert verdict(ID, MOOD, PAIR, command=command).kind == "none"
 
 
@@ -163,13 +167,15 @@ def test_what_has_no_consequence() -> None:
 def test_entries_from_before_tables_had_numbers() -> None:
     old = entry(1, columns=tuple(replace(shape, number=None) for shape in BASE), relation=None, streamed=False)
     assert kinds(old, entry(2)) == [("public.t", "none")]
-    assert kinds(old, entry(2, columns=(*BASE, Shape("more", "text", 5, default="1")))) == [("public.t", "refresh")]
+    assert kinds(old, entry(2, columns=(*BASE, ColumnDefinition("more", "text", 5, default="1")))) == [
+        ("public.t", "refresh")
+    ]
     assert kinds(old, entry(2, columns=(ID, replace(NOTE, type="integer"), MOOD, PAIR))) == [("public.t", "refresh")]
 
 
 COLUMNS = st.lists(
     st.builds(
-        Shape,
+        ColumnDefinition,
         st.sampled_from("abc"),
         st.sampled_from(["integer", "text", "character varying(3)"]),
         st.integers(1, 4),

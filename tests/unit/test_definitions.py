@@ -34,7 +34,7 @@ def test_whatever_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, failure:
             raise failure
         return pipeline("shop", "", "public.orders")
 
-    with definitions.comparing(load) as uncompared_s:
+    with definitions.compare_periodically(load) as uncompared_s:
         wait_until(lambda: next(calls) > fails / 2, 5, "it fails again and again")
         growing = uncompared_s()
         wait_until(lambda: next(compared) > 0, 5, "it has compared")

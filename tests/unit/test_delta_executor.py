@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column
-from cdc.sink.lane import Lane, Limits, Report
-from cdc.sink.lane_task import Run
+from cdc.sink.lane import ChunkLimits, Lane, PartitionOutcome
+from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
-from sinks.delta.executor import Staged, View, WarehouseWriter
+from sinks.delta.executor import Staged, ViewState, WarehouseWriter
 from sinks.delta.files import parquet
-from sinks.delta.files.parquet import Name
-from sinks.delta.mirror.stored_rows import Held
+from sinks.delta.files.parquet import FileNames
+from sinks.delta.mirror.stored_rows import StoredRows
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 
@@ -38,29 +38,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def view(folder: Path, topic: Topic, **options: Any) -> View:
+def view(folder: Path, topic: Topic, **options: Any) -> ViewState:
     nowhere = (0,) * topic.partitions
-    made = View(topic.table, "id", str(folder / "changes"), str(folder / "mirror"), nowhere, nowhere, None)
+    made = ViewState(topic.table, "id", str(folder / "changes"), str(folder / "mirror"), nowhere, nowhere, None)
     return replace(made, **options)
 
 
-def run(of: View, topic: Topic, rows: int = 100) -> tuple[list[Report], Staged]:
+def run(of: ViewState, topic: Topic, rows: int = 100) -> tuple[list[PartitionOutcome], Staged]:
     """All records of a topic through one task."""
     writer = WarehouseWriter(
-        {topic.table.topic: of}, Name(), archives=of.changes is not None, limits=Limits(rows, 2**30)
+        {topic.table.topic: of}, FileNames(), archives=of.changes is not None, limits=ChunkLimits(rows, 2**30)
     )
     advance = Advance(topic.table, None, Position("id", topic.ends))
-    task = Run(Lane((advance,), Reading(PLACEHOLDER), writer, Skip()))
+    task = LaneRun(Lane((advance,), DecodeOptions(PLACEHOLDER), writer, Skip()))
     for partition in range(topic.partitions):
         records = [(encoded(r.key), encoded(r.value), r.offset) for r in topic.records if r.partition == partition]
-        task.take(topic.table.topic, partition, records)
-    reports, staged = task.end(), Staged()
-    for told in (told for report in reports for told in report.told):
+        task.fold(topic.table.topic, partition, records)
+    reports, staged = task.finish(), Staged()
+    for told in (told for report in reports for told in report.writer_results):
         staged.add(msgspec.json.decode(told, type=Staged))
     return reports, staged
 
 
-def held(folder: Path, kind: str, of: list[parquet.File]) -> list[dict[str, Any]]:
+def held(folder: Path, kind: str, of: list[parquet.DataFile]) -> list[dict[str, Any]]:
     return [one for file in of for one in pq.read_table(folder / kind / file.name).to_pylist()]
 
 
@@ -85,7 +85,7 @@ def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
     assert held(folder, "mirror", staged.rows) == [
         {"_cdc_id": '["k",1]', "_cdc_partition": 0, "_cdc_offset": 1, **row("k", 2)}
     ]
-    assert [one["_cdc_id"] for one in held(folder, "mirror", staged.gone)] == ['["gone",1]']
+    assert [one["_cdc_id"] for one in held(folder, "mirror", staged.deleted)] == ['["gone",1]']
     assert not staged.repeated
     stats = json.loads(staged.rows[0].stats)
     assert (stats["numRecords"], stats["maxValues"]["n"], stats["nullCount"]["v"]) == (1, 2, 0)
@@ -133,19 +133,19 @@ def test_half_a_file_is_removed(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        parquet.write(str(folder / "mirror"), "part-1.parquet", tables())
+        parquet.write_file(str(folder / "mirror"), "part-1.parquet", tables())
     assert not list((folder / "mirror").iterdir())
 
 
 def test_rows_are_read_back_by_their_ids(tmp_path: Path) -> None:
     """From any row group, without those that are marked; what a file lacks is null."""
     made = (pa.table({"_cdc_id": [f"{at}", f"{at + 1}"], "n": [at, at + 1]}) for at in (10, 20, 30))
-    assert parquet.write(str(tmp_path), "part-1.parquet", made)
+    assert parquet.write_file(str(tmp_path), "part-1.parquet", made)
     schema = pa.schema([("_cdc_id", pa.string()), ("n", pa.int32()), ("later", pa.string())])
     wanted = pa.array(["11", "20", "31", "nobody"])
 
     def read(keep: list[bool] | None = None) -> list[dict[str, Any]]:
-        found = parquet.matching(f"{tmp_path}/part-1.parquet", wanted, schema, keep and pa.array(keep))
+        found = parquet.rows_with_ids(f"{tmp_path}/part-1.parquet", wanted, schema, keep and pa.array(keep))
         return [one for part in found for one in part.to_pylist()]
 
     assert [(one["_cdc_id"], one["n"], one["later"]) for one in read()] == [
@@ -157,9 +157,9 @@ def test_rows_are_read_back_by_their_ids(tmp_path: Path) -> None:
 
 
 def test_what_comes_again_is_met(folder: Path) -> None:
-    seen = Held(ITEMS, str(folder / "mirror"), None)
-    assert [seen.meet(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [False, False, True]
-    assert Held(ITEMS, "", None).meet(["a", "a"])
+    seen = StoredRows(ITEMS, str(folder / "mirror"), None)
+    assert [seen.note_chunk(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [False, False, True]
+    assert StoredRows(ITEMS, "", None).note_chunk(["a", "a"])
 
 
 def test_columns_of_names_that_parquet_takes_for_paths(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from sinks.delta.files.failures import unwritable
+from sinks.delta.files.failures import write_failure
 from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS
 from sinks.delta.log.add_files import _groups
 
@@ -31,4 +31,4 @@ def test_a_row_group_is_bounded_by_rows() -> None:
     ],
 )
 def test_what_a_disk_says_is_told_and_nothing_else(text: str, reason: str) -> None:
-    assert unwritable("/w", Exception(text)).message == f"The warehouse folder /w can't be written: {reason}."
+    assert write_failure("/w", Exception(text)).message == f"The warehouse folder /w can't be written: {reason}."

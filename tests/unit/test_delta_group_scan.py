@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.model.table import Column, Table
-from sinks.delta.mirror.group_scan import Mirror, _rows
-from sinks.delta.mirror.scan import documents, reader
+from sinks.delta.mirror.group_scan import MirrorFiles, _rows
+from sinks.delta.mirror.scan import document_reader, documents
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
 VALUES: list[tuple[str, pa.DataType, Any, str]] = [
@@ -72,7 +72,7 @@ def test_rows_have_their_ids() -> None:
     """Whatever the columns are called when they come."""
     mirror = part(pa.string(), "a", "b")
     names = {f"c{number}": name for number, name in enumerate(mirror.schema.names)}
-    (rows,) = reader(made("text"), names)(iter([mirror.rename_columns(list(names))]))
+    (rows,) = document_reader(made("text"), names)(iter([mirror.rename_columns(list(names))]))
     assert rows.to_pylist() == [
         {"id": "0", "document": '{"v\\"":"a","later":null,"id":0}'},
         {"id": "1", "document": '{"v\\"":"b","later":null,"id":1}'},
@@ -87,11 +87,11 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
     Path(torn).write_bytes(Path(good).read_bytes()[:-9])
 
     def ids(*files: str) -> list[str | None]:
-        return [key for rows in _rows(Mirror(made("text"), files)) for key in rows.column("id").to_pylist()]
+        return [key for rows in _rows(MirrorFiles(made("text"), files)) for key in rows.column("id").to_pylist()]
 
     assert ids() == []
     assert ids(good, good) == ["0", "1", "0", "1"]
     for bad in (other, torn, str(tmp_path / "gone")):
         assert ids(good, bad) == ["0", "1", None]
-    (rows,) = _rows(Mirror(made("text"), None))
+    (rows,) = _rows(MirrorFiles(made("text"), None))
     assert rows.to_pylist() == [{"table": "public.t", "id": None, "document": None}]

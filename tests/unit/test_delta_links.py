@@ -11,7 +11,7 @@ import pytest
 from cdc.errors import SinkRejected, SinkUnavailable
 from sinks.delta import capacity
 from sinks.delta.files import links
-from sinks.delta.files.links import Lost, share, share_as
+from sinks.delta.files.links import FileMissing, share, share_as
 
 
 def no_links(*_: object) -> NoReturn:
@@ -67,7 +67,7 @@ def test_a_copy_that_was_cut_is_not_taken_for_the_file(source: Path, monkeypatch
 
 
 def test_a_file_that_is_gone_is_told(source: Path) -> None:
-    with pytest.raises(Lost, match=r"mirror@1/nothing\.parquet: it isn't there") as caught:
+    with pytest.raises(FileMissing, match=r"mirror@1/nothing\.parquet: it isn't there") as caught:
         share(str(source), "nothing.parquet", str(source.parent / "mirror"))
     assert "--table public.items" in caught.value.hint
 
@@ -77,8 +77,8 @@ def test_a_second_generation_needs_more_room_where_links_cannot_be(
 ) -> None:
     monkeypatch.setattr(capacity, "COPIES", 2**40)
     assert links.can_link(str(tmp_path))
-    capacity.require_room(1, str(tmp_path), "warehouse")
+    capacity.require_capacity(1, str(tmp_path), "warehouse")
     monkeypatch.setattr(os, "link", no_links)
     with pytest.raises(SinkRejected, match="needs"):
-        capacity.require_room(1, str(tmp_path), "warehouse")
+        capacity.require_capacity(1, str(tmp_path), "warehouse")
     assert not list(tmp_path.iterdir())

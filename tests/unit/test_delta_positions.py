@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.position import Position, ViewCheckpoint
 from sinks.delta.log.history import CLEARED, Commit, Standing, standing
-from sinks.delta.log.positions import further, known, oldest
+from sinks.delta.log.positions import advance, known_offsets, oldest
 
 
 def at(*offsets: int, topic: str = "one") -> ViewCheckpoint:
@@ -24,8 +24,8 @@ def at(*offsets: int, topic: str = "one") -> ViewCheckpoint:
 def test_a_position_never_goes_back(
     before: ViewCheckpoint | None, until: tuple[int, ...], after: tuple[int, ...]
 ) -> None:
-    assert further(before, Position("one", until)) == Position("one", after)
-    assert all(map(int.__ge__, after, known(before, Position("one", until))))
+    assert advance(before, Position("one", until)) == Position("one", after)
+    assert all(map(int.__ge__, after, known_offsets(before, Position("one", until))))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_restore_undoes_what_somebody_else_has_done() -> None:
     deleted, back = commit(5, "DELETE"), commit(6, "RESTORE", version="4")
     found = stands(deleted, changed=(5,))
     assert found
-    assert found.stored == at(4)
+    assert found.checkpoint == at(4)
     assert "DELETE (version 5)" in found.trouble
     assert stands(deleted, back, changed=(5, 6)) == Standing(at(4))
     again = stands(deleted, back, commit(7, "RESTORE", version="5"), changed=(5, 6, 7))

@@ -8,7 +8,7 @@ from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
-from cdc.sink.lane import Failure, Part, Report, Row
+from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome
 from sinks.elasticsearch.client import grouped
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.ids import LONGEST_ID, document_id
@@ -28,7 +28,7 @@ def test_the_driver_names_no_login() -> None:
 
 def test_executors_name_no_login() -> None:
     advance = Advance(TABLE, None, Position("id", (9,)))
-    part = Part(advance, 0, 0, Report("t", 0), 6, {"1": Row("1", 5, b"{}", (), [])})
+    part = Part(advance, 0, 0, PartitionOutcome("t", 0), 6, {"1": FoldedRow("1", 5, b"{}", (), [])})
     with pytest.raises(Failure) as caught:
         ElasticsearchWriter(NOBODY, {"t": "i"}).write([part])
     assert caught.value.kind == "unavailable"

@@ -21,7 +21,7 @@ from cdc.errors import (
     WorkerLost,
 )
 from cdc.model.table import Column, Table
-from cdc.sink.contract import Misfit, Refused, Replaced, Rewound
+from cdc.sink.contract import GenerationReplaced, PositionLost, RowsRejected, SchemaMismatch
 from cdc.sink.remedy import REMEDIES, REPORTED, SAME, Patience, Remedy, classify, given_up, remedy
 from cdc.spark.failures import explain
 
@@ -42,10 +42,10 @@ def made(kind: type[CdcError]) -> CdcError:
     [
         (made(SinkUnavailable), Remedy.RETRY),
         (made(errors.ReadTimeout), Remedy.RETRY),
-        (made(Rewound), Remedy.RESTART),
+        (made(PositionLost), Remedy.RESTART),
         (made(SinkRejected), Remedy.STOP),
         (made(Fenced), Remedy.STOP),
-        (Replaced("public.orders", "g1", "cache"), Remedy.STOP),
+        (GenerationReplaced("public.orders", "g1", "cache"), Remedy.STOP),
         (made(errors.SinkError), Remedy.STOP),
         (made(KafkaUnavailable), Remedy.RETRY),
         (made(ConnectorError), Remedy.STOP),
@@ -55,8 +55,8 @@ def made(kind: type[CdcError]) -> CdcError:
         (made(SparkError), Remedy.STOP),
         (made(DecodeError), Remedy.STOP),
         (made(errors.ValueNotRepresentable), Remedy.STOP),
-        (Refused({("t", "1"): "too long"}, "cache"), Remedy.STOP),
-        (Misfit(TABLE, "cache"), Remedy.STOP),
+        (RowsRejected({("t", "1"): "too long"}, "cache"), Remedy.STOP),
+        (SchemaMismatch(TABLE, "cache"), Remedy.STOP),
         (made(errors.SettingsError), Remedy.STOP),
         (made(Unexpected), Remedy.STOP),
         (made(CdcError), Remedy.STOP),

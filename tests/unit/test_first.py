@@ -8,14 +8,14 @@ import pytest
 
 from cdc.cli import console, verbs
 from cdc.config import settings
-from cdc.config.draft import First, name_for, reference, text, write
+from cdc.config.draft import PipelineDraft, name_for, reference, text, write
 from cdc.errors import SettingsError
 from compose.endpoints import Endpoints
 
 SERVERS = Endpoints("postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state").environment()
 
 
-def loaded(path: Path, first: First, **environment: str) -> settings.Pipeline:
+def loaded(path: Path, first: PipelineDraft, **environment: str) -> settings.Pipeline:
     path.write_text(text(first))
     return settings.load(path, {**SERVERS, **environment})
 
@@ -23,7 +23,7 @@ def loaded(path: Path, first: First, **environment: str) -> settings.Pipeline:
 @pytest.mark.parametrize("name", ["shop", "true", "no", "null"])
 @pytest.mark.parametrize("tables", [["public.*"], ["public.items", "public.order-s", "a.1"], ["1.2", "public.no"]])
 def test_it_is_accepted_as_it_is(tmp_path: Path, name: str, tables: list[str]) -> None:
-    made = loaded(tmp_path / "first.yaml", First(name, "${CDC_POSTGRES}", tables))
+    made = loaded(tmp_path / "first.yaml", PipelineDraft(name, "${CDC_POSTGRES}", tables))
     assert (made.pipeline, made.source.dsn) == (name, "postgresql://x")
     assert [entry.table for entry in made.source.tables] == tables
     assert [sink.type for sink in made.sinks.values()] == ["elasticsearch", "redis", "delta"]
@@ -31,7 +31,7 @@ def test_it_is_accepted_as_it_is(tmp_path: Path, name: str, tables: list[str]) -
 
 
 def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
-    first = First(
+    first = PipelineDraft(
         "shop",
         "postgresql://localhost/shop?options=-c%20x",
         ["public.*", "public.odd"],

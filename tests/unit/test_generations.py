@@ -4,19 +4,19 @@ import time
 
 import pytest
 
-from cdc.generations.registry import STALE_S, Building, Generations, Retained, RollingBack, Work
+from cdc.generations.registry import STALE_S, GenerationBuild, Generations, RetainedView, Rollback, Work
 
 NAME = {"public.items": "20260101t000000000000"}
 OTHER = {"public.orders": "20260101t000000000001"}
 
 
-def retained(left_s: float, names: dict[str, str]) -> dict[str, Retained]:
+def retained(left_s: float, names: dict[str, str]) -> dict[str, RetainedView]:
     now = time.time()
-    return {table: Retained(name, now + left_s, now) for table, name in names.items()}
+    return {table: RetainedView(name, now + left_s, now) for table, name in names.items()}
 
 
-def building(phase: str = "replay") -> Building:
-    return Building("search", phase, NAME, time.time())  # type: ignore[arg-type]
+def building(phase: str = "replay") -> GenerationBuild:
+    return GenerationBuild("search", phase, NAME, time.time())  # type: ignore[arg-type]
 
 
 def alive(ago_s: float) -> dict[str, float]:
@@ -25,24 +25,24 @@ def alive(ago_s: float) -> dict[str, float]:
 
 def test_what_is_retained_is_kept_current_until_its_time_is_over() -> None:
     generations = Generations(retained={**retained(60, NAME), **retained(-1, OTHER)})
-    assert generations.due == NAME
-    assert generations.overdue == [*OTHER]
+    assert generations.standby_names == NAME
+    assert generations.expired_tables == [*OTHER]
 
 
 def test_what_is_being_built_is_not_kept_current_by_who_applies_to_the_live_views() -> None:
-    assert Generations(work=building("promote")).due == {}
+    assert Generations(work=building("promote")).standby_names == {}
 
 
 def test_a_table_that_is_rebuilt_takes_nothing_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
     generations = Generations(work=building(), retained=retained(60, OTHER))
-    assert generations.due == OTHER
-    assert generations.needed() == {**NAME, **OTHER}
+    assert generations.standby_names == OTHER
+    assert generations.needed_names() == {**NAME, **OTHER}
 
 
 def test_a_rollback_that_was_killed_can_be_ended_however_late() -> None:
-    generations = Generations(work=RollingBack("search", NAME), retained=retained(-60, NAME))
-    assert generations.due == NAME
-    assert generations.overdue == []
+    generations = Generations(work=Rollback("search", NAME), retained=retained(-60, NAME))
+    assert generations.standby_names == NAME
+    assert generations.expired_tables == []
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_a_rollback_that_was_killed_can_be_ended_however_late() -> None:
     [
         (building("promote"), 1, True),
         (building("promote"), STALE_S + 1, False),
-        (RollingBack("search", NAME), 1, True),
+        (Rollback("search", NAME), 1, True),
         (building("replay"), 1, False),
         (None, 1, False),
     ],
 )
 def test_readers_are_being_shown_another_generation(work: Work | None, ago_s: float, showing: bool) -> None:
-    assert Generations(work=work, claims={"a command": 3}, alive_at=alive(ago_s)).showing == showing
+    assert Generations(work=work, claims={"a command": 3}, alive_at=alive(ago_s)).promotion_in_progress == showing
 
 
 def test_the_first_in_the_topic_holds_the_sink() -> None:
     assert Generations(claims={"b": 4, "a": 9}).holder == "b"
     assert Generations().holder is None
-    assert not Generations().busy
+    assert not Generations().in_progress

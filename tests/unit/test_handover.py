@@ -15,7 +15,7 @@ def given(handover: Handover[int], content: int) -> threading.Thread:
 def test_whoever_gives_waits_until_the_owner_is_done() -> None:
     handover = Handover[int]()
     giver = given(handover, 7)
-    with handover.taken(5) as content:
+    with handover.receive(5) as content:
         assert content == 7
         assert giver.is_alive()
     giver.join(5)
@@ -35,5 +35,5 @@ def test_nobody_waits_for_an_owner_that_is_gone() -> None:
 def test_the_owner_is_woken() -> None:
     handover = Handover[int]()
     handover.wake()
-    with handover.taken(60) as content:
+    with handover.receive(60) as content:
         assert content is None

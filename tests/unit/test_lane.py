@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.codec import forms
-from cdc.codec.decode_options import Reading
+from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.record import Change
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -22,15 +22,15 @@ from cdc.sink.lane import (
     SUPERSEDED,
     TAINTED,
     UNKNOWN,
+    ChunkLimits,
     Failure,
+    FoldedRow,
     Lane,
-    Limits,
     Part,
-    Report,
-    Row,
+    PartitionOutcome,
     Verdicts,
 )
-from cdc.sink.lane_task import Run, stretches
+from cdc.sink.lane_task import LaneRun, split_by_partition
 from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
 from tests.support import twin
 from tests.support.budget import budget
@@ -48,7 +48,7 @@ class Writer:
     """Views by topic; `writes` are the sizes of what each call has brought, `refuses` ids that it won't take."""
 
     form: forms.Form = field(default_factory=forms.Documents)
-    limits: Limits = field(default_factory=lambda: Limits(1000, 10**6))
+    limits: ChunkLimits = field(default_factory=lambda: ChunkLimits(1000, 10**6))
     views: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     refuses: frozenset[str] = frozenset()
@@ -60,14 +60,14 @@ class Writer:
     taken: list[int] = field(default_factory=list)
     """Offsets of the changes that it was shown."""
 
-    def at(self, advance: Advance, partition: int) -> int:
+    def start_offset(self, advance: Advance, partition: int) -> int:
         return self.stands.get(partition, advance.start_offsets[partition])
 
-    def take(self, part: Part, change: Change, source: Source, value: object) -> int:
+    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:
         self.taken.append(source.offset)
         return 0
 
-    def held(self, part: Part, rows: Sequence[Row]) -> Mapping[str, Any]:
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
         view = self.views.get(part.topic, {})
         newer = {row.id: SUPERSEDED for row in rows if self.versions.get(row.id, -1) > row.offset}
         return {row.id: view[row.id] for row in rows if row.id in view} | newer
@@ -86,10 +86,10 @@ class Writer:
                     view.pop(row.id, None)
                 else:
                     view[row.id] = row.value
-            self.reached[part.topic, part.partition] = part.reach
+            self.reached[part.topic, part.partition] = part.end_offset
         return [Verdicts(refused=dict.fromkeys(self.refuses & part.rows.keys(), "too large")) for part in parts]
 
-    def end(self) -> Mapping[str, Sequence[str]]:
+    def finish(self) -> Mapping[str, Sequence[str]]:
         return {topic: ["done"] for topic in self.views}
 
 
@@ -104,12 +104,12 @@ class Remembered:
         self.records.extend(records)
 
 
-def run(lane: Lane, records: Sequence[Raw]) -> list[Report]:
-    task = Run(lane)
+def run(lane: Lane, records: Sequence[Raw]) -> list[PartitionOutcome]:
+    task = LaneRun(lane)
     for record in records:
-        if not task.ended:
-            task.take(record.topic, record.partition, [(record.key, record.value, record.offset)])
-    return task.end()
+        if not task.stopped:
+            task.fold(record.topic, record.partition, [(record.key, record.value, record.offset)])
+    return task.finish()
 
 
 def raws(topic: Topic) -> list[Raw]:
@@ -119,7 +119,7 @@ def raws(topic: Topic) -> list[Raw]:
 
 def lane_of(topic: Topic, writer: Writer, **options: Any) -> Lane:
     advance = Advance(topic.table, None, Position("id", topic.ends))
-    return Lane((advance,), Reading(PLACEHOLDER), writer, options.pop("rejection", Skip()), **options)
+    return Lane((advance,), DecodeOptions(PLACEHOLDER), writer, options.pop("rejection", Skip()), **options)
 
 
 def named(topic: str, names: Sequence[str]) -> Table:
@@ -137,18 +137,18 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(seed: int, garba
     pools = [[{t.key[0]: text, t.key[1]: n} for text in ("x", "", "ü") for n in numbers] for t in tables]
     scribes = [Scribe(t, seed + n, ["x", "", "ü"], pools[n]) for n, t in enumerate(tables)]
     records = [record for scribe in scribes for record in scribe.log(300, garbage=garbage)]
-    reading = Reading(PLACEHOLDER, {tables[0].topic: 150})
+    reading = DecodeOptions(PLACEHOLDER, {tables[0].topic: 150})
     expected = {}
     for table in tables:
         reader = Twin([table], "documents", PLACEHOLDER, reading.floors)
         changes = [reader.decode(record) for record in records if record.topic == table.topic]
         wrong = [change for change in changes if change.wrong]
         expected[table.topic] = (*twin.applied(changes, {}), wrong)
-    rng, writer = random.Random(seed), Writer(limits=Limits(rows, 10**6))
+    rng, writer = random.Random(seed), Writer(limits=ChunkLimits(rows, 10**6))
     partitions = max(record.partition for record in records) + 1
     ends = [max((r.offset for r in records if r.partition == p), default=-1) + 1 for p in range(partitions)]
     cut = [rng.randint(0, end) for end in ends]
-    reports: list[Report] = []
+    reports: list[PartitionOutcome] = []
     for start, until in (((0,) * partitions, tuple(cut)), (tuple(cut), tuple(ends))):
         steps = tuple(Advance(t, Position("id", start), Position("id", until)) for t in tables)
         ordered = sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
@@ -170,7 +170,7 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(seed: int, garba
         }
 
 
-def entries(reports: Sequence[Report]) -> dict[tuple[str, int], dict[int, str | None]]:
+def entries(reports: Sequence[PartitionOutcome]) -> dict[tuple[str, int], dict[int, str | None]]:
     """What is in quarantine after these reports."""
     left: dict[tuple[str, int], dict[int, str | None]] = {}
     for report in reports:
@@ -199,7 +199,7 @@ K = '["k",1]'
 @pytest.mark.parametrize("rows", [1, 2, 1000])
 def test_one_bad_record_costs_one_record(rows: int) -> None:
     """Its row waits for a change that carries all; a change that doesn't follows it."""
-    topic, kept, writer = two_rows(), Remembered(), Writer(limits=Limits(rows, 10**6))
+    topic, kept, writer = two_rows(), Remembered(), Writer(limits=ChunkLimits(rows, 10**6))
     topic.add("u", {"a": "k", "b": 1, "v": "lost", "n": 1})
     topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
     records = raws(topic)
@@ -212,7 +212,7 @@ def test_one_bad_record_costs_one_record(rows: int) -> None:
     topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 3})
     topic.add("u", {"a": "k", "b": 1, "n": 4}, lacking=["v"])
     after = Advance(ITEMS, Position("id", (4,)), Position("id", topic.ends))
-    lane = Lane((after,), Reading(PLACEHOLDER), writer, kept, {(ITEMS.topic, 0): {2: K, 3: K}})
+    lane = Lane((after,), DecodeOptions(PLACEHOLDER), writer, kept, {(ITEMS.topic, 0): {2: K, 3: K}})
     (report,) = run(lane, raws(topic))
     assert report.applied.quarantined == 0
     assert report.cured[K] > 4
@@ -220,7 +220,7 @@ def test_one_bad_record_costs_one_record(rows: int) -> None:
 
 
 def test_what_is_rejected_is_safe_before_the_position_passes_it() -> None:
-    topic, writer = two_rows(), Writer(limits=Limits(1, 10**6))
+    topic, writer = two_rows(), Writer(limits=ChunkLimits(1, 10**6))
 
     class Watching(Skip):
         def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
@@ -256,7 +256,7 @@ def test_what_the_destination_refuses_is_put_aside_with_all_that_it_was_made_fro
 
 
 def test_a_batch_that_is_to_stop_writes_nothing_more() -> None:
-    topic, writer = two_rows(), Writer(limits=Limits(1, 10**6))
+    topic, writer = two_rows(), Writer(limits=ChunkLimits(1, 10**6))
     records = raws(topic)
     records[1] = records[1]._replace(value=b"{")
     (report,) = run(lane_of(topic, writer, rejection=Stop()), records)
@@ -327,7 +327,7 @@ def test_a_repair_names_all_that_it_rejects() -> None:
         topic.add("c", {"a": f"k{number}", "b": 1, "v": "x", "n": 1})
     records = [record._replace(value=b"{") for record in raws(topic)]
     end = Position("id", topic.ends)
-    (report,) = run(Lane((Advance(ITEMS, end, end),), Reading(PLACEHOLDER), Writer(), kept), records)
+    (report,) = run(Lane((Advance(ITEMS, end, end),), DecodeOptions(PLACEHOLDER), Writer(), kept), records)
     assert len(report.rejected) == report.applied.quarantined == len(records)
     (report,) = run(lane_of(topic, Writer(), rejection=kept), records)
     assert (len(report.rejected), report.applied.quarantined) == (REPORTED_ROWS, len(records))
@@ -343,7 +343,7 @@ def test_memory_is_bounded_where_no_record_can_be_read() -> None:
     for number in range(500):
         topic.add("c", {"a": f"k{number}", "b": 1, "v": "x" * 1000, "n": 1})
     records = [record._replace(value=b"{" + (record.value or b"")) for record in raws(topic)]
-    run(lane_of(topic, Writer(limits=Limits(100, 20_000)), rejection=Counting()), records)
+    run(lane_of(topic, Writer(limits=ChunkLimits(100, 20_000)), rejection=Counting()), records)
     assert sum(sizes) == 500
     assert max(sizes) < 20
 
@@ -360,17 +360,17 @@ def test_memory_is_bounded_by_a_chunk() -> None:
     for number in range(500):
         topic.add("u", {"a": "k", "b": 1, "v": "x" * 1000, "n": number})
         topic.add("c", {"a": f"k{number}", "b": 1, "v": "x" * 1000, "n": number})
-    writer = Writer(limits=Limits(10_000, 50_000))
+    writer = Writer(limits=ChunkLimits(10_000, 50_000))
     (report,) = run(lane_of(topic, writer), raws(topic))
     assert max(writer.writes) * 1000 < 50_000
     assert report.applied.read == report.applied.accounted == 1000
-    few = Writer(limits=Limits(10, 10**9))
+    few = Writer(limits=ChunkLimits(10, 10**9))
     run(lane_of(topic, few), raws(topic))
     assert max(few.writes) == 10
 
 
 def test_rows_that_are_filled_are_counted_as_large_as_the_largest_so_far() -> None:
-    topic, writer = Topic(ITEMS, 1), Writer(limits=Limits(10_000, 1_000_000))
+    topic, writer = Topic(ITEMS, 1), Writer(limits=ChunkLimits(10_000, 1_000_000))
     large = json.dumps({"a": "k", "b": 1, "v": "x" * 900_000, "n": 1}).encode()
     writer.views[ITEMS.topic] = {f'["k{number}",1]': large for number in range(30)}
     for number in range(30):
@@ -400,7 +400,7 @@ def test_records_before_a_server_or_a_truncate_are_stale(archives: bool) -> None
     topic, writer = two_rows(), Writer(archives=archives)
     topic.add("c", {"a": "new", "b": 1, "v": "x", "n": 1}, lsn=9)
     advance = Advance(ITEMS, None, Position("id", topic.ends))
-    reading = Reading(PLACEHOLDER, {ITEMS.topic: 5}, {ITEMS.topic: (1,)})
+    reading = DecodeOptions(PLACEHOLDER, {ITEMS.topic: 5}, {ITEMS.topic: (1,)})
     records = raws(topic)
     records[0] = records[0]._replace(key=b"of another table")
     (report,) = run(Lane((advance,), reading, writer, Stop()), records)
@@ -419,7 +419,7 @@ def test_arrow_batches_are_parted_by_kafka_partition() -> None:
     }
 
     def parts(batch: pa.RecordBatch) -> Iterator[tuple[str, int, list[int]]]:
-        for topic, partition, records in stretches(batch):
+        for topic, partition, records in split_by_partition(batch):
             yield topic, partition, [offset for _, _, offset in records]
 
     batch = pa.RecordBatch.from_pydict(columns)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.codec import log_rows
-from cdc.codec.decode_options import Reading
-from cdc.codec.log_rows import DEAD, DELETE, FOREIGN, KEYLESS, ROW, TOMBSTONE, UNREADABLE, Looker, Said
+from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.log_rows import DEAD, DELETE, FOREIGN, KEYLESS, ROW, TOMBSTONE, UNREADABLE, RecordClassifier, Said
 from cdc.model.table import Column, Table
 from tests.support import twin
 from tests.support.budget import budget
@@ -40,8 +40,10 @@ def items(*, reshaped: bool = False) -> Table:
 
 def looker(
     table: Table, *, warehouse: bool = False, floor: int = 0, since: Sequence[int] = (), below: int = 0
-) -> Looker:
-    return Looker(table, Reading(PLACEHOLDER, {table.topic: floor}, {table.topic: since}), warehouse, below)
+) -> RecordClassifier:
+    return RecordClassifier(
+        table, DecodeOptions(PLACEHOLDER, {table.topic: floor}, {table.topic: since}), warehouse, below
+    )
 
 
 def batches(records: Sequence[Raw], size: int = 1000) -> Iterator[pa.RecordBatch]:
@@ -56,7 +58,7 @@ def batches(records: Sequence[Raw], size: int = 1000) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def said(look: Looker, records: Sequence[Raw], size: int = 1000) -> list[Said]:
+def said(look: RecordClassifier, records: Sequence[Raw], size: int = 1000) -> list[Said]:
     rows = [row for part in look.work(batches(records, size)) for row in part.to_pylist()]
     return [Said(**row) for row in rows]
 

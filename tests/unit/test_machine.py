@@ -52,10 +52,10 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"views": view(Position("id", (6, 5)))}, Continue()),
     ({"stopping": True}, Stop(RunState.STOPPED)),
     ({"stopping": True, "control": ControlState(4)}, Stop(RunState.STOPPED)),
-    ({"ended": True}, Stop(RunState.CAUGHT_UP)),
-    ({"failure": AWAY, "bearable": True}, Restart(Reason.FAILURE)),
-    ({"failure": AWAY, "bearable": True, "stopping": True}, Stop(RunState.STOPPED)),
-    ({"failure": LOST, "bearable": True}, Restart(Reason.FAILURE)),
+    ({"query_ended": True}, Stop(RunState.CAUGHT_UP)),
+    ({"failure": AWAY, "tolerable": True}, Restart(Reason.FAILURE)),
+    ({"failure": AWAY, "tolerable": True, "stopping": True}, Stop(RunState.STOPPED)),
+    ({"failure": LOST, "tolerable": True}, Restart(Reason.FAILURE)),
     ({"failure": FENCED}, Stop(RunState.FAILED, FENCED)),
     ({"failure": FENCED, "switching": True}, Restart(Reason.SWITCHED)),
     ({"failure": FENCED, "switching": True, "stopping": True}, Stop(RunState.STOPPED)),
@@ -113,7 +113,7 @@ def test_a_failure_that_comes_back_too_often_says_so() -> None:
 
 
 def test_views_that_somebody_has_to_make_again_are_no_success() -> None:
-    assert decide(replace(PLAN, refused=(REFUSED,)), observed(ended=True)) == Stop(RunState.FAILED, REFUSED)
+    assert decide(replace(PLAN, refused=(REFUSED,)), observed(query_ended=True)) == Stop(RunState.FAILED, REFUSED)
 
 
 def test_what_readers_do_not_see_has_no_standby() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cdc.cli.plan import lines
-from cdc.control.change_plan import After, Before, Plan, Refusal, plan
+from cdc.control.change_plan import CurrentState, Plan, Refusal, RequestedState, plan
 from cdc.control.registrations import Captured, Registration
 
 ITEMS, ORDERS = "public.items", "public.orders"
@@ -14,22 +14,22 @@ SETTINGS = {"delete.retention.ms": "1000"}
 STANDING = {ITEMS: True, ORDERS: True}
 
 
-def before(**changed: Any) -> Before:
+def before(**changed: Any) -> CurrentState:
     known = Registration(tables={ITEMS: Captured(("note",)), ORDERS: Captured()})
     topics = {ITEMS: SETTINGS, ORDERS: SETTINGS}
     as_it_is = {"known": known, "config": CONFIG, "topics": topics}
-    return Before(**{**as_it_is, "views": {"cache": STANDING}, **changed})
+    return CurrentState(**{**as_it_is, "views": {"cache": STANDING}, **changed})
 
 
-def after(tables: dict[str, Captured] | None = None, **changed: Any) -> After:
+def after(tables: dict[str, Captured] | None = None, **changed: Any) -> RequestedState:
     captured = {ITEMS: Captured(("note",)), ORDERS: Captured(), **(tables or {})}
     settings = dict.fromkeys(captured, SETTINGS)
-    return After(captured, **{"config": CONFIG, "settings": settings, **changed})
+    return RequestedState(captured, **{"config": CONFIG, "settings": settings, **changed})
 
 
-def without(table: str) -> After:
+def without(table: str) -> RequestedState:
     made = after()
-    return After({name: sent for name, sent in made.tables.items() if name != table}, CONFIG, made.settings)
+    return RequestedState({name: sent for name, sent in made.tables.items() if name != table}, CONFIG, made.settings)
 
 
 AGAIN = "all its rows are sent again"
@@ -103,7 +103,7 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
     ],
 )
 def test_what_a_change_means(
-    there: Before, asked: After, migrate: list[str], register: list[str], run: list[str]
+    there: CurrentState, asked: RequestedState, migrate: list[str], register: list[str], run: list[str]
 ) -> None:
     made = plan(there, asked)
     assert (list(made.migrate), list(made.register), list(made.run)) == (migrate, register, run)

@@ -10,7 +10,7 @@ from cdc.errors import Fenced
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Column, Table, row_id
-from cdc.sink.contract import Rewound, check, mismatch, stored_after
+from cdc.sink.contract import PositionLost, checkpoint_after, mismatch, must_apply
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 START, UNTIL = Position("id", (1, 2)), Position("id", (3, 2))
@@ -78,15 +78,15 @@ def test_floors_are_compared_across_servers(made: Floors, now: Floors, reach: Re
 
 
 def test_the_position_decides_who_may_write() -> None:
-    assert check(STEP, ViewCheckpoint(START, "anybody"), "me")
-    assert check(Advance(TABLE, None, UNTIL), None, "me")
-    assert not check(STEP, ViewCheckpoint(UNTIL, "me"), "me")
+    assert must_apply(STEP, ViewCheckpoint(START, "anybody"), "me")
+    assert must_apply(Advance(TABLE, None, UNTIL), None, "me")
+    assert not must_apply(STEP, ViewCheckpoint(UNTIL, "me"), "me")
     with pytest.raises(Fenced):
-        check(STEP, ViewCheckpoint(UNTIL, "other"), "me")
-    with pytest.raises(Rewound):
-        check(STEP, ViewCheckpoint(Position("id", (0, 2)), "me"), "me")
-    with pytest.raises(Rewound):
-        check(STEP, None, "me")
+        must_apply(STEP, ViewCheckpoint(UNTIL, "other"), "me")
+    with pytest.raises(PositionLost):
+        must_apply(STEP, ViewCheckpoint(Position("id", (0, 2)), "me"), "me")
+    with pytest.raises(PositionLost):
+        must_apply(STEP, None, "me")
 
 
 def test_only_the_own_lost_writes_are_a_rewind() -> None:
@@ -95,8 +95,8 @@ def test_only_the_own_lost_writes_are_a_rewind() -> None:
 
 
 def test_rows_add_up() -> None:
-    first = stored_after(STEP, None, Applied(written=2, deleted=1), "me")
-    second = stored_after(STEP, first, Applied(written=4, stale=9), "me")
+    first = checkpoint_after(STEP, None, Applied(written=2, deleted=1), "me")
+    second = checkpoint_after(STEP, first, Applied(written=4, stale=9), "me")
     assert (first.rows, second.rows, second.position) == (3, 7, UNTIL)
 
 

@@ -32,7 +32,7 @@ def test_what_is_kept_comes_back() -> None:
     ],
 )
 def test_the_log_holds_what_was_sent_once(before: Captured, now: Captured, withdrawn: tuple[str, ...]) -> None:
-    assert now.after(before).withdrawn == withdrawn
+    assert now.with_withdrawn(before).withdrawn == withdrawn
 
 
 def test_offsets_of_another_topic_mean_nothing() -> None:

@@ -17,7 +17,7 @@ from cdc.cli.verbs import hoist_global_options
 from cdc.model.outcome import Applied
 from cdc.model.wording import advice, duration, full_stopped
 from cdc.observe.status import SinkStatus, Status, ViewStatus
-from cdc.quarantine.log import Entry, Held
+from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
 
 ROOT = Path(__file__).parents[2]
 STARTING = Progress("search")
@@ -103,7 +103,9 @@ PLACE = f"warehouse/{'newshop' * 9}.public.products_of_the_year/12/1234567"
 
 
 def test_what_has_to_be_copied_is_in_one_piece() -> None:
-    held = Held(Entry("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"), "NaN has no decimal", 0.0, 1)
+    held = QuarantinedRecord(
+        QuarantineKey("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"), "NaN has no decimal", 0.0, 1
+    )
     assert PLACE in shown(render.quarantine([held]))
     assert not any(line != line.rstrip() for line in shown(render.quarantine([held])).splitlines())
 

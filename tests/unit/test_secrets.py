@@ -102,11 +102,11 @@ def test_no_verb_tells_a_secret(
 
 def asked(sink: Sink) -> Iterator[Callable[[], object]]:
     names = {TABLE.qualified: "20260101t000000000000"}
-    for view in (sink, sink.beside(names)):
+    for view in (sink, sink.for_generation(names)):
         yield from (partial(ask, TABLE) for ask in (view.prepare, view.position, view.clear, view.generations))
-    yield partial(sink.require_room, [TABLE])
+    yield partial(sink.check_capacity, [TABLE])
     yield partial(sink.promote, [TABLE], names)
-    yield partial(sink.sweep, [TABLE], {})
+    yield partial(sink.drop_unreferenced, [TABLE], {})
 
 
 @pytest.mark.parametrize("name", ["search", "cache"])

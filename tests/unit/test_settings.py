@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cdc.config import settings
-from cdc.config.references import OF_THE_STACK
+from cdc.config.references import STACK_VARIABLES
 from cdc.errors import SettingsError
 from compose.endpoints import Endpoints
 from sinks.delta.settings import Delta
@@ -48,7 +48,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
 def test_the_sample_is_accepted() -> None:
     servers = Endpoints("postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state")
     pipeline = settings.load(Path(__file__).parents[2] / "sample/airport.yaml", servers.environment())
-    assert set(OF_THE_STACK) == set(servers.environment())
+    assert set(STACK_VARIABLES) == set(servers.environment())
     assert len(pipeline.source.tables) == 5
     assert set(pipeline.sinks) == {"search", "cache", "warehouse"}
 

@@ -16,13 +16,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from cdc.config.mistakes import Refused
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.sink_kinds import SinkSettings
 
 
 class Paper(SinkSettings):
     keeps_changes = True
-    told_apart_by = "drawer"
+    location_setting = "drawer"
     type: Literal["paper"]
     """Which kind of sink it is."""
     drawer: int = Field(ge=1, examples=[3])
@@ -38,7 +38,7 @@ class Paper(SinkSettings):
 
     def refuse_strangers(self, name, listed):
         if strange := [table for table in self.only if table not in listed]:
-            raise Refused(f"{name}.only names {strange[0]}", "list it")
+            raise InvalidSetting(f"{name}.only names {strange[0]}", "list it")
 
     def build(self, name, pipeline):
         return name, pipeline, self.drawer
@@ -71,7 +71,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     sink_kinds.kinds.cache_clear()
-    settings.checking.cache_clear()
+    settings.file_model.cache_clear()
 
 
 def load(tmp_path: Path, text: str) -> settings.Pipeline:

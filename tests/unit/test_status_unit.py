@@ -12,7 +12,7 @@ import pytest
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
-from cdc.kafka.log_continuity import waiting
+from cdc.kafka.log_continuity import pending_records
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.observe import collection
@@ -49,12 +49,12 @@ def stored(*offsets: int, topic_id: str = "id-1") -> ViewCheckpoint:
 def test_a_view_at_the_end_has_no_lag() -> None:
     found = measure(TABLE, stored(10, 20), END, {}, now=100)
     assert (found.lag_records, found.lag_seconds, found.changes, found.at) == (0, 0.0, 7, 5.0)
-    assert waiting(TABLE.topic, stored(10, 20), END) == []
+    assert pending_records(TABLE.topic, stored(10, 20), END) == []
 
 
 def test_lag_is_the_age_of_the_oldest_record_that_waits() -> None:
     at = stored(4, 17)
-    places = waiting(TABLE.topic, at, END)
+    places = pending_records(TABLE.topic, at, END)
     assert places == [(TABLE.topic, 0, 4), (TABLE.topic, 1, 17)]
     found = measure(TABLE, at, END, dict(zip(places, (97_000, 93_500), strict=True)), now=100)
     assert (found.lag_records, found.lag_seconds) == (9, 6.5)
@@ -72,7 +72,7 @@ def test_a_view_without_a_position_waits_for_everything() -> None:
 @pytest.mark.parametrize("at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"])
 def test_a_position_in_another_topic_has_no_lag(at: ViewCheckpoint) -> None:
     assert measure(TABLE, at, END, {}, now=100) == ViewStatus(TABLE.qualified, changes=7, at=5.0)
-    assert waiting(TABLE.topic, at, END) == []
+    assert pending_records(TABLE.topic, at, END) == []
 
 
 def test_clocks_that_disagree_give_no_negative_lag() -> None:
@@ -298,7 +298,8 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
         monkeypatch.setattr(source, "server", answer)
         monkeypatch.setattr(registrations, "read", lambda *_: known)
         monkeypatch.setattr(catalog, "candidates", lambda _: there)
-        return list(collect(pipeline("shop", "", *entries).of(known.tables), positions={}, progress={}).problems)
+        shop = pipeline("shop", "", *entries).with_tables(known.tables)
+        return list(collect(shop, positions={}, progress={}).problems)
 
     return problems
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.apply import supervisor
-from cdc.apply.progress import Progress, RunState, publish, published
+from cdc.apply.progress import Progress, RunState, load_published, publish
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
 from cdc.errors import CdcError, SinkRejected
@@ -75,7 +75,7 @@ class Run:
             self.ended.append(error)
 
     def state(self, sink: str) -> Progress | None:
-        return published(self.folder).get(sink) if self.folder.exists() else None
+        return load_published(self.folder).get(sink) if self.folder.exists() else None
 
 
 @pytest.fixture
@@ -189,10 +189,10 @@ def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(r
 
 def test_a_run_that_has_died_is_not_running(tmp_path: Path) -> None:
     publish(tmp_path, [Progress("cache", RunState.APPLYING), Progress("search", RunState.FAILED, error="Full.")], 7.5)
-    assert {one.compared_s for one in published(tmp_path).values()} == {7.5}
+    assert {one.compared_s for one in load_published(tmp_path).values()} == {7.5}
     for path in tmp_path.glob("*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "at": time.time() - 60}))
-    assert {name: one.state for name, one in published(tmp_path).items()} == {
+    assert {name: one.state for name, one in load_published(tmp_path).items()} == {
         "cache": "not running",
         "search": "failed",
     }

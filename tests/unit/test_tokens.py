@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.client.read_your_writes import Heard, Token
+from cdc.client.read_your_writes import Token, TokenEnds
 from cdc.model.position import Position
 
 FIRST, SECOND = Position("id", (10,)), Position("id", (20,))
@@ -19,23 +19,23 @@ def test_what_a_token_says(text: str, expected: Token) -> None:
 
 def test_a_place_in_another_log_proves_nothing() -> None:
     """After a failover that lost the end of the log places come a second time, and other changes with them."""
-    heard = Heard()
-    assert heard.end(Token(1, OLD)) is None
-    heard.add(Token(1000, OLD), FIRST)
-    assert heard.end(Token(1000, OLD)) == FIRST
-    assert heard.end(Token(1001, OLD)) is None
-    assert heard.end(Token(500, NEW)) is None
-    heard.add(Token(600, NEW), SECOND)
-    assert heard.end(Token(500, NEW)) == SECOND
-    assert heard.end(Token(601, NEW)) is None
+    ends = TokenEnds()
+    assert ends.end(Token(1, OLD)) is None
+    ends.add(Token(1000, OLD), FIRST)
+    assert ends.end(Token(1000, OLD)) == FIRST
+    assert ends.end(Token(1001, OLD)) is None
+    assert ends.end(Token(500, NEW)) is None
+    ends.add(Token(600, NEW), SECOND)
+    assert ends.end(Token(500, NEW)) == SECOND
+    assert ends.end(Token(601, NEW)) is None
     # What the old one's tokens stand for stays true.
-    assert heard.end(Token(999, OLD)) == FIRST
+    assert ends.end(Token(999, OLD)) == FIRST
 
 
 def test_a_place_alone_is_one_of_the_server_that_was_heard_last() -> None:
-    heard = Heard()
-    heard.add(Token(1000, OLD), FIRST)
-    assert heard.end(Token(900)) == FIRST
-    heard.add(Token(600, NEW), SECOND)
-    assert heard.end(Token(900)) is None
-    assert heard.end(Token(600)) == SECOND
+    ends = TokenEnds()
+    ends.add(Token(1000, OLD), FIRST)
+    assert ends.end(Token(900)) == FIRST
+    ends.add(Token(600, NEW), SECOND)
+    assert ends.end(Token(900)) is None
+    assert ends.end(Token(600)) == SECOND

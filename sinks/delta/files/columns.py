@@ -1,4 +1,4 @@
-"""The type of a warehouse column as Spark writes it, and as a Delta table's schema does; names that none can have."""
+"""Columns of a warehouse table: their types for Spark and for Delta, and names that none can have."""
 
 import json
 import re
@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
 
-NAMES = {"smallint": "short", "int": "integer", "bigint": "long"}
-UNFIT = " ,;{}()\n\t="
-"""Characters that Delta refuses in the name of a column: its files are Parquet, which readers may not find it in."""
+DELTA_NAMES = {"smallint": "short", "int": "integer", "bigint": "long"}
+"""Types that Delta calls otherwise than Spark does."""
+FORBIDDEN = " ,;{}()\n\t="
+"""Characters that Delta refuses in a column's name.
+
+Its files are Parquet, and a reader may not find such a column in them.
+"""
 MIRROR = {"_cdc_id": "string", "_cdc_partition": "int", "_cdc_offset": "bigint"}
 CHANGES = {
     **MIRROR,
@@ -24,33 +28,38 @@ CHANGES = {
     "_cdc_kept": "array<string>",
     "_cdc_commit": "timestamp",
 }
-NOTHING = Table("", "", (), (), "")
+NO_COLUMNS = Table("", "", (), (), "")
+"""A table without columns: its schema is our own columns alone."""
 BOOKKEEPING = {"changes": CHANGES, "mirror": MIRROR}
-"""Our own columns; `_cdc_topic` is the id of the topic that offsets are of."""
+"""Our own columns. `_cdc_topic` is the id of the topic that the offsets are of."""
 METADATA = "_metadata"
-"""Where Spark tells of the file that a row is from; with a column of that name marks can't be read."""
+"""The column in which Spark names the file that a row is from.
+
+With a column of that name in the table, deletion vectors can't be read.
+"""
 
 
 def refusals(table: Table) -> list[str]:
-    """Why a warehouse can't hold a table as it is, a sentence for each column concerned; nothing when it can.
+    """List why a warehouse can't hold a table, one sentence a column; empty when it can.
 
-    Pure, so that it may be asked before anything is made. What repairs it is to rename the column, or `exclude`.
-    What no view can hold (names that differ in case only, our own) is refused before: `cdc.model.column_names`.
+    Needs no warehouse, so it may be called before anything is created. The remedy is to rename the
+    column, or `exclude`. What no view can hold (names that differ in case only, our own names) is
+    refused before: `cdc.model.column_names`.
     """
     names = [column.name for column in table.columns]
-    return [*_with_unfit_characters(names), *_of_sparks(names)]
+    return [*_forbidden_characters(names), *_names_of_spark(names)]
 
 
-def _with_unfit_characters(names: Iterable[str]) -> list[str]:
-    found = ((name, sorted(set(name) & set(UNFIT))) for name in names)
+def _forbidden_characters(names: Iterable[str]) -> list[str]:
+    forbidden = {name: sorted(set(name) & set(FORBIDDEN)) for name in names}
     return [
-        f"column {name!r} has {', '.join(map(repr, unfit))} in its name, which a Delta table can't have there"
-        for name, unfit in found
-        if unfit
+        f"column {name!r} has {', '.join(map(repr, characters))} in its name, which a Delta table can't have there"
+        for name, characters in forbidden.items()
+        if characters
     ]
 
 
-def _of_sparks(names: Iterable[str]) -> list[str]:
+def _names_of_spark(names: Iterable[str]) -> list[str]:
     return [
         f"column {name!r} has a name that Spark uses for itself when it reads a Delta table"
         for name in names
@@ -59,20 +68,20 @@ def _of_sparks(names: Iterable[str]) -> list[str]:
 
 
 def column_type(table: Table, name: str) -> str:
-    """Spark's text for it: decimal(10,2), array<string>."""
+    """Return a column's type as Spark writes it: decimal(10,2), array<string>."""
     from cdc.codec.types import kind
 
     return kind(table.column(name).type).column
 
 
 def delta_type(text: str) -> object:
-    """The JSON of the same type in a Delta schema."""
-    if fields := re.fullmatch(r"struct<(.*)>", text):
-        named = (one.split(" ", 1) for one in fields[1].split(", "))
-        return {"type": "struct", "fields": [_field(name, type_) for name, type_ in named]}
-    if element := re.fullmatch(r"array<(.*)>", text):
-        return {"type": "array", "elementType": delta_type(element[1]), "containsNull": True}
-    return NAMES.get(text, text)
+    """Translate Spark's text of a type into the JSON of a Delta schema."""
+    if struct := re.fullmatch(r"struct<(.*)>", text):
+        members = (member.split(" ", 1) for member in struct[1].split(", "))
+        return {"type": "struct", "fields": [_field(name, type_) for name, type_ in members]}
+    if array := re.fullmatch(r"array<(.*)>", text):
+        return {"type": "array", "elementType": delta_type(array[1]), "containsNull": True}
+    return DELTA_NAMES.get(text, text)
 
 
 def _field(name: str, type_: str) -> object:
@@ -80,34 +89,37 @@ def _field(name: str, type_: str) -> object:
 
 
 def schema(table: Table, kind: str) -> "deltalake.Schema":
-    """The columns of a table's `changes` or `mirror`: our own, then those of the table."""
+    """Make the Delta schema of a table's `changes` or `mirror`: our columns, then the table's."""
     import deltalake
 
-    own = BOOKKEEPING[kind].items()
+    bookkeeping = BOOKKEEPING[kind].items()
     columns = ((column.name, column_type(table, column.name)) for column in table.columns)
-    fields = [_field(name, type_) for name, type_ in (*own, *columns)]
+    fields = [_field(name, type_) for name, type_ in (*bookkeeping, *columns)]
     return deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
 
 
 @cache
 def arrow_schema(table: Table | None, kind: str) -> "pa.Schema":
-    """The same for the files of a Delta table; of our own columns alone where there is no table."""
+    """Make the Arrow schema of a table's files; of our own columns alone when table is None."""
     import pyarrow as pa
 
-    return pa.schema(schema(table or NOTHING, kind).to_arrow())
+    return pa.schema(schema(table or NO_COLUMNS, kind).to_arrow())
 
 
-def features(columns: "deltalake.Schema") -> set[str]:
-    """What readers of a table of these columns have to know of."""
+def reader_features(columns: "deltalake.Schema") -> set[str]:
+    """Name the features of the Delta protocol that readers of these columns must support."""
     return {"timestampNtz"} if '"timestamp_ntz"' in columns.to_json() else set()
 
 
-def misfits(held: "deltalake.DeltaTable", table: Table) -> bool:
-    """Whether a Delta table has a column of another type than the source's has now, or one that Spark refuses."""
-    types = {field.name: json.loads(field.type.to_json()) for field in held.schema().fields}
-    if any(set(name) & set(UNFIT) for name in types):
+def differs(delta_table: "deltalake.DeltaTable", table: Table) -> bool:
+    """Tell whether a Delta table's columns can't take the source's.
+
+    That is so when a column has another type than in the source, or a name that Spark refuses.
+    """
+    types = {field.name: json.loads(field.type.to_json()) for field in delta_table.schema().fields}
+    if any(set(name) & set(FORBIDDEN) for name in types):
         return True
-    wanted = {column.name: column_type(table, column.name) for column in table.columns}
-    # Structs are of one shape; whether their fields may be null says nothing about rows.
-    plain = {name: delta_type(text) for name, text in wanted.items() if not text.startswith("struct<")}
-    return any(types.get(name, type_) != type_ for name, type_ in plain.items())
+    source_types = {column.name: column_type(table, column.name) for column in table.columns}
+    # All structs have one shape. Whether their fields may be null says nothing about rows.
+    comparable = {name: delta_type(text) for name, text in source_types.items() if not text.startswith("struct<")}
+    return any(types.get(name, type_) != type_ for name, type_ in comparable.items())

@@ -1,37 +1,46 @@
-"""Failures of a write to a warehouse: no space or no permission, or another writer's commit in between."""
+"""Failures of a write to a warehouse: no space or no permission, or another writer's commit."""
 
 import re
 
 from cdc.errors import SinkUnavailable
 
-WRITABLE = "make room there, or see who may write to it; it is tried again"
-REASON = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)")
-"""How Rust, Python and Arrow tell what the operating system said; Arrow says its own word for it before."""
+WRITE_HINT = "make room there, or see who may write to it; it is tried again"
+OS_ERROR = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)")
+"""How Rust, Python and Arrow quote an error of the operating system.
+
+Arrow puts a word of its own before it.
+"""
 
 
-def refused(error: Exception) -> str:
-    """What the operating system said to a write, when it was that."""
-    said = REASON.findall(str(error))
-    return "".join(said[-1]).strip() if said else ""
+def os_error_text(error: Exception) -> str:
+    """Extract what the operating system reports from an error's text; empty when it isn't in it."""
+    matches = OS_ERROR.findall(str(error))
+    return "".join(matches[-1]).strip() if matches else ""
 
 
-def unwritable(folder: str, error: Exception) -> SinkUnavailable:
-    """What to say of a disk, or a store, that takes no more."""
-    return SinkUnavailable(
-        f"The warehouse folder {folder} can't be written: {refused(error) or type(error).__name__}.", hint=WRITABLE
-    )
+def write_failure(folder: str, error: Exception) -> SinkUnavailable:
+    """Make the error that says that a disk or a store takes no more."""
+    reason = os_error_text(error) or type(error).__name__
+    return SinkUnavailable(f"The warehouse folder {folder} can't be written: {reason}.", hint=WRITE_HINT)
 
 
-class Contended(SinkUnavailable):
-    """Another commit came in between; to be tried again with what the table is after it."""
+class CommitConflict(SinkUnavailable):
+    """Another commit came in between.
+
+    The batch is tried again with the table as that commit has left it.
+    """
 
 
-def contended() -> Contended:
-    return Contended(
+def commit_conflict() -> CommitConflict:
+    """Make the error that says so."""
+    return CommitConflict(
         "Somebody else committed to the Delta table at the same time.", hint="nothing to do: it is tried again"
     )
 
 
-def conflicting(error: Exception) -> bool:
-    """Whether a commit failed because of another. In Python these errors have no class in common, but their module."""
+def is_commit_conflict(error: Exception) -> bool:
+    """Tell whether a commit through Spark failed because of another commit.
+
+    In Python these errors have no class in common, but their module.
+    """
     return type(error).__module__.startswith("delta.exceptions")

@@ -1,7 +1,8 @@
-"""Files of one Delta table that another has as well: linked, which takes no data; copied where links can't be.
+"""Links: two Delta tables share a file without a copy of its data.
 
-Each of the two names them within its own folder, which is what all readers understand, and what may be moved; each
-loses them by itself.
+A generation takes over files of another one by a hard link. Where the file system has no links the
+file is copied. Each table names the file within its own folder. All readers understand that, the
+folder may be moved, and each table loses the file by itself.
 """
 
 import os
@@ -14,77 +15,87 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from cdc.errors import SinkRejected
-from sinks.delta.files.failures import unwritable
+from sinks.delta.files.failures import write_failure
 
 URI = re.compile(r"[a-z0-9]+:/")
 
 
-class Lost(SinkRejected):
-    """A file that a table names isn't there."""
+class FileMissing(SinkRejected):
+    """A file that a table's log names doesn't exist."""
 
 
-def absolute(path: str) -> bool:
+def is_absolute(path: str) -> bool:
+    """Tell whether a path is absolute or a URI, and so not within the table's folder."""
     return path.startswith("/") or URI.match(path) is not None
 
 
 def share(source: str, path: str, target: str) -> str:
-    """Put a file that the log of `source` names, in whatever way, into `target` as well: under a name of its own.
+    """Put a file of the table in `source` into the folder `target` too, and return its name there.
 
-    A new one, because a commit can't take a file out and put it in. Raises Lost, SinkUnavailable.
+    path: as the log of `source` names it, relative or not. The name is a new one, because one
+    commit can't remove and add the same name. Raises FileMissing, SinkUnavailable.
     """
-    name = new_name()
-    share_as(place(source, path), f"{target}/{name}", target)
+    name = new_file_name()
+    share_as(local_path(source, path), f"{target}/{name}", target)
     return name
 
 
-def share_as(source: str, there: str, target: str) -> None:
-    """The same, under this name; nothing when that is there. Raises Lost, SinkUnavailable."""
+def share_as(source: str, destination: str, target: str) -> None:
+    """Link a file under a given path; nothing happens when that path exists.
+
+    Raises FileMissing, SinkUnavailable.
+    """
     try:
-        Path(there).parent.mkdir(parents=True, exist_ok=True)
-        # A VACUUM of somebody else removes what is old and in no commit, as it is until the next one.
+        Path(destination).parent.mkdir(parents=True, exist_ok=True)
+        # A VACUUM of somebody else removes files that are old and in no commit. This one is in no
+        # commit of `target` yet: a new time stamp protects it.
         with suppress(PermissionError):
             os.utime(source)
-        _put(source, there)
+        _link(source, destination)
     except FileNotFoundError:
-        raise Lost(
+        raise FileMissing(
             f"The Delta table {target} can't be given the file {source}: it isn't there any more.",
             hint=f"make the view again: cdc -p FILE rebuild SINK --table {Path(target).parent.name}",
         ) from None
     except OSError as error:
-        raise unwritable(target, error) from None
+        raise write_failure(target, error) from None
 
 
-def new_name() -> str:
+def new_file_name() -> str:
+    """Make a name for a Parquet file that no other file has."""
     return f"part-{uuid4()}.parquet"
 
 
 def can_link(folder: str) -> bool:
-    """Whether the folder's file system has links."""
-    with TemporaryDirectory(dir=folder) as tried:
-        one = Path(tried, "one")
-        one.touch()
+    """Tell whether the file system of a folder has hard links; a link is tried out for that."""
+    with TemporaryDirectory(dir=folder) as trial:
+        source = Path(trial, "one")
+        source.touch()
         try:
-            os.link(one, Path(tried, "other"))
+            os.link(source, Path(trial, "other"))
         except OSError:
             return False
     return True
 
 
-def place(folder: str, path: str) -> str:
-    """Where a file lies, as the operating system has it."""
-    return unquote(re.sub("^file:/+", "/", path)) if absolute(path) else f"{folder}/{unquote(path)}"
+def local_path(folder: str, path: str) -> str:
+    """Translate a path of a table's log into one for the operating system."""
+    if is_absolute(path):
+        return unquote(re.sub("^file:/+", "/", path))
+    return f"{folder}/{unquote(path)}"
 
 
-def _put(source: str, there: str) -> None:
+def _link(source: str, destination: str) -> None:
     try:
-        os.link(source, there)
+        os.link(source, destination)
     except FileExistsError:
         with suppress(PermissionError):
-            os.utime(there)
+            os.utime(destination)
     except FileNotFoundError:
         raise
     except OSError:
-        # Under a name that is tidied, so that half a file is never taken for the whole.
-        half = Path(there).parent / new_name()
-        shutil.copyfile(source, half)
-        half.replace(there)
+        # The copy gets a name that the clean-up removes, so that a partial file never passes for
+        # the complete one.
+        partial_copy = Path(destination).parent / new_file_name()
+        shutil.copyfile(source, partial_copy)
+        partial_copy.replace(destination)

@@ -1,7 +1,8 @@
-"""Files of a Delta table written by executors and committed by the driver: one Spark job, a commit of milliseconds.
+"""Commits by deltalake: executors write the files, the driver adds them to a table's log.
 
-A commit through Spark reads the table's log as a DataFrame first and starts a process for each file's permissions:
-more CPU than a batch of some thousand rows takes otherwise. That way stays where deletion vectors are needed.
+That is one Spark job and a commit of milliseconds. A commit through Spark reads the table's log as
+a DataFrame first and starts a process for each file's permissions: more CPU than a batch of some
+thousand rows takes otherwise. Spark commits only where deletion vectors are needed.
 """
 
 import json
@@ -18,10 +19,10 @@ from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import links, parquet
-from sinks.delta.files.failures import contended, refused, unwritable
-from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, File
+from sinks.delta.files.failures import commit_conflict, os_error_text, write_failure
+from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, DataFile
 from sinks.delta.log.commits import APPLICATION
 
 if TYPE_CHECKING:
@@ -29,117 +30,136 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Mode = Literal["append", "overwrite"]
-WRITTEN = "name string, size long, stats string"
-MARKS = "deletionVectors"
-"""What readers of a table have to know of whose rows may be marked as deleted."""
-FULL = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
-"""What a worker's file system says when it takes no more: by the numbers of Linux."""
+FILE_COLUMNS = "name string, size long, stats string"
+DELETION_VECTORS = "deletionVectors"
+"""The feature that readers must support of a table whose rows may be marked as deleted."""
+WORKER_WRITE_ERROR = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
+"""How a worker's file system says that it takes no more: by Linux's numbers of errors."""
 
 
 def create(
-    folder: str, files: Sequence[AddAction], schema: deltalake.Schema, stored: ViewCheckpoint, number: int
+    folder: str, actions: Sequence[AddAction], schema: deltalake.Schema, checkpoint: ViewCheckpoint, number: int
 ) -> None:
-    """As `begin`, of files that are written."""
+    """Create a table of files that are written, in one commit with checkpoint and number.
+
+    Raises SinkUnavailable: somebody else has created it meanwhile, or the folder takes no more.
+    """
     try:
-        create_table_with_add_actions(folder, schema, list(files), commit_properties=_told(stored, number))
+        create_table_with_add_actions(folder, schema, list(actions), commit_properties=_properties(checkpoint, number))
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if not deltalake.DeltaTable.is_deltatable(folder):
-            if isinstance(error, OSError) or refused(error):
-                raise unwritable(folder, error) from None
+            if isinstance(error, OSError) or os_error_text(error):
+                raise write_failure(folder, error) from None
             raise
-        raise contended() from None
+        raise commit_conflict() from None
 
 
-def written(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[File]:
-    """Rows as files in a table's folder, not yet part of it. Raises SinkUnavailable when that takes no more."""
+def write_files(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> list[DataFile]:
+    """Write rows as files into a table's folder; they aren't part of the table yet.
+
+    Raises SinkUnavailable when the folder takes no more.
+    """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
-    whole = rows.to(StructType.fromJson(json.loads(schema.to_json())))
-    # By number: Spark takes a dot or a backtick in a name for its own.
-    numbered = whole.toDF(*(f"c{number}" for number in range(len(whole.columns))))
+    typed = rows.to(StructType.fromJson(json.loads(schema.to_json())))
+    # By number: Spark parses a dot or a backtick in a name.
+    numbered = typed.toDF(*(f"c{number}" for number in range(len(typed.columns))))
     try:
-        made = numbered.mapInArrow(lasting(_writer(folder, whole.columns)), WRITTEN).collect()
+        files = numbered.mapInArrow(freeze_gc_after(_writer(folder, typed.columns)), FILE_COLUMNS).collect()
     except PySparkException as error:
-        if FULL.search(str(error)):
-            raise unwritable(folder, error) from None
+        if WORKER_WRITE_ERROR.search(str(error)):
+            raise write_failure(folder, error) from None
         raise
-    return [File(file["name"], file["size"], file["stats"]) for file in made]
+    return [DataFile(file["name"], file["size"], file["stats"]) for file in files]
 
 
-def actions(written: Iterable[File]) -> list[AddAction]:
-    """What a commit says of files that it adds."""
+def add_actions(files: Iterable[DataFile]) -> list[AddAction]:
+    """Make the actions of a commit that adds files to a table."""
     now = int(time.time() * 1000)
-    return [AddAction(file.name, file.size, {}, now, True, file.stats) for file in written]
+    return [AddAction(file.name, file.size, {}, now, True, file.stats) for file in files]
 
 
 def commit(
     table: deltalake.DeltaTable,
-    files: Sequence[AddAction],
+    actions: Sequence[AddAction],
     mode: Mode,
     schema: deltalake.Schema,
-    stored: ViewCheckpoint,
+    checkpoint: ViewCheckpoint,
     number: int,
-    mark: Mapping[str, str] = MappingProxyType({}),
+    properties: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """One commit with position and number; `mark` goes beside them. Raises SinkUnavailable, see `write`."""
+    """Commit files with checkpoint and number; `properties` are stored in the commit with them.
+
+    Raises SinkUnavailable: another commit came in between, or the folder takes no more.
+    """
+    commit_properties = _properties(checkpoint, number, properties)
     try:
-        table.create_write_transaction(list(files), mode, schema, commit_properties=_told(stored, number, mark))
+        table.create_write_transaction(list(actions), mode, schema, commit_properties=commit_properties)
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if deltalake.DeltaTable(table.table_uri).version() > table.version():
-            raise contended() from None
-        if isinstance(error, OSError) or refused(error):
-            raise unwritable(table.table_uri, error) from None
+            raise commit_conflict() from None
+        if isinstance(error, OSError) or os_error_text(error):
+            raise write_failure(table.table_uri, error) from None
         raise
 
 
-def _told(stored: ViewCheckpoint, number: int, mark: Mapping[str, str] = MappingProxyType({})) -> CommitProperties:
-    told = {"userMetadata": stored.to_json(), **mark}
-    # Never upon a version that hasn't been looked at: a RESTORE in between has taken back what the position counts.
-    return CommitProperties(told, max_commit_retries=0, app_transactions=[Transaction(APPLICATION, number)])
+def _properties(
+    checkpoint: ViewCheckpoint, number: int, properties: Mapping[str, str] = MappingProxyType({})
+) -> CommitProperties:
+    metadata = {"userMetadata": checkpoint.to_json(), **properties}
+    # No retries: the commit must follow the version that was read. A RESTORE in between has taken
+    # back rows that the position counts.
+    return CommitProperties(metadata, max_commit_retries=0, app_transactions=[Transaction(APPLICATION, number)])
 
 
-def named(table: str, patterns: Iterable[str]) -> bool:
-    """Whether the name of a table is one of these; * in them stands for any text."""
-    return any(fnmatchcase(table, one) for one in patterns)
+def matches_any(table: str, patterns: Iterable[str]) -> bool:
+    """Tell whether the name of a table matches one of these; * in a pattern stands for any text."""
+    return any(fnmatchcase(table, pattern) for pattern in patterns)
 
 
-def size(table: deltalake.DeltaTable) -> int:
-    """How large a table's files are, in bytes."""
+def size_bytes(table: deltalake.DeltaTable) -> int:
+    """Add up the sizes of a table's files."""
     return sum(_actions(table)["size_bytes"].to_pylist())
 
 
-def features(table: deltalake.DeltaTable) -> set[str]:
-    """What a table's readers have to know of; `commit` doesn't ask it of them, even when it brings such columns."""
+def reader_features(table: deltalake.DeltaTable) -> set[str]:
+    """Name the features that a table demands of its readers.
+
+    `commit` doesn't add to them, even when it brings columns that need one.
+    """
     return set(table.protocol().reader_features or ())
 
 
-def unmarked(table: deltalake.DeltaTable) -> bool:
-    """Whether none of the rows in a table's files is marked as deleted."""
-    return not table.deletion_vectors().read_all().num_rows
+def has_deleted_rows(table: deltalake.DeltaTable) -> bool:
+    """Tell whether some rows in a table's files are marked as deleted (deletion vectors)."""
+    return bool(table.deletion_vectors().read_all().num_rows)
 
 
 def paths(table: deltalake.DeltaTable) -> list[str]:
-    """A table's files as its log names them: within its folder; as a whole where earlier versions did."""
+    """List a table's files as its log names them.
+
+    They are relative to its folder; absolute where earlier versions of this program put them so.
+    """
     return [str(path) for path in _actions(table)["path"].to_pylist()]
 
 
-def shared(table: deltalake.DeltaTable, folder: str, target: str) -> list[AddAction]:
-    """The files of a table in `folder`, of which no rows are marked, to be added to the one in `target`.
+def share_files(table: deltalake.DeltaTable, folder: str, target: str) -> list[AddAction]:
+    """Link the files of the table in `folder` into `target`, and return the actions that add them.
 
-    They are there by now. Raises Lost, SinkUnavailable: see `links`.
+    Only for a table without deleted rows. Raises FileMissing, SinkUnavailable: see `links`.
     """
-    now, found, actions = int(time.time() * 1000), [], _actions(table)
-    for at, path in enumerate(paths(table)):
+    now, shared_files, actions = int(time.time() * 1000), [], _actions(table)
+    for number, path in enumerate(paths(table)):
         stats = {
-            "numRecords": actions["num_records"][at].as_py(),
-            "nullCount": _plain(actions["null_count"][at]),
-            "minValues": _plain(actions["min"][at]),
-            "maxValues": _plain(actions["max"][at]),
+            "numRecords": actions["num_records"][number].as_py(),
+            "nullCount": _json_values(actions["null_count"][number]),
+            "minValues": _json_values(actions["min"][number]),
+            "maxValues": _json_values(actions["max"][number]),
         }
-        name, size = links.share(folder, path, target), actions["size_bytes"][at].as_py()
-        found.append(AddAction(name, size, {}, now, True, json.dumps(stats)))
-    return found
+        name, size = links.share(folder, path, target), actions["size_bytes"][number].as_py()
+        shared_files.append(AddAction(name, size, {}, now, True, json.dumps(stats)))
+    return shared_files
 
 
 def _actions(table: deltalake.DeltaTable) -> "pa.Table":
@@ -148,62 +168,78 @@ def _actions(table: deltalake.DeltaTable) -> "pa.Table":
     return pa.table(table.get_add_actions())
 
 
-def _plain(values: "pa.StructScalar") -> dict[str, Any]:
-    """What can be said in JSON of a struct's values; a year that Python doesn't know can't."""
-    found = {}
-    for name, value in values.items() if values.is_valid else ():
+def _json_values(values: "pa.StructScalar") -> dict[str, Any]:
+    """Return those of a struct's values that JSON can express.
+
+    A year that Python can't represent is left out.
+    """
+    bounds: dict[str, Any] = {}
+    if not values.is_valid:
+        return bounds
+    for name, value in values.items():
         with suppress(ValueError, OverflowError):
-            if (bound := parquet.bound(value.as_py())) is not None:
-                found[name] = bound
-    return found
+            if (bound := parquet.json_bound(value.as_py())) is not None:
+                bounds[name] = bound
+    return bounds
 
 
-def plain(table: deltalake.DeltaTable, marks: bool) -> bool:
-    """Whether a table's rows are those of its files: none is marked as deleted, nor may be when `marks` may not be."""
-    return unmarked(table) and (marks or MARKS not in features(table))
+def is_plain(table: deltalake.DeltaTable, deletion_vectors: bool) -> bool:
+    """Tell whether a table's rows are exactly those of its files.
+
+    deletion_vectors: whether the table may have them. If not, it must not demand them of its
+    readers either.
+    """
+    if has_deleted_rows(table):
+        return False
+    return deletion_vectors or DELETION_VECTORS not in reader_features(table)
 
 
-def places(table: deltalake.DeltaTable, folder: str) -> list[str]:
-    """Where a table's files lie."""
-    # `file_uris` puts the table's folder before all of them.
-    return [links.place(folder, path) for path in paths(table)]
+def local_paths(table: deltalake.DeltaTable, folder: str) -> list[str]:
+    """List where a table's files lie, as the operating system has it."""
+    # Not `file_uris`, which puts the table's folder before absolute paths too.
+    return [links.local_path(folder, path) for path in paths(table)]
 
 
-def extend(table: deltalake.DeltaTable, columns: deltalake.Schema) -> None:
-    """Add the columns that a table lacks. Raises SinkUnavailable when another commit comes in between."""
-    known = {field.name for field in table.schema().fields}
-    new = [field for field in columns.fields if field.name not in known]
-    if new:
+def add_columns(table: deltalake.DeltaTable, columns: deltalake.Schema) -> None:
+    """Add the columns that a table lacks, in a commit of its own.
+
+    Raises SinkUnavailable when another commit came in between.
+    """
+    present = {field.name for field in table.schema().fields}
+    missing = [field for field in columns.fields if field.name not in present]
+    if missing:
         version = table.version()
-        table.alter.add_columns([deltalake.Field(field.name, field.type, nullable=True) for field in new])
+        table.alter.add_columns([deltalake.Field(field.name, field.type, nullable=True) for field in missing])
         table.update_incremental()
         if table.version() != version + 1:
-            raise contended()
+            raise commit_conflict()
 
 
 def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
-    """Each task writes one file, if it has a row."""
+    """Make the function of a task: it writes one file, if it has a row."""
 
-    def write_file(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    def write_file(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
-        groups = (one.rename_columns(names) for one in _groups(parts))
-        if file := parquet.write(folder, links.new_name(), groups):
+        groups = (group.rename_columns(names) for group in _groups(batches))
+        if file := parquet.write_file(folder, links.new_file_name(), groups):
             yield pa.RecordBatch.from_pylist([{"name": file.name, "size": file.size, "stats": file.stats}])
 
     return write_file
 
 
-def _groups(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
+def _groups(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
+    """Put batches together to row groups within the limits."""
     import pyarrow as pa
 
-    held: list[Any] = []
+    group: list[Any] = []
     rows = size = 0
-    for part in parts:
-        held.append(part)
-        rows, size = rows + part.num_rows, size + part.nbytes
+    for batch in batches:
+        group.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
         if rows >= GROUP_ROWS or size >= GROUP_BYTES:
-            yield pa.Table.from_batches(held)
-            held, rows, size = [], 0, 0
+            yield pa.Table.from_batches(group)
+            group, rows, size = [], 0, 0
     if rows:
-        yield pa.Table.from_batches(held)
+        yield pa.Table.from_batches(group)

@@ -1,4 +1,4 @@
-"""Our commits in a Delta table: each carries the position that it leads to, and a number that orders it among ours."""
+"""Our commits in a Delta table: each has the checkpoint that it leads to, and a number of its own."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 
 from cdc.model.position import ViewCheckpoint
-from sinks.delta.files.failures import conflicting, contended
+from sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from sinks.delta.log import history
 from sinks.delta.log.history import Commit, Standing
 
@@ -27,122 +27,136 @@ _SETTINGS = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the last commit of ours says of one Delta table; number orders our commits.
+class LastCommit:
+    """Our last commit in one Delta table.
 
-    trouble: why that isn't true of the rows that are there (`history`); empty when it is.
+    number: orders our commits; 0 where there is none.
+    trouble: why the checkpoint isn't true of the table's rows (`history`); empty when it is.
     """
 
-    stored: ViewCheckpoint | None
+    checkpoint: ViewCheckpoint | None
     number: int
     trouble: str = ""
 
 
 class Commits:
-    """The Delta tables of one sink, opened once and kept up to date."""
+    """The Delta tables of one sink by their folders, opened once and kept up to date."""
 
     def __init__(self) -> None:
-        self._open: dict[str, deltalake.DeltaTable] = {}
+        self._tables: dict[str, deltalake.DeltaTable] = {}
 
     def close(self) -> None:
-        self._open.clear()
+        """Drop the opened tables; each is opened again when it is asked for."""
+        self._tables.clear()
 
-    def found(self, folder: str) -> Found:
-        """Our last commit; commits of others (OPTIMIZE, VACUUM, RESTORE) may lie above it."""
+    def last_commit(self, folder: str) -> LastCommit:
+        """Find our last commit; commits of others (OPTIMIZE, VACUUM, RESTORE) may lie above it."""
         for depth in (1, 100, None):
-            told = self.history(folder, depth)
-            if not told:
-                return Found(None, 0)
-            number = self._open[folder].transaction_version(APPLICATION) or 0
-            if standing := self.standing(folder, told):
-                return Found(standing.stored, number, standing.trouble)
-        return Found(None, number, "its log has lost the commit that held its position")
+            commits = self.history(folder, depth)
+            if not commits:
+                return LastCommit(None, 0)
+            number = self._tables[folder].transaction_version(APPLICATION) or 0
+            if standing := self.standing(folder, commits):
+                return LastCommit(standing.checkpoint, number, standing.trouble)
+        return LastCommit(None, number, "its log has lost the commit that held its position")
 
     def standing(self, folder: str, commits: Sequence[Commit]) -> Standing | None:
-        """See `history.standing`, of a table's own log."""
-        return history.standing(commits, partial(_changed, folder), partial(_restored, folder))
+        """Find where a view stands by some commits of a table; see `history.standing`."""
+        return history.standing(commits, partial(_changed_rows, folder), partial(_restored_version, folder))
 
     def history(self, folder: str, depth: int | None = None) -> list[dict[str, Any]]:
-        """The last commits of a table, the newest first; the table is left open at that one. Empty: there is none.
+        """Return the last commits of a table, the newest first; empty where there is no table.
 
-        deltalake tells what the log has by now, and numbers it as if it ended where the table was opened. A commit in
-        between would lend its position to files that lack its rows (delta-rs issue 4488).
+        The table is left open at the newest of them. deltalake reports what the log has by now, but
+        numbers it as if it ended where the table was opened. A commit in between would give its
+        position to files that lack its rows (delta-rs issue 4488). So the table is opened again
+        until nothing came in between.
         """
         while table := self.table(folder):
-            version, told = table.version(), table.history(depth)
+            version, commits = table.version(), table.history(depth)
             if self.table(folder) is table and table.version() == version:
-                return told
+                return commits
         return []
 
-    def opened(self, folder: str) -> deltalake.DeltaTable | None:
-        """The table as the last `found` saw it."""
-        return self._open.get(folder)
+    def opened_table(self, folder: str) -> deltalake.DeltaTable | None:
+        """Return the table in the version that `last_commit` has seen."""
+        return self._tables.get(folder)
 
     def table(self, folder: str) -> deltalake.DeltaTable | None:
-        if folder in self._open:
+        """Return the table in its newest version; None where there is no table."""
+        if folder in self._tables:
             try:
-                self._open[folder].update_incremental()
-                return self._open[folder]
+                self._tables[folder].update_incremental()
+                return self._tables[folder]
             except deltalake.exceptions.DeltaError:
-                # Its log isn't there any more: removed, or removed and made anew.
-                self._open.pop(folder)
+                # Its log has been removed, or removed and created again.
+                self._tables.pop(folder)
         try:
-            self._open[folder] = deltalake.DeltaTable(folder)
+            self._tables[folder] = deltalake.DeltaTable(folder)
         except deltalake.exceptions.TableNotFoundError:
             return None
-        return self._open[folder]
+        return self._tables[folder]
 
 
 @contextmanager
-def numbered(spark: "SparkSession", stored: ViewCheckpoint, number: int) -> Iterator[None]:
-    """Put the position and our number into the commits made inside.
+def number_commits(spark: "SparkSession", checkpoint: ViewCheckpoint, number: int) -> Iterator[None]:
+    """Put the checkpoint and our number into the commits that Spark makes inside the block.
 
-    Session settings, because Delta's transactions take no options; so one table is written this way at a time.
+    They go through settings of the session, because Delta's transactions take no options. So one
+    table is written this way at a time, whatever the thread.
+
+    Raises:
+        SinkUnavailable: another commit came in between.
     """
     import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
     from pyspark.errors import PySparkException
 
-    settings = {METADATA: stored.to_json(), NUMBER[0]: APPLICATION, NUMBER[1]: str(number)}
+    settings = {METADATA: checkpoint.to_json(), NUMBER[0]: APPLICATION, NUMBER[1]: str(number)}
     with _SETTINGS:
         for name, value in settings.items():
             spark.conf.set(name, value)
         try:
             yield
         except PySparkException as error:
-            if not conflicting(error):
+            if not is_commit_conflict(error):
                 raise
-            raise contended() from None
+            raise commit_conflict() from None
         finally:
             for name in settings:
                 spark.conf.unset(name)
 
 
-def _changed(folder: str, version: int) -> bool:
-    """Whether a commit brought or removed rows; one whose own file is gone may have."""
+def _changed_rows(folder: str, version: int) -> bool:
+    """Tell whether a commit added or removed rows; one whose own file is missing may have."""
     import pyarrow.fs
 
-    files, root = pyarrow.fs.FileSystem.from_uri(folder if "://" in folder else str(Path(folder).absolute()))
+    path = folder if "://" in folder else str(Path(folder).absolute())
+    files, root = pyarrow.fs.FileSystem.from_uri(path)
     try:
         with files.open_input_stream(f"{root}/_delta_log/{version:020}.json") as log:
             actions = [json.loads(line) for line in log.read().splitlines() if line.strip()]
     except FileNotFoundError:
         return True
-    return any(action[of].get("dataChange", True) for action in actions for of in ("add", "remove") if of in action)
+    file_actions = (action[kind] for action in actions for kind in ("add", "remove") if kind in action)
+    return any(file_action.get("dataChange", True) for file_action in file_actions)
 
 
-def _restored(folder: str, version: int) -> int | None:
-    """The newest version below one that has the same files; None where marks may tell them apart, or there is none."""
+def _restored_version(folder: str, version: int) -> int | None:
+    """Find the newest version below one that has the same files.
+
+    None where deletion vectors may make a difference, or there is no such version.
+    """
     from sinks.delta.log import add_files
 
-    held = deltalake.DeltaTable(folder, version=version)
-    if not add_files.unmarked(held):
+    table = deltalake.DeltaTable(folder, version=version)
+    if add_files.has_deleted_rows(table):
         return None
-    files = sorted(add_files.paths(held))
+    files = sorted(add_files.paths(table))
     for earlier in range(version - 1, -1, -1):
         try:
-            before = deltalake.DeltaTable(folder, version=earlier)
+            candidate = deltalake.DeltaTable(folder, version=earlier)
         except deltalake.exceptions.DeltaError:
             return None
-        if add_files.unmarked(before) and sorted(add_files.paths(before)) == files:
+        if not add_files.has_deleted_rows(candidate) and sorted(add_files.paths(candidate)) == files:
             return earlier
     return None

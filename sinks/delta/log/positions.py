@@ -1,7 +1,7 @@
-"""Where the two parts of a warehouse's view stand, and where a batch leads them: forward, each for itself.
+"""Positions of the two parts of a warehouse's view: the log of changes and the mirror have one each.
 
-The log of changes and the mirror have a position each. Reading starts where neither misses anything, so a batch may
-bring one of them what it has: that one stays where it is.
+Reading starts where neither part misses anything. So a batch may bring one of them events that it
+has already: that part's position stays where it is.
 """
 
 from collections.abc import Mapping
@@ -10,32 +10,35 @@ from dataclasses import replace
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 
 
-def known(stored: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:
-    """Below which offsets of a topic, of the id and partitions that `topic` has, a part knows all records.
+def known_offsets(checkpoint: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:
+    """Return by partition the offset below which a part has all records of a topic.
 
-    Of another topic of that name it knows none. Partitions that were added since leave the records of the others where
-    they are.
+    topic: tells the topic's id and number of partitions. Of another topic of the same name a part
+    has none. Partitions that were added since leave the records of the others where they are.
     """
-    if stored is None or distance(stored, topic).reach is Reach.OTHER_TOPIC:
+    if checkpoint is None or distance(checkpoint, topic).reach is Reach.OTHER_TOPIC:
         return (0,) * topic.partition_count
-    offsets = stored.position.offsets
+    offsets = checkpoint.position.offsets
     return (offsets + (0,) * topic.partition_count)[: topic.partition_count]
 
 
-def further(stored: ViewCheckpoint | None, until: Position) -> Position:
-    """Where a part stands after a batch up to `until`: never before where it stood."""
-    return Position(until.topic_id, tuple(map(max, known(stored, until), until.offsets)))
+def advance(checkpoint: ViewCheckpoint | None, end: Position) -> Position:
+    """Return a part's position after a batch that ends at `end`: never before where it was."""
+    return Position(end.topic_id, tuple(map(max, known_offsets(checkpoint, end), end.offsets)))
 
 
 def oldest(changes: ViewCheckpoint | None, mirror: ViewCheckpoint | None) -> ViewCheckpoint | None:
-    """Where reading has to start so that neither of the two misses anything; None while there is no mirror."""
+    """Return where reading has to start so that neither part misses anything.
+
+    None while there is no mirror.
+    """
     if mirror is None:
         return None
-    offsets = tuple(map(min, known(changes, mirror.position), mirror.position.offsets))
+    offsets = tuple(map(min, known_offsets(changes, mirror.position), mirror.position.offsets))
     return replace(mirror, position=Position(mirror.position.topic_id, offsets))
 
 
 def oldest_of(parts: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
-    """The same of the parts that there are, by kind: a second generation is a mirror alone."""
+    """Return the same of those parts that exist, by kind: a standby is a mirror alone."""
     mirror = parts["mirror"]
     return oldest(parts["changes"], mirror) if "changes" in parts else mirror

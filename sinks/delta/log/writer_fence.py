@@ -1,69 +1,84 @@
-"""Who else writes: where one writer has left the parts of its views, and what it means when they stand elsewhere."""
+"""The writer fence: a sink remembers its own commits and so notices those of a second writer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import mismatch, stored_after
+from cdc.sink.contract import checkpoint_after, mismatch
 from sinks.delta.log import positions
 
 
-class Fence:
-    """What a sink remembers of its own steps; a part of a view is named by its folder."""
+class WriterFence:
+    """Remembers where one writer has brought the parts of its views; a part is named by its folder.
+
+    The driver uses it from the threads that commit; those of one batch are about different tables.
+    """
 
     def __init__(self) -> None:
-        self._left: dict[str, ViewCheckpoint | None] = {}
-        self._begun: dict[str, tuple[str, Position | None, Position]] = {}
+        self._checkpoints: dict[str, ViewCheckpoint | None] = {}
+        self._steps: dict[str, tuple[str, Position | None, Position]] = {}
 
-    def leave(self, folder: str, stored: ViewCheckpoint | None) -> None:
-        """Take note of where a part stands."""
-        self._left[folder] = stored
+    def record(self, folder: str, checkpoint: ViewCheckpoint | None) -> None:
+        """Remember where a part stands."""
+        self._checkpoints[folder] = checkpoint
 
     def forget(self, folder: str) -> None:
-        self._left.pop(folder, None)
+        """Drop what is remembered of a part, because somebody else has emptied it or is about to."""
+        self._checkpoints.pop(folder, None)
 
-    def begin(self, writer: str, advance: Advance, folders: Mapping[str, str], look: Callable[[], object]) -> None:
-        """Take note of a step; it may be tried again when one of the parts has gone further by it.
+    def begin_step(self, writer: str, advance: Advance, folders: Mapping[str, str], load: Callable[[], object]) -> None:
+        """Remember a step from where the parts stand.
 
-        folders: by kind; look: takes note of where they stand, when that isn't known yet.
+        The same step may begin again: one of the parts may have moved on by the first attempt.
+
+        folders: by kind; load: records where the parts stand, called when that isn't known yet.
 
         Raises:
-            Fenced, Rewound: see `Sink.apply`.
+            Fenced, PositionLost: see `Sink.apply`.
         """
         step = (writer, advance.start, advance.end)
-        if any(folder not in self._left for folder in folders.values()):
-            look()
-        elif self._begun.get(advance.table.topic) == step:
+        if any(folder not in self._checkpoints for folder in folders.values()):
+            load()
+        elif self._steps.get(advance.table.topic) == step:
             return
-        stood = position(positions.oldest_of({kind: self._left[folder] for kind, folder in folders.items()}))
-        if stood != advance.start:
-            raise mismatch(advance.table, advance.start, stood, ours=False)
-        self._begun[advance.table.topic] = step
+        parts = {kind: self._checkpoints[folder] for kind, folder in folders.items()}
+        start = position_of(positions.oldest_of(parts))
+        if start != advance.start:
+            raise mismatch(advance.table, advance.start, start, ours=False)
+        self._steps[advance.table.topic] = step
 
-    def is_due(self, writer: str, advance: Advance, folder: str, stored: ViewCheckpoint | None) -> bool:
-        """Whether a part of the view gains something by a step. Raises Fenced, Rewound: see `Sink.apply`."""
-        gains = advance.is_repair or positions.further(stored, advance.end) != position(stored)
-        if not gains and stored and stored.writer == writer:
-            # Perhaps of this very step, whose answer was lost.
-            self._left[folder] = stored
-        left = self._left[folder]
-        if stored != left:
-            ours = stored is None or stored.writer == writer
-            raise mismatch(advance.table, position(left), position(stored), ours=ours)
+    def gains(self, writer: str, advance: Advance, folder: str, checkpoint: ViewCheckpoint | None) -> bool:
+        """Tell whether a part of the view gains something by a step.
+
+        checkpoint: where the part stands by its own log.
+
+        Raises:
+            Fenced, PositionLost: see `Sink.apply`.
+        """
+        next_position = positions.advance(checkpoint, advance.end)
+        gains = advance.is_repair or next_position != position_of(checkpoint)
+        if not gains and checkpoint and checkpoint.writer == writer:
+            # Perhaps the commit of this very step, whose answer was lost.
+            self._checkpoints[folder] = checkpoint
+        expected = self._checkpoints[folder]
+        if checkpoint != expected:
+            ours = checkpoint is None or checkpoint.writer == writer
+            raise mismatch(advance.table, position_of(expected), position_of(checkpoint), ours=ours)
         return gains
 
 
-def after(
-    writer: str, advance: Advance, before: ViewCheckpoint | None, applied: Applied, generation: str | None
+def next_checkpoint(
+    writer: str, advance: Advance, previous: ViewCheckpoint | None, applied: Applied, generation: str | None
 ) -> ViewCheckpoint:
-    """What a part of a view stores with a step."""
-    if advance.is_repair and before:
-        # A repair leaves no trace in the position: the stream that owns it goes on undisturbed.
-        return before
-    further = replace(advance, end=positions.further(before, advance.end))
-    return stored_after(further, before, applied, writer, generation)
+    """Make the checkpoint that a part of a view stores with a step."""
+    if advance.is_repair and previous:
+        # A repair doesn't change the position: the stream that owns it goes on undisturbed.
+        return previous
+    step = replace(advance, end=positions.advance(previous, advance.end))
+    return checkpoint_after(step, previous, applied, writer, generation)
 
 
-def position(stored: ViewCheckpoint | None) -> Position | None:
-    return stored.position if stored else None
+def position_of(checkpoint: ViewCheckpoint | None) -> Position | None:
+    """Return a checkpoint's position; None where there is no checkpoint."""
+    return checkpoint.position if checkpoint else None

@@ -1,6 +1,6 @@
-"""How executors read many small mirrors: their files, without Spark's plan for each.
+"""Scan of many small mirrors: executors read their files, without a plan of Spark's for each.
 
-One that this can't read is left to be scanned by itself.
+A mirror that this can't read is left to be scanned by itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from cdc.model.table import Table
 from sinks.delta.files import parquet
 from sinks.delta.log import add_files
 from sinks.delta.log.commits import Commits
-from sinks.delta.mirror.scan import Read, documents, ids
+from sinks.delta.mirror.scan import ArrowMap, documents, row_ids
 
 if TYPE_CHECKING:
     import deltalake
@@ -23,65 +23,70 @@ BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Mirror:
-    """A mirror as it was opened; files: None where rows of them are marked as deleted: only Spark reads these."""
+class MirrorFiles:
+    """The files of a mirror as the driver has opened it.
+
+    files: None where some rows are marked as deleted, for only Spark reads these.
+    """
 
     table: Table
     files: tuple[str, ...] | None
 
 
-def frame(spark: "SparkSession", folders: Mapping[Table, str], commits: Commits) -> "DataFrame":
-    """As `cdc.sink.contract.Grouped` says, of the tables whose mirrors are in these folders."""
-    mirrors = [_mirror(table, folder, commits.table(folder)) for table, folder in folders.items()]
+def scan_mirrors(spark: "SparkSession", folders: Mapping[Table, str], commits: Commits) -> "DataFrame":
+    """Scan the mirrors in these folders, as `cdc.sink.contract.GroupScanner` says."""
+    mirrors = [_mirror_files(table, commits.table(folder), folder) for table, folder in folders.items()]
     tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
     read = _reader(mirrors, tasks)
     return spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, "table string, id string, document string")
 
 
-def _mirror(table: Table, folder: str, held: "deltalake.DeltaTable | None") -> Mirror:
-    """One that isn't there has no rows."""
-    if held is None:
-        return Mirror(table, ())
-    files = tuple(add_files.places(held, folder))
-    return Mirror(table, files if add_files.unmarked(held) else None)
+def _mirror_files(table: Table, delta_table: "deltalake.DeltaTable | None", folder: str) -> MirrorFiles:
+    """List the files of a mirror; one that doesn't exist has no rows."""
+    if delta_table is None:
+        return MirrorFiles(table, ())
+    if add_files.has_deleted_rows(delta_table):
+        return MirrorFiles(table, None)
+    return MirrorFiles(table, tuple(add_files.local_paths(delta_table, folder)))
 
 
-def _reader(mirrors: Sequence[Mirror], tasks: int) -> Read:
-    """Reads the mirrors of each share whose number it is given."""
+def _reader(mirrors: Sequence[MirrorFiles], tasks: int) -> ArrowMap:
+    """Make the function of a task: for each number that it is given, it reads that share of mirrors."""
 
-    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        for number in (number for part in parts for number in part.column("id").to_pylist()):
+    def read(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for number in (number for batch in batches for number in batch.column("id").to_pylist()):
             for mirror in mirrors[number::tasks]:
                 yield from _rows(mirror)
 
     return read
 
 
-def _rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
+def _rows(mirror: MirrorFiles) -> Iterator["pa.RecordBatch"]:
     if mirror.files is None:
         yield _unread(mirror)
         return
     try:
         for file in mirror.files:
-            for part in _parts(file):
-                yield _batch(mirror, ids(part), documents(mirror.table, part))
+            for batch in _batches(file):
+                yield _batch(mirror, row_ids(batch), documents(mirror.table, batch))
     except (OSError, ValueError, KeyError, NotImplementedError):
         yield _unread(mirror)
 
 
-def _parts(file: str) -> Iterator["pa.RecordBatch"]:
-    with parquet.opened(file) as held:
-        yield from held.iter_batches(BATCH_ROWS)
+def _batches(path: str) -> Iterator["pa.RecordBatch"]:
+    with parquet.open_file(path) as file:
+        yield from file.iter_batches(BATCH_ROWS)
 
 
-def _unread(mirror: Mirror) -> "pa.RecordBatch":
+def _unread(mirror: MirrorFiles) -> "pa.RecordBatch":
+    """Make the row that says that a mirror wasn't read: without id and document."""
     import pyarrow as pa
 
     return _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
 
 
-def _batch(mirror: Mirror, row_ids: "pa.Array", texts: "pa.Array") -> "pa.RecordBatch":
+def _batch(mirror: MirrorFiles, ids: "pa.Array", texts: "pa.Array") -> "pa.RecordBatch":
     import pyarrow as pa
 
-    names = pa.array([mirror.table.qualified] * len(row_ids), pa.string())
-    return pa.RecordBatch.from_arrays([names, row_ids, texts], names=GROUPED)
+    names = pa.array([mirror.table.qualified] * len(ids), pa.string())
+    return pa.RecordBatch.from_arrays([names, ids, texts], names=GROUPED)

@@ -1,11 +1,15 @@
-"""A merge into a large mirror: rows that are replaced are looked for once, and their places marked as deleted.
+"""Merge into a large mirror: changed rows are located once and marked as deleted, new rows added.
 
-Where readers can't have marks, the files that hold such rows are written anew instead, without these.
+Where readers don't support deletion vectors, the files with changed rows are written again without
+these rows.
 
-Delta's MERGE reads all of the mirror three times: which files hold such rows, where in them, what becomes of them. Here
-a change brings its row as a whole, so the place is all there is to find: executors read nothing but ids, with Arrow,
-a quarter of the CPU that Spark takes. Marks are made and stored by Delta's own code. Each merge leaves some small
-files and some with fewer rows: now and then one makes large ones of them.
+Delta's MERGE reads all of the mirror three times: which files contain changed rows, where in them,
+and what becomes of them. Here a change brings its row as a whole, so only the place has to be
+found. Executors read nothing but ids, with Arrow, for a quarter of the CPU that Spark takes.
+Delta's own code makes and stores the deletion vectors.
+
+Each merge leaves some small files and some with fewer rows. Now and then a merge compacts them into
+large ones.
 """
 
 import json
@@ -16,11 +20,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
-from sinks.delta.files.columns import NOTHING, schema
-from sinks.delta.files.failures import contended
-from sinks.delta.files.parquet import Changed, File
+from sinks.delta.files.columns import NO_COLUMNS, schema
+from sinks.delta.files.failures import commit_conflict
+from sinks.delta.files.parquet import ChangedRows, DataFile
 from sinks.delta.log import add_files, jvm, spark_generations
 from sinks.delta.mirror import frames
 
@@ -29,148 +33,177 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+PLACE_COLUMNS = ["filePath", "rowIndexCol", "deletionVectorId"]
 PLACES = "filePath string, rowIndexCol long, deletionVectorId string"
-"""What Delta calls them; what it means by the first is ours, for it only gives that back."""
+"""The columns in which Delta expects the places of deleted rows.
+
+The first one has the number of a file among those that are searched: Delta only hands it back.
+"""
 SMALL_BYTES = 8 * 2**20
-"""A file that has less than this in rows that aren't marked is one to be gathered."""
-MANY = 32
-"""So many of them are gathered: each is opened by every merge and every query."""
-AT_ONCE_BYTES, LARGE = 64 * 2**20, 2
-"""No more than this is gathered by one merge, in some seconds, to so many files."""
+"""A file with less than this in rows that aren't deleted is to be compacted."""
+SMALL_FILES = 32
+"""So many small files start a compaction: every merge and every query opens each of them."""
+COMPACTED_BYTES, COMPACTED_FILES = 64 * 2**20, 2
+"""One merge compacts no more than this, in some seconds, into so many files."""
 
 
 def merge(
     spark: "SparkSession",
     table: "deltalake.DeltaTable",
     folder: str,
-    changed: Changed,
-    stored: ViewCheckpoint,
+    changed: ChangedRows,
+    checkpoint: ViewCheckpoint,
     number: int,
-    marks: bool = True,
+    deletion_vectors: bool = True,
 ) -> None:
-    """Put changed rows in the place of those of the same id, in one commit with position and number.
+    """Replace the rows that a batch changes, in one commit with checkpoint and number.
 
-    table is as it was when the number was taken; without `marks` it has none afterwards, and asks nobody to know of
-    them. Raises SinkUnavailable when another commit comes in between.
+    table: as it was when the number was taken.
+    deletion_vectors: if false, the mirror has none afterwards and doesn't demand support of them.
+
+    Raises:
+        SinkUnavailable: another commit came in between.
     """
     version = table.version()
-    asked = add_files.MARKS in add_files.features(table)
-    if marks and not asked:
-        spark_generations.ask(spark, folder, [add_files.MARKS])
+    enabled = add_files.DELETION_VECTORS in add_files.reader_features(table)
+    if deletion_vectors and not enabled:
+        spark_generations.enable_features(spark, folder, [add_files.DELETION_VECTORS])
         version += 1
     transaction = jvm.begin(spark, folder)
     if transaction.snapshot().version() != version:
-        raise contended()
-    held = _files(transaction)
-    whole = _scattered(held)
-    others = [file for file in held if file not in whole]
-    ids = frames.read(spark, folder, changed.names, schema(NOTHING, "mirror")).select("_cdc_id")
-    actions = _marked(transaction, others, ids) if marks else []
-    whole += [] if marks else _concerned(others, ids)
-    new = list(changed.rows)
-    if whole:
-        left = _read(transaction, whole, spark).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
-        tasks = max(LARGE, int(sum(file.left for file in whole) / AT_ONCE_BYTES))
-        new += add_files.written(table.table_uri, left.coalesce(tasks), table.schema())
-    actions += [file.action.remove() for file in whole]
+        raise commit_conflict()
+    files = _files(transaction)
+    rewritten = _files_to_compact(files)
+    searched = [file for file in files if file not in rewritten]
+    ids = frames.read_files(spark, folder, changed.id_files, schema(NO_COLUMNS, "mirror")).select("_cdc_id")
+    actions = _deletions(transaction, searched, ids) if deletion_vectors else []
+    rewritten += [] if deletion_vectors else _files_with_changes(searched, ids)
+    additions = [*changed.rows, *_rewrite(transaction, rewritten, ids, table)]
+    actions += [file.action.remove() for file in rewritten]
     action = jvm.single(jvm.package(spark).actions, "Action")
-    actions += [action.fromJson(_add(file)) for file in new]
-    jvm.commit(spark, transaction, actions, jvm.update(spark, stored, number), number)
-    if asked and not marks:
-        spark_generations.drop(spark, folder, version + 1)
+    actions += [action.fromJson(_add_action(file)) for file in additions]
+    jvm.commit(spark, transaction, actions, jvm.update(spark, checkpoint, number), number)
+    if enabled and not deletion_vectors:
+        spark_generations.drop_deletion_vectors(spark, folder, version + 1)
 
 
 @dataclass(frozen=True, eq=False)
-class _File:
-    """A file of the mirror: Delta's own word for it, its URI, its marks as text, how many, the bytes of other rows."""
+class _MirrorFile:
+    """A file of the mirror.
+
+    action: Delta's own object; path: a URI; vector: its deletion vector as text, None without one;
+    deleted: how many rows that marks; live_bytes: estimated size of the other rows.
+    """
 
     action: Any
     path: str
-    marks: str | None
-    gone: int
-    left: float
+    vector: str | None
+    deleted: int
+    live_bytes: float
 
 
-def _files(transaction: Any) -> list[_File]:
-    held, log = [], transaction.deltaLog()
+def _files(transaction: Any) -> list[_MirrorFile]:
+    files, log = [], transaction.deltaLog()
     for action in jvm.files(transaction.snapshot()):
-        said, marks = json.loads(action.json())["add"], action.deletionVector()
-        gone = marks.cardinality() if marks else 0
-        left = said["size"] * (1 - gone / json.loads(said["stats"])["numRecords"])
+        fields, vector = json.loads(action.json())["add"], action.deletionVector()
+        deleted = vector.cardinality() if vector else 0
+        live_bytes = fields["size"] * (1 - deleted / json.loads(fields["stats"])["numRecords"])
         path = action.absolutePath(log).toUri().toASCIIString()
-        held.append(_File(action, path, marks and marks.serializeToBase64(), gone, left))
-    return held
+        files.append(_MirrorFile(action, path, vector and vector.serializeToBase64(), deleted, live_bytes))
+    return files
 
 
-def _scattered(held: Sequence[_File]) -> list[_File]:
-    """The files to gather: none until there are many."""
-    small = sorted((file for file in held if file.left < SMALL_BYTES), key=lambda file: file.left)
-    upto = accumulate(file.left for file in small)
-    return [file for file, sum_ in zip(small, upto, strict=True) if sum_ < AT_ONCE_BYTES] if len(small) >= MANY else []
+def _files_to_compact(files: Sequence[_MirrorFile]) -> list[_MirrorFile]:
+    """Select small files, the smallest first, within the limit; none until there are many."""
+    small = sorted((file for file in files if file.live_bytes < SMALL_BYTES), key=lambda file: file.live_bytes)
+    if len(small) < SMALL_FILES:
+        return []
+    totals = accumulate(file.live_bytes for file in small)
+    return [file for file, total in zip(small, totals, strict=True) if total < COMPACTED_BYTES]
 
 
-def _places(held: Sequence[_File], ids: "DataFrame") -> "DataFrame":
-    """Where in which of these files (by number) rows of these ids are: PLACES."""
+def _places(files: Sequence[_MirrorFile], ids: "DataFrame") -> "DataFrame":
+    """Locate the rows of these ids in these files: PLACES, with the file's number as its path."""
     from pyspark.sql import functions as F
 
-    spark, named = ids.sparkSession, [(str(at), file.path, file.marks) for at, file in enumerate(held)]
-    tasks = min(len(named), spark.sparkContext.defaultParallelism)
-    parts = spark.createDataFrame(
-        [(named[at::tasks],) for at in range(tasks)], "files array<struct<name:string,path:string,marks:string>>"
+    spark = ids.sparkSession
+    numbered = [(str(number), file.path, file.vector) for number, file in enumerate(files)]
+    tasks = min(len(numbered), spark.sparkContext.defaultParallelism)
+    shares = spark.createDataFrame(
+        [(numbered[task::tasks],) for task in range(tasks)],
+        "files array<struct<name:string,path:string,marks:string>>",
     )
-    wanted = ids.agg(F.collect_list("_cdc_id").alias("ids"))
-    return parts.crossJoin(F.broadcast(wanted)).mapInArrow(lasting(_found), PLACES)
+    id_list = ids.agg(F.collect_list("_cdc_id").alias("ids"))
+    return shares.crossJoin(F.broadcast(id_list)).mapInArrow(freeze_gc_after(_locate), PLACES)
 
 
-def _concerned(held: Sequence[_File], ids: "DataFrame") -> list[_File]:
-    """Those files that hold rows of these ids, or have marks."""
-    named = {row["filePath"] for row in _places(held, ids).select("filePath").distinct().collect()}
-    return [file for at, file in enumerate(held) if file.gone or str(at) in named]
+def _files_with_changes(files: Sequence[_MirrorFile], ids: "DataFrame") -> list[_MirrorFile]:
+    """Select the files that contain rows of these ids, or that have deletion vectors."""
+    rows = _places(files, ids).select("filePath").distinct().collect()
+    numbers = {row["filePath"] for row in rows}
+    return [file for number, file in enumerate(files) if file.deleted or str(number) in numbers]
 
 
-def _marked(transaction: Any, held: Sequence[_File], ids: "DataFrame") -> list[Any]:
-    """What a commit says of those files that hold rows of these ids: without those rows from now on."""
-    spark, places = ids.sparkSession, _places(held, ids)
+def _deletions(transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame") -> list[Any]:
+    """Make the actions that mark the rows of these ids as deleted, in all of these files."""
+    spark, places = ids.sparkSession, _places(files, ids)
     generator = jvm.single(jvm.package(spark).commands, "DeletionVectorBitmapGenerator")
-    made = generator.buildDeletionVectors(spark._jsparkSession, places._jdf, transaction.deltaLog(), 0)
+    results = generator.buildDeletionVectors(spark._jsparkSession, places._jdf, transaction.deltaLog(), 0)
     actions = []
-    for one in jvm.items(spark, made):
-        file, vector = held[int(one.filePath())], one.deletionVector()
-        if file.gone == vector.cardinality():
+    for result in jvm.items(spark, results):
+        file, vector = files[int(result.filePath())], result.deletionVector()
+        if file.deleted == vector.cardinality():
             continue
-        both = file.action.removeRows(vector, True, True)
-        actions.append(both._2())
+        pair = file.action.removeRows(vector, True, True)
+        actions.append(pair._2())
         if file.action.numPhysicalRecords().get() > vector.cardinality():
-            actions.append(both._1())
+            actions.append(pair._1())
     return actions
 
 
-def _found(parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """The places of ids in files. Also of rows that are marked already: what is marked twice is marked."""
+def _locate(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """Locate ids in files, on an executor: shares of files with ids in, PLACES out.
+
+    Rows that are deleted already are among them: to mark them again changes nothing.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    columns = ["filePath", "rowIndexCol", "deletionVectorId"]
-    for task in (one for part in parts for one in part.to_struct_array()):
-        wanted = task["ids"].values
-        for file in task["files"].as_py():
-            before = 0
-            for ids in parquet.ids(file["path"]):
-                rows = pc.indices_nonzero(pc.is_in(ids, wanted))
-                name, marks = (pa.repeat(pa.scalar(file[of], pa.string()), len(rows)) for of in ("name", "marks"))
-                yield pa.RecordBatch.from_arrays([name, pc.add(rows.cast(pa.int64()), before), marks], columns)
-                before += len(ids)
+    for share in (row for batch in batches for row in batch.to_struct_array()):
+        ids = share["ids"].values
+        for file in share["files"].as_py():
+            start = 0
+            for file_ids in parquet.read_ids(file["path"]):
+                rows = pc.indices_nonzero(pc.is_in(file_ids, ids))
+                indexes = pc.add(rows.cast(pa.int64()), start)
+                name = pa.repeat(pa.scalar(file["name"], pa.string()), len(rows))
+                vector = pa.repeat(pa.scalar(file["marks"], pa.string()), len(rows))
+                yield pa.RecordBatch.from_arrays([name, indexes, vector], PLACE_COLUMNS)
+                start += len(file_ids)
 
 
-def _read(transaction: Any, of: Sequence[_File], spark: "SparkSession") -> "DataFrame":
-    """The rows of some files as the transaction sees them."""
+def _rewrite(
+    transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame", table: "deltalake.DeltaTable"
+) -> list[DataFile]:
+    """Write the rows of some files again, without those of these ids, into fewer files."""
+    if not files:
+        return []
+    rows = _read(transaction, files, ids.sparkSession).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
+    tasks = max(COMPACTED_FILES, int(sum(file.live_bytes for file in files) / COMPACTED_BYTES))
+    return add_files.write_files(table.table_uri, rows.coalesce(tasks), table.schema())
+
+
+def _read(transaction: Any, files: Sequence[_MirrorFile], spark: "SparkSession") -> "DataFrame":
+    """Read the rows of some files as the transaction sees them."""
     from pyspark.sql import DataFrame
 
-    named = jvm.seq(spark, [file.action for file in of])
-    held = transaction.deltaLog().createDataFrame(transaction.snapshot(), named, False, *jvm.none(spark, 1))
-    return DataFrame(held, spark)
+    actions = jvm.seq(spark, [file.action for file in files])
+    frame = transaction.deltaLog().createDataFrame(transaction.snapshot(), actions, False, *jvm.none(spark, 1))
+    return DataFrame(frame, spark)
 
 
-def _add(file: File) -> str:
-    named = {"path": file.name, "partitionValues": {}, "size": file.size, "stats": file.stats}
-    return json.dumps({"add": {**named, "modificationTime": int(time.time() * 1000), "dataChange": True}})
+def _add_action(file: DataFile) -> str:
+    """Make the JSON of the action that adds a file."""
+    now = int(time.time() * 1000)
+    fields = {"path": file.name, "partitionValues": {}, "size": file.size, "stats": file.stats}
+    return json.dumps({"add": {**fields, "modificationTime": now, "dataChange": True}})

@@ -1,82 +1,96 @@
-"""Small mirrors are made anew by each batch, on the executors: less than marks cost."""
+"""Rewrite of small mirrors: each batch writes all of a mirror's rows as one new file.
+
+Executors do it. For a small mirror that costs less than to mark rows as deleted.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import SinkUnavailable
-from cdc.sink.lane_run import lasting
+from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
-from sinks.delta.files.failures import WRITABLE, unwritable
-from sinks.delta.files.parquet import File
+from sinks.delta.files.failures import WRITE_HINT, write_failure
+from sinks.delta.files.parquet import DataFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-MADE = "number long, name string, size long, stats string, failure string"
+RESULT_COLUMNS = "number long, name string, size long, stats string, failure string"
 TABLES_A_TASK = 8
 
 
 class Rewrite(NamedTuple):
-    """A mirror without marks: where its files lie, and those with the ids of rows that a batch changes.
+    """A mirror to be rewritten; it has no deletion vectors.
 
-    new: files with rows that come to it; name: of the file for all of its rows, in its folder.
+    folder: of the mirror.
+    paths: where its files lie.
+    id_files: names of staged files with the ids of all rows that the batch changes.
+    row_files: names of staged files with rows that are added.
+    name: of the file to write, for all of its rows.
     """
 
     folder: str
-    places: Sequence[str]
-    changed: Sequence[str]
-    new: Sequence[str]
+    paths: Sequence[str]
+    id_files: Sequence[str]
+    row_files: Sequence[str]
     schema: "pa.Schema"
     name: str
 
 
-def rewritten(spark: "SparkSession", rewrites: Mapping[str, Rewrite]) -> dict[str, list[File]]:
-    """All rows of each mirror after a batch as one file; none where there are none.
+def rewrite_mirrors(spark: "SparkSession", rewrites: Mapping[str, Rewrite]) -> dict[str, list[DataFile]]:
+    """Write all rows that each mirror has after a batch as one file, in one Spark job.
 
-    Raises SinkUnavailable when a folder takes no more.
+    Returns the file by table, in a list that is empty where no rows remain.
+
+    Raises:
+        SinkUnavailable: a folder takes no more.
     """
     if not rewrites:
         return {}
-    most = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    tasks = min(most, -(-len(rewrites) // TABLES_A_TASK))
-    listed = list(rewrites.values())
-    rows = spark.range(len(listed), numPartitions=tasks).mapInArrow(lasting(partial(_work, listed)), MADE).collect()
-    if failed := next((row["failure"] for row in rows if row["failure"]), None):
-        raise SinkUnavailable(failed, hint=WRITABLE)
-    names, made = list(rewrites), dict[str, list[File]]()
+    limit = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    tasks = min(limit, -(-len(rewrites) // TABLES_A_TASK))
+    names, requests = list(rewrites), list(rewrites.values())
+    numbers = spark.range(len(requests), numPartitions=tasks)
+    rows = numbers.mapInArrow(freeze_gc_after(partial(_work, requests)), RESULT_COLUMNS).collect()
+    failures = [row["failure"] for row in rows if row["failure"]]
+    if failures:
+        raise SinkUnavailable(failures[0], hint=WRITE_HINT)
+    files = dict[str, list[DataFile]]()
     for row in rows:
-        made[names[row["number"]]] = [File(row["name"], row["size"], row["stats"])] if row["name"] else []
-    return made
+        name = names[row["number"]]
+        files[name] = [DataFile(row["name"], row["size"], row["stats"])] if row["name"] else []
+    return files
 
 
-def _work(rewrites: Sequence[Rewrite], parts: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """What a task does: numbers of rewrites in, MADE out."""
+def _work(rewrites: Sequence[Rewrite], batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """Do the rewrites of a task: numbers of rewrites in, RESULT_COLUMNS out."""
     import pyarrow as pa
 
-    for number in (number for part in parts for number in part.column("id").to_pylist()):
-        made: dict[str, Any] = dict.fromkeys(("name", "size", "stats", "failure"))
+    for number in (number for batch in batches for number in batch.column("id").to_pylist()):
+        result: dict[str, Any] = dict.fromkeys(("name", "size", "stats", "failure"))
         try:
-            if file := remade(rewrites[number]):
-                made |= {"name": file.name, "size": file.size, "stats": file.stats}
+            if file := rewrite_mirror(rewrites[number]):
+                result |= {"name": file.name, "size": file.size, "stats": file.stats}
         except OSError as error:
-            made["failure"] = unwritable(rewrites[number].folder, error).message
-        columns = {name: pa.array([made[name]], pa.int64() if name == "size" else pa.string()) for name in made}
+            result["failure"] = write_failure(rewrites[number].folder, error).message
+        columns = {name: pa.array([result[name]], pa.int64() if name == "size" else pa.string()) for name in result}
         yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), **columns})
 
 
-def remade(rewrite: Rewrite) -> File | None:
-    """A mirror's rows as a file. Raises OSError."""
+def rewrite_mirror(rewrite: Rewrite) -> DataFile | None:
+    """Write a mirror's rows as a file; None when no rows remain. Raises OSError."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    parts = (part for place in rewrite.places for part in parquet.rows(place, rewrite.schema))
-    rows = pa.concat_tables([rewrite.schema.empty_table(), *parts])
-    for name in rewrite.changed:
-        for ids in parquet.ids(f"{rewrite.folder}/{name}"):
+    tables = (table for path in rewrite.paths for table in parquet.read_rows(path, rewrite.schema))
+    rows = pa.concat_tables([rewrite.schema.empty_table(), *tables])
+    for name in rewrite.id_files:
+        for ids in parquet.read_ids(f"{rewrite.folder}/{name}"):
             rows = rows.filter(pc.invert(pc.is_in(rows[parquet.ID], ids)))
-    new = (part for name in rewrite.new for part in parquet.rows(f"{rewrite.folder}/{name}", rewrite.schema))
-    # One row group: other readers take each for a thread of its own.
-    whole = pa.concat_tables([rows, *new]).combine_chunks()
-    return parquet.write(rewrite.folder, rewrite.name, iter([whole] if whole.num_rows else []))
+    row_paths = [f"{rewrite.folder}/{name}" for name in rewrite.row_files]
+    additions = (table for path in row_paths for table in parquet.read_rows(path, rewrite.schema))
+    # One row group: other readers start a thread for each.
+    group = pa.concat_tables([rows, *additions]).combine_chunks()
+    return parquet.write_file(rewrite.folder, rewrite.name, iter([group] if group.num_rows else []))

@@ -1,4 +1,4 @@
-"""What executors make of a mirror's columns: the documents that the other views hold."""
+"""Scan of a mirror: executors turn its columns into the documents that the other views store."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -9,41 +9,49 @@ from cdc.model.table import Table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+ArrowMap = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+"""A function for `mapInArrow`: batches of a partition in, batches out."""
 SCANNED = "id string, document string"
 ROW_ID = "_cdc_id"
 
 
-def reader(table: Table, names: Mapping[str, str]) -> Read:
-    """SCANNED, of a mirror's columns as Arrow has them, ROW_ID among them; names: of the columns, by those given."""
+def document_reader(table: Table, names: Mapping[str, str]) -> ArrowMap:
+    """Make the function that turns a mirror's columns, ROW_ID among them, into SCANNED.
 
-    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+    names: the mirror's names of columns, by the names that the batches have.
+    """
+
+    def read_documents(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
-        for part in (one.rename_columns([names[column] for column in one.schema.names]) for one in parts):
-            yield pa.RecordBatch.from_arrays([ids(part), documents(table, part)], names=["id", "document"])
+        for batch in batches:
+            mirror = batch.rename_columns([names[column] for column in batch.schema.names])
+            columns = [row_ids(mirror), documents(table, mirror)]
+            yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
 
-    return read
+    return read_documents
 
 
-def ids(part: "pa.RecordBatch") -> "pa.Array":
+def row_ids(batch: "pa.RecordBatch") -> "pa.Array":
+    """Return the ids of a batch's rows as text."""
     import pyarrow as pa
 
-    return part.column(ROW_ID).cast(pa.string())
+    return batch.column(ROW_ID).cast(pa.string())
 
 
-def documents(table: Table, part: "pa.RecordBatch") -> "pa.Array":
-    """A document per row; null for a column that the mirror hasn't: it is there once a row brings it.
+def documents(table: Table, batch: "pa.RecordBatch") -> "pa.Array":
+    """Make a document of each row.
 
-    Raises ArrowInvalid, a ValueError, for a column of another type than the table's.
+    A column that the mirror lacks is null: it is added once a row brings it. Raises ArrowInvalid, a
+    ValueError, for a column of another type than the table's.
     """
     import pyarrow as pa
 
-    there = set(part.schema.names)
+    present = set(batch.schema.names)
     columns = [
-        part.column(field.name) if field.name in there else pa.nulls(part.num_rows, field.type)
+        batch.column(field.name) if field.name in present else pa.nulls(batch.num_rows, field.type)
         for field in codec(table).schema
     ]
-    # Whatever type they have: they are cast where a value is read.
+    # Whatever type they have: the codec casts them where it reads a value.
     names = [column.name for column in table.columns]
     return codec(table).documents(pa.RecordBatch.from_arrays(columns, names=names))

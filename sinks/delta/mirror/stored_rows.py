@@ -1,4 +1,7 @@
-"""What a warehouse has of rows whose changes don't carry every value: what a task has staged, then the mirror."""
+"""Stored rows of a warehouse: they complete changes that don't carry every value.
+
+Executors look them up: in what the task has staged, then in the mirror.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,96 +13,108 @@ from cdc.codec.types.arrow import countable
 from cdc.model.table import Table
 from cdc.sink.lane import Failure
 from sinks.delta.files import parquet
-from sinks.delta.files.failures import refused
-from sinks.delta.files.parquet import ID, File
-from sinks.delta.mirror.version import Mirror
+from sinks.delta.files.failures import os_error_text
+from sinks.delta.files.parquet import ID, DataFile
+from sinks.delta.mirror.version import MirrorVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Lacking = Mapping[str, Sequence[str]]
-"""By id of a row: the columns whose values it misses."""
+MissingColumns = Mapping[str, Sequence[str]]
+"""By id of a row: the columns whose values its change doesn't carry."""
+Newest = dict[str, tuple[int, tuple[Any, ...] | None]]
+"""By id of a row: its newest offset, and the values there; None for a deleted row."""
 
 
-class Held:
-    """One view's rows, as a task may ask for them; version: of the mirror that it goes on from, if that has rows."""
+class StoredRows:
+    """The rows of one view, for one task in its thread.
+
+    version: of the mirror that the batch goes on from; None while that has no rows.
+    """
 
     def __init__(self, table: Table, folder: str, version: int | None) -> None:
         self._table, self._folder = table, folder
-        self._mirror = None if version is None else Mirror(folder, version)
-        self._seen: Any = None
+        self._mirror = None if version is None else MirrorVersion(folder, version)
+        self._staged_hashes: Any = None
 
-    def meet(self, ids: Sequence[str]) -> bool:
-        """Take note of the rows of a chunk; whether one was in an earlier one, or is in it twice."""
+    def note_chunk(self, ids: Sequence[str]) -> bool:
+        """Remember the rows of a chunk; return whether one of them is staged repeatedly now."""
         import numpy as np
 
-        met = np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
-        before, self._seen = self._seen, met
-        if before is None:
-            return bool((met[1:] == met[:-1]).any())
-        # Sorted parts one after the other: a sort of this kind only merges them.
-        self._seen = np.sort(np.concatenate([before, met]), kind="stable")
-        return bool((self._seen[1:] == self._seen[:-1]).any())
+        hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
+        earlier, self._staged_hashes = self._staged_hashes, hashes
+        if earlier is None:
+            return bool((hashes[1:] == hashes[:-1]).any())
+        # Two sorted halves one after the other: a stable sort only merges them.
+        self._staged_hashes = np.sort(np.concatenate([earlier, hashes]), kind="stable")
+        return bool((self._staged_hashes[1:] == self._staged_hashes[:-1]).any())
 
-    def met(self, ids: Sequence[str]) -> list[str]:
-        """Those of some rows that earlier chunks may have."""
+    def staged_ids(self, ids: Sequence[str]) -> list[str]:
+        """Select those ids that earlier chunks may contain (they have the same hash)."""
         import numpy as np
 
-        if self._seen is None or not ids:
+        if self._staged_hashes is None or not ids:
             return []
-        there = np.isin(np.fromiter(map(hash, ids), np.int64, len(ids)), self._seen)
-        return [key for key, met in zip(ids, there, strict=True) if met]
+        staged = np.isin(np.fromiter(map(hash, ids), np.int64, len(ids)), self._staged_hashes)
+        return [row_id for row_id, is_staged in zip(ids, staged, strict=True) if is_staged]
 
-    def values(self, lacking: Lacking, rows: Sequence[File], gone: Sequence[File]) -> Mapping[str, tuple[Any, ...]]:
-        """By id, of those rows that there are: the values of the columns that are missed, in the table's order.
+    def values(
+        self, missing: MissingColumns, rows: Sequence[DataFile], deleted: Sequence[DataFile]
+    ) -> Mapping[str, tuple[Any, ...]]:
+        """Look up the values of missing columns, by id of those rows that exist.
 
-        rows, gone: what the task has staged, of rows and of the ids of deleted ones.
+        A row's values are in the order of the table's columns. rows, deleted: files that the task
+        has staged, of rows and of the ids of deleted ones.
 
         Raises:
             Failure: files can't be read.
         """
         try:
-            return self._values(lacking, rows, gone)
+            return self._values(missing, rows, deleted)
         except (OSError, deltalake.exceptions.DeltaError) as error:
-            said = refused(error) or type(error).__name__
-            message = f"The warehouse folder {self._folder} can't be read: {said}."
+            reason = os_error_text(error) or type(error).__name__
+            message = f"The warehouse folder {self._folder} can't be read: {reason}."
             raise Failure("unavailable", message) from None
 
-    def _values(self, lacking: Lacking, rows: Sequence[File], gone: Sequence[File]) -> dict[str, tuple[Any, ...]]:
+    def _values(
+        self, missing: MissingColumns, rows: Sequence[DataFile], deleted: Sequence[DataFile]
+    ) -> dict[str, tuple[Any, ...]]:
         import pyarrow as pa
 
-        names = {name for missing in lacking.values() for name in missing}
-        wanted = [one for one in codec(self._table).schema if one.name in names]
-        place = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])
-        schema = pa.schema([*place, *wanted])
-        newest: dict[str, tuple[int, tuple[Any, ...] | None]] = {}
-        if met := self.met(list(lacking)):
+        names = {name for columns in missing.values() for name in columns}
+        fields = [field for field in codec(self._table).schema if field.name in names]
+        key_schema = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])
+        schema = pa.schema([*key_schema, *fields])
+        newest: Newest = {}
+        if staged := self.staged_ids(list(missing)):
             for file in rows:
-                self._note(newest, parquet.matching(f"{self._folder}/{file.name}", _sorted(met), schema))
-            for file in gone:
-                self._note(newest, parquet.matching(f"{self._folder}/{file.name}", _sorted(met), place))
-        if self._mirror and (asked := self._asked(lacking, newest)):
-            self._note(newest, self._mirror.rows(_sorted(asked), schema))
-        return {key: values for key, (_, values) in newest.items() if values is not None}
+                self._collect(newest, parquet.rows_with_ids(f"{self._folder}/{file.name}", _sorted(staged), schema))
+            for file in deleted:
+                path = f"{self._folder}/{file.name}"
+                self._collect(newest, parquet.rows_with_ids(path, _sorted(staged), key_schema))
+        if self._mirror and (ids := self._mirror_ids(missing, newest)):
+            self._collect(newest, self._mirror.rows(_sorted(ids), schema))
+        return {row_id: values for row_id, (_, values) in newest.items() if values is not None}
 
-    def _asked(self, lacking: Lacking, newest: Mapping[str, object]) -> list[str]:
-        """Those rows that only the mirror can have."""
+    def _mirror_ids(self, missing: MissingColumns, newest: Mapping[str, object]) -> list[str]:
+        """Select the rows that only the mirror can have."""
         assert self._mirror
-        # A column that has been added since: nobody has ever seen its value.
-        unknown = {column.name for column in self._table.columns} - self._mirror.columns
-        return [key for key, names in lacking.items() if key not in newest and unknown.isdisjoint(names)]
+        # A column that the mirror doesn't have yet: no value of it was ever stored.
+        absent = {column.name for column in self._table.columns} - self._mirror.columns
+        return [row_id for row_id, names in missing.items() if row_id not in newest and absent.isdisjoint(names)]
 
-    def _note(self, newest: dict[str, tuple[int, tuple[Any, ...] | None]], parts: Iterable["pa.Table"]) -> None:
-        """Take note of rows by their ids, None for those of which there are no columns: they are deleted."""
-        for part in parts:
-            given = {name: part[name] for name in part.column_names}
-            ids, offsets = given.pop(ID).to_pylist(), given.pop("_cdc_offset").to_pylist()
-            there = {name: column.cast(countable(column.type)).to_pylist() for name, column in given.items()}
-            nothing = [None] * part.num_rows
-            rows = zip(*(there.get(column.name, nothing) for column in self._table.columns), strict=True)
-            for key, offset, values in zip(ids, offsets, rows, strict=True):
-                if key not in newest or newest[key][0] < offset:
-                    newest[key] = offset, values if there else None
+    def _collect(self, newest: Newest, tables: Iterable["pa.Table"]) -> None:
+        """Add rows by their ids where they are newer; without columns of values they are deleted."""
+        for table in tables:
+            columns = {name: table[name] for name in table.column_names}
+            ids = columns.pop(ID).to_pylist()
+            offsets = columns.pop("_cdc_offset").to_pylist()
+            lists = {name: column.cast(countable(column.type)).to_pylist() for name, column in columns.items()}
+            nulls = [None] * table.num_rows
+            rows = zip(*(lists.get(column.name, nulls) for column in self._table.columns), strict=True)
+            for row_id, offset, values in zip(ids, offsets, rows, strict=True):
+                if row_id not in newest or newest[row_id][0] < offset:
+                    newest[row_id] = offset, values if lists else None
 
 
 def _sorted(ids: Iterable[str]) -> "pa.Array":

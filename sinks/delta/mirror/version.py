@@ -1,4 +1,4 @@
-"""Rows of a version of a mirror by their ids, on an executor: those that aren't marked as deleted."""
+"""A version of a mirror, read by ids on an executor, without the rows that are marked as deleted."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -13,20 +13,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Mirror:
-    """A version of a mirror, opened when it is first asked for a row."""
+class MirrorVersion:
+    """A version of a mirror. It is opened when the first row is looked up.
+
+    Used by one task in its thread. Methods raise OSError, DeltaError.
+    """
 
     def __init__(self, folder: str, version: int) -> None:
         self._folder, self._version = folder, version
 
     @cached_property
     def columns(self) -> frozenset[str]:
+        """The names of its columns."""
         return frozenset(field.name for field in self._table.schema().fields)
 
     def rows(self, ids: "pa.Array", schema: "pa.Schema") -> Iterator["pa.Table"]:
-        """The rows of sorted ids, as the columns of a schema. Raises OSError, DeltaError."""
+        """Read the rows of sorted ids, as the columns of a schema."""
         for path in self._paths:
-            yield from parquet.matching(path, ids, schema, self._unmarked.get(path))
+            yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
 
     @cached_property
     def _table(self) -> deltalake.DeltaTable:
@@ -34,13 +38,14 @@ class Mirror:
 
     @cached_property
     def _paths(self) -> list[str]:
-        return add_files.places(self._table, self._folder)
+        return add_files.local_paths(self._table, self._folder)
 
     @cached_property
-    def _unmarked(self) -> dict[str, Any]:
-        """By file, of those that have marks: which of its rows are still there."""
+    def _selections(self) -> dict[str, Any]:
+        """By path of those files that have deletion vectors: which of its rows aren't deleted."""
         import pyarrow as pa
 
-        marks = pa.table(self._table.deletion_vectors().read_all())
-        paths = (links.place(self._folder, path) for path in marks["filepath"].to_pylist())
-        return {path: marks["selection_vector"][at].values for at, path in enumerate(paths)}
+        vectors = pa.table(self._table.deletion_vectors().read_all())
+        paths = (links.local_path(self._folder, path) for path in vectors["filepath"].to_pylist())
+        selections = vectors["selection_vector"]
+        return {path: selections[number].values for number, path in enumerate(paths)}

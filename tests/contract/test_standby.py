@@ -11,7 +11,7 @@ from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Discontinued
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import row_id
-from cdc.sink.contract import Batch, Refused
+from cdc.sink.contract import Batch, RowsRejected
 from cdc.sink.lane import Entries
 from cdc.sink.rejection import Rejection, Skip, Stop
 from sinks.memory import Memory
@@ -32,14 +32,14 @@ class Pair:
         self.harness = Harness(spark, lambda: self.live, table(f"{unique}.public.items"))
         self.table = self.harness.table
         self.names = {self.table.qualified: NAME}
-        self.beside = self.live.beside(self.names)
+        self.beside = self.live.for_generation(self.names)
         self.beside.prepare(self.table)
         self.pair = StandbySink(self.live)
         fill(self.harness)
 
     def find(self, names: Mapping[str, str] | None = None) -> None:
         views = {self.table: self.live.position(self.table)}
-        self.pair.follow(self.names if names is None else names, views, lambda _: 0, lambda *_: None)
+        self.pair.resume(self.names if names is None else names, views, lambda _: 0, lambda *_: None)
 
     def apply(self, rejection: Rejection | None = None, entries: Entries | None = None) -> None:
         batch = self.harness.batch(self.harness.position(self.pair), self.harness.topic.ends, "one")
@@ -47,7 +47,7 @@ class Pair:
 
     def assert_both(self) -> None:
         assert self.harness.view() == self.harness.view(self.beside) == self.harness.topic.model()
-        assert self.pair.level
+        assert self.pair.is_caught_up
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_each_goes_from_its_own_position(pair: Pair) -> None:
     live = pair.pair.live_position(pair.table)
     assert live
     assert live.position == ahead
-    assert not pair.pair.level
+    assert not pair.pair.is_caught_up
     pair.apply()
     pair.assert_both()
 
@@ -104,8 +104,8 @@ def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch
         patch.setattr(pair.beside, "apply", broken)
         pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()
-    assert not pair.pair.level
-    assert pair.pair.returns == isinstance(error, SinkUnavailable)
+    assert not pair.pair.is_caught_up
+    assert pair.pair.may_retry == isinstance(error, SinkUnavailable)
 
 
 def test_what_only_it_refuses(pair: Pair) -> None:
@@ -164,7 +164,7 @@ def test_what_both_refuse(pair: Pair) -> None:
     pair.find()
     pair.apply()
     pair.harness.topic.add("u", row("never seen", 1, None), lacking=["v"])
-    with pytest.raises(Refused):
+    with pytest.raises(RowsRejected):
         pair.apply()
     assert pair.pair.standby_at
 
@@ -172,7 +172,7 @@ def test_what_both_refuse(pair: Pair) -> None:
 def test_nothing_is_to_be_kept(pair: Pair) -> None:
     pair.find({})
     assert pair.pair.standby_at == {}
-    assert not pair.pair.returns
+    assert not pair.pair.may_retry
 
 
 def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
@@ -192,9 +192,9 @@ def test_what_cannot_go_on_is_left_alone(pair: Pair, error: ConnectorError) -> N
     def refuse(*_: object) -> NoReturn:
         raise error
 
-    pair.pair.follow(pair.names, {pair.table: None}, lambda _: 0, refuse)
+    pair.pair.resume(pair.names, {pair.table: None}, lambda _: 0, refuse)
     assert pair.pair.standby_at == {}
-    assert pair.pair.lost == (error if isinstance(error, Discontinued) else None)
+    assert pair.pair.discontinued == (error if isinstance(error, Discontinued) else None)
     pair.apply()
     # It has no position, the live view has: what it held is gone.
     pair.find()
