@@ -66,7 +66,7 @@ class Memory:
         self.name, self.generation = name, generation
         self.views: dict[str, dict[str, str]] = {}
         self.stored: dict[str, ViewCheckpoint] = {}
-        self.others: dict[str, Memory] = {}
+        self.generations_by_name: dict[str, Memory] = {}
         """By the name of the generation."""
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
@@ -96,39 +96,45 @@ class Memory:
 
     def for_generation(self, names: Mapping[str, str]) -> "Memory":
         (name,) = set(names.values())
-        return self.others.setdefault(name, Memory(self.name, name))
+        return self.generations_by_name.setdefault(name, Memory(self.name, name))
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
         """There is."""
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        if self.others.keys().isdisjoint(names.values()):
+        if self.generations_by_name.keys().isdisjoint(names.values()):
             return {}
         wait_until_caught_up(lambda: is_caught_up(self, self.for_generation(names), tables), self.name)
-        kept, other = new_generation(), self.others.pop(next(iter(names.values())))
+        retained_name, candidate = new_generation(), self.generations_by_name.pop(next(iter(names.values())))
         for table in tables:
-            name = table.qualified
-            self.views[name], other.views[name] = other.views[name], self.views[name]
-            ours, theirs = self.stored.pop(name, None), other.stored.pop(name, None)
-            self.stored |= {name: theirs} if theirs else {}
-            other.stored |= {name: ours} if ours else {}
-        other.generation = None
-        self.others[kept] = other
-        return {table.qualified: kept for table in tables}
+            table_name = table.qualified
+            self.views[table_name], candidate.views[table_name] = candidate.views[table_name], self.views[table_name]
+            live_checkpoint, candidate_checkpoint = (
+                self.stored.pop(table_name, None),
+                candidate.stored.pop(table_name, None),
+            )
+            self.stored |= {table_name: candidate_checkpoint} if candidate_checkpoint else {}
+            candidate.stored |= {table_name: live_checkpoint} if live_checkpoint else {}
+        candidate.generation = None
+        self.generations_by_name[retained_name] = candidate
+        return {table.qualified: retained_name for table in tables}
 
     def generations(self, table: Table) -> list[str]:
-        return ["", *(name for name, other in self.others.items() if table.qualified in other.views)]
+        return [
+            "",
+            *(name for name, generation in self.generations_by_name.items() if table.qualified in generation.views),
+        ]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         for table in tables:
-            for name, other in self.others.items():
+            for name, generation in self.generations_by_name.items():
                 if keep.get(table.qualified) != name:
-                    other.views.pop(table.qualified, None)
-                    other.stored.pop(table.qualified, None)
+                    generation.views.pop(table.qualified, None)
+                    generation.stored.pop(table.qualified, None)
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
-        held = self.views.get(table.qualified, {})
-        rows = list(held.items()) if ids is None else [(key, held[key]) for key in ids if key in held]
+        view = self.views.get(table.qualified, {})
+        rows = list(view.items()) if ids is None else [(key, view[key]) for key in ids if key in view]
         return spark.createDataFrame(rows, "id string, document string")
 
     def close(self) -> None:

@@ -11,5 +11,5 @@ class DecodeOptions:
     placeholder: str = "__debezium_unavailable_value"
     floors: Mapping[str, int] = field(default_factory=dict)
     """Per topic, the LSN below which its changes are dead."""
-    since: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    first_offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Per topic, by partition: the offset below which its records are dead, whatever is in them."""

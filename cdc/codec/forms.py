@@ -12,7 +12,7 @@ from cdc.codec.table import codec
 from cdc.model.table import Table
 
 
-class Filled(NamedTuple):
+class FilledValue(NamedTuple):
     """A value of a form, and the names of the columns that it still lacks."""
 
     value: Any
@@ -25,7 +25,9 @@ class Form(Protocol):
     def converter(self, table: Table) -> Callable[[bytes], Any]:
         """From the connector's JSON of a row; raises Unreadable for what a view can't hold."""
 
-    def fill(self, table: Table, value: Any, missing: Sequence[str], older: Any, lacking: Sequence[str]) -> Filled:
+    def fill(
+        self, table: Table, value: Any, missing: Sequence[str], older: Any, older_missing: Sequence[str]
+    ) -> FilledValue:
         """A value with what it misses, as far as an older one of the same row, itself `lacking` some, has it."""
 
     def size(self, value: Any) -> int:
@@ -38,14 +40,21 @@ class Documents:
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
         return codec(table).document
 
-    def fill(self, table: Table, value: bytes, missing: Sequence[str], older: bytes, lacking: Sequence[str]) -> Filled:  # noqa: ARG002
-        whole, values = members(value), members(older)
+    def fill(
+        self,
+        table: Table,  # noqa: ARG002  # documents name their members
+        value: bytes,
+        missing: Sequence[str],
+        older: bytes,
+        older_missing: Sequence[str],
+    ) -> FilledValue:
+        filled_members, older_members = members(value), members(older)
         # A view made before the column was added doesn't hold it: nobody has ever seen its value.
-        known = [name for name in missing if name in values and name not in lacking]
-        if not known:
-            return Filled(value, tuple(missing))
-        whole.update((name, values[name]) for name in known)
-        return Filled(joined(whole), tuple(name for name in missing if name not in known))
+        available = [name for name in missing if name in older_members and name not in older_missing]
+        if not available:
+            return FilledValue(value, tuple(missing))
+        filled_members.update((name, older_members[name]) for name in available)
+        return FilledValue(joined(filled_members), tuple(name for name in missing if name not in available))
 
     def size(self, value: bytes) -> int:
         return len(value)
@@ -65,15 +74,15 @@ class Values:
         value: tuple[Any, ...],
         missing: Sequence[str],
         older: tuple[Any, ...],
-        lacking: Sequence[str],
-    ) -> Filled:
-        places = {column.name: at for at, column in enumerate(table.columns)}
-        whole = list(value)
+        older_missing: Sequence[str],
+    ) -> FilledValue:
+        indices = {column.name: index for index, column in enumerate(table.columns)}
+        filled = list(value)
         for name in missing:
-            if name in places and name not in lacking:
-                whole[places[name]] = older[places[name]]
-        return Filled(tuple(whole), tuple(name for name in missing if name in lacking))
+            if name in indices and name not in older_missing:
+                filled[indices[name]] = older[indices[name]]
+        return FilledValue(tuple(filled), tuple(name for name in missing if name in older_missing))
 
     def size(self, value: tuple[Any, ...]) -> int:
-        texts = sum(len(one) for one in value if isinstance(one, str | bytes))
+        texts = sum(len(item) for item in value if isinstance(item, str | bytes))
         return self.ROW_BYTES + len(value) * self.VALUE_BYTES + texts

@@ -30,7 +30,7 @@ RECORDS = ("key", "value", "partition", "offset")
 """Of the records that an audit takes."""
 KEYLESS, FOREIGN, UNREADABLE = "keyless", "foreign", "unreadable"
 TOMBSTONE, DELETE, ROW, DEAD = "tombstone", "delete", "row", "dead"
-SAID = (
+SUMMARY = (
     "partition int, offset long, id string, says string, living boolean, outdated boolean, missing array<string>,"
     " carried array<string>"
 )
@@ -39,8 +39,8 @@ DOCUMENTS = "id string, document string"
 NOTHING: frozenset[str] = frozenset()
 
 
-class Said(NamedTuple):
-    """What an audit needs to know of a record; as columns they are `SAID`.
+class RecordSummary(NamedTuple):
+    """What an audit needs to know of a record; as columns they are `SUMMARY`.
 
     id        of its row; None where the key isn't one of the table
     says      KEYLESS or FOREIGN: of no row. UNREADABLE: no change that the views can hold, also one from before a
@@ -78,48 +78,48 @@ class RecordClassifier:
         return RecordClassifier, (self.table, self.reading, self.warehouse, self.below)
 
     def work(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """RECORDS in, `Said` out."""
+        """RECORDS in, `RecordSummary` out."""
         for batch in batches:
             columns = (batch.column(name).to_pylist() for name in RECORDS)
-            yield _batch([self.look(*record) for record in zip(*columns, strict=True)])
+            yield _batch([self.classify(*record) for record in zip(*columns, strict=True)])
 
-    def look(self, key: bytes | None, value: bytes | None, partition: int, offset: int) -> Said:
+    def classify(self, key: bytes | None, value: bytes | None, partition: int, offset: int) -> RecordSummary:
         if key is None:
-            return Said(partition, offset, None, KEYLESS)
+            return RecordSummary(partition, offset, None, KEYLESS)
         row_id = self._decoder.row_id(self.table.topic, key)
         if row_id is None or members(key).keys() != self._key:
-            return Said(partition, offset, None, FOREIGN)
-        if offset < self._since(partition):
+            return RecordSummary(partition, offset, None, FOREIGN)
+        if offset < self._first_offset(partition):
             # Of another server or with another key: it need not be a change of the table as it is now.
-            return Said(partition, offset, row_id, TOMBSTONE if value is None else DEAD)
+            return RecordSummary(partition, offset, row_id, TOMBSTONE if value is None else DEAD)
         return self._change(row_id, key, value, partition, offset)
 
-    def _change(self, row_id: str, key: bytes, value: bytes | None, partition: int, offset: int) -> Said:
+    def _change(self, row_id: str, key: bytes, value: bytes | None, partition: int, offset: int) -> RecordSummary:
         try:
             change = self._decoder.decode(self.table.topic, key, value)
         except Unreadable:
-            return Said(partition, offset, row_id, UNREADABLE)
+            return RecordSummary(partition, offset, row_id, UNREADABLE)
         # Before its values are looked at: what is dead needs to fit no view.
         if change.lsn is not None and change.lsn < self._floor:
-            return Said(partition, offset, row_id, DEAD)
+            return RecordSummary(partition, offset, row_id, DEAD)
         if change.row is not None and self._codec.problem(change.row, warehouse=self.warehouse):
-            return Said(partition, offset, row_id, UNREADABLE)
+            return RecordSummary(partition, offset, row_id, UNREADABLE)
         if change.row is None:
-            return Said(partition, offset, row_id, TOMBSTONE if value is None else DELETE, living=True)
+            return RecordSummary(partition, offset, row_id, TOMBSTONE if value is None else DELETE, living=True)
         return self._row(change, change.row, partition, offset)
 
-    def _row(self, change: Change, row: bytes, partition: int, offset: int) -> Said:
+    def _row(self, change: Change, row: bytes, partition: int, offset: int) -> RecordSummary:
         outdated = change.lsn is not None and change.lsn < self.below
         carried = members(row).keys() - change.missing
         if self.table.reshaped:
             carried &= self._columns
-        others = None if carried == self._columns else sorted(carried)
+        carried_columns = None if carried == self._columns else sorted(carried)
         missing = list(change.missing) or None
-        return Said(partition, offset, change.id, ROW, True, outdated, missing, others)
+        return RecordSummary(partition, offset, change.id, ROW, True, outdated, missing, carried_columns)
 
-    def _since(self, partition: int) -> int:
-        offsets = self.reading.since.get(self.table.topic, ())
-        return offsets[partition] if partition < len(offsets) else 0
+    def _first_offset(self, partition: int) -> int:
+        first_offsets = self.reading.first_offsets.get(self.table.topic, ())
+        return first_offsets[partition] if partition < len(first_offsets) else 0
 
     @cached_property
     def _floor(self) -> int:
@@ -145,51 +145,51 @@ class RecordClassifier:
 def unknown(table: Table) -> Work:
     """The ids of rows whose newest change lacks a value that a view which is empty couldn't give it.
 
-    In:  `Said` of some rows, whatever is living or UNREADABLE of them; those of a row and partition one after the
-         other, in the order of offsets
+    In:  `RecordSummary` of some rows, whatever is living or UNREADABLE of them; those of a row and
+         partition one after the other, in the order of offsets
     Out: id string
     """
-    own = frozenset(column.name for column in table.columns)
+    column_names = frozenset(column.name for column in table.columns)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        chain = Chain(own)
+        history = RowHistory(column_names)
         for batch in batches:
             names = ("id", "partition", "says", "missing", "carried")
             columns = (batch.column(name).to_pylist() for name in names)
             ids = []
-            for row_id, partition, *said in zip(*columns, strict=True):
-                if chain.place != (row_id, partition):
-                    ids += chain.lacking
-                    chain = Chain(own, (row_id, partition))
-                chain.add(*said)
+            for row_id, partition, *summary in zip(*columns, strict=True):
+                if history.place != (row_id, partition):
+                    ids += history.ids_with_gaps
+                    history = RowHistory(column_names, (row_id, partition))
+                history.add(*summary)
             yield _ids(ids)
-        yield _ids(chain.lacking)
+        yield _ids(history.ids_with_gaps)
 
     return work
 
 
-class Chain:
+class RowHistory:
     """The changes of one row since the last that was whole: which values they leave in an empty view."""
 
     def __init__(self, columns: frozenset[str], place: tuple[str, int] | None = None) -> None:
         self.place, self._columns = place, columns
-        self._known, self._lacks = NOTHING, False
+        self._known_columns, self._has_gap = NOTHING, False
 
     def add(self, says: str, missing: Collection[str] | None, carried: Collection[str] | None) -> None:
         if says == ROW:
-            given = self._known.intersection(missing or ())
-            self._lacks = len(given) < len(missing or ())
-            self._known = given.union(self._columns if carried is None else carried)
+            kept_values = self._known_columns.intersection(missing or ())
+            self._has_gap = len(kept_values) < len(missing or ())
+            self._known_columns = kept_values.union(self._columns if carried is None else carried)
             return
         # What lies before a delete is void, and before a record in quarantine too; this one leaves the row as it is.
-        self._known = NOTHING
+        self._known_columns = NOTHING
         if says != UNREADABLE:
-            self._lacks = False
+            self._has_gap = False
 
     @property
-    def lacking(self) -> list[str]:
+    def ids_with_gaps(self) -> list[str]:
         """The row's id, if its newest change lacks a value."""
-        return [self.place[0]] if self.place and self._lacks else []
+        return [self.place[0]] if self.place and self._has_gap else []
 
 
 def documents(table: Table) -> Work:
@@ -223,32 +223,32 @@ def ids(table: Table) -> Work:
         decoder = RecordDecoder([table], DecodeOptions().placeholder)
         for batch in batches:
             pairs = [(decoder.row_id(table.topic, key), key) for key in batch.column("key").to_pylist()]
-            own = [pair for pair in pairs if pair[0] is not None]
-            names = pa.array([row_id for row_id, _ in own], pa.string())
-            keys = pa.array([key for _, key in own], pa.binary())
-            yield pa.RecordBatch.from_arrays([names, keys], names=["id", "key"])
+            pairs_of_table = [pair for pair in pairs if pair[0] is not None]
+            row_ids = pa.array([row_id for row_id, _ in pairs_of_table], pa.string())
+            keys = pa.array([key for _, key in pairs_of_table], pa.binary())
+            yield pa.RecordBatch.from_arrays([row_ids, keys], names=["id", "key"])
 
     return work
 
 
-def _batch(said: list[Said]) -> pa.RecordBatch:
+def _batch(summaries: list[RecordSummary]) -> pa.RecordBatch:
     import pyarrow as pa
 
     texts = pa.list_(pa.string())
     types = (pa.int32(), pa.int64(), pa.string(), pa.string(), pa.bool_(), pa.bool_(), texts, texts)
-    columns = [pa.array([record[at] for record in said], type_) for at, type_ in enumerate(types)]
-    return pa.RecordBatch.from_arrays(columns, names=list(Said._fields))
+    columns = [pa.array([record[index] for record in summaries], type_) for index, type_ in enumerate(types)]
+    return pa.RecordBatch.from_arrays(columns, names=list(RecordSummary._fields))
 
 
 def _documents(rows: list[tuple[str, bytes | None]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    names = pa.array([row_id for row_id, _ in rows], pa.string())
+    row_ids = pa.array([row_id for row_id, _ in rows], pa.string())
     texts = pa.array([text for _, text in rows], pa.binary()).cast(pa.string())
-    return pa.RecordBatch.from_arrays([names, texts], names=["id", "document"])
+    return pa.RecordBatch.from_arrays([row_ids, texts], names=["id", "document"])
 
 
-def _ids(ids: list[str]) -> pa.RecordBatch:
+def _ids(row_ids: list[str]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays([pa.array(ids, pa.string())], names=["id"])
+    return pa.RecordBatch.from_arrays([pa.array(row_ids, pa.string())], names=["id"])

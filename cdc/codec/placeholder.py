@@ -18,7 +18,7 @@ from cdc.codec.types import kind
 from cdc.model.table import Table
 
 
-class Carried(NamedTuple):
+class CarriedRow(NamedTuple):
     """A row with null in the place of every placeholder, and the names of the columns that had one."""
 
     row: bytes
@@ -39,24 +39,24 @@ class Placeholder:
         raw = text.encode()
         encoded = b64encode(raw).decode()
         # java.util.UUID.nameUUIDFromBytes: version 3 without a namespace.
-        named = str(uuid.UUID(bytes=md5(raw, usedforsecurity=False).digest(), version=3))
+        uuid_text = str(uuid.UUID(bytes=md5(raw, usedforsecurity=False).digest(), version=3))
         pair = {text: text}
-        texts = (text, encoded, named)
-        shapes = (*texts, *([one] for one in texts), list(raw), pair, _compact(pair))
+        texts = (text, encoded, uuid_text)
+        shapes = (*texts, *([item] for item in texts), list(raw), pair, _compact(pair))
         self._shapes = frozenset(_compact(shape).encode() for shape in shapes)
         self._text = _finder(text)
         # A table that was reshaped had other columns; one whose rows pass through may have some that nobody knows yet.
-        text_only = document_words(table) is None and all(kind(one.type).name in TEXT_ONLY for one in table.columns)
+        text_only = document_words(table) is None and all(kind(item.type).name in TEXT_ONLY for item in table.columns)
         text_only &= not table.reshaped
-        others = () if text_only else (encoded, named, _compact(list(raw))[1:-1])
-        self._others = tuple(map(_finder, others))
+        other_marks = () if text_only else (encoded, uuid_text, _compact(list(raw))[1:-1])
+        self._other_marks = tuple(map(_finder, other_marks))
         self._reshaped = table.reshaped
         self._names = frozenset(column.name for column in table.columns)
 
-    def carried(self, row: bytes) -> Carried | None:
+    def carried(self, row: bytes) -> CarriedRow | None:
         """What a row carries; None when it carries every value. Raises Unreadable for what is no row."""
         if not self._text(row):
-            for finder in self._others:
+            for finder in self._other_marks:
                 if finder(row):
                     break
             else:
@@ -67,7 +67,7 @@ class Placeholder:
             return None
         # What a reshaped table has no more its views leave out: nothing could complete it, and nobody asks for it.
         missing = tuple(name for name in masked if name in self._names or not self._reshaped)
-        return Carried(joined({**values, **dict.fromkeys(masked, NULL)}), missing)
+        return CarriedRow(joined({**values, **dict.fromkeys(masked, NULL)}), missing)
 
 
 def _finder(mark: str) -> Callable[[bytes], object]:

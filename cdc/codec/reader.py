@@ -37,10 +37,10 @@ def checker(fields: Mapping[str, Any]) -> Callable[[bytes], None]:
     if any(map(UNNAMEABLE.search, fields)):
         read = reader(fields)
 
-        def look(text: bytes) -> None:
+        def check_by_reading(text: bytes) -> None:
             read(text)
 
-        return look
+        return check_by_reading
     decode = _decoder(fields)
 
     def check(text: bytes) -> None:
@@ -63,7 +63,7 @@ def _with_texts(text: bytes, names: Sequence[str]) -> bytes:
 
 def _strict(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
     if any(map(UNNAMEABLE.search, fields)):
-        return _by_place(list(fields), _types(fields))
+        return _decode_as_list(list(fields), _types(fields))
     decode, values = _decoder(fields), msgspec.structs.astuple
 
     def read(text: bytes) -> Sequence[Any]:
@@ -78,20 +78,20 @@ def _types(fields: Mapping[str, Any]) -> list[Any]:
 
 def _decoder(fields: Mapping[str, Any]) -> Callable[[bytes], Any]:
     """To a struct of these members."""
-    slots = {f"f{at}": name for at, name in enumerate(fields)}
-    described = [
+    slots = {f"f{index}": name for index, name in enumerate(fields)}
+    struct_fields = [
         (slot, type_, NULL if type_ is msgspec.Raw else None) for slot, type_ in zip(slots, _types(fields), strict=True)
     ]
-    return msgspec.json.Decoder(msgspec.defstruct("Row", described, rename=slots, gc=False)).decode
+    return msgspec.json.Decoder(msgspec.defstruct("Row", struct_fields, rename=slots, gc=False)).decode
 
 
-def _by_place(names: Sequence[str], types: Sequence[Any]) -> Callable[[bytes], Sequence[Any]]:
+def _decode_as_list(names: Sequence[str], types: Sequence[Any]) -> Callable[[bytes], Sequence[Any]]:
     """The same for any names: the members' texts as a list."""
     decode = msgspec.json.Decoder(tuple[tuple(types)]).decode  # type: ignore[misc]
 
     def read(text: bytes) -> Sequence[Any]:
         values = members(text)
-        made: tuple[Any, ...] = decode(b"[" + b",".join([values.get(name, NULL) for name in names]) + b"]")
-        return made
+        result: tuple[Any, ...] = decode(b"[" + b",".join([values.get(name, NULL) for name in names]) + b"]")
+        return result
 
     return read

@@ -59,9 +59,9 @@ class _Topic:
         self.carried = Placeholder(placeholder, table).carried
         self.name = table.topic
         # The connector's own words for a topic; a table whose topic ends otherwise is compared by its topic's end.
-        own = table.topic.endswith(f".{table.qualified}")
-        self.schema = table.schema if own else None
-        self.table = table.name if own else None
+        has_connector_name = table.topic.endswith(f".{table.qualified}")
+        self.schema = table.schema if has_connector_name else None
+        self.table = table.name if has_connector_name else None
 
     def holds(self, source: _Source) -> bool:
         """Whether a change is of this table; one that doesn't say is."""

@@ -9,7 +9,7 @@ import msgspec
 from cdc.codec.members import NULL, encode
 from cdc.codec.problem import MISFIT, Unreadable, ValueNotRepresentable
 from cdc.codec.reader import checker, reader
-from cdc.codec.types import Kind, kind
+from cdc.codec.types import TypeCodec, kind
 from cdc.codec.types.arrow import arrow, portable
 from cdc.model.table import Column, Table
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NO_KEY = "its key is not one of the table"
-NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Unreadable)
-NOT_HELD = (ValueError, ArithmeticError)
+READ_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Unreadable)
+CONVERSION_ERRORS = (ValueError, ArithmeticError)
 """What a conversion of `cdc.codec.types` raises for a value that has no such form."""
 Read = Callable[[bytes], Sequence[Any]]
 
@@ -39,14 +39,14 @@ class TableCodec:
         self._template = _template(self._columns)
         self._words = document_words(table)
         self._conversions = [
-            (at, column, kind(column.type).document, kind(column.type).lost)
-            for at, column in enumerate(self._columns)
-            if _touched(kind(column.type))
+            (index, column, kind(column.type).document, kind(column.type).lost)
+            for index, column in enumerate(self._columns)
+            if _is_converted(kind(column.type))
         ]
         self._holders = [
-            (at, column, held)
-            for at, column in enumerate(table.columns)
-            if (held := _holder(kind(column.type))) is not None
+            (index, column, hold)
+            for index, column in enumerate(table.columns)
+            if (hold := _column_conversion(kind(column.type))) is not None
         ]
 
     def row_id(self, key: bytes) -> str:
@@ -63,14 +63,14 @@ class TableCodec:
                 raise Unreadable(NO_KEY)
             if self._key_converted:
                 values = [
-                    convert(one) if convert else one for convert, one in zip(self._key_forms, values, strict=True)
+                    convert(value) if convert else value for convert, value in zip(self._key_forms, values, strict=True)
                 ]
-        except (*NOT_READ, *NOT_HELD):
+        except (*READ_ERRORS, *CONVERSION_ERRORS):
             raise Unreadable(NO_KEY) from None
         if len(values) > 1:
             return encode(values).decode()
-        only = values[0]
-        return only if type(only) is str else encode(only).decode()
+        single = values[0]
+        return single if type(single) is str else encode(single).decode()
 
     def document(self, row: bytes) -> bytes:
         """The row as the JSON document of a search index or a cache.
@@ -84,7 +84,7 @@ class TableCodec:
         """
         try:
             self._check(row)
-        except NOT_READ:
+        except READ_ERRORS:
             raise Unreadable(MISFIT) from None
         if self._words is None:
             return self._template % tuple(self._document_values(row))
@@ -96,21 +96,21 @@ class TableCodec:
     def _document_values(self, row: bytes) -> list[Any]:
         try:
             values = list(self._members(row))
-        except NOT_READ:
+        except READ_ERRORS:
             raise Unreadable(MISFIT) from None
-        for at, column, convert, lost in self._conversions:
-            value = values[at]
+        for index, column, convert, lost in self._conversions:
+            value = values[index]
             if value is None:
-                values[at] = NULL
+                values[index] = NULL
                 continue
             try:
                 damaged = lost is not None and lost(value)
-                made = convert(value) if convert and not damaged else value
-            except NOT_HELD:
+                converted = convert(value) if convert and not damaged else value
+            except CONVERSION_ERRORS:
                 damaged = True
             if damaged:
                 raise self._damaged(column)
-            values[at] = encode(made)
+            values[index] = encode(converted)
         return values
 
     @cached_property
@@ -128,26 +128,26 @@ class TableCodec:
             ValueNotRepresentable: the warehouse has no way to hold a value, or the connector has damaged it.
         """
         try:
-            values = list(self._held(row))
-        except NOT_READ:
-            raise self._misfit(row) from None
-        for at, column, hold in self._holders:
-            value = values[at]
+            values = list(self._column_values(row))
+        except READ_ERRORS:
+            raise self._mismatch(row) from None
+        for index, column, hold in self._holders:
+            value = values[index]
             if value is not None:
                 try:
-                    made = hold(value)
-                except NOT_HELD:
-                    made = None
-                if made is None:
-                    raise self._unheld(column, value)
-                values[at] = made
+                    converted = hold(value)
+                except CONVERSION_ERRORS:
+                    converted = None
+                if converted is None:
+                    raise self._not_representable(column, value)
+                values[index] = converted
         return tuple(values)
 
     def problem(self, row: bytes, *, warehouse: bool) -> str | None:
         """What keeps the connector's JSON of a row out of a view; None when it fits. Looks at every column."""
         try:
             values = self._wire(row)
-        except NOT_READ:
+        except READ_ERRORS:
             return MISFIT
         for column, value in zip(self.table.columns, values, strict=True):
             if value is None:
@@ -155,7 +155,7 @@ class TableCodec:
             if _damaged(kind(column.type), value):
                 return self._damaged(column).problem
             if warehouse and not _holds(kind(column.type), value):
-                return self._unheld(column, value).problem
+                return self._not_representable(column, value).problem
         return None
 
     def documents(self, batch: "pa.RecordBatch") -> "pa.Array":
@@ -167,34 +167,34 @@ class TableCodec:
         return pa.array([self._template % row for row in rows], pa.binary()).cast(pa.string())
 
     @staticmethod
-    def _texts(column: "pa.Array", of: Kind) -> list[bytes]:
+    def _texts(column: "pa.Array", type_codec: TypeCodec) -> list[bytes]:
         """The JSON of every value of a column."""
-        type_, convert = arrow(of.column), of.from_column
+        type_, convert = arrow(type_codec.column), type_codec.from_column
         values = column.cast(type_).cast(portable(type_)).to_pylist()
         if convert:
             return [b"null" if value is None else encode(convert(value)) for value in values]
         return [encode(value) for value in values]
 
-    def _misfit(self, row: bytes) -> Unreadable:
+    def _mismatch(self, row: bytes) -> Unreadable:
         """Why a row can't be read as what the columns hold: by name, if its values are ones of the table's types."""
         try:
             values = self._wire(row)
-        except NOT_READ:
+        except READ_ERRORS:
             return Unreadable(MISFIT)
         for column, value in zip(self.table.columns, values, strict=True):
             if value is not None and not _holds(kind(column.type), value):
-                return self._unheld(column, value)
+                return self._not_representable(column, value)
         return Unreadable(MISFIT)
 
-    def _unheld(self, column: Column, value: Any) -> ValueNotRepresentable:
+    def _not_representable(self, column: Column, value: Any) -> ValueNotRepresentable:
         if _damaged(kind(column.type), value):
             return self._damaged(column)
-        return ValueNotRepresentable(f"the warehouse can not hold its {column.name}", self._named(column))
+        return ValueNotRepresentable(f"the warehouse can not hold its {column.name}", self._describe(column))
 
     def _damaged(self, column: Column) -> ValueNotRepresentable:
-        return ValueNotRepresentable(f"the connector has damaged its {column.name}", self._named(column))
+        return ValueNotRepresentable(f"the connector has damaged its {column.name}", self._describe(column))
 
-    def _named(self, column: Column) -> str:
+    def _describe(self, column: Column) -> str:
         return f"{self.table.qualified}.{column.name} ({column.type})"
 
     @cached_property
@@ -213,12 +213,14 @@ class TableCodec:
     def _members(self) -> Read:
         """The row for a document: as their own text what passes through."""
         kinds = {column.name: kind(column.type) for column in self._columns}
-        return reader({name: one.wire if _touched(one) else msgspec.Raw for name, one in kinds.items()})
+        return reader(
+            {name: type_codec.wire if _is_converted(type_codec) else msgspec.Raw for name, type_codec in kinds.items()}
+        )
 
     @cached_property
-    def _held(self) -> Read:
+    def _column_values(self) -> Read:
         kinds = {column.name: kind(column.type) for column in self.table.columns}
-        return reader({name: one.within or one.wire for name, one in kinds.items()})
+        return reader({name: type_codec.within or type_codec.wire for name, type_codec in kinds.items()})
 
     @cached_property
     def _wire(self) -> Read:
@@ -233,17 +235,17 @@ class TableCodec:
         return {column.name: kind(column.type).wire for column in self.table.columns}
 
 
-def _touched(of: Kind) -> bool:
+def _is_converted(type_codec: TypeCodec) -> bool:
     """Whether a document's value may be another than the connector's, or none."""
-    return of.document is not None or of.lost is not None
+    return type_codec.document is not None or type_codec.lost is not None
 
 
 def document_words(table: Table) -> list[bytes] | None:
     """A row with none of these is its own document; None when every row has to be looked at."""
-    touched = [kind(column.type) for column in table.columns if _touched(kind(column.type))]
-    if table.reshaped or any(not one.words for one in touched):
+    converted = [kind(column.type) for column in table.columns if _is_converted(kind(column.type))]
+    if table.reshaped or any(not type_codec.words for type_codec in converted):
         return None
-    return sorted({word.encode() for one in touched for word in one.words})
+    return sorted({word.encode() for type_codec in converted for word in type_codec.words})
 
 
 def _template(columns: Iterable[Column]) -> bytes:
@@ -252,11 +254,11 @@ def _template(columns: Iterable[Column]) -> bytes:
     return b"{" + b",".join([name + b":%b" for name in names]) + b"}"
 
 
-def _holder(of: Kind) -> Callable[[Any], Any] | None:
+def _column_conversion(type_codec: TypeCodec) -> Callable[[Any], Any] | None:
     """From the wire to the column; None for what can't be held. None itself where every value is held as it is."""
-    if of.lost is None:
-        return of.to_column
-    lost, convert = of.lost, of.to_column
+    if type_codec.lost is None:
+        return type_codec.to_column
+    lost, convert = type_codec.lost, type_codec.to_column
 
     def hold(value: Any) -> Any:
         if lost(value):
@@ -266,24 +268,26 @@ def _holder(of: Kind) -> Callable[[Any], Any] | None:
     return hold
 
 
-def _damaged(of: Kind, value: Any) -> bool:
+def _damaged(type_codec: TypeCodec, value: Any) -> bool:
     try:
-        return (of.lost is not None and of.lost(value)) or (of.document is not None and of.document(value) is None)
-    except NOT_HELD:
+        return (type_codec.lost is not None and type_codec.lost(value)) or (
+            type_codec.document is not None and type_codec.document(value) is None
+        )
+    except CONVERSION_ERRORS:
         return True
 
 
-def _holds(of: Kind, value: Any) -> bool:
-    if of.within and not _is(value, of.within):
+def _holds(type_codec: TypeCodec, value: Any) -> bool:
+    if type_codec.within and not _is_of_type(value, type_codec.within):
         return False
-    hold = _holder(of)
+    hold = _column_conversion(type_codec)
     try:
         return hold is None or hold(value) is not None
-    except NOT_HELD:
+    except CONVERSION_ERRORS:
         return False
 
 
-def _is(value: Any, type_: Any) -> bool:
+def _is_of_type(value: Any, type_: Any) -> bool:
     try:
         msgspec.convert(value, type_)
     except msgspec.ValidationError:

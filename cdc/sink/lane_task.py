@@ -342,7 +342,7 @@ class _PartitionState:
         self.view_offset = 0 if self.is_repair else part.view_offset
         self.start_offset = 0 if self.is_repair else advance.start_offsets[partition]
         self.end_offset = sys.maxsize if self.is_repair else advance.end.offsets[partition]
-        first_offsets = lane.reading.since.get(topic, ())
+        first_offsets = lane.reading.first_offsets.get(topic, ())
         self.first_offset = first_offsets[partition] if partition < len(first_offsets) else 0
         self.floor = lane.reading.floors.get(topic, 0)
         self.entries: dict[str, set[int]] = {}

@@ -22,7 +22,7 @@ HINTS = {
     "rejected": "repair the row or the index's mapping, then start `cdc run` again",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
 }
-UNTRUSTED = {
+TLS_HINTS = {
     "trust": "export SSL_CERT_FILE=/path/of/its/ca.pem, for every cdc and Spark's executors",
     "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
     "client": "clients' certificates aren't supported: give it a user and password in the sink's url",
@@ -30,9 +30,9 @@ UNTRUSTED = {
 }
 OK, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE, BUSY, FAILED = 200, 401, 403, 404, 413, 429, 500
 BLOCKED = "cluster_block_exception"
-GONE = ("index_not_found_exception", "invalid_index_name_exception")
+ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
 """What an item is answered when the name is gone through which its writer writes: another has taken over."""
-OVERTAKEN = "Another writer has taken over the view; this one stops."
+TAKEN_OVER = "Another writer has taken over the view; this one stops."
 PRODUCT = "x-elastic-product"
 """The header by which the server's answers are told from those of a proxy."""
 LINE_BYTES = 3000
@@ -103,7 +103,7 @@ def forget(url: str) -> None:
         connections.close()
 
 
-def answered(
+def send_request(
     url: str,
     method: str,
     path: str,
@@ -118,36 +118,36 @@ def answered(
         SinkUnavailable: it can't be reached, is busy, has failed, or something else answers in its place.
         Refusal: it won't.
     """
-    lines = isinstance(body, str | bytes)
-    content = body if lines or body is None else _encode(body)
-    headers = {"accept": JSON, "content-type": LINES if lines else JSON}
+    is_ndjson = isinstance(body, str | bytes)
+    content = body if is_ndjson or body is None else _encode(body)
+    headers = {"accept": JSON, "content-type": LINES if is_ndjson else JSON}
     target = f"{path}?{urlencode(query)}" if query else path
     try:
         # A request may have a timeout of its own for connecting: what the type says of it leaves that out.
-        meta, found = transport(url).perform_request(
+        meta, content_sent = transport(url).perform_request(
             method, target, body=content, headers=headers, request_timeout=cast(Any, TIMEOUT)
         )
     except TransportError as failure:
         # The transport's own words are "TLS error"; those of OpenSSL or the system are its cause's.
-        raise _unreached(url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")) from None
-    answer = Answer(meta.status, meta.headers, found or b"")
-    error = _refused(answer, f"The index at {address(url)}", path)
-    not_there = isinstance(error, Refusal) and error.status == NOT_FOUND
-    if error and not (absent and not_there):
+        raise _unreachable(url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")) from None
+    answer = Answer(meta.status, meta.headers, content_sent or b"")
+    error = _error_of(answer, f"The index at {address(url)}", path)
+    is_absent = isinstance(error, Refusal) and error.status == NOT_FOUND
+    if error and not (absent and is_absent):
         raise error
     return answer
 
 
-def _unreached(url: str, why: Cause) -> CdcError:
-    message = f"The index at {address(url)} can't be reached{why}."
-    return unavailable(message) if why.is_transient else SinkRejected(message, hint=UNTRUSTED[why.kind])
+def _unreachable(url: str, reason: Cause) -> CdcError:
+    message = f"The index at {address(url)} can't be reached{reason}."
+    return unavailable(message) if reason.is_transient else SinkRejected(message, hint=TLS_HINTS[reason.kind])
 
 
 def unavailable(message: str) -> SinkUnavailable:
     return SinkUnavailable(message, hint=HINTS["unavailable"])
 
 
-def _refused(answer: Answer, where: str, path: str) -> CdcError | None:
+def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     status = answer.status
     if status == BUSY or status >= FAILED:
         return unavailable(f"{where} is busy (status {status}).")
@@ -185,7 +185,7 @@ def _kind(answer: Answer) -> tuple[str, str]:
     return (str(error.get("type", "")), str(error.get("reason", ""))) if isinstance(error, dict) else (str(error), "")
 
 
-def decoded(answer: Answer, url: str) -> Any:
+def decode_json(answer: Answer, url: str) -> Any:
     """The JSON of an answer."""
     try:
         return _decode(answer.body)
@@ -193,7 +193,7 @@ def decoded(answer: Answer, url: str) -> Any:
         raise unavailable(f"The index at {address(url)} has sent half an answer.") from None
 
 
-def grouped(names: Iterable[str]) -> Iterator[str]:
+def join_names(names: Iterable[str]) -> Iterator[str]:
     """Names for a request's path, joined by commas; as many at a time as fit into its line."""
     group: list[str] = []
     for name in names:

@@ -7,7 +7,7 @@ import msgspec
 
 from cdc.errors import Fenced, SinkError
 from cdc.model.address import address
-from sinks.elasticsearch.client import GONE, HINTS, OVERTAKEN, answered, unavailable
+from sinks.elasticsearch.client import ABSENT_TYPES, HINTS, TAKEN_OVER, send_request, unavailable
 
 
 class _Error(msgspec.Struct):
@@ -39,7 +39,7 @@ def documents(url: str, path: str, body: Mapping[str, Any], count: int) -> Itera
         Fenced: there is no such name any more.
     """
     try:
-        items = _decode(answered(url, "POST", path, body).body).docs
+        items = _decode(send_request(url, "POST", path, body).body).docs
     except msgspec.DecodeError:
         items = []
     if len(items) != count:
@@ -50,11 +50,11 @@ def documents(url: str, path: str, body: Mapping[str, Any], count: int) -> Itera
         elif item.found is False:
             yield None
         else:
-            raise _unread(item)
+            raise _read_error(item)
 
 
-def _unread(item: Document) -> SinkError:
+def _read_error(item: Document) -> SinkError:
     error = item.error or _Error()
-    if error.type in GONE:
-        return Fenced(OVERTAKEN, hint=HINTS["fenced"])
+    if error.type in ABSENT_TYPES:
+        return Fenced(TAKEN_OVER, hint=HINTS["fenced"])
     return unavailable(f"A row of the index can't be read: {error.type}.")

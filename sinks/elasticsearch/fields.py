@@ -24,9 +24,9 @@ REAL = {"type": "float", "ignore_malformed": True}
 DOUBLE = {"type": "double", "ignore_malformed": True}
 
 # Exact decimals come as text. The number is for ranges, sorts and sums, the text for terms of more than 15 digits.
-EXACT = {"fields": {"exact": KEYWORD}}
-DECIMAL = DOUBLE | EXACT
-WHOLE = {"type": "long", "ignore_malformed": True} | EXACT
+EXACT_SUBFIELD = {"fields": {"exact": KEYWORD}}
+DECIMAL = DOUBLE | EXACT_SUBFIELD
+INTEGER = {"type": "long", "ignore_malformed": True} | EXACT_SUBFIELD
 LONG_DIGITS = 18
 """So many digits always fit into 64 bits."""
 
@@ -38,7 +38,7 @@ METADATA = frozenset(
     )
 )
 """Fields that every document has or can have beside its own; of 8.19, with its modules."""
-DEEPEST = 20
+MAX_DEPTH = 20
 """Objects within each other that an index takes, the document itself among them."""
 
 FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
@@ -74,18 +74,18 @@ def field(type_: str) -> dict[str, Any]:
     """The index field of a Postgres type; a numeric without decimals is a whole number, when all of its type fit."""
     scaled = re.match(r"numeric\((\d+),(-?\d+)\)", type_)
     if scaled and int(scaled[2]) <= 0 and int(scaled[1]) - int(scaled[2]) <= LONG_DIGITS:
-        return WHOLE
+        return INTEGER
     return FIELDS_OF_TYPES.get(base_type(type_), KEYWORD)
 
 
-def adjusted(ours: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def merge_field(default: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A field as the pipeline file asks for it: with a type of its own, or what is added to ours."""
-    if asked.get("type") == FLATTENED["type"]:
-        return {**FLATTENED, **asked}
-    if "type" in asked:
-        return dict(asked)
-    inner = {**ours.get("fields", {}), **asked.get("fields", {})}
-    return {**ours, **asked, **({"fields": inner} if inner else {})}
+    if options.get("type") == FLATTENED["type"]:
+        return {**FLATTENED, **options}
+    if "type" in options:
+        return dict(options)
+    subfields = {**default.get("fields", {}), **options.get("fields", {})}
+    return {**default, **options, **({"fields": subfields} if subfields else {})}
 
 
 def refusals(table: Table) -> list[str]:
@@ -96,33 +96,33 @@ def refusals(table: Table) -> list[str]:
     names = {column.name for column in table.columns}
     return [
         *(f"column {name} has the name of a field of Elasticsearch's own" for name in sorted(names & METADATA)),
-        *_with_unfit_dots(sorted(names)),
+        *_dot_refusals(sorted(names)),
         *(
             f"column {name} would be a field within column {outer}, which isn't an object"
             for name in sorted(names)
-            for outer in _around(name)
+            for outer in _enclosing_names(name)
             if outer in names
         ),
     ]
 
 
-def _with_unfit_dots(names: Iterable[str]) -> list[str]:
+def _dot_refusals(names: Iterable[str]) -> list[str]:
     parts = {name: name.split(".") for name in names}
     return [
         *(
             f"column {name!r} names a field without a name"
-            for name, several in parts.items()
-            if not all(part.strip() for part in several)
+            for name, segments in parts.items()
+            if not all(part.strip() for part in segments)
         ),
         *(
-            f"column {name} has more than {DEEPEST - 1} dots in its name, which are as many objects"
-            for name, several in parts.items()
-            if len(several) > DEEPEST
+            f"column {name} has more than {MAX_DEPTH - 1} dots in its name, which are as many objects"
+            for name, segments in parts.items()
+            if len(segments) > MAX_DEPTH
         ),
     ]
 
 
-def _around(name: str) -> list[str]:
+def _enclosing_names(name: str) -> list[str]:
     """The names of the objects that a field is in."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]

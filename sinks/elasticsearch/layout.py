@@ -13,19 +13,19 @@ from typing import Any
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 from sinks.elasticsearch.client import Refusal
-from sinks.elasticsearch.fields import DOUBLE, KEYWORD, WHOLE, adjusted, field
+from sinks.elasticsearch.fields import DOUBLE, INTEGER, KEYWORD, field, merge_field
 from sinks.elasticsearch.ids import OWN_ID
 
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
 """gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the server itself has in
 hand when their writer's alias goes; a client waits a minute for an answer."""
-UNSEEN = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
+BULK_LOAD_SETTINGS = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
 """What makes a bulk load cheap while nobody reads."""
 OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 NOTE = "cdc"
-NUMBERS = (DOUBLE["type"], WHOLE["type"])
+NUMBERS = (DOUBLE["type"], INTEGER["type"])
 CLOSED = "index_closed_exception"
-LIMIT_TOLD = "Limit of total fields"
+FIELD_LIMIT_REASON = "Limit of total fields"
 
 
 @dataclass(frozen=True)
@@ -37,57 +37,69 @@ class Layout:
 
     @classmethod
     def of(cls, table: Table) -> "Layout":
-        asked = table.index.fields
-        fields = {column.name: adjusted(field(column.type), asked.get(column.name, {})) for column in table.columns}
+        options = table.index.fields
+        fields = {
+            column.name: merge_field(field(column.type), options.get(column.name, {})) for column in table.columns
+        }
         return cls(fields, table.index.settings)
 
     @classmethod
-    def noted(cls, mapping: Mapping[str, Any]) -> "Layout":
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> "Layout":
         """What an index was made with. One of an earlier version has no note, and nothing that a file asked for."""
         note = mapping.get("_meta", {}).get(NOTE)
         return cls(note["fields"], note["settings"]) if note else cls(dict(_flat(mapping)), {})
 
     @property
-    def served(self) -> dict[str, Any]:
+    def live_settings(self) -> dict[str, Any]:
         """All settings of an index that readers see."""
-        counted = {"auto_expand_replicas": False} if "number_of_replicas" in self.settings else {}
-        return {**INDEX_SETTINGS, **counted, **self.settings}
+        replica_settings = {"auto_expand_replicas": False} if "number_of_replicas" in self.settings else {}
+        return {**INDEX_SETTINGS, **replica_settings, **self.settings}
 
     @property
     def shards(self) -> int:
-        return int(self.served["number_of_shards"])
+        return int(self.live_settings["number_of_shards"])
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def restored_settings(self) -> dict[str, Any]:
         """What takes `UNSEEN` back; None stands for the server's own default."""
-        return {name: self.served.get(name) for name in UNSEEN if name in self.served or name == "refresh_interval"}
+        return {
+            name: self.live_settings.get(name)
+            for name in BULK_LOAD_SETTINGS
+            if name in self.live_settings or name == "refresh_interval"
+        }
 
-    def mapping(self, before: "Layout | None" = None) -> dict[str, Any]:
+    def mapping(self, previous: "Layout | None" = None) -> dict[str, Any]:
         """Fields and note; what has been noted of columns that are gone stays so."""
-        known = {**before.fields, **self.fields} if before else self.fields
-        note = {"fields": known, "settings": self.settings}
+        noted_fields = {**previous.fields, **self.fields} if previous else self.fields
+        note = {"fields": noted_fields, "settings": self.settings}
         return {"_meta": {NOTE: note}, "properties": {**self.fields, **OWN_FIELDS}}
 
-    def body(self, *, seen: bool) -> dict[str, Any]:
+    def body(self, *, is_live: bool) -> dict[str, Any]:
         """A new index. Not strict: the log may hold records from before a column was dropped."""
-        settings = self.served if seen else self.served | UNSEEN
+        settings = self.live_settings if is_live else self.live_settings | BULK_LOAD_SETTINGS
         return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
 
-    def differing(self, made: "Layout") -> list[str]:
+    def changed_fields(self, existing: "Layout") -> list[str]:
         """The columns whose fields aren't what they were when an index was made."""
-        return [name for name, wanted in self.fields.items() if made.fields.get(name, wanted) != wanted]
+        return [name for name, field in self.fields.items() if existing.fields.get(name, field) != field]
 
-    def resettled(self, made: "Layout") -> dict[str, Any]:
+    def changed_settings(self, existing: "Layout") -> dict[str, Any]:
         """The settings that are others than when an index was made; None for one that is the server's by now."""
-        new, old = self.served, made.served
-        return {name: new.get(name) for name in {**old, **new} if new.get(name) != old.get(name)}
+        settings, existing_settings = self.live_settings, existing.live_settings
+        return {
+            name: settings.get(name)
+            for name in {**existing_settings, **settings}
+            if settings.get(name) != existing_settings.get(name)
+        }
 
 
-def refuse_other(table: Table, sink: str, layout: Layout, made: Layout) -> None:
+def require_same_fields(table: Table, sink: str, layout: Layout, existing: Layout) -> None:
     """Raise SchemaMismatch when an index was made with other fields than its columns have now."""
-    if not (differing := layout.differing(made)):
+    if not (differing := layout.changed_fields(existing)):
         return
-    lexical = [name for name in differing if made.fields[name] == KEYWORD and layout.fields[name]["type"] in NUMBERS]
+    lexical = [
+        name for name in differing if existing.fields[name] == KEYWORD and layout.fields[name]["type"] in NUMBERS
+    ]
     text = f" It holds {', '.join(lexical)} as text, which ranges and sorts compare letter by letter."
     raise SchemaMismatch(
         table,
@@ -97,14 +109,14 @@ def refuse_other(table: Table, sink: str, layout: Layout, made: Layout) -> None:
     )
 
 
-def refused(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Refusal:
+def layout_error(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Refusal:
     """What the server's "no" to a layout means: it tells of the layout alone, so its own words may be shown."""
     if error.status != 400 or error.kind == CLOSED:
         return error
     reason = error.reason.removeprefix("Failed to parse mapping: ").partition(". ")[0].rstrip(".")
-    columns = list(_concerned(table, reason))
+    columns = list(_columns_concerned(table, reason))
     hint = f"correct `index` in the entry of {table.qualified} in the pipeline file, then: cdc -p FILE run"
-    if LIMIT_TOLD in reason:
+    if FIELD_LIMIT_REASON in reason:
         hint = f"write index: {{settings: {{mapping.total_fields.limit: N}}}} in the entry of {table.qualified}"
     about = f"column{'s' if len(columns) > 1 else ''} {', '.join(columns)}: " if columns else ""
     return SchemaMismatch(
@@ -115,7 +127,7 @@ def refused(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Refusal
     )
 
 
-def settled_otherwise(table: Table, sink: str, settings: Mapping[str, Any]) -> SchemaMismatch:
+def settings_error(table: Table, sink: str, settings: Mapping[str, Any]) -> SchemaMismatch:
     """Of settings that an index takes only when it is made."""
     names = ", ".join(sorted(settings))
     return SchemaMismatch(
@@ -125,20 +137,20 @@ def settled_otherwise(table: Table, sink: str, settings: Mapping[str, Any]) -> S
 
 def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
     """Fields by their columns: the server has made objects of names with dots."""
-    for name, known in mapping.get("properties", {}).items():
-        if "properties" in known:
-            yield from _flat(known, f"{outer}{name}.")
+    for name, properties in mapping.get("properties", {}).items():
+        if "properties" in properties:
+            yield from _flat(properties, f"{outer}{name}.")
         else:
-            yield f"{outer}{name}", known
+            yield f"{outer}{name}", properties
 
 
-def _concerned(table: Table, reason: str) -> Iterator[str]:
+def _columns_concerned(table: Table, reason: str) -> Iterator[str]:
     """The columns that a refusal names, or else those for which the file asks for something that it names."""
     quoted = set(re.findall(r"\[([^\]]+)\]", reason))
-    named = [column.name for column in table.columns if column.name in quoted]
-    if named:
-        yield from named
+    columns = [column.name for column in table.columns if column.name in quoted]
+    if columns:
+        yield from columns
         return
-    for name, asked in table.index.fields.items():
-        if quoted & set(re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(asked, ensure_ascii=False))):
+    for name, options in table.index.fields.items():
+        if quoted & set(re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(options, ensure_ascii=False))):
             yield name

@@ -19,7 +19,7 @@ POSITIONS = "cdc-position"
 CONFLICT = 409
 
 
-class Moved(Exception):
+class RecordChanged(Exception):
     """The record of an index isn't the one that was read any more."""
 
     def __init__(self, index: str) -> None:
@@ -43,19 +43,19 @@ class Record:
         """Whether nothing was ever sent: there is nothing that could be deleted."""
         return self.stored is None and self.visible is None
 
-    def begins(self, until: Position) -> "Record":
+    def begins(self, end: Position) -> "Record":
         """Before rows of a batch that ends there are sent."""
-        return replace(self, visible=_further(self.visible, until))
+        return replace(self, visible=_furthest(self.visible, end))
 
     def ends(self, stored: ViewCheckpoint) -> "Record":
         """When its rows are durable. What an earlier batch has shown beyond that stays visible."""
-        return replace(self, stored=stored, visible=_further(self.visible, stored.position))
+        return replace(self, stored=stored, visible=_furthest(self.visible, stored.position))
 
     def to_json(self) -> str:
-        told: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
+        values: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
         if self.visible:
-            told["visible"] = {"topic_id": self.visible.topic_id, "offsets": list(self.visible.offsets)}
-        return json.dumps(told)
+            values["visible"] = {"topic_id": self.visible.topic_id, "offsets": list(self.visible.offsets)}
+        return json.dumps(values)
 
     @classmethod
     def from_item(cls, item: Mapping[str, Any], generation: str) -> "Record":
@@ -64,14 +64,14 @@ class Record:
         stored = replace(ViewCheckpoint.from_mapping(source), generation=generation) if "topic_id" in source else None
         visible = stored.position if stored else None
         # Records from before this was written down have none.
-        if shown := source.get("visible"):
-            visible = Position(shown["topic_id"], tuple(shown["offsets"]))
+        if visible_value := source.get("visible"):
+            visible = Position(visible_value["topic_id"], tuple(visible_value["offsets"]))
         return cls(stored, visible, condition)
 
 
-def _further(before: Position | None, until: Position) -> Position:
-    same = before and (before.topic_id, before.partition_count) == (until.topic_id, until.partition_count)
-    return replace(until, offsets=tuple(map(max, before.offsets, until.offsets))) if before and same else until
+def _furthest(visible: Position | None, end: Position) -> Position:
+    is_same_topic = visible and (visible.topic_id, visible.partition_count) == (end.topic_id, end.partition_count)
+    return replace(end, offsets=tuple(map(max, visible.offsets, end.offsets))) if visible and is_same_topic else end
 
 
 class Positions:
@@ -116,7 +116,7 @@ class Positions:
             raise unavailable(f"{POSITIONS} has answered for {len(items)} of {len(records)} indices.")
         for (index, _), item in zip(records, items, strict=True):
             if item["status"] == CONFLICT:
-                raise Moved(index)
+                raise RecordChanged(index)
             if item["status"] >= 400:
                 raise SinkUnavailable(
                     f"The position of {index} could not be stored (status {item['status']}).",

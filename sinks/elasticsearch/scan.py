@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cdc.codec.members import members
-from sinks.elasticsearch.client import Refusal, answered
+from sinks.elasticsearch.client import Refusal, send_request
 from sinks.elasticsearch.documents import documents
 from sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
 
@@ -20,7 +20,7 @@ GROUP_ROWS = 5000
 SLICES = 2
 KEEP = "2m"
 """How long a point in time waits for its next reader."""
-WHOLE = {"allow_partial_search_results": "false"}
+COMPLETE_RESULTS = {"allow_partial_search_results": "false"}
 # A number may have more digits than Python takes for one; its value doesn't matter here.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 
@@ -55,14 +55,14 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
 
     One that isn't there, or has as many documents as a search gives at most, has a row without an id.
     """
-    most = GROUP_ROWS
+    limit = GROUP_ROWS
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
         for number in (number for part in parts for number in part.column("id").to_pylist()):
             for table, index in indices[number::SLICES]:
-                rows = _whole(url, index, most)
+                rows = _read_index(url, index, limit)
                 columns = [[table] * len(rows), [key for key, _ in rows], [text for _, text in rows]]
                 strings = [pa.array(column, "string") for column in columns]
                 yield pa.RecordBatch.from_arrays(strings, names=["table", "id", "document"])
@@ -70,15 +70,15 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
     return read
 
 
-def _whole(url: str, index: str, most: int) -> Sequence[tuple[str | None, str | None]]:
+def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, str | None]]:
     """Id and source of all documents of an index as of one moment, or one without an id."""
-    query = {"size": most, "sort": ["_doc"], "track_total_hits": False}
+    query = {"size": limit, "sort": ["_doc"], "track_total_hits": False}
     try:
-        text = answered(url, "POST", f"/{quote(index, safe='@')}/_search", query, WHOLE).text
+        text = send_request(url, "POST", f"/{quote(index, safe='@')}/_search", query, COMPLETE_RESULTS).text
     except Refusal:
         return [(None, None)]
     hits = list(_hits(text))
-    return [(_id(key, source), source) for key, source in hits] if len(hits) < most else [(None, None)]
+    return [(_id(key, source), source) for key, source in hits] if len(hits) < limit else [(None, None)]
 
 
 def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
@@ -90,24 +90,24 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
         "track_total_hits": False,
     }
     while True:
-        text = answered(url, "POST", "/_search", query, WHOLE).text
+        text = send_request(url, "POST", "/_search", query, COMPLETE_RESULTS).text
         hits = list(_hits(text))
         if not hits:
             return
         yield hits
         query["search_after"], _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
-        query["search_after"] = [int(one) for one in query["search_after"]]
+        query["search_after"] = [int(sort_value) for sort_value in query["search_after"]]
 
 
 def _hits(text: str) -> Iterator[tuple[str, str]]:
     """`_id` and source of each hit. Quotes within a string are escaped: what is looked for is never part of one."""
-    at = text.index('"hits":[')
-    while (at := text.find('"_id":', at)) >= 0:
-        key, at = _DECODER.raw_decode(text, at + len('"_id":'))
-        at = text.index('"_source":', at) + len('"_source":')
-        _, end = _DECODER.raw_decode(text, at)
-        yield key, text[at:end]
-        at = end
+    index = text.index('"hits":[')
+    while (index := text.find('"_id":', index)) >= 0:
+        key, index = _DECODER.raw_decode(text, index + len('"_id":'))
+        index = text.index('"_source":', index) + len('"_source":')
+        _, end = _DECODER.raw_decode(text, index)
+        yield key, text[index:end]
+        index = end
 
 
 def _rows(hits: list[tuple[str, str]]) -> "pa.RecordBatch":

@@ -5,7 +5,7 @@ from typing import Any
 
 from cdc.errors import SinkError, SinkRejected
 from cdc.model.address import address
-from sinks.elasticsearch.client import NOT_FOUND, Refusal, answered, decoded, grouped, unavailable
+from sinks.elasticsearch.client import NOT_FOUND, Refusal, decode_json, join_names, send_request, unavailable
 
 SHARDS = "cluster.max_shards_per_node"
 
@@ -32,19 +32,21 @@ class Server:
     ) -> Any:
         """One request. A 404 of the server's own answers `absent`, when that is given."""
         try:
-            answer = answered(self._url, method, path, body, query, absent=absent is not None)
-            return absent if answer.status == NOT_FOUND else decoded(answer, self._url)
+            answer = send_request(self._url, method, path, body, query, absent=absent is not None)
+            return absent if answer.status == NOT_FOUND else decode_json(answer, self._url)
         except SinkError as error:
             error.details.setdefault("sink", self._sink)
             raise
 
-    def each(self, method: str, names: Iterable[str], path: str, body: object = None, **options: Any) -> list[Any]:
+    def ask_groups(
+        self, method: str, names: Iterable[str], path: str, body: object = None, **options: Any
+    ) -> list[Any]:
         """The same request for many indices, in groups."""
-        return [self.ask(method, f"/{group}{path}", body, **options) for group in grouped(names)]
+        return [self.ask(method, f"/{group}{path}", body, **options) for group in join_names(names)]
 
     def refresh(self, names: Iterable[str], query: Mapping[str, str] | None = None) -> None:
         """Let searches see what is written."""
-        for answer in self.each("POST", names, "/_refresh", query=query):
+        for answer in self.ask_groups("POST", names, "/_refresh", query=query):
             if answer["_shards"]["failed"]:
                 raise unavailable(f"Not all of {self.name} could be refreshed.")
 
@@ -57,7 +59,7 @@ class Server:
     def create(self, index: str, body: Mapping[str, Any]) -> None:
         """An index; does nothing when it is there."""
         try:
-            self.ask("PUT", f"/{next(grouped([index]))}", body)
+            self.ask("PUT", f"/{next(join_names([index]))}", body)
         except Refusal as error:
             if error.kind == "resource_already_exists_exception":
                 return
@@ -65,19 +67,21 @@ class Server:
                 raise self._full(1) from None
             raise
 
-    def require_shards(self, wanted: int) -> None:
+    def require_shards(self, needed: int) -> None:
         """Refuse what the cluster would refuse half way: as many more indices of one shard."""
         health = self.ask("GET", "/_cluster/health")
-        found = self.ask("GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"})
-        limits = (found[level].get(SHARDS) for level in ("transient", "persistent", "defaults"))
-        limit = int(next((one for one in limits if one is not None), 1000)) * int(health["number_of_data_nodes"])
-        taken = sum(int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned"))
-        if wanted > 0 and taken + wanted > limit:
-            raise self._full(wanted)
+        settings = self.ask("GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"})
+        configured = (settings[level].get(SHARDS) for level in ("transient", "persistent", "defaults"))
+        limit = int(next((limit_text for limit_text in configured if limit_text is not None), 1000)) * int(
+            health["number_of_data_nodes"]
+        )
+        used = sum(int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned"))
+        if needed > 0 and used + needed > limit:
+            raise self._full(needed)
 
-    def _full(self, wanted: int) -> SinkRejected:
+    def _full(self, needed: int) -> SinkRejected:
         return SinkRejected(
-            f"{self.name.capitalize()} holds as many shards as it takes: there is no room for {wanted} more.",
+            f"{self.name.capitalize()} holds as many shards as it takes: there is no room for {needed} more.",
             hint=f"raise {SHARDS}, add a node, or remove what isn't needed: cdc -p FILE generations --clean",
             sink=self._sink,
         )

@@ -38,9 +38,9 @@ from cdc.sink.lane_run import run_on_executors
 from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.fields import refusals
-from sinks.elasticsearch.indices import Indices, Place
-from sinks.elasticsearch.layout import INDEX_SETTINGS, Layout, refuse_other, refused, settled_otherwise
-from sinks.elasticsearch.positions import POSITIONS, Moved, Positions, Record
+from sinks.elasticsearch.indices import Indices, WritableIndex
+from sinks.elasticsearch.layout import INDEX_SETTINGS, Layout, layout_error, require_same_fields, settings_error
+from sinks.elasticsearch.positions import POSITIONS, Positions, Record, RecordChanged
 from sinks.elasticsearch.scan import KEEP, SLICES, getter, group_reader, scanner
 from sinks.elasticsearch.server import Server
 
@@ -52,10 +52,10 @@ class Elasticsearch:
     row_format: RowFormat = "documents"
     promotes_all_tables = False
 
-    def __init__(self, name: str, url: str, pipeline: str, beside: Mapping[str, str] | None = None) -> None:
-        self.name, self.url, self.pipeline, self._beside = name, url.rstrip("/"), pipeline, beside
+    def __init__(self, name: str, url: str, pipeline: str, generation_names: Mapping[str, str] | None = None) -> None:
+        self.name, self.url, self.pipeline, self._generation_names = name, url.rstrip("/"), pipeline, generation_names
         self._server = Server(name, self.url)
-        self._indices = Indices(self._server, pipeline, beside)
+        self._indices = Indices(self._server, pipeline, generation_names)
         self._positions = Positions(self._server)
         self._blocked_at = 0.0
         self._token = _token()
@@ -67,20 +67,20 @@ class Elasticsearch:
     def prepare(self, table: Table) -> None:
         """Create the index, or give the one that is there the fields it lacks."""
         self._server.create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
-        if place := self._indices.of([table]).get(table.qualified):
+        if place := self._indices.find([table]).get(table.qualified):
             self._adapt(table, place.index)
         else:
             self._make(table)
 
     def require_fit(self, table: Table) -> None:
         """Of fields alone: which settings an open index takes only the server can tell, by taking them."""
-        if place := self._indices.of([table]).get(table.qualified):
-            refuse_other(table, self.name, Layout.of(table), self._noted(place.index))
+        if place := self._indices.find([table]).get(table.qualified):
+            require_same_fields(table, self.name, Layout.of(table), self._read_layout(place.index))
 
     def clear(self, table: Table) -> None:
         """A new index, which has no position yet, in place of the one that is there."""
-        place = self._indices.of([table]).get(table.qualified)
-        if self._beside is None:
+        place = self._indices.find([table]).get(table.qualified)
+        if self._generation_names is None:
             self._make(table)
         if place:
             self._forget([place.index])
@@ -94,45 +94,53 @@ class Elasticsearch:
         return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
 
     def apply(self, batch: Batch) -> Outcome:
-        places = self._indices.of([advance.table for advance in batch.advances])
+        writable_indices = self._indices.find([advance.table for advance in batch.advances])
         for advance in batch.advances:
-            if advance.table.qualified not in places:
+            if advance.table.qualified not in writable_indices:
                 raise mismatch(advance.table, advance.start, None, ours=True)
-        indices = {name: place.index for name, place in places.items()}
-        before = self._positions.read(indices)
-        pending = [a for a in batch.advances if must_apply(a, before[a.table.qualified].stored, batch.writer)]
+        indices = {name: place.index for name, place in writable_indices.items()}
+        records_by_table = self._positions.read(indices)
+        pending = [
+            advance
+            for advance in batch.advances
+            if must_apply(advance, records_by_table[advance.table.qualified].stored, batch.writer)
+        ]
         if not pending:
             return Outcome()
-        self._take(pending, places)
-        records = [before[a.table.qualified] for a in pending]
-        begins = [record.begins(a.end) for a, record in zip(pending, records, strict=True)]
-        begun = self._store(pending, indices, begins, batch.writer)
-        fresh = {a.table.topic for a, record in zip(pending, records, strict=True) if record.fresh}
+        self._take_over(pending, writable_indices)
+        records = [records_by_table[advance.table.qualified] for advance in pending]
+        visible_records = [record.begins(advance.end) for advance, record in zip(pending, records, strict=True)]
+        begun_records = self._store(pending, indices, visible_records, batch.writer)
+        fresh = {advance.table.topic for advance, record in zip(pending, records, strict=True) if record.fresh}
         outcome = self._send(batch, pending, indices, fresh)
-        self._commit(pending, indices, begun, outcome.applied, batch.writer)
+        self._commit(pending, indices, begun_records, outcome.applied, batch.writer)
         return outcome
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
         """As the contract says; the frame is good until the next scan of all rows, or for two minutes."""
-        url, row = self.url, "id string, document string"
+        url, schema = self.url, "id string, document string"
         index = self._readable(table)
         if ids is not None:
-            return spark.createDataFrame([(key,) for key in ids], "id string").mapInArrow(getter(url, index), row)
+            return spark.createDataFrame([(key,) for key in ids], "id string").mapInArrow(getter(url, index), schema)
         self._server.refresh([index])
         self._unscan()
-        (opened,) = self._server.each("POST", [index], "/_pit", query={"keep_alive": KEEP})
-        self._scans.append(opened["id"])
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, opened["id"]), row)
+        (point_in_time,) = self._server.ask_groups("POST", [index], "/_pit", query={"keep_alive": KEEP})
+        self._scans.append(point_in_time["id"])
+        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, point_in_time["id"]), schema)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         indices = {table.qualified: self._readable(table) for table in tables}
         self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
-        read, row = group_reader(self.url, list(indices.items())), "table string, id string, document string"
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(read, row)
+        read, schema = group_reader(self.url, list(indices.items())), "table string, id string, document string"
+        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(read, schema)
 
     def _readable(self, table: Table) -> str:
         """The name under which all of its rows are found."""
-        return self.alias(table) if self._beside is None else self._indices.name(table, self._beside[table.qualified])
+        return (
+            self.alias(table)
+            if self._generation_names is None
+            else self._indices.name(table, self._generation_names[table.qualified])
+        )
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""
@@ -147,12 +155,12 @@ class Elasticsearch:
         return self._indices.alias(table)
 
     def for_generation(self, names: Mapping[str, str]) -> "Elasticsearch":
-        made = Elasticsearch(self.name, self.url, self.pipeline, dict(names))
-        made._scans = self._scans
-        return made
+        sink = Elasticsearch(self.name, self.url, self.pipeline, dict(names))
+        sink._scans = self._scans
+        return sink
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
-        places = self._indices.of(tables)
+        places = self._indices.find(tables)
         needed = self._indices.bytes([place.index for place in places.values()])
         nodes = self._server.ask("GET", "/_nodes/stats/fs")["nodes"].values()
         free = max(int(node["fs"]["total"]["available_in_bytes"]) for node in nodes)
@@ -166,39 +174,43 @@ class Elasticsearch:
 
         A batch that is cut by this has shown some rows already: the new generation has to have them as well.
         """
-        live = {name: place.index for name, place in self._indices.of(tables).items()}
-        fresh = {table.qualified: self._indices.name(table, names[table.qualified]) for table in tables}
-        switched = [table for table in tables if live.get(table.qualified) != fresh[table.qualified]]
+        live = {name: place.index for name, place in self._indices.find(tables).items()}
+        new_indices = {table.qualified: self._indices.name(table, names[table.qualified]) for table in tables}
+        switched = [table for table in tables if live.get(table.qualified) != new_indices[table.qualified]]
         if not switched:
             return {}
-        old = [live[table.qualified] for table in switched if table.qualified in live]
-        beside = self.for_generation(names)
-        wait_until_caught_up(lambda: self._level(beside, switched, self._records(switched)), self.name)
+        live_indices = [live[table.qualified] for table in switched if table.qualified in live]
+        candidate = self.for_generation(names)
+        wait_until_caught_up(lambda: self._is_caught_up(candidate, switched, self._records(switched)), self.name)
         try:
-            self._block(old)
-            wait_until_caught_up(partial(self._level, beside, switched, self._records(switched)), self.name)
-            self._show(switched, fresh)
-            self._server.refresh(fresh.values())
-            self._server.switch(self._switch(switched, live, fresh))
+            self._block(live_indices)
+            wait_until_caught_up(partial(self._is_caught_up, candidate, switched, self._records(switched)), self.name)
+            self._show(switched, new_indices)
+            self._server.refresh(new_indices.values())
+            self._server.switch(self._switch(switched, live, new_indices))
         finally:
-            self._release(old)
+            self._release(live_indices)
         return {table.qualified: _generation(live[table.qualified]) for table in switched if table.qualified in live}
 
     def generations(self, table: Table) -> list[str]:
         return self._indices.generations([table])[table.qualified]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        there = self._indices.generations(tables)
-        others = ((table, name) for table in tables for name in there[table.qualified][1:])
-        self._forget([self._indices.name(t, name) for t, name in others if name != keep.get(t.qualified)])
+        names_by_table = self._indices.generations(tables)
+        candidates = ((table, name) for table in tables for name in names_by_table[table.qualified][1:])
+        self._forget(
+            [self._indices.name(table, name) for table, name in candidates if name != keep.get(table.qualified)]
+        )
 
     def _show(self, tables: Sequence[Table], indices: Mapping[str, str]) -> None:
         """Take back what made the load cheap; for all indices that are settled alike in as few requests as they fit."""
-        alike: dict[str, list[str]] = {}
+        indices_by_settings: dict[str, list[str]] = {}
         for table in tables:
-            alike.setdefault(json.dumps(Layout.of(table).shown), []).append(indices[table.qualified])
-        for settings, those in alike.items():
-            self._server.each("PUT", those, "/_settings", json.loads(settings))
+            indices_by_settings.setdefault(json.dumps(Layout.of(table).restored_settings), []).append(
+                indices[table.qualified]
+            )
+        for settings, group in indices_by_settings.items():
+            self._server.ask_groups("PUT", group, "/_settings", json.loads(settings))
 
     def _switch(
         self, tables: Sequence[Table], live: Mapping[str, str], fresh: Mapping[str, str]
@@ -218,42 +230,47 @@ class Elasticsearch:
 
     def _block(self, indices: Iterable[str]) -> None:
         """No write is under way any more when this returns, and none begins."""
-        for answer in self._server.each("PUT", indices, "/_block/write"):
-            if not all(one.get("blocked") for one in answer["indices"]):
+        for answer in self._server.ask_groups("PUT", indices, "/_block/write"):
+            if not all(index.get("blocked") for index in answer["indices"]):
                 raise unavailable(f"Not all of {self._server.name} has stopped taking writes.")
 
     def _release(self, indices: Iterable[str]) -> None:
         query = {"ignore_unavailable": "true"}
-        self._server.each("PUT", indices, "/_settings", {"index.blocks.write": None}, query=query, absent={})
+        self._server.ask_groups("PUT", indices, "/_settings", {"index.blocks.write": None}, query=query, absent={})
 
     def _records(self, tables: Sequence[Table]) -> dict[str, Record]:
-        places = self._indices.of(tables)
+        places = self._indices.find(tables)
         return self._positions.read({name: place.index for name, place in places.items()})
 
-    def _level(self, beside: "Elasticsearch", tables: Sequence[Table], live: Mapping[str, Record]) -> bool:
+    def _is_caught_up(self, candidate: "Elasticsearch", tables: Sequence[Table], live: Mapping[str, Record]) -> bool:
         """Whether every view beside has what readers may have seen of the live one."""
-        there = beside.positions(tables)
-        pairs = [(one, there[name]) for name, one in live.items() if one.visible]
-        return all(stored and not would_go_back(stored, _shown(one, stored)) for one, stored in pairs)
+        checkpoints = candidate.positions(tables)
+        pairs = [(record, checkpoints[name]) for name, record in live.items() if record.visible]
+        return all(
+            stored and not would_go_back(stored, _visible_checkpoint(record, stored)) for record, stored in pairs
+        )
 
     def _make(self, table: Table) -> None:
         """An index; readers see it unless this sink is of another generation."""
-        generation = new_generation() if self._beside is None else self._beside[table.qualified]
-        index, body = self._indices.name(table, generation), Layout.of(table).body(seen=self._beside is None)
-        if self._beside is not None:
+        generation = new_generation() if self._generation_names is None else self._generation_names[table.qualified]
+        index, body = (
+            self._indices.name(table, generation),
+            Layout.of(table).body(is_live=self._generation_names is None),
+        )
+        if self._generation_names is not None:
             return self._create(table, index, body)
-        old = {name: place.index for name, place in self._indices.of([table]).items()}
-        if not old:
+        live = {name: place.index for name, place in self._indices.find([table]).items()}
+        if not live:
             # At once with its alias: each change of the cluster's state costs as much as all else of a table's start.
             return self._create(table, index, body | {"aliases": {self.alias(table): {}}})
         self._create(table, index, body)
-        return self._server.switch(self._switch([table], old, {table.qualified: index}))
+        return self._server.switch(self._switch([table], live, {table.qualified: index}))
 
     def _create(self, table: Table, index: str, body: Mapping[str, Any]) -> None:
         try:
             self._server.create(index, body)
         except Refusal as error:
-            raise refused(table, self.name, error) from None
+            raise layout_error(table, self.name, error) from None
 
     def _adapt(self, table: Table, index: str) -> None:
         """Give an index that is there the fields of new columns, and settings that it takes while it is open.
@@ -261,36 +278,36 @@ class Elasticsearch:
         Raises:
             SchemaMismatch: it was made with others, and can't be changed.
         """
-        layout, made = Layout.of(table), self._noted(index)
-        refuse_other(table, self.name, layout, made)
-        if resettled := layout.resettled(made):
-            settings = {f"index.{name}": value for name, value in resettled.items()}
+        layout, existing = Layout.of(table), self._read_layout(index)
+        require_same_fields(table, self.name, layout, existing)
+        if changed := layout.changed_settings(existing):
+            settings = {f"index.{name}": value for name, value in changed.items()}
             try:
-                self._server.each("PUT", [index], "/_settings", settings)
+                self._server.ask_groups("PUT", [index], "/_settings", settings)
             except Refusal as error:
                 if error.status != 400:
                     raise
-                raise settled_otherwise(table, self.name, resettled) from None
+                raise settings_error(table, self.name, changed) from None
         try:
-            self._server.each("PUT", [index], "/_mapping", layout.mapping(made))
+            self._server.ask_groups("PUT", [index], "/_mapping", layout.mapping(existing))
         except Refusal as error:
-            raise refused(table, self.name, error) from None
+            raise layout_error(table, self.name, error) from None
 
-    def _noted(self, index: str) -> Layout:
-        (there,) = self._server.each("GET", [index], "/_mapping")
-        return Layout.noted(there[index]["mappings"])
+    def _read_layout(self, index: str) -> Layout:
+        (mappings,) = self._server.ask_groups("GET", [index], "/_mapping")
+        return Layout.from_mapping(mappings[index]["mappings"])
 
     def _forget(self, indices: Sequence[str]) -> None:
         """The positions first: an index that has lost its rows must not have one."""
         self._positions.forget(indices)
-        self._server.each("DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={})
+        self._server.ask_groups("DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={})
 
     def _unscan(self) -> None:
         """Close points in time, also of generations beside: the server holds on to all that they may need."""
         while self._scans:
             self._server.ask("DELETE", "/_pit", {"id": self._scans.pop()}, absent={})
 
-    def _take(self, pending: Sequence[Advance], places: Mapping[str, Place]) -> None:
+    def _take_over(self, pending: Sequence[Advance], places: Mapping[str, WritableIndex]) -> None:
         """Let these indices be written to through this sink's aliases only, if nobody else has done so meanwhile.
 
         Raises:
@@ -298,25 +315,31 @@ class Elasticsearch:
         """
         actions: list[dict[str, Any]] = []
         for advance in pending:
-            place = places[advance.table.qualified]
-            mine, others = place.writer(self._token), set(place.writers)
-            others.discard(mine)
-            actions += [{"remove": {"index": place.index, "alias": one, "must_exist": True}} for one in sorted(others)]
-            if mine not in place.writers:
-                actions.append({"add": {"index": place.index, "alias": mine}})
+            target = places[advance.table.qualified]
+            own_alias, other_aliases = target.writer(self._token), set(target.writers)
+            other_aliases.discard(own_alias)
+            actions += [
+                {"remove": {"index": target.index, "alias": alias, "must_exist": True}}
+                for alias in sorted(other_aliases)
+            ]
+            if own_alias not in target.writers:
+                actions.append({"add": {"index": target.index, "alias": own_alias}})
         try:
             if actions:
                 self._server.switch(actions)
         except Refusal as error:
             if error.status != 404:
                 raise
-            self._refuse_gone(pending)
+            self._refuse_missing(pending)
             # Of two who take over at the same time, the other has been quicker.
             raise mismatch(pending[0].table, pending[0].start, pending[0].start, ours=False) from None
 
     def _send(self, batch: Batch, pending: Sequence[Advance], indices: Mapping[str, str], fresh: set[str]) -> Outcome:
         """Send the rows; when it isn't known what has become of some, nothing of this try may arrive later."""
-        aliases = {a.table.topic: Place(indices[a.table.qualified]).writer(self._token) for a in pending}
+        aliases = {
+            advance.table.topic: WritableIndex(indices[advance.table.qualified]).writer(self._token)
+            for advance in pending
+        }
         lane = batch.lane(ElasticsearchWriter(self.url, aliases, frozenset(fresh)), pending)
         try:
             outcome = run_on_executors(lane, batch.records, self.name, HINTS)
@@ -325,14 +348,14 @@ class Elasticsearch:
             if isinstance(error, SinkUnavailable):
                 self._unblock(error, indices.values())
             if isinstance(error, Fenced):
-                self._refuse_gone(pending)
+                self._refuse_missing(pending)
             raise
         self._blocked_at = 0.0
         return outcome
 
-    def _refuse_gone(self, pending: Sequence[Advance]) -> None:
+    def _refuse_missing(self, pending: Sequence[Advance]) -> None:
         """An alias goes with its index, too: then it is the view that is gone, and nobody has taken over."""
-        places = self._indices.of([advance.table for advance in pending])
+        places = self._indices.find([advance.table for advance in pending])
         for advance in pending:
             if advance.table.qualified not in places:
                 raise mismatch(advance.table, advance.start, None, ours=True)
@@ -341,13 +364,16 @@ class Elasticsearch:
         self,
         pending: Sequence[Advance],
         indices: Mapping[str, str],
-        begun: Sequence[Record],
+        begun_records: Sequence[Record],
         result: Mapping[str, Applied],
         writer: str,
     ) -> None:
-        pairs = zip(pending, begun, strict=True)
-        ended = [one.ends(checkpoint_after(a, one.stored, result[a.table.qualified], writer)) for a, one in pairs]
-        self._store(pending, indices, ended, writer)
+        pairs = zip(pending, begun_records, strict=True)
+        final_records = []
+        for advance, record in pairs:
+            applied = result[advance.table.qualified]
+            final_records.append(record.ends(checkpoint_after(advance, record.stored, applied, writer)))
+        self._store(pending, indices, final_records, writer)
 
     def _store(
         self, pending: Sequence[Advance], indices: Mapping[str, str], records: Sequence[Record], writer: str
@@ -360,14 +386,16 @@ class Elasticsearch:
         names = [indices[advance.table.qualified] for advance in pending]
         try:
             return self._positions.write(list(zip(names, records, strict=True)))
-        except Moved as error:
+        except RecordChanged as error:
             advance = pending[names.index(error.index)]
-            now = self.position(advance.table)
-            ours = now is not None and now.writer == writer
-            raise mismatch(advance.table, advance.start, now.position if now else None, ours=ours) from None
+            checkpoint = self.position(advance.table)
+            ours = checkpoint is not None and checkpoint.writer == writer
+            raise mismatch(
+                advance.table, advance.start, checkpoint.position if checkpoint else None, ours=ours
+            ) from None
 
 
-def _shown(record: Record, other: ViewCheckpoint) -> ViewCheckpoint:
+def _visible_checkpoint(record: Record, other: ViewCheckpoint) -> ViewCheckpoint:
     """What readers may have seen, as if it was stored."""
     visible = record.visible or other.position
     return ViewCheckpoint(visible, floor=record.stored.floor if record.stored else 0)

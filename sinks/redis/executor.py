@@ -22,22 +22,22 @@ CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Of a Lua call: a few milliseconds, in which nobody else is served."""
 
 
-class Due(NamedTuple):
+class PendingAdvance(NamedTuple):
     """What is left of an advance: offsets to go on from, in this generation of the view, held by this writer."""
 
     advance: Advance
     offsets: tuple[int, ...]
     generation: str
     writer: str
-    further: tuple[str, ...] = ()
+    extra_fields: tuple[str, ...] = ()
     """What else is stored with the position: field, value, ..."""
 
-    def arguments(self, *rest: str | int | bytes) -> list[str | int | bytes]:
+    def arguments(self, *values: str | int | bytes) -> list[str | int | bytes]:
         """Of `APPLY` and `FINISH`."""
-        until, now = self.advance.end, f"{time.time():.3f}"
-        count = len(self.further)
-        held = (until.topic_id, self.writer, self.generation)
-        return [*held, now, until.partition_count, count, *self.further, *rest]
+        end, now = self.advance.end, f"{time.time():.3f}"
+        count = len(self.extra_fields)
+        identity = (end.topic_id, self.writer, self.generation)
+        return [*identity, now, end.partition_count, count, *self.extra_fields, *values]
 
     def offset(self, answer: Sequence[str], least: int, most: int) -> int:
         """How far this writer has got by itself where a script has said `moved`.
@@ -63,13 +63,13 @@ class RedisWriter:
 
     url: str
     prefix: str
-    dues: Mapping[str, Due]
+    pending: Mapping[str, PendingAdvance]
     form = Documents()
     limits = CHUNK
     archives = False
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        return self.dues[advance.table.topic].offsets[partition]
+        return self.pending[advance.table.topic].offsets[partition]
 
     def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
         return 0
@@ -90,38 +90,40 @@ class RedisWriter:
 
     def _write(self, part: Part) -> Verdicts:
         """One call; another where an earlier try of this task has got part of the way already."""
-        due, stale = self.dues[part.topic], frozenset[str]()
+        pending, stale = self.pending[part.topic], frozenset[str]()
         if not part.rows and part.end_offset == part.view_offset:
             return Verdicts()
-        at, reach = part.view_offset, part.end_offset
+        start, end = part.view_offset, part.end_offset
         while True:
             # Rows that a try before this one has brought are there.
             rows = [row for row in part.rows.values() if row.id not in stale]
-            answer = self._call(part, due, rows, at, reach)
+            answer = self._call(part, pending, rows, start, end)
             if answer[0] == "ok":
                 return Verdicts(stale=stale)
             try:
-                at = due.offset(answer, at, due.advance.end.offsets[part.partition])
+                start = pending.offset(answer, start, pending.advance.end.offsets[part.partition])
             except SinkUnavailable as error:
                 raise Failure("rewound", error.message) from None
             except Fenced as error:
                 raise Failure("fenced", error.message) from None
-            reach = max(at, reach)
-            stale = frozenset(row.id for row in part.rows.values() if row.offset < at)
+            end = max(start, end)
+            stale = frozenset(row.id for row in part.rows.values() if row.offset < start)
 
-    def _call(self, part: Part, due: Due, rows: Sequence[FoldedRow], at: int, reach: int) -> Sequence[str]:
+    def _call(
+        self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int
+    ) -> Sequence[str]:
         keys = [position_key(self.prefix, part.advance.table.qualified), *self._keys(part, [row.id for row in rows])]
         values = [b"" if row.value is None else row.value for row in rows]
         try:
             script = client(self.url).register_script(APPLY)
-            answer: Sequence[str] = script(keys=keys, args=due.arguments(part.partition, at, reach, *values))
+            answer: Sequence[str] = script(keys=keys, args=pending.arguments(part.partition, start, end, *values))
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
         return answer
 
     def _keys(self, part: Part, ids: Sequence[str]) -> list[str]:
-        start = view_key(self.prefix, part.advance.table.qualified)
-        return [f"{start}{row_id}" for row_id in ids]
+        prefix = view_key(self.prefix, part.advance.table.qualified)
+        return [f"{prefix}{row_id}" for row_id in ids]
 
     def _failure(self, part: Part, error: redis.exceptions.RedisError) -> Failure:
         return Failure(*failure(error, self.url, f"rows of {part.advance.table.qualified}"))

@@ -26,9 +26,9 @@ def group_reader(url: str, prefix: str, match: str, tables: Mapping[str, str]) -
 
         # A key that SCAN has named may be gone by now.
         values = client(url).mget(keys)
-        held = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-        ids = [key[key.find(":", len(prefix) + 1) + 1 :] for key, _ in held]
-        columns = [[table_of(key) for key, _ in held], ids, [value for _, value in held]]
+        pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+        ids = [key[key.find(":", len(prefix) + 1) + 1 :] for key, _ in pairs]
+        columns = [[table_of(key) for key, _ in pairs], ids, [value for _, value in pairs]]
         return pa.RecordBatch.from_arrays([pa.array(column, "string") for column in columns], names=GROUPED)
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -37,7 +37,7 @@ def group_reader(url: str, prefix: str, match: str, tables: Mapping[str, str]) -
             pass
         keys = client(url).scan_iter(match=match, count=PAGE_ROWS)
         while page := list(itertools.islice(keys, PAGE_ROWS)):
-            if wanted := [key for key in page if table_of(key)]:
-                yield rows(wanted)
+            if matching := [key for key in page if table_of(key)]:
+                yield rows(matching)
 
     return read

@@ -30,6 +30,20 @@ COMMANDS = (
 )
 """All that the sink asks of a server. CONFIG isn't needed where INFO is allowed."""
 
+HINTS = {
+    "unavailable": "it is tried again; is the server up?",
+    "rejected": "repair the server's setting or memory, then start `cdc run` again",
+    "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
+    "trust": "append ?ssl_ca_certs=/path/of/its/ca.pem to the sink's url",
+    "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
+    "client": "append ?ssl_certfile=...&ssl_keyfile=... to the sink's url",
+    "plain": "write redis:// in the sink's url, or the port at which it has TLS",
+    "stranger": "check host and port of the sink's url",
+    "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
+    "rewound": "nothing to do: its changes are applied again from where it stands",
+}
+"""What a person can do about a failure, by its kind."""
+
 _clients: dict[str, redis.Redis] = {}
 
 
@@ -56,10 +70,10 @@ def database(url: str) -> int:
         parts = urlsplit(url)
         path = "" if parts.scheme == "unix" else parts.path.strip("/")
         text = parse_qs(parts.query).get("db", [path or "0"])[0]
-        known = parts.scheme in ("redis", "rediss", "unix") and (parts.port or 1) > 0
+        is_valid = parts.scheme in ("redis", "rediss", "unix") and (parts.port or 1) > 0
     except ValueError:
-        text, known = "", False
-    if known and text.isdecimal():
+        text, is_valid = "", False
+    if is_valid and text.isdecimal():
         return int(text)
     raise SettingsError(
         "The cache's url names no server and database.",
@@ -85,7 +99,7 @@ def position_key(prefix: str, qualified: str) -> str:
     return f"{prefix}:_cdc:{_escaped(qualified)}"
 
 
-def named(prefix: str, key: str) -> str:
+def table_of_position(prefix: str, key: str) -> str:
     """Whose position lies under a key."""
     return key.removeprefix(f"{prefix}:_cdc:").replace("%3A", ":").replace("%25", "%")
 
@@ -93,6 +107,11 @@ def named(prefix: str, key: str) -> str:
 def _escaped(qualified: str) -> str:
     """Without a colon, which begins the id: `a` with the id b:1 isn't `a:b` with the id 1."""
     return qualified.replace("%", "%25").replace(":", "%3A")
+
+
+def glob_literal(text: str) -> str:
+    """Escape a text for MATCH, so that it stands for itself."""
+    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
 
 
 class Failure(NamedTuple):
@@ -119,8 +138,8 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     # Valkey calls it so where a script has asked.
     if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
         command = re.search(r"'([a-z|]+)' command", str(error))
-        lacking = f"{command[1].upper()}" if command else "these keys"
-        return Failure("forbidden", f"{where} doesn't let its user use {lacking}, for {what}.")
+        missing_right = f"{command[1].upper()}" if command else "these keys"
+        return Failure("forbidden", f"{where} doesn't let its user use {missing_right}, for {what}.")
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")
     return Failure("rejected", f"{where} refuses {what}: {word}.")

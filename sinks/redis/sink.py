@@ -39,10 +39,23 @@ from cdc.sink.contract import (
     would_go_back,
 )
 from cdc.sink.lane_run import reported_error, run_on_executors
-from sinks.redis.executor import Due, RedisWriter
+from sinks.redis.checkpoint import checkpoint_of, expected_fields, extra_fields
+from sinks.redis.executor import PendingAdvance, RedisWriter
 from sinks.redis.scan import group_reader
 from sinks.redis.scripts import EXCHANGE, FINISH, REMOVE, TAKE
-from sinks.redis.server import COMMANDS, at_database, client, database, failure, forget, named, position_key, view_key
+from sinks.redis.server import (
+    COMMANDS,
+    HINTS,
+    at_database,
+    client,
+    database,
+    failure,
+    forget,
+    glob_literal,
+    position_key,
+    table_of_position,
+    view_key,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,24 +63,6 @@ if TYPE_CHECKING:
 
 SCAN_ROWS = 2000
 ROW = ["id", "document"]
-TEXTS = ("topic_id", "writer", "generation")
-"""Fields of a position that are text as they are; the others are JSON."""
-MOVED = ("topic_id", "offsets", "writer", "rows", "at", "generation")
-"""What scripts store by themselves of a `ViewCheckpoint`; what else it has travels along as it is."""
-UNSETTLED = ("writer", "rows", "at")
-"""Fields that may change while a position stays what it is."""
-HINTS = {
-    "unavailable": "it is tried again; is the server up?",
-    "rejected": "repair the server's setting or memory, then start `cdc run` again",
-    "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
-    "trust": "append ?ssl_ca_certs=/path/of/its/ca.pem to the sink's url",
-    "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
-    "client": "append ?ssl_certfile=...&ssl_keyfile=... to the sink's url",
-    "plain": "write redis:// in the sink's url, or the port at which it has TLS",
-    "stranger": "check host and port of the sink's url",
-    "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
-    "rewound": "nothing to do: its changes are applied again from where it stands",
-}
 log = structlog.get_logger()
 
 
@@ -76,17 +71,22 @@ class Redis:
     promotes_all_tables = True
 
     def __init__(
-        self, name: str, url: str, prefix: str, spare: int | None = None, beside: Mapping[str, str] | None = None
+        self,
+        name: str,
+        url: str,
+        prefix: str,
+        spare: int | None = None,
+        generation_names: Mapping[str, str] | None = None,
     ) -> None:
         """`spare` is the number of the database for other generations: the next one when None.
 
         Raises:
             SettingsError: the url names no server and database.
         """
-        self.name, self.url, self.prefix, self._beside = name, url, prefix, beside
+        self.name, self.url, self.prefix, self._generation_names = name, url, prefix, generation_names
         self.database = database(url)
         self.spare = self.database + 1 if spare is None else spare
-        self._seen: dict[str, str] = {}
+        self._last_generation: dict[str, str] = {}
         allowed = " ".join(f"+{command}" for command in COMMANDS.split())
         self._hints = {**HINTS, "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`"}
 
@@ -104,8 +104,8 @@ class Redis:
                 hint="CONFIG SET maxmemory-policy noeviction",
                 sink=self.name,
             )
-        generation = self._own(table) or new_generation()
-        self._seen.pop(table.qualified, None)
+        generation = self._generation_of(table) or new_generation()
+        self._last_generation.pop(table.qualified, None)
         self._ask(lambda server: server.hsetnx(self.position_key(table), "generation", generation))
         self._ask(lambda server: server.sadd(self._names_key, table.qualified))
 
@@ -120,39 +120,43 @@ class Redis:
         return None
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        return _stored(self._found(table))
+        return checkpoint_of(self._read_fields(table))
 
     def apply(self, batch: Batch) -> Outcome:
-        dues = [due for advance in batch.advances if (due := self._due(advance, batch.writer))]
-        if not dues:
+        pending = [step for advance in batch.advances if (step := self._pending_advance(advance, batch.writer))]
+        if not pending:
             return Outcome()
-        writer = RedisWriter(self.url, self.prefix, {due.advance.table.topic: due for due in dues})
+        writer = RedisWriter(self.url, self.prefix, {step.advance.table.topic: step for step in pending})
         outcome = run_on_executors(
-            batch.lane(writer, [due.advance for due in dues]), batch.records, self.name, self._hints
+            batch.lane(writer, [step.advance for step in pending]), batch.records, self.name, self._hints
         )
-        for due in dues:
-            self._finish(due)
+        for step in pending:
+            self._finish(step)
         return outcome
 
     def clear(self, table: Table) -> None:
         """What another generation has left beside the live one makes room for this one."""
-        self._empty(table.qualified, self._own(table), self._seen.get(table.qualified))
+        self._empty(table.qualified, self._generation_of(table), self._last_generation.get(table.qualified))
 
-    def _empty(self, name: str, generation_after: str, seen: str | None = None) -> None:
+    def _empty(self, name: str, generation_after: str, expected_generation: str | None = None) -> None:
         """Rows first: if this ends half-way, the position is still there to tell that it has to be done.
 
         `seen`: the generation of the position that has led to this. Somebody else may have made it anew since.
         """
         key = position_key(self.prefix, name)
         script = client(self.url).register_script(REMOVE)
-        generation = seen if seen is not None else self._ask(lambda server: server.hget(key, "generation")) or ""
-        rows = client(self.url).scan_iter(match=_glob(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        generation = (
+            expected_generation
+            if expected_generation is not None
+            else self._ask(lambda server: server.hget(key, "generation")) or ""
+        )
+        rows = client(self.url).scan_iter(match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
         more = True
         while more:
             page = self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS)))
             more = bool(page)
-            rest = ("", "") if page else ("position", generation_after)
-            if not self._ask(partial(_run, script, [key, *page], [generation, *rest])):
+            removal = ("", "") if page else ("position", generation_after)
+            if not self._ask(partial(_run, script, [key, *page], [generation, *removal])):
                 raise SinkUnavailable(
                     f"Generations of {name} have changed places while one was made empty.",
                     hint="nothing to do: it is tried again",
@@ -160,28 +164,28 @@ class Redis:
                 )
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
-        url, start = self.url, view_key(self.prefix, table.qualified)
+        url, key_prefix = self.url, view_key(self.prefix, table.qualified)
 
         def rows(keys: list[str]) -> "pa.RecordBatch":
             import pyarrow as pa
 
             # A key that SCAN has named may be gone by now; MGET takes one key at least.
             values = client(url).mget(keys) if keys else []
-            held = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-            ids, documents = [key[len(start) :] for key, _ in held], [value for _, value in held]
+            pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+            ids, documents = [key[len(key_prefix) :] for key, _ in pairs], [value for _, value in pairs]
             return pa.RecordBatch.from_arrays([pa.array(ids, "string"), pa.array(documents, "string")], names=ROW)
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             # Spark throws a worker away that hasn't read its input to the end: 0.7 s of imports.
             for _ in parts:
                 pass
-            keys = client(url).scan_iter(match=_glob(start) + "*", count=SCAN_ROWS)
+            keys = client(url).scan_iter(match=glob_literal(key_prefix) + "*", count=SCAN_ROWS)
             while page := list(itertools.islice(keys, SCAN_ROWS)):
                 yield rows(page)
 
         def read_ids(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             for part in parts:
-                yield rows([start + key for key in part.column("key").to_pylist()])
+                yield rows([key_prefix + key for key in part.column("key").to_pylist()])
 
         if ids is None:
             return spark.range(1, numPartitions=1).mapInArrow(read, "id string, document string")
@@ -189,8 +193,8 @@ class Redis:
         return keys.mapInArrow(read_ids, "id string, document string")
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
-        starts = {view_key(self.prefix, table.qualified): table.qualified for table in tables}
-        read = group_reader(self.url, self.prefix, _glob(f"{self.prefix}:") + "*", starts)
+        tables_by_prefix = {view_key(self.prefix, table.qualified): table.qualified for table in tables}
+        read = group_reader(self.url, self.prefix, glob_literal(f"{self.prefix}:") + "*", tables_by_prefix)
         return spark.range(1, numPartitions=1).mapInArrow(read, "table string, id string, document string")
 
     def close(self) -> None:
@@ -202,7 +206,7 @@ class Redis:
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
         """The two databases change places as a whole, so both have to be the pipeline's own."""
         for sink in (self, self.for_generation({})):
-            if key := sink._ask(sink._foreign):
+            if key := sink._ask(sink._foreign_key):
                 raise SinkRejected(
                     f"Database {sink.database} of the cache holds keys of others ({key.split(':', 1)[0]}:…), which"
                     " would change places with those of the new generation.",
@@ -217,75 +221,79 @@ class Redis:
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One script exchanges the databases if nothing has moved since positions were compared: no view goes back."""
-        if all((at := self.position(table)) and at.generation == names[table.qualified] for table in tables):
+        if all(
+            (checkpoint := self.position(table)) and checkpoint.generation == names[table.qualified] for table in tables
+        ):
             return {}
-        other = self.for_generation(names)
-        self._bring_along(other, {table.qualified for table in tables})
-        wait_until_caught_up(lambda: self._exchanged(other, tables), self.name)
-        kept = ((table, self.for_generation({}).position(table)) for table in tables)
-        return {table.qualified: at.generation for table, at in kept if at}
+        candidate = self.for_generation(names)
+        self._bring_along(candidate, {table.qualified for table in tables})
+        wait_until_caught_up(lambda: self._exchanged(candidate, tables), self.name)
+        retained = ((table, self.for_generation({}).position(table)) for table in tables)
+        return {table.qualified: checkpoint.generation for table, checkpoint in retained if checkpoint}
 
-    def _exchanged(self, other: "Redis", tables: Sequence[Table]) -> bool:
+    def _exchanged(self, candidate: "Redis", tables: Sequence[Table]) -> bool:
         """Whether no view beside was behind, and so both have changed places."""
-        looks = []
-        for old, new in zip(self._all(tables), other._all(tables), strict=True):
-            live, next_ = _stored(old), _stored(new)
-            if live and (next_ is None or would_go_back(next_, live)):
+        comparisons = []
+        for live_fields, candidate_fields in zip(self._read_all(tables), candidate._read_all(tables), strict=True):
+            live_checkpoint, candidate_checkpoint = checkpoint_of(live_fields), checkpoint_of(candidate_fields)
+            if live_checkpoint and (
+                candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
+            ):
                 return False
-            looks += [(self, old), (other, new)]
+            comparisons += [(self, live_fields), (candidate, candidate_fields)]
         keys = [self.position_key(table) for table in tables for _ in range(2)]
-        found = [
-            {"database": str(sink.database), "key": key, "fields": _settled(fields)}
-            for (sink, fields), key in zip(looks, keys, strict=True)
+        expectations = [
+            {"database": str(sink.database), "key": key, "fields": expected_fields(fields)}
+            for (sink, fields), key in zip(comparisons, keys, strict=True)
         ]
-        arguments = (self.database, self.spare, json.dumps(found))
+        arguments = (self.database, self.spare, json.dumps(expectations))
         return bool(self._ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))
 
-    def _bring_along(self, other: "Redis", names: Collection[str]) -> None:
+    def _bring_along(self, candidate: "Redis", names: Collection[str]) -> None:
         """What lies here of tables that the pipeline has no more stays for its readers, as it is here."""
-        for name in other._strangers(names):
-            other._forget(name)
-        for name in self._strangers(names):
-            self._copy(name, other)
+        for name in candidate._other_tables(names):
+            candidate._drop_table(name)
+        for name in self._other_tables(names):
+            self._copy(name, candidate)
 
-    def _copy(self, name: str, other: "Redis") -> None:
+    def _copy(self, name: str, candidate: "Redis") -> None:
         """Under another generation: so whoever empties the one never empties the other."""
         key = position_key(self.prefix, name)
-        other._ask(lambda server: server.sadd(self._names_key, name))
-        self._ask(lambda server: server.copy(key, key, str(other.database), replace=True))
-        other._ask(lambda server: server.hset(key, "generation", new_generation()))
-        rows = client(self.url).scan_iter(match=_glob(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        candidate._ask(lambda server: server.sadd(self._names_key, name))
+        self._ask(lambda server: server.copy(key, key, str(candidate.database), replace=True))
+        candidate._ask(lambda server: server.hset(key, "generation", new_generation()))
+        rows = client(self.url).scan_iter(match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
         while page := self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS))):
-            self._ask(partial(_copy_all, page, other.database))
+            self._ask(partial(_copy_all, page, candidate.database))
 
-    def _strangers(self, names: Collection[str]) -> list[str]:
+    def _other_tables(self, names: Collection[str]) -> list[str]:
         """Tables that lie here and aren't of these names."""
         return sorted(self._ask(lambda server: server.smembers(self._names_key)) - set(names))
 
-    def _forget(self, name: str) -> None:
+    def _drop_table(self, name: str) -> None:
         self._empty(name, "")
         self._ask(lambda server: server.srem(self._names_key, name))
 
     def generations(self, table: Table) -> list[str]:
-        found = (sink.position(table) for sink in (self, self.for_generation({})))
-        return [stored.generation for stored in found if stored]
+        checkpoints = (sink.position(table) for sink in (self, self.for_generation({})))
+        return [stored.generation for stored in checkpoints if stored]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        other = self.for_generation({})
+        spare = self.for_generation({})
         for table in tables:
             if table.qualified not in keep:
-                other.clear(table)
-        for name in other._strangers({*keep, *(table.qualified for table in tables)}):
-            other._forget(name)
+                spare.clear(table)
+        for name in spare._other_tables({*keep, *(table.qualified for table in tables)}):
+            spare._drop_table(name)
 
-    def _foreign(self, server: redis.Redis) -> str | None:
+    def _foreign_key(self, server: redis.Redis) -> str | None:
         """A key that isn't the pipeline's; whose the others are is noted: older versions didn't."""
-        names, start = set(), f"{self.prefix}:"
+        names, own_prefix = set(), f"{self.prefix}:"
         for key in server.scan_iter(count=SCAN_ROWS):
-            if not key.startswith(start):
+            if not key.startswith(own_prefix):
                 return str(key)
-            if key.startswith(f"{start}_cdc:"):
-                names.add(named(self.prefix, key))
+            if key.startswith(f"{own_prefix}_cdc:"):
+                names.add(table_of_position(self.prefix, key))
         if names:
             server.sadd(self._names_key, *names)
         return None
@@ -297,12 +305,12 @@ class Redis:
     def position_key(self, table: Table) -> str:
         return position_key(self.prefix, table.qualified)
 
-    def _found(self, table: Table) -> dict[str, str]:
+    def _read_fields(self, table: Table) -> dict[str, str]:
         """The fields of a position; none when there is none."""
         fields: dict[str, str] = self._ask(lambda server: server.hgetall(self.position_key(table)))
         return self._checked(table, fields)
 
-    def _all(self, tables: Sequence[Table]) -> list[dict[str, str]]:
+    def _read_all(self, tables: Sequence[Table]) -> list[dict[str, str]]:
         """The fields of many positions, asked for at once."""
 
         def ask(server: redis.Redis) -> list[dict[str, str]]:
@@ -314,52 +322,61 @@ class Redis:
         return [self._checked(table, fields) for table, fields in zip(tables, self._ask(ask), strict=True)]
 
     def _checked(self, table: Table, fields: dict[str, str]) -> dict[str, str]:
-        self._seen[table.qualified] = fields.get("generation", "")
-        if self._beside and fields.get("generation") not in (None, self._own(table)):
-            raise GenerationReplaced(table.qualified, self._own(table), self.name)
+        self._last_generation[table.qualified] = fields.get("generation", "")
+        if self._generation_names and fields.get("generation") not in (None, self._generation_of(table)):
+            raise GenerationReplaced(table.qualified, self._generation_of(table), self.name)
         return fields
 
-    def _due(self, advance: Advance, writer: str) -> Due | None:
+    def _pending_advance(self, advance: Advance, writer: str) -> PendingAdvance | None:
         """What is left to do, None when it is done: an earlier try may have got part of the way."""
-        fields, start, until = self._found(advance.table), advance.start_offsets, advance.end
-        stored = _stored(fields)
-        if stored and stored.writer == writer and not advance.is_repair and distance(stored, until).comparable:
-            reached = stored.position.offsets
-            if reached == until.offsets:
+        fields, start, end = self._read_fields(advance.table), advance.start_offsets, advance.end
+        stored = checkpoint_of(fields)
+        if stored and stored.writer == writer and not advance.is_repair and distance(stored, end).comparable:
+            offsets = stored.position.offsets
+            if offsets == end.offsets:
                 return None
-            if all(low <= now <= high for low, now, high in zip(start, reached, until.offsets, strict=True)):
-                start = reached
+            if all(low <= offset <= high for low, offset, high in zip(start, offsets, end.offsets, strict=True)):
+                start = offsets
         if start == advance.start_offsets:
             must_apply(advance, stored, writer)
         generation = fields.get("generation", "")
-        after = checkpoint_after(advance, stored, Applied(), writer, generation)
-        due = Due(advance, start, generation, writer, () if advance.is_repair else _further(after))
+        checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
+        pending = PendingAdvance(
+            advance, start, generation, writer, () if advance.is_repair else extra_fields(checkpoint)
+        )
         if fields.get("writer") != writer:
-            self._take(due, fields)
-        return due
+            self._take_over(pending, fields)
+        return pending
 
-    def _take(self, due: Due, fields: Mapping[str, str]) -> None:
+    def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> None:
         """Become the one that moves this position, if it is still where it was read."""
-        script, table = client(self.url).register_script(TAKE), due.advance.table
-        places = ((text, fields.get(text, "0")) for text in map(str, range(due.advance.end.partition_count)))
-        told = [due.writer, due.generation, fields.get("topic_id", ""), *itertools.chain.from_iterable(places)]
-        if not self._ask(partial(_run, script, [self.position_key(table)], told)):
-            now = self.position(table)
-            raise mismatch(table, due.advance.start, now.position if now else None, ours=now is None)
+        script, table = client(self.url).register_script(TAKE), pending.advance.table
+        offsets = ((text, fields.get(text, "0")) for text in map(str, range(pending.advance.end.partition_count)))
+        arguments = [
+            pending.writer,
+            pending.generation,
+            fields.get("topic_id", ""),
+            *itertools.chain.from_iterable(offsets),
+        ]
+        if not self._ask(partial(_run, script, [self.position_key(table)], arguments)):
+            checkpoint = self.position(table)
+            raise mismatch(
+                table, pending.advance.start, checkpoint.position if checkpoint else None, ours=checkpoint is None
+            )
 
-    def _finish(self, due: Due) -> None:
+    def _finish(self, pending: PendingAdvance) -> None:
         """Move the partitions whose records were transaction markers only: no row carried their position."""
-        script, until = client(self.url).register_script(FINISH), due.advance.end.offsets
-        places = zip(range(len(until)), due.offsets, until, strict=True)
-        told = due.arguments(*itertools.chain.from_iterable(places))
-        answer = self._ask(partial(_run, script, [self.position_key(due.advance.table)], told))
+        script, end = client(self.url).register_script(FINISH), pending.advance.end.offsets
+        partitions = zip(range(len(end)), pending.offsets, end, strict=True)
+        arguments = pending.arguments(*itertools.chain.from_iterable(partitions))
+        answer = self._ask(partial(_run, script, [self.position_key(pending.advance.table)], arguments))
         if answer[0] != "ok":
-            least = due.offsets[int(answer[-1])]
-            due.offset(answer, least, least)
+            start = pending.offsets[int(answer[-1])]
+            pending.offset(answer, start, start)
 
-    def _own(self, table: Table) -> str:
+    def _generation_of(self, table: Table) -> str:
         """The name of the generation that this is the sink of; '' for the live one, whatever it is called."""
-        return self._beside[table.qualified] if self._beside else ""
+        return self._generation_names[table.qualified] if self._generation_names else ""
 
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:
         try:
@@ -378,28 +395,3 @@ def _copy_all(keys: Sequence[str], number: int, server: redis.Redis) -> None:
     for key in keys:
         pipeline.copy(key, key, str(number), replace=True)
     pipeline.execute()
-
-
-def _stored(fields: Mapping[str, str]) -> ViewCheckpoint | None:
-    if "topic_id" not in fields:
-        return None
-    count = int(fields["partitions"])
-    offsets = [int(fields.get(str(partition), 0)) for partition in range(count)]
-    known = {name: value if name in TEXTS else json.loads(value) for name, value in fields.items()}
-    return ViewCheckpoint.from_mapping({**known, "offsets": offsets})
-
-
-def _further(stored: ViewCheckpoint) -> tuple[str, ...]:
-    fields = json.loads(stored.to_json())
-    pairs = ((name, json.dumps(value)) for name, value in fields.items() if name not in MOVED)
-    return tuple(itertools.chain.from_iterable(pairs))
-
-
-def _settled(fields: Mapping[str, str]) -> dict[str, str]:
-    """What of a position must be the same still; '' for what isn't there."""
-    absent = dict.fromkeys(["topic_id", "generation", *map(str, range(int(fields.get("partitions", 0))))], "")
-    return absent | {name: value for name, value in fields.items() if name not in UNSETTLED}
-
-
-def _glob(text: str) -> str:
-    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)

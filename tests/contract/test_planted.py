@@ -13,11 +13,11 @@ import pytest
 import sinks.elasticsearch.sink
 import sinks.redis.sink
 from cdc.codec.decode_options import DecodeOptions
-from cdc.codec.forms import Documents, Filled
+from cdc.codec.forms import Documents, FilledValue
 from cdc.codec.placeholder import Placeholder
 from cdc.codec.record import Change, RecordDecoder
 from cdc.codec.table import TableCodec, codec
-from cdc.codec.types import Kind, kind, numeric
+from cdc.codec.types import TypeCodec, kind, numeric
 from cdc.errors import SinkRejected
 from cdc.model.outcome import Advance, Applied
 from cdc.model.table import Column as TableColumn
@@ -53,9 +53,9 @@ def harness_of(spark: "SparkSession", unique: str, make: Callable[[], Sink] | No
     return laws.Harness(spark, make or (lambda: held), table(f"{unique}.public.items"))
 
 
-def last_row_wins(self: Documents, table: Table, value: bytes, *_: object) -> Filled:
+def last_row_wins(self: Documents, table: Table, value: bytes, *_: object) -> FilledValue:
     """The newest change as it is, for all columns: null where it carries no value."""
-    return Filled(value, ())
+    return FilledValue(value, ())
 
 
 DECODE, FOLD = RecordDecoder.decode, LaneRun.fold
@@ -278,8 +278,8 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     return [(found["kind"], found["column"]) for found in bucket_hashes.compare_rows(made, source, view).collect()]
 
 
-def as_double(precision: int, scale: int) -> Kind:
-    return Kind("numeric", column="double", to_column=float, from_column="{:.18f}".format)
+def as_double(precision: int, scale: int) -> TypeCodec:
+    return TypeCodec("numeric", column="double", to_column=float, from_column="{:.18f}".format)
 
 
 def test_float_for_numeric(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane_run import run_in_process
-from sinks.redis.executor import Due, RedisWriter
+from sinks.redis.executor import PendingAdvance, RedisWriter
 from sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.contract.crashes import CutRedis
@@ -79,9 +79,9 @@ def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, after:
     batch = harness.batch(None, harness.topic.ends, "one")
     given: list[RedisWriter] = []
 
-    def first_try(url: str, prefix: str, dues: Mapping[str, Due]) -> RedisWriter:
-        given.append(RedisWriter(url, prefix, dues))
-        return CutRedis(url, prefix, dues, calls=calls, after=after)
+    def first_try(url: str, prefix: str, pending: Mapping[str, PendingAdvance]) -> RedisWriter:
+        given.append(RedisWriter(url, prefix, pending))
+        return CutRedis(url, prefix, pending, calls=calls, after=after)
 
     with contextlib.suppress(SinkUnavailable), mock.patch.object(sinks.redis.sink, "RedisWriter", first_try):
         harness.send(batch)

@@ -13,7 +13,8 @@ from psycopg.conninfo import make_conninfo
 from cdc.capture.connector import register
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
-from cdc.kafka.topics import Topics, topic_specs
+from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose

@@ -48,7 +48,7 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
     said = (
         framed(spark, records)
         .select(*log_rows.RECORDS)
-        .mapInArrow(freeze_gc_after(classifier.work), log_rows.SAID)
+        .mapInArrow(freeze_gc_after(classifier.work), log_rows.SUMMARY)
         .persist()
     )
     rows = auditor.newest_states(said).persist()

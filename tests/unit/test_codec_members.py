@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.codec.forms import Documents, Filled, Values
+from cdc.codec.forms import Documents, FilledValue, Values
 from cdc.codec.members import joined, members
 from cdc.codec.problem import Unreadable
 from cdc.model.table import Column, Table
@@ -93,7 +93,7 @@ def test_of_a_member_twice_the_last_counts() -> None:
 def test_filling_equals_a_model_of_dicts(row: dict[str, str], missing: frozenset[str], older: Any) -> None:
     """From older changes, the newest first: each missing value from the first that has it, the others stay missing."""
     expected, left = {**row, **dict.fromkeys(missing, "null")}, set(missing)
-    filled = Filled(text_of(expected).encode(), tuple(sorted(missing)))
+    filled = FilledValue(text_of(expected).encode(), tuple(sorted(missing)))
     for values, lacking in older:
         filled = Documents().fill(TABLE, *filled, text_of(values).encode(), sorted(lacking))
         for name in [name for name in left if name in values and name not in lacking]:
@@ -104,10 +104,10 @@ def test_filling_equals_a_model_of_dicts(row: dict[str, str], missing: frozenset
 
 def test_a_number_is_never_rounded() -> None:
     filled = Documents().fill(TABLE, b'{"id":1,"v":null}', ["v"], b'{"v":12345678901234567890.10}', ())
-    assert filled == Filled(b'{"id":1,"v":12345678901234567890.10}', ())
+    assert filled == FilledValue(b'{"id":1,"v":12345678901234567890.10}', ())
 
 
 def test_columns_are_filled_by_name() -> None:
     table = Table("public", "x", tuple(Column(name, "text") for name in "abc"), ("a",), "t")
     filled = Values().fill(table, ("k", None, None), ["b", "c"], ("k", "old", "gone"), ["c"])
-    assert filled == Filled(("k", "old", None), ("c",))
+    assert filled == FilledValue(("k", "old", None), ("c",))

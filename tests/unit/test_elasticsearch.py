@@ -9,7 +9,7 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome
-from sinks.elasticsearch.client import grouped
+from sinks.elasticsearch.client import join_names
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.ids import LONGEST_ID, document_id
 from sinks.elasticsearch.positions import Record
@@ -50,11 +50,11 @@ def test_an_id_that_the_server_does_not_take_is_hashed() -> None:
 def test_names_go_in_groups_that_fit_into_a_line() -> None:
     """The server takes 4096 bytes of it, and counts what is escaped three times."""
     names = [f"shop-public.{'Ü' * 20}_{number}@20260101t000000000000" for number in range(500)]
-    groups = list(grouped(names))
+    groups = list(join_names(names))
     assert ",".join(groups).count(",") == len(names) - 1
     assert max(map(len, groups)) <= 3000
-    assert list(grouped([])) == []
-    assert list(grouped(["x" * 5000])) == ["x" * 5000]
+    assert list(join_names([])) == []
+    assert list(join_names(["x" * 5000])) == ["x" * 5000]
 
 
 def test_what_a_batch_has_shown_stays_visible() -> None:

@@ -9,7 +9,7 @@ from cdc.config.index_settings import IndexSettings
 from cdc.errors import SettingsError
 from cdc.model import column_names
 from cdc.model.table import Column, IndexOptions, Table
-from sinks.elasticsearch.fields import adjusted, field
+from sinks.elasticsearch.fields import field, merge_field
 
 FILE = """\
 pipeline: shop
@@ -111,10 +111,10 @@ def test_fields_of_types(type_: str, held: str) -> None:
 
 def test_a_field_is_added_to_or_given_a_type() -> None:
     text, keyword = field("text"), field("text")["fields"]["keyword"]
-    assert adjusted(text, {}) == text
-    assert adjusted(text, {"analyzer": "simple"}) == {**text, "analyzer": "simple"}
+    assert merge_field(text, {}) == text
+    assert merge_field(text, {"analyzer": "simple"}) == {**text, "analyzer": "simple"}
     raw = {"type": "keyword"}
-    assert adjusted(text, {"fields": {"raw": raw}})["fields"] == {"keyword": keyword, "raw": raw}
-    assert adjusted(text, {"type": "keyword"}) == {"type": "keyword"}
-    assert adjusted(field("jsonb"), {"type": "flattened"}) == field("hstore")
-    assert adjusted(field("jsonb"), {"type": "flattened", "ignore_above": 9})["ignore_above"] == 9
+    assert merge_field(text, {"fields": {"raw": raw}})["fields"] == {"keyword": keyword, "raw": raw}
+    assert merge_field(text, {"type": "keyword"}) == {"type": "keyword"}
+    assert merge_field(field("jsonb"), {"type": "flattened"}) == field("hstore")
+    assert merge_field(field("jsonb"), {"type": "flattened", "ignore_above": 9})["ignore_above"] == 9

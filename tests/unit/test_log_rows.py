@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from cdc.codec import log_rows
 from cdc.codec.decode_options import DecodeOptions
-from cdc.codec.log_rows import DEAD, DELETE, FOREIGN, KEYLESS, ROW, TOMBSTONE, UNREADABLE, RecordClassifier, Said
+from cdc.codec.log_rows import (
+    DEAD,
+    DELETE,
+    FOREIGN,
+    KEYLESS,
+    ROW,
+    TOMBSTONE,
+    UNREADABLE,
+    RecordClassifier,
+    RecordSummary,
+)
 from cdc.model.table import Column, Table
 from tests.support import twin
 from tests.support.budget import budget
@@ -58,12 +68,12 @@ def batches(records: Sequence[Raw], size: int = 1000) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def said(look: RecordClassifier, records: Sequence[Raw], size: int = 1000) -> list[Said]:
+def said(look: RecordClassifier, records: Sequence[Raw], size: int = 1000) -> list[RecordSummary]:
     rows = [row for part in look.work(batches(records, size)) for row in part.to_pylist()]
-    return [Said(**row) for row in rows]
+    return [RecordSummary(**row) for row in rows]
 
 
-def look(value: bytes | None, key: bytes | None = KEY, offset: int = 5, **options: Any) -> Said:
+def look(value: bytes | None, key: bytes | None = KEY, offset: int = 5, **options: Any) -> RecordSummary:
     table = options.pop("table", items())
     (only,) = said(looker(table, **options), [Raw(key, value, table.topic, 0, offset)])
     return only
@@ -76,29 +86,29 @@ def event(op: str = "u", lsn: int = 500, **row: Any) -> bytes:
 
 
 def test_what_each_record_says() -> None:
-    assert look(event()) == Said(0, 5, "1", ROW, living=True)
-    assert look(event("d")) == Said(0, 5, "1", DELETE, living=True)
-    assert look(None) == Said(0, 5, "1", TOMBSTONE, living=True)
-    assert look(event(), key=None) == Said(0, 5, None, KEYLESS)
-    assert look(b"no json") == look(event(id="one")) == Said(0, 5, "1", UNREADABLE)
+    assert look(event()) == RecordSummary(0, 5, "1", ROW, living=True)
+    assert look(event("d")) == RecordSummary(0, 5, "1", DELETE, living=True)
+    assert look(None) == RecordSummary(0, 5, "1", TOMBSTONE, living=True)
+    assert look(event(), key=None) == RecordSummary(0, 5, None, KEYLESS)
+    assert look(b"no json") == look(event(id="one")) == RecordSummary(0, 5, "1", UNREADABLE)
 
 
 @pytest.mark.parametrize("key", [b"", b"no", b"7", b'{"x":2}', b'{"id":1,"x":2}', b'{"id":null}', b'{"id":"\xff"}'])
 def test_another_key_is_foreign_whatever_comes_with_it(key: bytes) -> None:
     for value in (None, b"no json", event()):
-        assert look(value, key=key) == Said(0, 5, None, FOREIGN)
+        assert look(value, key=key) == RecordSummary(0, 5, None, FOREIGN)
 
 
 def test_what_is_dead() -> None:
     """By LSN, but for tombstones, which have none; by offset, whatever it is. What is dead needs to fit no view."""
-    dead = Said(0, 5, "1", DEAD)
+    dead = RecordSummary(0, 5, "1", DEAD)
     assert look(event(lsn=99), floor=100) == look(event("d", lsn=99), floor=100) == dead
     assert look(event(id="one", lsn=99), floor=100) == dead
-    assert look(event(id="one", lsn=100), floor=100) == Said(0, 5, "1", UNREADABLE)
+    assert look(event(id="one", lsn=100), floor=100) == RecordSummary(0, 5, "1", UNREADABLE)
     assert look(event(lsn=100), floor=100).living
     assert look(None, floor=100).living
     assert look(b"no json", since=[6]) == look(event(), since=[6]) == dead
-    assert look(None, since=[6]) == Said(0, 5, "1", TOMBSTONE)
+    assert look(None, since=[6]) == RecordSummary(0, 5, "1", TOMBSTONE)
     assert look(event(), since=[5]).living
     assert look(event(), since=[]).living
 
@@ -129,8 +139,8 @@ def test_the_warehouse_holds_less() -> None:
 
 def test_a_looker_can_be_sent_to_a_worker() -> None:
     used = looker(items(), since=[0, 0])
-    expected = used.look(KEY, event(v=MASK), 1, 5)
-    assert pickle.loads(pickle.dumps(used)).look(KEY, event(v=MASK), 1, 5) == expected
+    expected = used.classify(KEY, event(v=MASK), 1, 5)
+    assert pickle.loads(pickle.dumps(used)).classify(KEY, event(v=MASK), 1, 5) == expected
 
 
 def kind_of(change: Change, value: bytes | None) -> str:
@@ -141,7 +151,7 @@ def kind_of(change: Change, value: bytes | None) -> str:
     return TOMBSTONE if value is None else DELETE if change.after is None else ROW
 
 
-def unknown(table: Table, records: Sequence[Said], size: int = 7) -> list[str]:
+def unknown(table: Table, records: Sequence[RecordSummary], size: int = 7) -> list[str]:
     """What Spark hands on, of all rows: sorted by id, partition and offset."""
     rows = sorted((one for one in records if one.living or one.says == UNREADABLE), key=lambda one: (one.id or "", one))
     work = log_rows.unknown(table)

@@ -7,7 +7,7 @@ Four forms of a value, and the only place that knows them:
     source    an SQL expression whose JSON is the document form: the oracle that `verify` compares with
 """
 
-from cdc.codec.types.kind import Kind
+from cdc.codec.types.kind import TypeCodec
 from cdc.codec.types.registry import kind
 
-__all__ = ["Kind", "kind"]
+__all__ = ["TypeCodec", "kind"]

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from cdc.codec.types import temporal
-from cdc.codec.types.kind import Convert, Kind
+from cdc.codec.types.kind import Convert, TypeCodec
 
 ROW_OF_NULLS, JAVA_ARRAY = "[null", "[Ljava."
 """What the connector makes of the inner arrays of a two-dimensional one."""
 JAVA = re.compile(r"\[+L[\w.]+;@[0-9a-f]+", re.ASCII)
 
 
-def array(element: Kind) -> Kind:
+def array(element: TypeCodec) -> TypeCodec:
     """What the connector can't tell apart within an array is lost, as are inner arrays."""
     document, to_column, unsure = element.document, element.to_column, element.lost
     if element.name == "date":
@@ -20,57 +20,57 @@ def array(element: Kind) -> Kind:
     elif element.name == "timestamp":
         unsure = temporal.unsure_moment
     elif element.name == "timestamptz":
-        document, to_column, unsure = temporal.of_array, _array_stamp, temporal.unsure_stamp
+        document, to_column, unsure = temporal.from_array, _array_stamp, temporal.unsure_stamp
     wire, within = element.wire, element.within
     floats = element.compare in ("real", "double")
     words = (ROW_OF_NULLS, JAVA_ARRAY, *element.words)
-    return Kind(
+    return TypeCodec(
         "array",
         wire=list[wire | None],  # type: ignore[valid-type]
-        document=_each(document),
+        document=_for_elements(document),
         words=() if element.raw or (document and not element.words) or unsure else words,
         lost=_lost(element.wire is str, unsure),
         raw=element.raw,
         column=f"array<{element.column}>",
         within=list[within | None] if within else None,  # type: ignore[valid-type]
-        to_column=_each(to_column),
-        from_column=_each(element.from_column),
+        to_column=_for_elements(to_column),
+        from_column=_for_elements(element.from_column),
         source=_source(element),
         compare=f"{element.compare}s" if floats else "json",
     )
 
 
 def _array_stamp(text: str) -> Any:
-    return temporal.to_stamp(temporal.of_array(text))
+    return temporal.to_stamp(temporal.from_array(text))
 
 
-def _each(convert: Convert | None) -> Convert | None:
+def _for_elements(convert: Convert | None) -> Convert | None:
     """One element that can't be held makes the whole list one that can't be held."""
     if convert is None:
         return None
 
-    def whole(values: list[Any]) -> list[Any] | None:
-        made = [None if value is None else convert(value) for value in values]
-        return made if made.count(None) == values.count(None) else None
+    def convert_all(values: list[Any]) -> list[Any] | None:
+        converted = [None if value is None else convert(value) for value in values]
+        return converted if converted.count(None) == values.count(None) else None
 
-    return whole
+    return convert_all
 
 
 def _lost(texts: bool, unsure: Callable[[Any], bool] | None) -> Callable[[list[Any]], bool]:
     """Inner arrays come as nulls or as the names of Java objects: a list of nothing but nulls may have been one."""
 
     def lost(values: list[Any]) -> bool:
-        real = [value for value in values if value is not None]
-        if values and not real:
+        elements = [value for value in values if value is not None]
+        if values and not elements:
             return True
-        if texts and any(value.startswith("[") and JAVA.fullmatch(value) for value in real):
+        if texts and any(value.startswith("[") and JAVA.fullmatch(value) for value in elements):
             return True
-        return unsure is not None and any(map(unsure, real))
+        return unsure is not None and any(map(unsure, elements))
 
     return lost
 
 
-def _source(element: Kind) -> str:
+def _source(element: TypeCodec) -> str:
     """An array of several dimensions as its text: no list equals it, certainly not its elements in a row."""
     # By subscript: unnest would take a composite apart.
     item = element.source.format("({0})[_cdc_i]")

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from cdc.codec.types.kind import Convert, Kind
-from cdc.codec.types.numeric import Float, written
+from cdc.codec.types.kind import Convert, TypeCodec
+from cdc.codec.types.numeric import Float, json_number
 from cdc.codec.types.text import to_bytes
 
 NUMBERS = "to_json(string_to_array(translate({0}::text, '()[]<>{{}}', ''), ',')::float8[])"
@@ -40,8 +40,8 @@ class Path(Struct):
 def coordinates(shape: Shape | Path, header: int) -> list[float]:
     """The doubles of a well-known binary after its header of that many bytes."""
     binary = to_bytes(shape.wkb)
-    count, rest = divmod(len(binary) - header, 8)
-    if count < 1 or rest:
+    count, remainder = divmod(len(binary) - header, 8)
+    if count < 1 or remainder:
         raise ValueError("no shape")
     return list(struct.unpack_from(f"<{count}d", binary, header))
 
@@ -79,15 +79,15 @@ def path(shape: Path) -> dict[str, Any]:
 
 
 def numbers(values: list[float]) -> list[float | str]:
-    return [written(one) for one in values]
+    return [json_number(value) for value in values]
 
 
 def path_document(value: dict[str, Any]) -> dict[str, Any]:
     return {"closed": value["closed"], "points": numbers(value["points"])}
 
 
-def _numbers(wire: type[Struct], convert: Convert) -> Kind:
-    return Kind(
+def _numbers(wire: type[Struct], convert: Convert) -> TypeCodec:
+    return TypeCodec(
         "geometric",
         wire=wire,
         document=lambda value: numbers(convert(value)),
@@ -105,7 +105,7 @@ CIRCLE = _numbers(Circle, circle)
 SEGMENT = _numbers(Shape, segment)
 BOX = _numbers(Shape, box)
 POLYGON = _numbers(Shape, polygon)
-PATH = Kind(
+PATH = TypeCodec(
     "path",
     wire=Path,
     document=lambda value: path_document(path(value)),

@@ -11,7 +11,7 @@ Convert = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class TypeCodec:
     """How one type is held. Conversions take values that aren't null; one that is None changes nothing.
 
     A conversion that fails with ValueError or ArithmeticError, or gives None, says that the value can't be held.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from cdc.codec.types.kind import NUMBER, Convert, Kind
+from cdc.codec.types.kind import NUMBER, Convert, TypeCodec
 
 SPECIAL = {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}
 """Debezium's words for the numerics that are no numbers (decimal.handling.mode=string), and Postgres'."""
@@ -31,18 +31,18 @@ def numeric(text: str) -> str:
     return SPECIAL.get(text, text)
 
 
-def whole(text: str) -> str:
+def without_decimals(text: str) -> str:
     """A numeric of negative scale: the connector writes thousands of zeros after its point."""
     return numeric(re.sub(r"\.0*$", "", text))
 
 
 def real(value: float | str) -> float | None:
     """A number that four bytes don't hold would become infinity."""
-    made = float(value)
-    return made if isinstance(value, str) or abs(made) <= LARGEST_REAL else None
+    number = float(value)
+    return number if isinstance(value, str) or abs(number) <= LARGEST_REAL else None
 
 
-def written(number: float) -> float | str:
+def json_number(number: float) -> float | str:
     """A double as JSON: the words of those that have no number there."""
     if isfinite(number):
         return number
@@ -52,7 +52,7 @@ def written(number: float) -> float | str:
 
 
 def from_real(text: str) -> float | str:
-    return written(float(text))
+    return json_number(float(text))
 
 
 def decimal(precision: int, scale: int) -> Convert:
@@ -70,8 +70,8 @@ def decimal(precision: int, scale: int) -> Convert:
             return Decimal(text)
         if not PLAIN.fullmatch(text):
             return None
-        made = Decimal(text).quantize(unit, context=context)
-        return made if abs(made) < limit else None
+        number = Decimal(text).quantize(unit, context=context)
+        return number if abs(number) < limit else None
 
     return convert
 
@@ -80,33 +80,33 @@ def _plain(value: Decimal) -> str:
     return format(value, "f")
 
 
-BIGINT = Kind("bigint", wire=_integer(64), column="bigint", source=NUMBER)
+BIGINT = TypeCodec("bigint", wire=_integer(64), column="bigint", source=NUMBER)
 SMALLINT = replace(BIGINT, name="smallint", column="smallint", within=_integer(16))
 INTEGER = replace(BIGINT, name="integer", column="int", within=_integer(32))
 OID = replace(BIGINT, source="to_json({}::bigint)")
-DOUBLE = Kind(
-    "double", wire=Float, column="double", to_column=float, from_column=written, source=NUMBER, compare="double"
+DOUBLE = TypeCodec(
+    "double", wire=Float, column="double", to_column=float, from_column=json_number, source=NUMBER, compare="double"
 )
 REAL = replace(DOUBLE, name="real", column="float", to_column=real, from_column=from_real, compare="real")
-BOOLEAN = Kind("boolean", wire=bool, column="boolean", source=NUMBER)
-NUMERIC = Kind("numeric", document=numeric, words=tuple(f'"{word}"' for word in SPECIAL), to_column=numeric)
-MONEY = Kind("money", source="{}::numeric::text")
-VECTOR = Kind(
+BOOLEAN = TypeCodec("boolean", wire=bool, column="boolean", source=NUMBER)
+NUMERIC = TypeCodec("numeric", document=numeric, words=tuple(f'"{word}"' for word in SPECIAL), to_column=numeric)
+MONEY = TypeCodec("money", source="{}::numeric::text")
+VECTOR = TypeCodec(
     "vector",
     wire=list[Float | None],
     column="array<float>",
-    to_column=lambda values: [None if one is None else float(one) for one in values],
-    from_column=lambda values: [None if one is None else from_real(one) for one in values],
+    to_column=lambda values: [None if element is None else float(element) for element in values],
+    from_column=lambda values: [None if element is None else from_real(element) for element in values],
     source="to_json({}::real[])",
     compare="reals",
 )
 
 
-def scaled(precision: int, scale: int) -> Kind:
+def scaled(precision: int, scale: int) -> TypeCodec:
     """A numeric of fixed scale: a decimal column, where the warehouse has one that is wide enough."""
-    made = NUMERIC if scale >= 0 else Kind("numeric", document=whole, to_column=whole)
+    type_codec = NUMERIC if scale >= 0 else TypeCodec("numeric", document=without_decimals, to_column=without_decimals)
     digits = max(precision, scale) - min(scale, 0)
     if digits > LONGEST:
-        return made
+        return type_codec
     column = f"decimal({digits},{max(scale, 0)})"
-    return replace(made, column=column, to_column=decimal(digits, max(scale, 0)), from_column=_plain)
+    return replace(type_codec, column=column, to_column=decimal(digits, max(scale, 0)), from_column=_plain)

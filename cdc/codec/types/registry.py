@@ -6,7 +6,7 @@ from functools import cache
 
 from cdc.codec.types import geometric, numeric, temporal, text
 from cdc.codec.types.arrays import array
-from cdc.codec.types.kind import Kind
+from cdc.codec.types.kind import TypeCodec
 from cdc.model.pg_types import base_type
 
 KINDS = {
@@ -51,14 +51,14 @@ KINDS |= dict.fromkeys(
 
 
 @cache
-def kind(type_: str) -> Kind:
+def kind(type_: str) -> TypeCodec:
     """The kind of a type as `format_type` prints it; a type without an entry travels as its text."""
     if type_.endswith("[]"):
         return array(kind(type_.removesuffix("[]")))
     name = base_type(type_)
-    made = KINDS.get(name, text.TEXTUAL)
-    if made is numeric.NUMERIC and (scale := re.fullmatch(r"numeric\((\d+),(-?\d+)\)", type_)):
+    type_codec = KINDS.get(name, text.TEXTUAL)
+    if type_codec is numeric.NUMERIC and (scale := re.fullmatch(r"numeric\((\d+),(-?\d+)\)", type_)):
         return numeric.scaled(int(scale[1]), int(scale[2]))
-    if made is temporal.TIMESTAMPTZ and type_.startswith("timestamp("):
-        return replace(made, document=temporal.filled)
-    return text.bits(type_) if name == "bit" else made
+    if type_codec is temporal.TIMESTAMPTZ and type_.startswith("timestamp("):
+        return replace(type_codec, document=temporal.with_microseconds)
+    return text.bits(type_) if name == "bit" else type_codec

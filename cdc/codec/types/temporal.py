@@ -7,7 +7,7 @@ import re
 from datetime import date, datetime
 from functools import lru_cache
 
-from cdc.codec.types.kind import Kind
+from cdc.codec.types.kind import TypeCodec
 from cdc.codec.types.numeric import BIGINT
 
 FIRST_DAY, LAST_DAY = -2440588, 2145042905
@@ -58,9 +58,9 @@ MONTH_DAY = "'-' || to_char(extract(month FROM {0}), 'FM00') || '-' || to_char(e
 CLOCK = "to_char({0}, '-MM-DD\"T\"HH24:MI:SS.US')"
 
 
-def _iso(rest: str, value: str = "{0}") -> str:
+def _iso(suffix: str, value: str = "{0}") -> str:
     """Postgres' SQL for a date or a time stamp as ISO 8601, infinity as text."""
-    finite = f"{YEAR} || {rest}".replace("{0}", value)
+    finite = f"{YEAR} || {suffix}".replace("{0}", value)
     return f"CASE WHEN NOT isfinite({{0}}) THEN {{0}}::text ELSE {finite} END"
 
 
@@ -69,25 +69,25 @@ def _day(days: int) -> str:
     """Any day as ISO 8601 has it, years before 1 and after 9999 with a sign: -0043, +12000."""
     if days in PLAIN_DAYS:
         return date.fromordinal(days + EPOCH_DAY).isoformat()
-    cycles, rest = divmod(days + EPOCH_DAY - 1, CYCLE)
-    day = date.fromordinal(rest + 1)
+    cycles, day_of_cycle = divmod(days + EPOCH_DAY - 1, CYCLE)
+    day = date.fromordinal(day_of_cycle + 1)
     year = day.year + 400 * cycles
     sign = "+" if year > 9999 else "-" if year < 0 else ""
     return f"{sign}{abs(year):04d}-{day.month:02d}-{day.day:02d}"
 
 
-def _after_all(days: int) -> bool:
+def _is_infinite(days: int) -> bool:
     return days > LAST_DAY or days == SNAPSHOT_DAYS[0]
 
 
 def date_text(days: int) -> str:
-    if _after_all(days):
+    if _is_infinite(days):
         return "infinity"
     return "-infinity" if days < FIRST_DAY else _day(days)
 
 
 def to_date(days: int) -> int:
-    if _after_all(days):
+    if _is_infinite(days):
         return FOREVER_DAY
     return NEVER_DAY if days < FIRST_DAY else days
 
@@ -135,8 +135,8 @@ def _micros(text: str) -> int | None:
     if parts is None:
         return None
     year, month, day, hour, minute, second = map(int, parts.groups()[:6])
-    cycles, rest = divmod(year - 1, 400)
-    days = datetime(rest + 1, month, day, hour, minute, second).toordinal() + cycles * CYCLE - EPOCH_DAY  # noqa: DTZ001
+    cycles, year_of_cycle = divmod(year - 1, 400)
+    days = datetime(year_of_cycle + 1, month, day, hour, minute, second).toordinal() + cycles * CYCLE - EPOCH_DAY  # noqa: DTZ001
     clock = ((hour * 60 + minute) * 60 + second) * SECOND + int((parts[7] or "").ljust(6, "0"))
     micros = days * MIDNIGHT + clock
     return micros if NEVER < micros < FOREVER else None
@@ -147,11 +147,11 @@ def from_stamp(micros: int) -> str:
     return text if text.endswith("infinity") else f"{text}Z"
 
 
-def of_array(text: str) -> str:
+def from_array(text: str) -> str:
     return "-infinity" if text == ARRAY_NEVER else text
 
 
-def filled(text: str) -> str:
+def with_microseconds(text: str) -> str:
     """A time or a time stamp in UTC with its fraction written out to microseconds."""
     if not text.endswith("Z"):
         return text
@@ -163,7 +163,7 @@ def time(micros: int) -> str:
     return "24:00:00.000000" if micros == MIDNIGHT else local(micros % MIDNIGHT)[11:]
 
 
-DATE = Kind(
+DATE = TypeCodec(
     "date",
     wire=BIGINT.wire,
     document=date_text,
@@ -172,9 +172,11 @@ DATE = Kind(
     from_column=date_text,
     source=_iso(MONTH_DAY),
 )
-TIME = Kind("time", wire=BIGINT.wire, document=time, to_column=time, source="to_char({}::interval, 'HH24:MI:SS.US')")
-TIMETZ = Kind("timetz", document=filled, to_column=filled, source=TIMETZ_SOURCE)
-TIMESTAMP = Kind(
+TIME = TypeCodec(
+    "time", wire=BIGINT.wire, document=time, to_column=time, source="to_char({}::interval, 'HH24:MI:SS.US')"
+)
+TIMETZ = TypeCodec("timetz", document=with_microseconds, to_column=with_microseconds, source=TIMETZ_SOURCE)
+TIMESTAMP = TypeCodec(
     "timestamp",
     wire=BIGINT.wire,
     document=local,
@@ -183,11 +185,11 @@ TIMESTAMP = Kind(
     from_column=local,
     source=_iso(CLOCK),
 )
-TIMESTAMPTZ = Kind(
+TIMESTAMPTZ = TypeCodec(
     "timestamptz",
     column="timestamp",
     to_column=to_stamp,
     from_column=from_stamp,
     source=_iso(f"{CLOCK} || 'Z'", "({0} AT TIME ZONE 'UTC')"),
 )
-INTERVAL = Kind("interval", source=INTERVAL_SOURCE)
+INTERVAL = TypeCodec("interval", source=INTERVAL_SOURCE)
