@@ -154,7 +154,7 @@ class Views:
             standing = self.standing(tables)
         except SinkRejected:
             return {}
-        self._continuity.look((table, standing[table.qualified]) for table in tables)
+        self._continuity.load_next_records((table, standing[table.qualified]) for table in tables)
         return standing
 
     def _prepared(self, table: Table, standing: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
@@ -194,7 +194,7 @@ class Views:
         """Take down what a log of changes misses from now on, before its position moves past that."""
         archive = self.sink.live
         if self.names is None and isinstance(archive, Archive):
-            self._continuity.holes(self.sink.name, [(table, archive.archived(table)) for table in tables])
+            self._continuity.record_holes(self.sink.name, [(table, archive.archived(table)) for table in tables])
 
     def _refuse_replaced(self) -> None:
         """To make ready what has just been removed would leave it lying about."""

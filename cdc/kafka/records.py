@@ -1,7 +1,7 @@
-"""Single records of a topic: read for what they tell about time, written as notes of the pipeline's own.
+"""Read single records and their times; write the pipeline's own records.
 
 In:  the broker's address; positions from `cdc.kafka.topics`. Out: `Record`s and times, as read_committed sees them.
-Invariant: no consumer group, nothing is committed; a read ends when nothing comes, never because there is much.
+Invariant: no consumer group, nothing is committed. A read times out when no record arrives, however many there are.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ TIMEOUT_MS = 5000
 TIMES_S = 2.0
 NEXT_S = 30.0
 LARGEST_BYTES = 32 * 1024 * 1024
-"""Of what is written at once: a record of the connector's largest, in base64, is a third longer than itself."""
+"""The largest request: the connector's largest record is a third longer in base64."""
 PAUSE_MS = 10
-"""So long a reader sleeps that doesn't know yet where to fetch from; 100 by default."""
+"""How long a consumer sleeps that doesn't know yet where to fetch from; 100 by default."""
 RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
 
@@ -50,8 +50,7 @@ class Record:
 class Records:
     """Reads and writes single records. Connects at the first call; every method raises ConnectorError.
 
-    Not `decided`: reads what isn't committed as well. `patience_s`: how long a read waits for the next record, however
-    many there are.
+    Not `decided`: uncommitted records are read as well. `patience_s`: how long a read waits for the next record.
     """
 
     def __init__(self, bootstrap: str, *, decided: bool = True, patience_s: float = TIMEOUT_MS / 1000) -> None:
@@ -60,13 +59,14 @@ class Records:
         self._producer: Any = None
 
     def close(self) -> None:
+        """Close the connections, if there are any."""
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
         if self._producer is not None:
             self._producer.close()
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Durable on return."""
+        """Write keys and values to a topic; durable on return."""
         with translated_errors(self._bootstrap):
             if self._producer is None:
                 check_reachable(self._bootstrap)
@@ -77,19 +77,19 @@ class Records:
                     max_request_size=LARGEST_BYTES,
                     compression_type="lz4",
                 )
-            sent = [self._producer.send(topic, key=key, value=value) for key, value in records]
-            for one in sent:
-                one.get(timeout=TIMEOUT_MS / 1000)
+            futures = [self._producer.send(topic, key=key, value=value) for key, value in records]
+            for future in futures:
+                future.get(timeout=TIMEOUT_MS / 1000)
 
     @contextlib.contextmanager
     def pending(
         self, name: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], timeout_s: float
     ) -> Iterator[None]:
-        """Write records now that count once the block has ended; if it fails, or the process does, they never do.
+        """Write records that are committed when the block ends. If the block or the process fails, they never are.
 
-        They have their place in the topic from now on: what is written within the block comes after them. Readers wait
-        there, for `timeout_s` at most if the process is killed. Who uses the same name next ends what it left, and
-        whoever had it.
+        They take their offsets at once: records written within the block come after them. Readers wait at these
+        offsets, for `timeout_s` at most if the process is killed. The next call with the same name aborts an open
+        transaction and fences its writer.
         """
         with translated_errors(self._bootstrap):
             producer = kafka.KafkaProducer(
@@ -102,8 +102,8 @@ class Records:
             with translated_errors(self._bootstrap):
                 producer.init_transactions()
                 producer.begin_transaction()
-                for sent in [producer.send(topic, key=key, value=value) for key, value in records]:
-                    sent.get(timeout=TIMEOUT_MS / 1000)
+                for future in [producer.send(topic, key=key, value=value) for key, value in records]:
+                    future.get(timeout=TIMEOUT_MS / 1000)
             try:
                 yield
             except BaseException:
@@ -122,9 +122,9 @@ class Records:
         """
         tail = 16
         while end > start:
-            since = max(start, end - tail)
-            records = [record for record in self.read(topic, since, end) if accept(record)]
-            if records or since == start:
+            first = max(start, end - tail)
+            records = [record for record in self.read(topic, first, end) if accept(record)]
+            if records or first == start:
                 return records[-1] if records else None
             tail *= 16
         return None
@@ -137,26 +137,26 @@ class Records:
         Left out: places after which no record is committed, and those not answered within 2 s.
         """
         deadline = time.monotonic() + TIMES_S
-        found: dict[RecordAddress, tuple[int, int]] = {}
+        answers: dict[RecordAddress, tuple[int, int]] = {}
         with translated_errors(self._bootstrap):
             for batch in _rounds(places, ends):
-                answered = self._first(batch, ends, deadline)
-                found |= {place: record for place, record in answered.items() if record}
-        return found
+                batch_answers = self._first(batch, ends, deadline)
+                answers |= {address: record for address, record in batch_answers.items() if record}
+        return answers
 
     def next_records(
         self, places: Iterable[RecordAddress], ends: Mapping[str, Position]
     ) -> dict[RecordAddress, tuple[int, int] | None]:
-        """As `first_records`, for every place: None where no record is left."""
-        found: dict[RecordAddress, tuple[int, int] | None] = dict.fromkeys(places)
+        """As `first_records`, for every address: None where no record is left."""
+        answers: dict[RecordAddress, tuple[int, int] | None] = dict.fromkeys(places)
         deadline = time.monotonic() + NEXT_S
         with translated_errors(self._bootstrap):
-            for batch in _rounds(found, ends):
-                answered = self._first(batch, ends, deadline)
-                if len(answered) < len(batch):
+            for batch in _rounds(answers, ends):
+                batch_answers = self._first(batch, ends, deadline)
+                if len(batch_answers) < len(batch):
                     raise kafka.errors.KafkaTimeoutError
-                found |= answered
-        return found
+                answers |= batch_answers
+        return answers
 
     def _reader(self, places: Mapping[Any, int]) -> Any:
         if self._consumer is None:
@@ -177,61 +177,63 @@ class Records:
             self._consumer.seek(place, offset)
         return self._consumer
 
-    def read(self, topic: str, since: int, end: int) -> Iterator[Record]:
-        """The records of partition 0 in [since, end)."""
-        at = kafka.TopicPartition(topic, 0)
+    def read(self, topic: str, start: int, end: int) -> Iterator[Record]:
+        """The records of partition 0 in [start, end)."""
+        partition = kafka.TopicPartition(topic, 0)
         with translated_errors(self._bootstrap):
-            consumer = self._reader({at: since})
-            reached, deadline = since, time.monotonic() + self._patience_s
+            consumer = self._reader({partition: start})
+            reached, deadline = start, time.monotonic() + self._patience_s
             while reached < end:
                 if time.monotonic() > deadline:
                     raise kafka.errors.KafkaTimeoutError
-                for record in consumer.poll(timeout_ms=100).get(at, []):
+                for record in consumer.poll(timeout_ms=100).get(partition, []):
                     if record.offset < end:
                         yield Record(record.offset, record.timestamp, record.key, record.value)
-                if (now := consumer.position(at)) > reached:
-                    reached, deadline = now, time.monotonic() + self._patience_s
+                if (offset := consumer.position(partition)) > reached:
+                    reached, deadline = offset, time.monotonic() + self._patience_s
 
     def _first(
         self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float
     ) -> dict[RecordAddress, tuple[int, int] | None]:
-        """None where no record is left; left out: what wasn't answered in time."""
-        found: dict[RecordAddress, tuple[int, int] | None] = {}
+        """Answers by address; None where no record is left. Addresses not answered before the deadline are left out."""
+        answers: dict[RecordAddress, tuple[int, int] | None] = {}
         waiting = dict(batch)
         while waiting and time.monotonic() < deadline:
-            # Assigned anew without those that are answered: kafka-python doesn't fetch again for a partition
-            # that was paused once.
+            # Assign the partitions that wait anew: kafka-python doesn't fetch again for a partition that was
+            # paused once.
             consumer = self._reader(waiting)
-            answered: dict[Any, Any] = {}
-            while not answered and time.monotonic() < deadline:
+            first_records: dict[Any, Any] = {}
+            while not first_records and time.monotonic() < deadline:
                 polled = consumer.poll(timeout_ms=100)
-                past = [at for at in waiting if consumer.position(at) >= ends[at.topic].offsets[at.partition]]
-                answered = {**dict.fromkeys(past), **{at: first for at, (first, *_) in polled.items()}}
-            for at, record in answered.items():
-                offset = waiting.pop(at)
+                exhausted = [tp for tp in waiting if consumer.position(tp) >= ends[tp.topic].offsets[tp.partition]]
+                first_records = dict.fromkeys(exhausted)
+                first_records |= {tp: first for tp, (first, *_) in polled.items()}
+            for tp, record in first_records.items():
+                offset = waiting.pop(tp)
                 answer = record and (int(record.offset), int(record.timestamp))
-                found[at.topic, at.partition, offset] = answer
-        return found
+                answers[tp.topic, tp.partition, offset] = answer
+        return answers
 
 
 def _rounds(places: Iterable[RecordAddress], ends: Mapping[str, Position]) -> list[dict[Any, int]]:
-    """Places to be asked for at the same time: one of a partition, each before its end."""
+    """Addresses in rounds that are asked for at once: one of each partition, all before its end."""
     rounds: list[dict[Any, int]] = []
     for topic, partition, offset in sorted(set(places)):
         # A seek beyond the end would start again at the first record.
         if offset >= ends[topic].offsets[partition]:
             continue
-        at = kafka.TopicPartition(topic, partition)
-        free = next((batch for batch in rounds if at not in batch), None)
+        topic_partition = kafka.TopicPartition(topic, partition)
+        free = next((batch for batch in rounds if topic_partition not in batch), None)
         if free is None:
-            rounds.append(free := {})
-        free[at] = offset
+            free = {}
+            rounds.append(free)
+        free[topic_partition] = offset
     return rounds
 
 
 @contextlib.contextmanager
 def translated_errors(bootstrap: str) -> Iterator[None]:
-    """Turn what the client raises into KafkaUnavailable."""
+    """Translate errors of the client into KafkaUnavailable."""
     try:
         yield
     except (kafka.errors.KafkaError, OSError, ValueError) as error:
@@ -243,13 +245,13 @@ def translated_errors(bootstrap: str) -> Iterator[None]:
 
 
 def check_reachable(bootstrap: str) -> None:
-    """Raise OSError when no server listens: a client that can't start leaves sockets and a thread behind."""
-    refused: OSError = ConnectionRefusedError(bootstrap)
+    """Raise OSError if no server listens: a client that can't start leaves sockets and a thread behind."""
+    refusal: OSError = ConnectionRefusedError(bootstrap)
     for server in bootstrap.split(","):
         host, _, port = server.strip().rpartition(":")
         try:
             with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_MS / 1000):
                 return
         except OSError as error:
-            refused = error
-    raise refused
+            refusal = error
+    raise refusal

@@ -1,8 +1,8 @@
-"""A one-partition topic of the pipeline's own, followed: each read costs what has been written since the last.
+"""Follow a one-partition topic of the pipeline: each read costs only the records since the last one.
 
-In:  the topic; what takes its records. Out: nothing but calls, in the order of offsets.
-Invariant: what has been taken stands for all that the topic ever said. A reader that was at its end lately misses
-nothing that compaction removes: a deletion stays for a day at least (`topics.RETENTION_MS`).
+In:  the topic; a function that takes its records. Out: calls of it, in the order of offsets.
+Invariant: the records taken tell all that the topic ever held. A reader that was at the end within the last hours
+misses nothing that compaction removes: a tombstone stays for a day at least (`topic_specs.RETENTION_MS`).
 """
 
 import time
@@ -13,51 +13,53 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 
 ABSENT_S = 12 * 3600.0
-"""One that hasn't been at the end for so long begins again: deletions may have gone by now."""
+"""A reader that hasn't been at the end for so long starts again: tombstones may have been removed meanwhile."""
 
 
 class Tail:
-    """`begin` is called before the first record, and again when it is another topic: all comes again then.
+    """A reader that remembers its offset. One thread uses it.
 
-    `take` is given each record once. What it raises is raised by `read`, which gives it that record again.
+    `begin` is called before the first record, and again if the topic was created anew: all records come again then.
+    `take` gets each record once. An error of `take` is raised by `read`, and the next `read` passes that record again.
     """
 
     def __init__(self, kafka: Topics, topic: str, *, begin: Callable[[], object], take: Callable[[Record], object]):
         self.topic, self._kafka, self._begin, self._take = topic, kafka, begin, take
         self._end: Position | None = None
         self._next = 0
-        self._level_at = 0.0
+        self._last_at_end = 0.0
 
     def read(self, end: Position | None = None) -> None:
-        """Take what has been written up to now, or to `end`. Raises ConnectorError; it goes on from there."""
+        """Take the records up to the topic's end, or to `end`. After a ConnectorError the next call resumes there."""
         end = end or self._kafka.ends([self.topic])[self.topic]
-        if self._other(end):
+        if self._must_restart(end):
             self._begin()
             self._next = self._kafka.starts([self.topic])[self.topic].offsets[0]
             self._end = Position(end.topic_id, (self._next,))
-            self._level_at = time.time()
+            self._last_at_end = time.time()
         if self._next < end.offsets[0]:
             for record in self._kafka.iterate_range(self.topic, self._next, end.offsets[0]):
                 self._take(record)
                 self._next = record.offset + 1
         self._next = max(self._next, end.offsets[0])
-        self._end, self._level_at = end, time.time()
+        self._end, self._last_at_end = end, time.time()
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether `read` would find something; `ends`: where the topic ends, if that was just asked."""
+        """Whether `read` would take something. `ends`: ends of topics, if the caller has just asked for them."""
         if self._end is None:
             return True
         end = (ends or self._kafka.ends([self.topic]))[self.topic]
-        if end != self._end or self._absent():
+        if end != self._end or self._was_absent():
             return True
-        self._level_at = time.time()
+        self._last_at_end = time.time()
         return False
 
-    def _other(self, end: Position) -> bool:
-        """Whether what has been taken isn't the beginning of what is there."""
-        before = self._end
-        gone = before is None or before.topic_id != end.topic_id or end.offsets[0] < self._next
-        return gone or self._absent()
+    def _must_restart(self, end: Position) -> bool:
+        """Whether the records taken aren't the beginning of those in the topic."""
+        previous = self._end
+        if previous is None or previous.topic_id != end.topic_id or end.offsets[0] < self._next:
+            return True
+        return self._was_absent()
 
-    def _absent(self) -> bool:
-        return time.time() - self._level_at > ABSENT_S
+    def _was_absent(self) -> bool:
+        return time.time() - self._last_at_end > ABSENT_S

@@ -13,7 +13,8 @@ from psycopg.conninfo import make_conninfo
 from cdc.capture.connector import register
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
-from cdc.kafka.topics import Topics, topic_specs
+from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
@@ -237,6 +238,7 @@ def test_a_topic_of_another_shape(shop: Shop, unique: str) -> None:
     assert shop.state() == "MISSING"
 
 
+@pytest.mark.own_source
 def test_a_wrong_replication_password(guarded_shop: Shop) -> None:
     guarded_shop.migrate(password="another-password-2342")
     said = guarded_shop.refused(ConnectorError)
@@ -244,6 +246,7 @@ def test_a_wrong_replication_password(guarded_shop: Shop) -> None:
     assert "source.replication_password" in said
 
 
+@pytest.mark.own_source
 def test_a_right_replication_password(guarded_shop: Shop) -> None:
     guarded_shop.migrate()
     assert guarded_shop.register().changed

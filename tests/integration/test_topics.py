@@ -13,7 +13,8 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import Continuity, Discontinued
 from cdc.kafka.records import Record, kafka
-from cdc.kafka.topics import CreatedTopic, ExistingTopic, Topics, topic_specs
+from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topics import CreatedTopic, ExistingTopic, Topics
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild, RebuildJob

@@ -24,7 +24,7 @@ class WriterFence:
         self._checkpoints[folder] = checkpoint
 
     def forget(self, folder: str) -> None:
-        """Drop what is remembered of a part, because somebody else has emptied it or is about to."""
+        """Drop what is remembered of a part, because the sink is about to empty it."""
         self._checkpoints.pop(folder, None)
 
     def begin_step(self, writer: str, advance: Advance, folders: Mapping[str, str], load: Callable[[], object]) -> None:

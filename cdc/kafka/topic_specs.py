@@ -1,0 +1,56 @@
+"""Specify the pipeline's topics: their partitions and their settings. Pure.
+
+In:  the pipeline file. Out: by topic, what `Topics.ensure` creates and what `cdc plan` compares with.
+"""
+
+from collections.abc import Iterable
+
+from cdc.config.settings import CONTROL_TABLES, Pipeline
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""The largest record, and the largest batch: the connector's limit."""
+RETENTION_MS = 24 * 3_600_000
+"""How long a tombstone stays at least in a topic that `cdc.kafka.tail` follows."""
+SEGMENT_MS = 10 * 60_000
+"""How old a segment of such a topic gets before the broker may compact it."""
+
+
+def topic_specs(pipeline: Pipeline) -> dict[str, int]:
+    """Every topic of the pipeline, with its number of partitions."""
+    tables = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
+    control = {pipeline.topic(table): 1 for table in CONTROL_TABLES}
+    internal = (
+        pipeline.quarantine_topic,
+        pipeline.settings_topic,
+        pipeline.registered_topic,
+        pipeline.message_topic,
+        pipeline.generations_topic,
+    )
+    return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, **dict.fromkeys(internal, 1)}
+
+
+def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The settings that each topic gets, besides its cleanup policy.
+
+    Topics in which commands tell each other things are compacted within minutes, so that a reader needn't go through
+    entries that have long been superseded.
+    """
+    retention_ms = int(pipeline.delete_retention_hours * 3_600_000)
+    settings = {
+        "delete.retention.ms": str(retention_ms),
+        # A record in quarantine is a third longer than it was.
+        "max.message.bytes": str(2 * MAX_MESSAGE_BYTES),
+    }
+    followed = {
+        **settings,
+        "delete.retention.ms": str(max(retention_ms, RETENTION_MS)),
+        "segment.ms": str(SEGMENT_MS),
+        "min.cleanable.dirty.ratio": "0.1",
+    }
+    internal = (pipeline.quarantine_topic, pipeline.settings_topic, pipeline.generations_topic)
+    lag = {"min.compaction.lag.ms": str(int(pipeline.changes_kept_s * 1000))} if pipeline.changes_kept_s else {}
+    special = {
+        **dict.fromkeys(internal, followed),
+        **{pipeline.topic(entry.table): {**settings, **lag} for entry in pipeline.source.tables},
+    }
+    return {topic: special.get(topic, settings) for topic in topics}
