@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
+from cdc.errors import Fenced, SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import RowFormat, Table
 from cdc.sink.lane import Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
@@ -361,52 +361,3 @@ class Outcome:
     def complete(self) -> bool:
         """Whether `rejected` names all records that were rejected."""
         return sum(applied.quarantined for applied in self.applied.values()) <= len(self.rejected)
-
-
-def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> bool:
-    """Compare a stored position with the one that a batch starts from; False when the batch is already applied.
-
-    Raises:
-        Fenced, PositionLost: see `Sink.apply`.
-    """
-    position = stored.position if stored else None
-    if position == advance.start:
-        return True
-    if stored and stored.writer == writer and position == advance.end:
-        return False
-    raise mismatch(advance.table, advance.start, position, ours=stored is None or stored.writer == writer)
-
-
-def mismatch(table: Table, expected: Position | None, stored: Position | None, *, ours: bool) -> CdcError:
-    """Choose the error for a position that isn't where this writer left it.
-
-    ours: whether this writer was the last to move it.
-    """
-    lost = stored is None or (expected is not None and distance(stored, expected).reach is Reach.BEHIND)
-    if ours and lost:
-        return PositionLost(
-            f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",
-            hint="nothing to do: its changes are applied again from where it stands",
-            table=table.qualified,
-        )
-    return Fenced(
-        f"Another writer has moved the position of the view of {table.qualified}; this one stops.",
-        hint="run one `cdc run` per sink; start this one again when the other has ended",
-        table=table.qualified,
-    )
-
-
-def checkpoint_after(
-    advance: Advance, stored: ViewCheckpoint | None, applied: Applied, writer: str, generation: str | None = None
-) -> ViewCheckpoint:
-    """Build the checkpoint to store once `advance` is applied."""
-    base = stored or ViewCheckpoint(advance.end)
-    return replace(
-        base,
-        position=advance.end,
-        writer=writer,
-        rows=base.rows + applied.rows,
-        changed_at=round(time.time(), 3),
-        floor=advance.floor,
-        generation=base.generation if generation is None else generation,
-    )

@@ -23,17 +23,8 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import (
-    SWITCH_S,
-    Batch,
-    Outcome,
-    checkpoint_after,
-    mismatch,
-    must_apply,
-    require_free_space,
-    wait_until_caught_up,
-    would_go_back,
-)
+from cdc.sink.contract import SWITCH_S, Batch, Outcome, require_free_space, wait_until_caught_up, would_go_back
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sink.lane_run import run_on_executors
 from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch.executor import ElasticsearchWriter

@@ -12,7 +12,7 @@ from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.sink.contract import mismatch
+from cdc.sink.fencing import mismatch
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
 from sinks.redis.scripts import APPLY

@@ -31,13 +31,11 @@ from cdc.sink.contract import (
     Batch,
     GenerationReplaced,
     Outcome,
-    checkpoint_after,
-    mismatch,
-    must_apply,
     require_free_space,
     wait_until_caught_up,
     would_go_back,
 )
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sink.lane_run import reported_error, run_on_executors
 from sinks.redis.checkpoint import checkpoint_of, expected_fields, extra_fields
 from sinks.redis.executor import PendingAdvance, RedisWriter
