@@ -1,4 +1,4 @@
-"""Where the command line begins: it answers signals from its first moment on, also while its parts are still read."""
+"""Entry point of the command `cdc`: it handles signals from the start, also while modules are still imported."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
+    """Run the command line, with signals handled before the slow imports."""
     signal.signal(signal.SIGINT, _leave)
     restored = signal.signal(signal.SIGTERM, _leave)
     from cdc.cli import verbs
@@ -18,7 +19,7 @@ def main() -> NoReturn:
 
 
 def _leave(number: int, _: object) -> NoReturn:
-    """Nothing has begun: the clean end of `cdc run`, and what a shell expects of any other verb."""
+    """Exit before anything has begun: 0 for `cdc run`, 128 and the signal for any other verb, as shells expect."""
     os._exit(0 if "run" in sys.argv else 128 + number)
 
 

@@ -1,24 +1,24 @@
-"""What can go wrong, as one tree: each class has an exit code and says who can repair it.
+"""Errors as one tree: each class has an exit code and says who can repair it.
 
     CdcError
-    +- Unexpected           1  what nobody has met yet: a library's own exception, a bug
+    +- Unexpected           1  no class of its own: a library's exception, a bug
     +- SettingsError        2  the pipeline file or the environment
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
     |  +- SourceUnavailable    may come back by itself: wait and try again
-    |  +- AnotherServer        it isn't the one that the log is of
+    |  +- AnotherServer        not the server whose changes the topics hold
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
-    +- DecodeError          6  a record that isn't what the connector writes
+    +- DecodeError          6  a record that the connector can't have written
     +- SinkError            7  a destination
     |  +- SinkUnavailable      may come back by itself: wait and try again
-    |  |  +- ReadTimeout              a view has not got as far in time as its reader asked for
-    |  +- SinkRejected         won't: the view or the row has to change
+    |  |  +- ReadTimeout              a view isn't as far as its reader asked for, within its timeout
+    |  +- SinkRejected         for good: the view or the row has to change
     |  |  +- ValueNotRepresentable        a value that the destination has no way to hold
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
-    |  +- WorkerLost           a worker was killed: the query is started again
+    |  +- WorkerLost           a worker was killed: the query is restarted
     +- UndecidedError      10  a view couldn't be proved equal or different
     +- Interrupted        130  by Ctrl-C
 
@@ -39,18 +39,24 @@ class CdcError(Exception):
 
 
 class Unexpected(CdcError):
-    """What has no class of its own; its kind and its place are told, never what it quotes."""
+    """An error without a class of its own. Its kind and place are shown, never the values it quotes."""
 
 
 class SettingsError(CdcError):
+    """The pipeline file, an option or the environment is wrong."""
+
     exit_code = 2
 
 
 class StackError(CdcError):
+    """A server of the local stack can't be fetched, started or stopped."""
+
     exit_code = 3
 
 
 class SourceError(CdcError):
+    """Postgres lacks something: a role, a privilege, a publication, a slot, a table that can be captured."""
+
     exit_code = 4
 
 
@@ -63,6 +69,8 @@ class AnotherServer(SourceError):
 
 
 class ConnectorError(CdcError):
+    """Kafka Connect, the connector or a topic isn't as the pipeline needs it."""
+
     exit_code = 5
 
 
@@ -71,10 +79,14 @@ class KafkaUnavailable(ConnectorError):
 
 
 class DecodeError(CdcError):
+    """A record can't be decoded."""
+
     exit_code = 6
 
 
 class SinkError(CdcError):
+    """A destination has failed."""
+
     exit_code = 7
 
 
@@ -83,7 +95,7 @@ class SinkUnavailable(SinkError):
 
 
 class ReadTimeout(SinkUnavailable):
-    """A view, or the log before it, has not got as far in time as its reader asked for."""
+    """A view, or the log before it, hasn't reached the token within the reader's timeout."""
 
 
 class SinkRejected(SinkError):
@@ -91,32 +103,36 @@ class SinkRejected(SinkError):
 
 
 class ValueNotRepresentable(SinkRejected):
-    """A sink has no way to hold a value."""
+    """The destination has no representation for a value."""
 
 
 class Fenced(SinkError):
-    """The stored position isn't the one this writer left: another writer is at work on the view."""
+    """The stored position isn't the one this writer left: another writer is at work on the view, so this one stops."""
 
 
 class DivergenceError(CdcError):
+    """A view differs from its source, or the log can no longer make it."""
+
     exit_code = 8
 
 
 class SparkError(CdcError):
+    """Spark has failed: its memory, its process."""
+
     exit_code = 9
 
 
 class WorkerLost(SparkError):
-    """A worker of Spark was killed in mid-task: what it was doing is done again from where the sink stands."""
+    """A Spark worker was killed during a task: the query restarts from the sink's position."""
 
 
 class UndecidedError(CdcError):
-    """Rows changed whenever they were looked at, or the view was set back: the same command may decide it later."""
+    """Rows changed at every comparison, or the view was set back: the same command may decide it later."""
 
     exit_code = 10
 
 
 class Interrupted(CdcError):
-    """Somebody has ended the command from its terminal."""
+    """The command was interrupted from its terminal."""
 
     exit_code = 130

@@ -1,4 +1,4 @@
-"""The only place that wires: what a pipeline file stands for, made when first asked for.
+"""The only place that wires: it makes the parts that a pipeline file describes, each when it is first used.
 
 In:  the options before a verb. Out: settings, tables, sinks, streams; a Spark session; the local servers.
 """
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 
 DISPLAY_DEADLINE_S = 2.5
+"""Seconds after which `pipeline_to_show` does without the servers."""
 T = TypeVar("T")
 
 
 def _in_background(ask: Callable[[], T]) -> "Future[T]":
-    """The answer of a server, from a thread that nobody waits for in the end."""
+    """Ask a server in a daemon thread, which nobody has to wait for when it hangs."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -53,25 +54,26 @@ def _in_background(ask: Callable[[], T]) -> "Future[T]":
 
 @dataclass(frozen=True)
 class Context:
-    """What the options before the verb say."""
+    """A pipeline as the options before the verb name it, with the parts that its file describes."""
 
     path: Path
     state_option: Path | None
     fresh: bool = False
-    """Whether patterns of the file mean what is in the catalog now; else what was registered, once anything was."""
+    """Whether patterns match the catalog now; otherwise they mean the registered tables, once there are any."""
     on_worker_log: Callable[[Path | None], None] = lambda _: None
-    """Is told where Connect's log lies, each time the file is loaded; None where Connect is not of a local stack."""
+    """Called with the path of Connect's log each time the file is loaded; None where Connect isn't a local server."""
 
     @cached_property
     def state(self) -> Path:
+        """The state folder: of the option --state, else of the pipeline's name."""
         return self.state_option or stack.state_dir(settings.name_of(self.path))
 
     @cached_property
     def pipeline(self) -> settings.Pipeline:
-        """The pipeline file with the tables that its patterns mean.
+        """The pipeline file, with the tables that its patterns match.
 
         Raises:
-            SettingsError: a pattern means none of them.
+            SettingsError: a pattern matches no captured table.
         """
         from cdc.control.registrations import refuse_meaningless
 
@@ -86,9 +88,9 @@ class Context:
 
     @cached_property
     def pipeline_to_show(self) -> settings.Pipeline:
-        """The same for who only looks, within seconds, whatever hangs.
+        """The pipeline for verbs that only show something: known within seconds, whatever hangs.
 
-        With Kafka down patterns mean what the catalog says; with that down as well, what is named is all.
+        Without Kafka the patterns match the catalog. Without Postgres as well, only the named tables remain.
         """
         configured = self.load()
         if not configured.patterns:
@@ -106,11 +108,11 @@ class Context:
         return configured.with_tables([])
 
     def from_catalog(self) -> "Context":
-        """The same, for those commands that decide which tables are captured from then on."""
+        """The same pipeline with patterns that match the catalog, for verbs that decide which tables are captured."""
         return replace(self, fresh=True)
 
     def _registered_tables(self, configured: settings.Pipeline) -> Collection[str] | None:
-        """The tables that were registered last; None when nothing was."""
+        """Read the tables of the last registration; None when there is none."""
         from cdc.control import registrations
         from cdc.kafka.topics import Topics
 
@@ -123,8 +125,8 @@ class Context:
             return configured.with_tables(catalog.find_tables(connection, configured).names)
 
     def load(self) -> settings.Pipeline:
-        """The pipeline file as it is now."""
-        # Not only of a stack that is whole: with a server down, `cdc status` must tell which.
+        """Read the pipeline file as it is now, with the addresses of the local servers."""
+        # Addresses of servers that are down count, too: `cdc status` must tell which one is.
         endpoints = stack_state.known_endpoints(self.state)
         log = self.state / "connect" / "log" / "connect.log"
         self.on_worker_log(log if log.exists() else None)
@@ -133,37 +135,41 @@ class Context:
 
     @property
     def runs(self) -> Path:
+        """The folder where `cdc run` publishes its progress."""
         return self.state / "runs"
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
+        """The captured tables, as Postgres describes them. Raises SourceError."""
         with source.connect(self.pipeline.source.dsn) as connection:
             return source.describe(connection, self.pipeline)
 
     def require_supported_columns(self, connection: source.Connection) -> None:
-        """Raise SourceError for all tables with columns that Spark or a sink of the file can't carry.
+        """Check that Spark and every sink of the file can carry all columns.
 
-        Raise SettingsError for what the file asks of an index for columns that aren't there.
+        Raises:
+            SourceError: some columns can't be carried; names all of them.
+            SettingsError: the file has settings of an index for columns that don't exist.
         """
         column_names.require_indexed(source.describe(connection, self.pipeline, self.refusals))
 
     def refusals(self, table: Table) -> list[str]:
-        """Why the pipeline as a whole can't carry a table as it is, a sentence for each column concerned."""
+        """Say why the pipeline can't carry a table as it is: a sentence for each column concerned."""
         views = [f"{reason} ({sink.name})" for sink in self._all_sinks for reason in sink.refusals(table)]
         return [*column_names.refusals(table), *views]
 
     @cached_property
     def _all_sinks(self) -> "list[Sink]":
-        """All sinks, once for all tables: to read a file of 500 tables takes a third of a second."""
+        """All sinks, made once for all tables: reading a file of 500 tables takes a third of a second."""
         return self.sinks(None)
 
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
-        """The table of that name, schema.table; all for None."""
+        """Select a captured table by its name, schema.table; all tables for None. Raises SettingsError."""
         return self.tables if name is None else (source.table_named(self.tables, name),)
 
     @cached_property
     def placeholder(self) -> str:
-        """What the connector writes for a value that the log doesn't carry."""
+        """What the connector writes for a value that the log doesn't carry. Raises ConnectorError."""
         from cdc.capture.configuration import placeholder
         from cdc.kafka.topics import Topics
 
@@ -171,6 +177,7 @@ class Context:
             return placeholder(self.pipeline.pipeline, kafka.cluster_id())
 
     def sinks(self, chosen: list[str] | None) -> "list[Sink]":
+        """Make the sinks of these names, or all. Raises SettingsError for a name that the file lacks."""
         pipeline = self.load()
         names = list(pipeline.sinks)
         if unknown := [name for name in chosen or () if name not in names]:
@@ -179,6 +186,7 @@ class Context:
 
     @cached_property
     def follower(self) -> "SchemaFollower":
+        """Follows the pipeline file and the table definitions, for all streams of a run."""
         from cdc.apply.schema_follower import SchemaFollower, patience_s
 
         pipeline = self.pipeline
@@ -186,14 +194,14 @@ class Context:
             return SchemaFollower(self.load, source.survey(connection, pipeline).tables)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
-        """One that applies all tables to each sink, and follows the file and the tables while it does."""
+        """Make a stream per sink, which applies all tables and follows the file and the table definitions."""
         from cdc.apply.stream import Stream
 
         return [Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks]
 
 
 class Stack(Protocol):
-    """What `compose` has two of: servers as processes, servers as containers."""
+    """A kind of local stack: servers as processes, or servers as containers."""
 
     def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints": ...
 
@@ -201,7 +209,7 @@ class Stack(Protocol):
 
 
 def local_stack(kind: str | None, state: Path) -> Stack:
-    """The local stack of that kind. Without one it is what the state is of, so that one verb alone has to say it."""
+    """Choose the kind of local stack: the one given, else the one the state folder belongs to, else embedded."""
     from compose import docker
 
     stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
@@ -213,13 +221,13 @@ def local_stack(kind: str | None, state: Path) -> Stack:
 
 @contextmanager
 def spark_on(master: str) -> "Iterator[SparkSession]":
-    """A session for one verb.
+    """Start a Spark session for one verb, and stop it afterwards.
 
     Raises:
-        SparkError: Spark's own process has ended meanwhile, whatever that looks like from here.
+        SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
     """
     # First, so that nothing is fetched where there is no Spark.
-    from cdc.spark.session import ended, session
+    from cdc.spark.session import exit_error, session
     from compose import artifacts
 
     spark = session(master, artifacts.spark_jars())
@@ -231,6 +239,6 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     except CdcError:
         raise
     except Exception as error:
-        if failure := ended(spark):
+        if failure := exit_error(spark):
             raise failure from error
         raise

@@ -1,4 +1,4 @@
-"""The files of the stack: fetched once by pyspark's own Ivy, checked against pinned sha256, cached per user.
+"""Files of the stack: fetched once by pyspark's own Ivy, checked against pinned sha256, cached per user.
 
 A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file has
 passed, so what lies in the cache is whole and a second use needs no network. `python -m compose.artifacts`
@@ -29,14 +29,15 @@ from compose.host import java, require_disk, share
 
 HERE = Path(__file__).parent
 PINS = HERE / "artifacts.sha256"
-# A stalled connection would otherwise hold the fetch for ever; the whole set takes about two minutes.
+# A stalled connection would hold the fetch for ever without it. The whole set takes about two minutes.
 FETCH_TIMEOUT_S = 900
 SILENT_S = 4.0
+"""Seconds between two messages about the progress of a fetch."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Where the parts of the embedded servers lie."""
+    """Folders and programs of the embedded servers."""
 
     kafka_jars: Path
     connect_jars: Path
@@ -47,7 +48,7 @@ class Servers:
 
 
 def say(line: str) -> None:
-    """Tell what takes long, on standard error: standard output is a verb's own."""
+    """Print a line about slow work on standard error, because standard output belongs to the verb."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -110,7 +111,7 @@ def _fetch(name: str, home: Path, pins: dict[str, str], finish: Callable[[Path],
 
 @contextmanager
 def _reporting(name: str, work: Path) -> Iterator[None]:
-    """Say every few seconds how much there is."""
+    """Report every few seconds how much has been fetched."""
     finished = Event()
 
     def report() -> None:
@@ -127,7 +128,7 @@ def _reporting(name: str, work: Path) -> Iterator[None]:
 
 
 def _bytes(folder: Path) -> int:
-    """Of all files; one that vanishes meanwhile counts nothing."""
+    """Sum the sizes of all files; one that vanishes meanwhile counts nothing."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -139,7 +140,7 @@ def _bytes(folder: Path) -> int:
 
 @retry(retry=retry_if_exception_type(StackError), stop=stop_after_attempt(3), reraise=True)
 def retrieve(name: str, work: Path) -> None:
-    """Let Ivy lay the files of a group under `work/lib`; what a failed try has fetched serves the next."""
+    """Have Ivy fetch the files of a group into `work/lib`. A second try reuses the files of a failed one."""
     command: list[str | Path] = [
         java(),
         # Ivy would keep its own settings and a local repository in the home folder.
@@ -225,7 +226,7 @@ def _unpack(lib: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; the kernel lets go of it when the process ends, however it ends."""
+    """Hold a folder's lock. The kernel releases it when the process ends, however it ends."""
     try:
         make_shared(folder)
         lock = (folder / ".lock").open("w")
@@ -250,7 +251,7 @@ def make_shared(folder: Path) -> None:
 
 @contextmanager
 def scratch(cache: Path) -> Iterator[Path]:
-    """Give a work folder on the cache's own filesystem, so that a rename is enough; hold the cache's lock."""
+    """Make a work folder on the cache's filesystem, so that a rename is enough. The caller holds the cache's lock."""
     for leftover in cache.glob(".fetch-*"):  # of a fetch that was killed: the lock says that none is at work
         shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
@@ -261,7 +262,7 @@ def scratch(cache: Path) -> Iterator[Path]:
 
 
 def pin() -> None:
-    """Fetch everything anew and write its checksums."""
+    """Fetch all files again and write their checksums."""
     lines = []
     for name in ("servers", "spark"):
         with tempfile.TemporaryDirectory() as folder:

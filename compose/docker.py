@@ -1,4 +1,4 @@
-"""The same servers as containers, through `docker compose`; gives the same endpoints as stack.py."""
+"""Servers of the stack as containers, through `docker compose`, with the same endpoints as stack.py."""
 
 import subprocess
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from compose.server_version import ServerVersion, require_readable
 from compose.stack_state import locked_state
 
 FILE = Path(__file__).parent / "docker-compose.yml"
-# What the file publishes, on 127.0.0.1.
+# Ports that the compose file publishes on 127.0.0.1.
 PORTS = {"postgres": 15432, "kafka": 19092, "connect": 18083, "elasticsearch": 19200, "redis": 16379}
 SERVER_VERSIONS = {
     "postgres": ServerVersion("Postgres", versions.POSTGRES),

@@ -1,11 +1,11 @@
-"""Where the servers of a stack are: the one thing that the rest of the project knows of them."""
+"""Addresses of a stack's servers: all that the rest of the project knows of them."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses and folders of a running stack. `postgres` is an administrator's."""
+    """Addresses and folders of a running stack. `postgres` logs in as an administrator."""
 
     postgres: str
     kafka: str

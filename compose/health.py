@@ -1,4 +1,4 @@
-"""Is a server ready? One real request each; an unreachable or starting server is False, never an error."""
+"""Health checks: one real request per server. A server that is away or still starts gives False, never an error."""
 
 import socket
 import struct
@@ -24,7 +24,7 @@ def postgres(port: int) -> bool:
 def kafka(port: int) -> bool:
     """Ask for metadata (version 1, all topics): ready when the broker lists itself.
 
-    By hand, because eight bytes of the answer are enough, and a client library takes longer to load.
+    Written by hand, because eight bytes of the answer are enough, and a client library takes longer to load.
     """
     client = b"cdc"
     request = struct.pack(f">hhih{len(client)}si", 3, 1, 7, len(client), client, 0)
@@ -67,7 +67,7 @@ def _get(url: str) -> Any:
     import httpx
 
     with suppress(httpx.HTTPError, ValueError):
-        # The environment's proxy is for the world outside.
+        # Without the environment's proxy, which is meant for other machines.
         answer = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
         return answer.json() if answer.status_code == 200 else None
     return None

@@ -1,4 +1,4 @@
-"""What the machine must offer: a Java, disk space, and for root a user that can read what servers need."""
+"""Requirements of the machine: a Java, disk space and, for root, an account that can read the servers' files."""
 
 import os
 import pwd
@@ -34,7 +34,7 @@ def java() -> Path:
 
 
 def java_major(path: Path) -> int:
-    """Ask a java for its major version; 0 when it gives none."""
+    """Ask a Java for its major version; 0 when it tells none."""
     try:
         run = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -72,14 +72,14 @@ def unprivileged() -> User | None:
 
 
 def change_owner(folder: Path, user: User | None) -> None:
-    """Hand a folder and what it holds to a user."""
+    """Give a folder and its content to a user."""
     if user:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, user.uid, user.gid, follow_symlinks=False)
 
 
 def share(folder: Path) -> None:
-    """Let every user read a tree, whatever the umask was; what the owner may execute, all may."""
+    """Let every user read a tree, and execute what its owner may, whatever the umask was."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

@@ -1,4 +1,4 @@
-"""The ports of a stack: free ones, chosen once, kept for the life of a state folder."""
+"""Ports of a stack: free ones, chosen once, then kept for the life of a state folder."""
 
 import random
 import socket
@@ -14,7 +14,7 @@ RANGE = range(15_000, 32_000)
 
 
 def choose(names: Iterable[str], reserved: Iterable[int] = ()) -> dict[str, int]:
-    """Give each name a port of its own that is free on 127.0.0.1 now and isn't among `kept`."""
+    """Give each name a port of its own that is free on 127.0.0.1 now and isn't among `reserved`."""
     candidates = random.sample(RANGE, len(RANGE))
     free = (port for port in candidates if port not in set(reserved) and is_free(port))
     return dict(zip(names, free, strict=False))
@@ -33,7 +33,7 @@ def is_free(port: int) -> bool:
 
 
 def require_free(name: str, port: int) -> None:
-    """Refuse to start a server whose kept port someone else has taken meanwhile."""
+    """Refuse to start a server whose port somebody else has taken meanwhile."""
     if is_free(port):
         return
     pid = owner(port)

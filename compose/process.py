@@ -1,4 +1,4 @@
-"""Processes that outlive the command that starts them; known by pid and start time, as pids are reused."""
+"""Processes that outlive the command that starts them. Pid and start time identify one, because pids are reused."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True)
 class Process:
-    """A server's leading process, as remembered on disk."""
+    """The leading process of a server, as it is stored on disk."""
 
     pid: int
     started: float
@@ -114,7 +114,7 @@ def run(command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[st
 
 
 def request_end(process: Process, stop_signal: signal.Signals) -> list[psutil.Process]:
-    """Ask a server to end; return its tree, to be awaited."""
+    """Ask a server to end. Returns its process tree, for `await_end`."""
     tree = process.tree()
     if process.find():
         _signal_group(process.pid, stop_signal)
@@ -124,7 +124,7 @@ def request_end(process: Process, stop_signal: signal.Signals) -> list[psutil.Pr
 
 
 def await_end(tree: list[psutil.Process], deadline_s: float) -> None:
-    """Wait until a tree is gone; kill what is left after the deadline."""
+    """Wait until a process tree is gone; after the deadline, kill the processes that remain."""
     _, alive = psutil.wait_procs(tree, timeout=deadline_s)
     if alive:
         _kill(tree)
@@ -134,14 +134,14 @@ def await_end(tree: list[psutil.Process], deadline_s: float) -> None:
 
 
 def kill(process: Process) -> None:
-    """End a server and all that it started at once, as a power cut would."""
+    """Kill a server and all that it started at once, as a power cut would."""
     tree = process.tree()
     _kill(tree)
     await_end(tree, KILL_DEADLINE_S)
 
 
 def end_leftovers(folder: Path, program: Path) -> None:
-    """End what a dead leader left in a folder: Postgres' backends, each a session of its own."""
+    """End processes that a dead leader left behind: Postgres' backends, each a session of its own."""
     leftovers = []
     for process in psutil.process_iter():
         try:
@@ -154,7 +154,7 @@ def end_leftovers(folder: Path, program: Path) -> None:
 
 
 def _kill(tree: list[psutil.Process]) -> None:
-    # One by one: Postgres' backends are sessions of their own, so a group isn't all.
+    # One by one, because Postgres' backends are sessions of their own and no members of the group.
     for process in tree:
         try:
             process.kill()

@@ -30,7 +30,7 @@ FOLDERS = ("data", "conf", "log", "tmp")
 
 @dataclass(frozen=True)
 class ServerDirs:
-    """Where a server runs: its folder, every port of the stack, the fetched parts and the Java to use."""
+    """Folders and resources of a server: its folder, the ports of the stack, the fetched parts, the Java to use."""
 
     home: Path
     ports: Mapping[str, int]
@@ -51,7 +51,7 @@ class ServerDirs:
 
 
 class Server:
-    """A server of the stack; a subclass says what is its own."""
+    """A server of the stack; a subclass for each kind. `stack.py` starts each server in a thread of its own."""
 
     name: str
     extra_ports: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Server:
         return unprivileged() if self.refuses_root else None
 
     def prepare(self, dirs: ServerDirs) -> None:
-        """Lay folders and settings; first start: create the data."""
+        """Write folders and settings; at the first start, create the data. Called before every start."""
         for name in FOLDERS:
             (dirs.home / name).mkdir(parents=True, exist_ok=True)
         for folder in (dirs.home.parent, dirs.home):
@@ -88,7 +88,7 @@ class Server:
         """Create the data, when this is the first start."""
 
     def settings(self, dirs: ServerDirs) -> dict[str, object]:
-        """Return what the templates may use."""
+        """Return the variables of the templates."""
         ports = {name.replace("-", "_"): port for name, port in dirs.ports.items()}
         return {**ports, "home": dirs.home, "plugins": dirs.parts.plugins}
 
@@ -106,11 +106,11 @@ class Server:
         raise NotImplementedError
 
     def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        """Return what is going to write this server's data; None for one that keeps none."""
+        """Return the version that is about to write this server's data; None for a server without data."""
         return None
 
     def data_version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        """Return what the data itself says of who wrote it, for a state from before that was noted."""
+        """Return the version that the data itself names, for a state folder from before versions were recorded."""
         return None
 
     def run(self, dirs: ServerDirs, *command: str | Path) -> None:
@@ -162,7 +162,7 @@ class Postgres(Server):
 
 
 class JavaServer(Server):
-    """What Kafka and Connect share: a class path, a main class and a quiet log."""
+    """A server on the JVM, Kafka or Connect: a class path, a main class and a quiet log."""
 
     main: str
     heap: tuple[str, ...]
@@ -223,7 +223,7 @@ class Connect(JavaServer):
     starts_after = "kafka"
     templates = ("connect.server.properties", "connect.log4j2.properties")
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
-    # Records die young, unless too little is set aside for them: it collected for a third of its time.
+    # Records die young only if the young generation has room for them: with less, a third of the time was collection.
     heap = ("-Xmx768m", "-Xmn450m")
 
     def jars(self, parts: Servers) -> Path:
@@ -277,7 +277,7 @@ class Redis(Server):
         return health.redis(ports[self.name])
 
     def version(self, dirs: ServerDirs) -> ServerVersion | None:
-        # What the program says of itself: it may be the machine's own.
+        # Asked of the program, because it may be the machine's own.
         return cache_version(dirs.parts.redis_server)
 
     def data_version(self, dirs: ServerDirs) -> ServerVersion | None:

@@ -1,7 +1,7 @@
-"""Start, repair and stop the servers of a pipeline as local processes.
+"""Local stack: start, repair and stop the servers of a pipeline as processes.
 
 One state folder, one stack: `stack.json` holds its ports and processes, a lock keeps two commands apart. The
-servers outlive the command. What `up` starts and can't finish, it stops again.
+servers outlive the command. Servers that `up` has started are stopped again when it fails.
 """
 
 import os
@@ -135,7 +135,7 @@ def _healthy(record: StackState, server: Server) -> bool:
 
 
 def _stop(record: StackState, names: Iterable[str]) -> None:
-    """Ask servers to end, all at once, and see to it that they do."""
+    """Ask servers to end, all at once; kill those that don't end in time."""
     trees = []
     for name in names:
         if leader := record.processes.get(name):
@@ -146,7 +146,7 @@ def _stop(record: StackState, names: Iterable[str]) -> None:
 
 
 def _start(record: StackState, chosen: list[Server], progress: Progress) -> None:
-    """Start servers side by side; when one fails, stop those of this call again and raise its error."""
+    """Start servers in parallel. When one fails, stop the others of this call and raise its error."""
     host.require_disk(record.state, "the state folder")
     host.require_searchable(record.state, STATE_HINT)
     java, parts = host.java(), artifacts.servers()
@@ -157,7 +157,7 @@ def _start(record: StackState, chosen: list[Server], progress: Progress) -> None
         for name in server.port_names:
             ports.require_free(name, record.ports[name])
     dirs_by_server = {server: ServerDirs(record.state / server.name, record.ports, parts, java) for server in chosen}
-    _record_writers(record, dirs_by_server)
+    _record_versions(record, dirs_by_server)
     launch = _Launch(record, progress)
     try:
         launch.run(dirs_by_server)
@@ -166,11 +166,14 @@ def _start(record: StackState, chosen: list[Server], progress: Progress) -> None
         raise
 
 
-def _record_writers(record: StackState, dirs_by_server: Mapping[Server, ServerDirs]) -> None:
-    """Note who is about to write, unless one of them can't read what is there; before it is ready it may have."""
-    versions = {server.name: writer for server, dirs in dirs_by_server.items() if (writer := server.version(dirs))}
+def _record_versions(record: StackState, dirs_by_server: Mapping[Server, ServerDirs]) -> None:
+    """Record the versions that are about to write, once it is clear that each can read its data.
+
+    This comes before the start, because a server may write before it is ready.
+    """
+    versions = {server.name: version for server, dirs in dirs_by_server.items() if (version := server.version(dirs))}
     previous_versions = {
-        server.name: writer for server, dirs in dirs_by_server.items() if (writer := server.data_version(dirs))
+        server.name: version for server, dirs in dirs_by_server.items() if (version := server.data_version(dirs))
     }
     require_readable(record.state, previous_versions | record.versions, versions)
     record.versions |= versions
@@ -178,7 +181,7 @@ def _record_writers(record: StackState, dirs_by_server: Mapping[Server, ServerDi
 
 
 class _Launch:
-    """One parallel start: the first failure, or an interrupt, ends all the waiting."""
+    """A parallel start of servers. The first failure, or an interrupt, ends all waiting."""
 
     def __init__(self, record: StackState, progress: Progress) -> None:
         self.record = record

@@ -1,5 +1,6 @@
-"""What a state folder remembers of its stack (`stack.json`): its kind, its ports and what wrote its data for good,
-processes while they run.
+"""State of a stack, `stack.json` in its state folder.
+
+Its kind, its ports and the versions that wrote its data are kept for good, processes while they run.
 """
 
 import fcntl
@@ -19,7 +20,7 @@ from compose.server_version import ServerVersion
 
 
 class StackState:
-    """The record of one stack; written whole and renamed, so that a reader never meets half of it."""
+    """The record of a stack. It is written to a new file and renamed, so that a reader never sees half of it."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class StackState:
         try:
             document = json.loads((state / "stack.json").read_text())
             processes = {name: Process(**entry) for name, entry in document["processes"].items()}
-            # Neither was noted at first; then there were only processes.
+            # Records of older versions have neither key; at that time every stack consisted of processes.
             versions = {name: ServerVersion(**entry) for name, entry in document.get("written", {}).items()}
             return cls(state, document["ports"], processes, versions, document.get("stack", "embedded"))
         except (FileNotFoundError, NotADirectoryError):
@@ -66,7 +67,7 @@ class StackState:
         os.replace(fresh, self.state / "stack.json")
 
     def claim(self, stack: str) -> None:
-        """Make the folder one kind of stack's. Raises StackError when it is the other's, data and all."""
+        """Claim the folder for one kind of stack. Raises StackError when it belongs to the other kind."""
         if self.stack not in (None, stack):
             raise StackError(
                 f"{self.state} is the state of a stack of kind {self.stack}, so it can't become one of kind {stack}",
@@ -92,13 +93,13 @@ class StackState:
         )
 
     def add_process(self, name: str, process: Process) -> None:
-        """Remember a server that was started."""
+        """Record a server that was started."""
         with self._lock:
             self.processes[name] = process
             self.save()
 
     def remove_process(self, name: str) -> None:
-        """Forget a server that ended."""
+        """Remove a server that has ended from the record."""
         with self._lock:
             self.processes.pop(name, None)
             self.save()

@@ -1,4 +1,4 @@
-"""The one table of versions. A unit test holds the module files, the compose file and the lock to it."""
+"""Versions of all servers and jars. A unit test compares the module files, the compose file and the lock with it."""
 
 KAFKA = "4.2.1"
 CONNECT = KAFKA
@@ -14,7 +14,7 @@ DELTA = "4.4.0"
 UNITY_CATALOG = "0.6.0"
 SPARK_JARS = {
     "spark-sql-kafka-0-10_2.13": SPARK,
-    # Older than Spark on purpose: newer ones don't resolve everywhere, and only a Kerberos class differs.
+    # Older than Spark on purpose: newer ones can't be resolved everywhere, and only a Kerberos class differs.
     "spark-token-provider-kafka-0-10_2.13": "4.0.0",
     "kafka-clients": "3.9.2",
     "commons-pool2": "2.12.1",
@@ -28,5 +28,5 @@ SPARK_JARS = {
 }
 
 JAVA_MIN = 17
-# A 7.0 server is the first with the script effects and functions that the cache sink relies on.
+# Version 7.0 is the first with the script effects and functions that the cache sink relies on.
 REDIS_MIN = 7

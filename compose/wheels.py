@@ -1,4 +1,4 @@
-"""The servers that come as wheels: Postgres and the cache server; the machine's own Redis only where there is none."""
+"""Servers that come as wheels: Postgres and the cache server. The machine's own Redis serves only without one."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def postgres_bin() -> Path:
 
 def redis_server() -> Path:
     """Return the cache server: the pinned one, or `redis-server` on PATH on a machine that it wasn't built for."""
-    # Not the machine's first: it comes, goes and ages as its owner likes, and can't read what the pinned one wrote.
+    # The pinned one comes first: the machine's own changes as its owner likes, and can't read the pinned one's data.
     if binary := pinned_cache():
         return binary
     binary = Path(shutil.which("redis-server") or "")
@@ -43,7 +43,7 @@ def pinned_cache() -> Path | None:
 
 
 def cache_version(binary: Path) -> ServerVersion | None:
-    """Ask a cache server what it is; None when it doesn't say."""
+    """Ask a cache server for its kind and version; None when it doesn't tell."""
     try:
         run = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

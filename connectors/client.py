@@ -1,4 +1,4 @@
-"""The REST interface of Kafka Connect: check, put, watch, restart and delete one connector.
+"""Client of Kafka Connect's REST interface: check, put, watch, restart and delete a connector.
 
 In:  the worker's address. Out: plain values; ConnectorError with the next command.
 Invariant: what a password field of a configuration holds never appears in a message.
@@ -18,8 +18,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from cdc.errors import ConnectorError
 
 TIMEOUT_S = 10.0
-"""Checking a configuration opens a connection to Postgres, which may take its time to fail."""
+"""Seconds to wait for an answer. Checking a configuration connects to Postgres, which may be slow to fail."""
 REBALANCE_S = 30.0
+"""Seconds that a rebalance of the workers, or stopping a connector, may take."""
 TRACE_CHARACTERS = 300
 SECRET = re.compile(r"password|secret|token|credential|jaas", re.IGNORECASE)
 IN_TEXT = re.compile(r"(?i)(password\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s,;&]+)|(://[^/\s:@]*:)[^@\s]+(?=@)")
@@ -27,28 +28,30 @@ IN_TEXT = re.compile(r"(?i)(password\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s,;&]+)|(://[^/
 
 @dataclass(frozen=True)
 class ConnectorState:
-    """`connector` and each of `tasks` is Connect's word: RUNNING, FAILED; MISSING when there is none."""
+    """State of a connector and its tasks in Connect's words: RUNNING, FAILED, STOPPED; MISSING when there is none."""
 
     connector: str
     tasks: tuple[str, ...] = ()
     trace: str | None = None
-    """Of what has failed: the first line and, where it says more, the last cause."""
+    """Of the part that has failed: the first line of its trace and, where that says more, the last cause."""
 
     @property
     def running(self) -> bool:
+        """Whether the connector and all of its tasks run."""
         return self.connector == "RUNNING" and bool(self.tasks) and set(self.tasks) == {"RUNNING"}
 
     @property
     def failed(self) -> bool:
+        """Whether the connector or one of its tasks has failed."""
         return "FAILED" in (self.connector, *self.tasks)
 
 
 class _RebalancingError(Exception):
-    """409: the workers are dividing the work anew; the same request succeeds in a moment."""
+    """Status 409: the workers are rebalancing, so the same request succeeds in a moment."""
 
 
 class Connect:
-    """One Connect cluster, through one of its workers. Every method raises ConnectorError."""
+    """A Connect cluster, reached through one of its workers. Every method may raise ConnectorError."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -66,7 +69,7 @@ class Connect:
         self._client.close()
 
     def validate(self, config: Mapping[str, str]) -> None:
-        """Have the plugin check the configuration, which includes a login to Postgres; nothing is created."""
+        """Have the plugin check the configuration, with a login to Postgres. Creates nothing."""
         plugin = config["connector.class"].rsplit(".", 1)[-1]
         body = self._call("PUT", f"/connector-plugins/{plugin}/config/validate", config)
         faults = {
@@ -78,7 +81,7 @@ class Connect:
             raise _invalid(config["name"], faults)
 
     def config(self, name: str) -> dict[str, str] | None:
-        """The configuration as it was put, passwords included; None when there is no such connector."""
+        """Read the configuration as it was put, passwords included; None when there is no such connector."""
         return self._call("GET", f"/connectors/{name}/config", missing=None)  # type: ignore[no-any-return]
 
     def put(self, name: str, config: Mapping[str, str]) -> None:
@@ -86,6 +89,7 @@ class Connect:
         self._call("PUT", f"/connectors/{name}/config", config)
 
     def state(self, name: str) -> ConnectorState:
+        """Read the state of a connector and its tasks."""
         body = self._call("GET", f"/connectors/{name}/status", missing=None)
         if body is None:
             return ConnectorState("MISSING")
@@ -95,10 +99,11 @@ class Connect:
         return ConnectorState(body["connector"]["state"], tasks, _summarize_trace(trace) if trace else None)
 
     def restart_failed(self, name: str) -> None:
+        """Restart the connector and its tasks where they have failed."""
         self._call("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=true")
 
     def delete(self, name: str) -> None:
-        """Delete the connector, not its offsets: put again, it goes on where it was. Absent is fine."""
+        """Delete the connector but not its offsets: put again, it continues from them. A missing one is no error."""
         self._call("DELETE", f"/connectors/{name}", missing=None)
 
     def create_stopped(self, name: str, config: Mapping[str, str]) -> None:
@@ -106,12 +111,12 @@ class Connect:
         self._call("POST", "/connectors", config, {"name": name, "config": dict(config), "initial_state": "STOPPED"})
 
     def offsets(self, name: str) -> list[dict[str, Any]]:
-        """What the connector has stored of how far it is; nothing when it has never sent a record."""
+        """Read the connector's stored source offsets; empty when it has never sent a record."""
         body = self._call("GET", f"/connectors/{name}/offsets")
         return [entry["offset"] for entry in body["offsets"] if entry["offset"]]
 
     def stop(self, name: str) -> None:
-        """End the connector's tasks; what it has sent until then is committed."""
+        """Stop the connector's tasks. The records it has sent by then are committed."""
         self._call("PUT", f"/connectors/{name}/stop")
         deadline = time.monotonic() + REBALANCE_S
         while (state := self.state(name)).connector != "STOPPED" or state.tasks:
@@ -124,10 +129,11 @@ class Connect:
             time.sleep(0.1)
 
     def resume(self, name: str) -> None:
+        """Start a stopped connector again."""
         self._call("PUT", f"/connectors/{name}/resume")
 
     def delete_offsets(self, name: str) -> None:
-        """Delete the offsets of a connector that was stopped: resumed, it takes a new snapshot."""
+        """Delete the offsets of a stopped connector: resumed, it takes a new snapshot."""
         self._call("DELETE", f"/connectors/{name}/offsets")
 
     def reset(self, name: str) -> None:
@@ -191,7 +197,7 @@ class Connect:
 
 
 def redacted(text: str, config: Mapping[str, str] | None = None) -> str:
-    """The text without the configuration's secrets, and without what looks like one."""
+    """Remove the configuration's secrets from a text, and whatever looks like a secret."""
     for name, value in (config or {}).items():
         if len(value) > 3 and SECRET.search(name):
             text = text.replace(value, "***")
@@ -202,7 +208,7 @@ def _summarize_trace(trace: str) -> str:
     first, *lines = trace.strip().splitlines()
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     summary = f"{first} (caused by {causes[-1]})" if causes and causes[-1] not in first else first
-    # Debezium prints its whole offset, so that the end of the sentence, which says what is wrong, would be cut.
+    # Debezium prints its whole offset, which would push the cause beyond the length that is shown.
     return redacted(re.sub(r"\w+OffsetContext \[.*\]", "its offset", summary))[:TRACE_CHARACTERS]
 
 

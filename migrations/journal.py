@@ -1,6 +1,6 @@
-"""The journal of definitions, where its event triggers haven't written: the first entry of each captured table.
+"""Schema journal: entries that its event triggers haven't written, such as the first one of each captured table.
 
-In:  the captured tables, and which of them were published before. Only reads: what it yields is run by the caller.
+In:  the captured tables, and which of them were published before. It only reads: the caller runs each statement.
 Out: a statement for each thing that is to be changed.
 Invariant: after this the newest entry of every captured table says what the table looks like now.
 """
@@ -19,7 +19,7 @@ from migrations.statement import Statement
 PUBLISHED = """
 SELECT prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s
 """
-# Without event triggers a definition may have changed unseen.
+# Tables whose newest entry is wrong: without event triggers a definition may have changed unseen.
 OUTDATED = """
 SELECT c.oid FROM unnest(%s::oid[]) AS oid JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN LATERAL (SELECT d.* FROM cdc.ddl d WHERE d.relation = c.oid ORDER BY d.id DESC LIMIT 1) AS last ON true
@@ -31,7 +31,7 @@ SELECT wanted.oid FROM unnest(%s::oid[]) AS wanted (oid) JOIN pg_class c USING (
 WHERE c.relkind = 'r' AND NOT cdc.has_event_triggers()
   AND NOT EXISTS (SELECT FROM cdc.storage s WHERE s.relation = c.oid)
 """
-# As cdc.watch_ddl() has them, which an administrator need not run: its code is the owner's.
+# The same as in cdc.watch_ddl(). They are repeated, because an administrator shouldn't have to run the owner's code.
 EVENT_TRIGGERS: dict[LiteralString, LiteralString] = {
     "cdc_ddl": "ddl_command_end WHEN TAG IN ('CREATE SCHEMA', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO',"
     " 'ALTER TABLE') EXECUTE FUNCTION cdc.record_ddl()",
@@ -43,14 +43,14 @@ COMPARED = "no event triggers, which take a superuser: cdc run compares table de
 
 
 def published(conn: psycopg.Connection, pipeline: str) -> set[int]:
-    """The oids of what the pipeline's publication holds; none when there is no publication."""
+    """Read the oids of the tables in the pipeline's publication; empty when there is no publication."""
     return {oid for (oid,) in conn.execute(PUBLISHED, [pipeline]).fetchall()}
 
 
 def ensure_journal(
     conn: psycopg.Connection, captured: Sequence[Relation], published_before: Collection[int]
 ) -> Iterator[Statement]:
-    """Note what each table looks like: when it is published anew, and when the journal doesn't know."""
+    """Add an entry for each table that is published for the first time, or whose newest entry is out of date."""
     unpublished = [relation for relation in captured if relation.oid not in published_before]
     if unpublished:
         yield Statement(_note(conn, "PUBLISH", unpublished))
@@ -69,6 +69,7 @@ def ensure_journal(
 
 
 def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
+    """Create the event triggers that are missing, which takes a superuser."""
     present = {name for (name,) in conn.execute("SELECT evtname FROM pg_event_trigger").fetchall()}
     for name, event in EVENT_TRIGGERS.items():
         if name not in present:

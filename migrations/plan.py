@@ -1,7 +1,7 @@
-"""What preparing a source would do, for who wants to know before, and as a script for somebody who may do more.
+"""Plan of `cdc migrate`: the statements it would run, and a script of them for an administrator.
 
 In:  what a pipeline needs, the catalogue. Out: statements in their order; a script for psql.
-Invariant: nothing is changed, the transaction is read-only; no password is in a script; running one twice does no harm.
+Invariant: the transaction is read-only; no password is in a script; running a script twice does no harm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEAD_OF_SECRETS = f"""\
 
 
 def plan(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Statement]:
-    """What is missing yet. Raises SourceError for what can't be captured."""
+    """List the statements that are missing. Raises SourceError for a table that can't be captured."""
     require_idle(conn)
     require_logical(conn)
     with conn.transaction():
@@ -51,7 +51,7 @@ def _control(files: Sequence[Migration]) -> Iterator[Statement]:
 
 
 def script(conn: psycopg.Connection, requirements: SourceRequirements, missing: Sequence[Statement]) -> str:
-    """The statements for psql: a transaction for what an administrator does, one for what its owner does, and so on."""
+    """Write the statements as a script for psql: a transaction for each run of statements of one actor."""
     (owner,) = conn.execute("SELECT current_user").fetchone() or ("",)
     names = {"pipeline": requirements.pipeline, "database": conn.info.dbname, "owner": owner, "role": requirements.role}
     head = HEAD + (HEAD_OF_SECRETS if any(statement.secret for statement in missing) else "")
@@ -64,7 +64,7 @@ def script(conn: psycopg.Connection, requirements: SourceRequirements, missing: 
             actor = statement.actor
             lines += ["", "BEGIN;", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';"]
             lines += [f"SET LOCAL ROLE {sql.Identifier(owner).as_string(conn)};"] if actor == "owner" else []
-        # A name may hold the end of a line.
+        # A name may contain the end of a line.
         lines += ["", *(f"-- {' '.join(line.split())}" for line in statement.lines), *_guarded(conn, statement)]
     lines += ["COMMIT;"] if actor else ["-- Nothing is missing."]
     return "\n".join(lines) + "\n"
@@ -74,12 +74,12 @@ def _guarded(conn: psycopg.Connection, statement: Statement) -> Iterator[str]:
     text = f"{statement.text(conn)};"
     condition = statement.done_check.as_string(conn) if statement.done_check else "SELECT false"
     if statement.skip_note is not None:
-        # No name in there is somebody else's: the quotes can't be ended from within.
+        # Safe: no name from outside is in this text, so nothing in it can end the dollar quotes.
         yield f"DO $cdc$ BEGIN\nIF NOT ({condition}) THEN\n{text}\nEND IF;"
         yield f"EXCEPTION WHEN insufficient_privilege THEN RAISE WARNING '{statement.skip_note}';\nEND $cdc$;"
         return
     if statement.secret is not None:
-        # Only psql knows whether it was given one.
+        # Only psql knows whether the variable was given.
         yield f"\\if :{{?{PASSWORD}}}"
     elif statement.done_check is not None:
         yield f"SELECT NOT ({condition}) AS cdc_missing \\gset"
@@ -91,7 +91,7 @@ def _guarded(conn: psycopg.Connection, statement: Statement) -> Iterator[str]:
 
 
 def describe_statement(conn: psycopg.Connection, statement: Statement, width: int = 80) -> Iterator[str]:
-    """What is said of a statement that nobody has run, for a screen."""
+    """Describe a statement that hasn't been run: its messages, then its SQL wrapped at `width` columns."""
     yield from statement.lines
     text = "(its statements are in the file)" if statement.file else " ".join(statement.text(conn).split())
     yield from textwrap.wrap(

@@ -1,7 +1,7 @@
-"""What must hold before a pipeline may be prepared: read the catalogue, change nothing.
+"""Checks before a pipeline may be prepared: they read the catalogue and change nothing.
 
 In:  names of tables, of the role and of the publication, as the pipeline file has them.
-Out: the captured tables as the catalogue knows them, or the first SourceError with what repairs it.
+Out: the captured tables as the catalogue knows them, or the first SourceError with its repair.
 Invariant: nothing here writes, so a refusal leaves the database as it was.
 """
 
@@ -45,12 +45,12 @@ class Index(Protocol):
 
 
 KeyIndex = Callable[[psycopg.Connection[Any], int, str, Sequence[str]], Index]
-"""Finds that index: of a relation's oid and name, by the columns that the pipeline file names. Raises SourceError."""
+"""Finds the key index of a relation, by oid, name and the columns that the file names. Raises SourceError."""
 
 
 @dataclass
 class Relation:
-    """A captured table in the catalogue; `members` are its oid and those of its partitions."""
+    """A captured table in the catalogue. `members`: its oid and those of its partitions."""
 
     oid: int
     schema: str
@@ -65,19 +65,21 @@ class Relation:
     filtered: bool
     members: list[int]
     key_index: Index | None = None
-    """Of a key that the pipeline file names: the unique index that holds it."""
+    """The unique index of the key that the pipeline file names; None where the primary key serves."""
 
     @property
     def label(self) -> str:
+        """The name for people: schema.table, without quotes."""
         return f"{self.schema}.{self.name}"
 
     @property
     def identifier(self) -> sql.Identifier:
+        """The name for statements, quoted."""
         return sql.Identifier(self.schema, self.name)
 
 
-# Row security of a captured table is fine only where a policy shows the connector every row: a snapshot would
-# leave the others out without a word.
+# Row security is accepted only where a policy shows the connector every row: a snapshot would leave out hidden
+# rows without a word.
 RELATIONS = """
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistence AS persistence,
        pg_get_userbyid(c.relowner) AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
@@ -110,7 +112,7 @@ def relations(
     key_index: KeyIndex,
     keys: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Relation]:
-    """The captured tables, in the order given. Raises SourceError for the first that can't be captured.
+    """Read the captured tables, in the order given. Raises SourceError for the first that can't be captured.
 
     `keys` names, by table, columns of a unique index that stand for a primary key.
     """
@@ -200,14 +202,14 @@ def _refuse_owner(conn: psycopg.Connection, relation: Relation) -> None:
 
 
 def require_complete(conn: psycopg.Connection) -> None:
-    """Raises SourceError unless the control schema has all that this version needs."""
+    """Check that the control schema is up to date. Raises SourceError."""
     names = [file.name for file in migrations(CONTROL)]
     if missing := sorted(set(names) - recorded(conn, "control").keys()):
         raise SourceError(f"{missing[0]} hasn't been applied", hint="run cdc migrate first")
 
 
 def require_control(conn: psycopg.Connection) -> None:
-    """Raises SourceError when the control schema belongs to somebody else."""
+    """Check that the control tables belong to this role. Raises SourceError."""
     foreign = conn.execute(
         "SELECT c.oid::regclass::text, pg_get_userbyid(c.relowner) FROM pg_class c"
         " WHERE c.relnamespace = to_regnamespace('cdc') AND c.relname = ANY (%s)"
@@ -224,7 +226,7 @@ def require_control(conn: psycopg.Connection) -> None:
 
 
 def require_publication(conn: psycopg.Connection, publication: str) -> None:
-    """Raises SourceError when the name is taken by a publication that this role can't or mustn't change."""
+    """Check that this role can and may change the publication, if there is one. Raises SourceError."""
     row = conn.execute(
         "SELECT pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), puballtables"
         " FROM pg_publication WHERE pubname = %s",
@@ -248,7 +250,7 @@ def require_publication(conn: psycopg.Connection, publication: str) -> None:
 
 
 def require_role(conn: psycopg.Connection, role: str, captured: Sequence[Relation]) -> None:
-    """Raises SourceError when the connector's role is one that an administrator or an application uses."""
+    """Check that the connector's role isn't used by an administrator or an application. Raises SourceError."""
     if role == conn.info.user:
         raise SourceError(
             f"{role} is the role that prepares the source; the connector needs its own",

@@ -1,7 +1,8 @@
-"""The connector's role: what it is, and exactly which privileges it has.
+"""Role of the connector: its attributes, its password, and exactly the privileges it needs.
 
-In:  a name, perhaps a password, the captured tables. Only reads: what it yields is run by the caller, before the next.
-Out: a statement for each thing that is to be changed; none when the role is right already.
+In:  a name, perhaps a password, the captured tables. It only reads: the caller runs each statement
+before it takes the next.
+Out: a statement for each change; none when the role is right already.
 Invariant: REPLICATION lets a role read the whole database's log, so it gets no more than this.
 """
 
@@ -34,21 +35,21 @@ CONTROL_PRIVILEGES = {
     "signal": ("SELECT", "INSERT"),
 }
 
-# Tables of other pipelines, which may share the role: their publications are known by the heartbeat in them.
+# Tables of other pipelines, which may share the role. A publication that holds the heartbeat is a pipeline's.
 OF_OTHER_PIPELINES = """
 SELECT prrelid FROM pg_publication_rel
 WHERE prpubid IN (SELECT r.prpubid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                   WHERE r.prrelid = to_regclass('cdc.heartbeat') AND p.pubname <> %(pipeline)s)
 """
 
-# Whether the server has Amazon's role in the place of the attribute, and whether ours is a member of it.
+# Whether the server has Amazon's role in place of the attribute REPLICATION, and whether our role is a member.
 MANAGED = """
 SELECT true, coalesce(pg_has_role(to_regrole(quote_ident(%s))::oid, oid, 'MEMBER'), false)
 FROM pg_roles WHERE rolname = 'rds_replication'
 """
 LOGIN_S = 5
 
-# What is open to everybody needs no grant, which only its owner could give. A schema that isn't there yet is ours.
+# Objects that are open to everybody need no grant, which only their owner could give. A missing schema will be ours.
 CLOSED = """
 SELECT 'CONNECT', 'DATABASE', d.datname, CASE WHEN pg_has_role(d.datdba, 'USAGE') THEN 'owner' ELSE 'administrator' END
 FROM pg_database d
@@ -76,13 +77,14 @@ WHERE a.grantee = to_regrole(quote_ident(%(role)s)) AND c.relkind IN ('r', 'p', 
 
 
 def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> Iterator[Statement]:
+    """Create the role, or correct its attributes and its password."""
     columns = sql.SQL(", ").join(sql.Identifier(column) for column, _ in ATTRIBUTES.values())
     row = conn.execute(sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]).fetchone()
     managed = conn.execute(MANAGED, [role]).fetchone() or (False, False)
     if row is None:
         yield _creation(role, managed=managed[0])
     else:
-        # Only what differs: naming SUPERUSER at all in ALTER ROLE takes a superuser.
+        # Only attributes that differ, because ALTER ROLE with SUPERUSER or NOSUPERUSER takes a superuser.
         attributes = zip(ATTRIBUTES.items(), row, strict=True)
         wrong = [word for (word, (_, expected_value)), actual in attributes if actual is not expected_value]
         if managed[1] and "REPLICATION" in wrong:
@@ -98,14 +100,14 @@ def _creation(role: str, *, managed: bool) -> Statement:
     name = sql.Identifier(role)
     run = sql.SQL("CREATE ROLE {} WITH {}").format(name, _words(list(ATTRIBUTES)))
     if managed:
-        # Amazon's administrators may not give the attribute, but membership of a role that stands for it.
+        # Amazon's administrators may not grant the attribute, but membership of a role that stands for it.
         run = sql.SQL("CREATE ROLE {name} WITH LOGIN; GRANT rds_replication TO {name}").format(name=name)
     exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})").format(sql.Literal(role))
     return Statement(run, (f"created role {role} ({' '.join(ATTRIBUTES)})",), actor="administrator", done_check=exists)
 
 
 def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
-    # Hashed on this side, so that no server log that keeps statements gets to see it.
+    # Hashed here, so that the password never appears in a server log that keeps statements.
     verifier = conn.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
     change = sql.SQL("ALTER ROLE {} PASSWORD {}")
     return Statement(
@@ -117,11 +119,11 @@ def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
 
 
 def _has_password(conn: psycopg.Connection, role: str, password: str) -> bool:
-    """Whether this is the role's password; true as well where that can't be found out, and so not be put right."""
+    """Whether this is the role's password. True as well where nobody can tell, because then it isn't changed."""
     if conn.execute("SELECT has_table_privilege('pg_catalog.pg_authid', 'SELECT')").fetchone() == (True,):
         (stored,) = conn.execute("SELECT rolpassword FROM pg_authid WHERE rolname = %s", [role]).fetchone() or (None,)
         return _verifies(stored or "", password)
-    # Only the server can tell; one that lets everybody in from here tells nothing.
+    # Tried by a login. A server that trusts this address accepts any password, so success proves nothing.
     login = make_conninfo(conn.info.dsn, user=role, password=password, options="", connect_timeout=LOGIN_S)
     try:
         psycopg.connect(login).close()
@@ -131,7 +133,7 @@ def _has_password(conn: psycopg.Connection, role: str, password: str) -> bool:
 
 
 def _verifies(stored: str, password: str) -> bool:
-    """Whether a stored verifier is one of the password: RFC 5803."""
+    """Whether a stored verifier (RFC 5803) was made from the password."""
     scheme, _, parameters = stored.partition("$")
     if scheme != "SCRAM-SHA-256":
         return False
@@ -145,7 +147,7 @@ def _verifies(stored: str, password: str) -> bool:
 def ensure_privileges(
     conn: psycopg.Connection, role: str, pipeline: str, captured: Sequence[Relation]
 ) -> Iterator[Statement]:
-    """Grant what is missing; revoke the rest in captured schemas, in `cdc`, on what was captured before."""
+    """Grant missing privileges; revoke others in captured schemas, in `cdc` and on tables captured until now."""
     expected = {(relation.schema, relation.name, "SELECT") for relation in captured}
     expected |= {("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words}
     rows = conn.execute(GRANTED, {"role": role, "pipeline": pipeline}).fetchall()
@@ -159,7 +161,7 @@ def ensure_privileges(
 
 
 def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iterator[Statement]:
-    """Give the pipeline its row, and its role the right to beat that one row."""
+    """Add the pipeline's heartbeat row, and allow its role to update that row alone."""
     names = {"policy": sql.Identifier(pipeline), "role": sql.Identifier(role), "row": sql.Literal(pipeline)}
     if not _has_heartbeat(conn, pipeline):
         insert = sql.SQL("INSERT INTO cdc.heartbeat (pipeline) VALUES ({row}) ON CONFLICT DO NOTHING")
@@ -190,7 +192,7 @@ def _has_heartbeat(conn: psycopg.Connection, pipeline: str) -> bool:
 
 
 def ensure_entry(conn: psycopg.Connection, role: str, schemas: Sequence[str]) -> Iterator[Statement]:
-    """Let the role into the database and the schemas, where neither it nor everybody may enter yet."""
+    """Grant the role CONNECT on the database and USAGE on the schemas, where neither it nor PUBLIC has it."""
     for word, kind, name, actor in conn.execute(CLOSED, {"role": role, "schemas": list(schemas)}).fetchall():
         yield _change(conn, f"GRANT {{}} ON {kind} {{}} TO {{}}", word, sql.Identifier(name), role, actor)
 

@@ -1,8 +1,8 @@
-"""Apply numbered SQL files in order, each once and in a transaction of its own.
+"""Runner of migrations: applies numbered SQL files in order, each once and in a transaction of its own.
 
 In:  a folder of `NNNN_what.sql`, numbered from 0001 without gaps; a connection that may create a schema.
 Out: rows of `cdc.migration`; a file's name there is `<folder kind>/<file>`, so folders don't clash.
-Invariant: what is recorded is what was run, byte for byte; files are append-only.
+Invariant: the recorded checksum is that of the bytes that were run; files are append-only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OLDEST = 140000
 
 @dataclass(frozen=True)
 class AppliedMigration:
-    """One migration; `notices` is what Postgres had to say about it, and is known only when it ran `now`."""
+    """A migration that is applied. `now`: by this run; only then its `notices` from Postgres are known."""
 
     name: str
     checksum: str
@@ -45,18 +45,21 @@ class AppliedMigration:
 
 @dataclass(frozen=True)
 class Migration:
+    """A migration file: `<folder kind>/<file>` and its bytes."""
+
     name: str
     sql: bytes
 
     @property
     def checksum(self) -> str:
+        """SHA-256 of the file, in hex."""
         return hashlib.sha256(self.sql).hexdigest()
 
 
 def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMigration]:
-    """Bring the database up to the newest file of `folder`; returns all of them, in order.
+    """Apply the files of `folder` that haven't been applied; returns all of them, in order.
 
-    The connection must not be inside a transaction. Waits for another migrator and then does what is left.
+    The connection must not be inside a transaction. Waits for another migrator, then applies the files that remain.
     Raises SourceError: wrong wal_level, missing privilege, an edited, missing, duplicate or failing file.
     """
     require_idle(conn)
@@ -79,11 +82,12 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMig
 
 
 def folder_kind(folder: Path) -> str:
+    """Name the kind of a folder: control, or the folder's own name."""
     return "control" if folder == CONTROL else folder.name
 
 
 def migrations(folder: Path) -> list[Migration]:
-    """The folder's files in order. Raises SourceError for a wrong name, a duplicate number or a gap."""
+    """Read the folder's files in order. Raises SourceError for a wrong name, a duplicate number or a gap."""
     names = sorted(path.name for path in folder.glob("*.sql"))
     for expected, name in enumerate(names, start=1):
         match = NUMBERED.fullmatch(name)
@@ -100,13 +104,13 @@ def migrations(folder: Path) -> list[Migration]:
 
 
 def require_idle(conn: psycopg.Connection) -> None:
-    """An open transaction would turn every commit below into a savepoint that the caller may roll back."""
+    """Check that no transaction is open: it would make every commit below a savepoint. Raises ValueError."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
         raise ValueError("the connection is inside a transaction; commit it first")
 
 
 def require_logical(conn: psycopg.Connection) -> None:
-    """Raises SourceError unless the server writes what logical decoding needs."""
+    """Check that the server writes the log that logical decoding needs. Raises SourceError."""
     with conn.transaction():
         (level,) = conn.execute("SELECT current_setting('wal_level')").fetchone() or ("unknown",)
     if conn.info.server_version < OLDEST:
@@ -144,6 +148,7 @@ def _create_record(conn: psycopg.Connection) -> None:
 
 
 def no_privilege(conn: psycopg.Connection, error: psycopg.Error, grant: str) -> SourceError:
+    """Make the error of a role that lacks a privilege, with the grant as its hint."""
     role = conn.info.user
     return SourceError(
         f"role {role} lacks a privilege: {error.diag.message_primary}",
@@ -153,7 +158,7 @@ def no_privilege(conn: psycopg.Connection, error: psycopg.Error, grant: str) -> 
 
 
 def recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
-    """Checksums of the files of a kind that have been applied, by name; none before the first."""
+    """Read the checksums of the applied files of a kind, by name; empty before the first."""
     try:
         with conn.transaction():
             if conn.execute("SELECT to_regclass('cdc.migration')").fetchone() == (None,):
@@ -166,14 +171,14 @@ def recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
 
 
 def pending(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Migration]:
-    """Files that haven't been applied. Raises SourceError for those that were changed since."""
+    """List the files that haven't been applied. Raises SourceError for an applied file that was changed since."""
     files, checksums = migrations(folder), recorded(conn, folder_kind(folder))
     _refuse_rewritten(files, checksums)
     return [file for file in files if file.name not in checksums]
 
 
 def _refuse_rewritten(files: Sequence[Migration], checksums: dict[str, str]) -> None:
-    """History is append-only: what ran once must still be there, unchanged."""
+    """Refuse changed history: an applied file must still exist, unchanged."""
     present = {file.name for file in files}
     for name in sorted(checksums.keys() - present):
         raise SourceError(

@@ -1,8 +1,9 @@
-"""Prepare a source for one pipeline: role, publication, triggers, replica identities.
+"""Preparation of a source for one pipeline: role, publication, triggers, replica identities.
 
 In:  the pipeline's name, its tables, the connector's role. Out: a line for each thing that was changed.
 Invariant: everything is checked before anything is created. A second run changes nothing; a run with another list of
-tables moves the source to that list. What the role may not do is left, and named; other failures leave nothing.
+tables moves the source to that list. Statements that the role may not run are skipped and named; any other failure
+rolls everything back.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from migrations.statement import Outcome, Statement, carry_out
 from migrations.truncation import ensure_triggers, reset_floors
 
 PUBLISH = "insert, update, delete, truncate"
-# A trigger needs a lock that waits for open transactions, and meanwhile everybody waits behind it.
+# Creating a trigger takes a lock that waits for open transactions, and every later query waits behind it.
 LOCK_TIMEOUT = "10s"
 
 
 @dataclass(frozen=True)
 class SourceRequirements:
-    """What a pipeline needs in its source: `tables` are (schema, table).
+    """Requirements of a pipeline for its source database. `tables` are (schema, table).
 
     `keys` names, by schema.table, columns of a unique index that stand for a primary key; `key_index` finds it, as
     whoever describes the captured tables does.
@@ -56,7 +57,7 @@ class Unprivileged(SourceError):
 
     def __init__(self, conn: psycopg.Connection, outcome: Outcome) -> None:
         role, database = conn.info.user, conn.info.dbname
-        # Those that depend on the others would only follow from them.
+        # Only the administrator's are named, where there are any: the others were refused because of them.
         missing = [statement for statement in outcome.refused if statement.actor == "administrator"] or outcome.refused
         texts = "; ".join(statement.text(conn) for statement in missing)
         super().__init__(
@@ -69,7 +70,7 @@ class Unprivileged(SourceError):
 
 
 def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[str]:
-    """Make the source fit for the pipeline's connector.
+    """Prepare the source for the pipeline's connector.
 
     The connection must not be inside a transaction, and its role must own the tables. Lines that start with
     `note:` say what could not be done and isn't needed.
@@ -100,7 +101,7 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
 
 
 def heartbeat_query(pipeline: str) -> str:
-    """The statement that the connector runs every few seconds."""
+    """Write the statement that the connector runs every few seconds as its heartbeat."""
     return (
         sql.SQL("UPDATE cdc.heartbeat SET beat = beat + 1, at = clock_timestamp() WHERE pipeline = {}")
         .format(sql.Literal(pipeline))
@@ -109,7 +110,11 @@ def heartbeat_query(pipeline: str) -> str:
 
 
 def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Relation]:
-    """The captured tables. Raises SourceError for what can't be captured, or is somebody else's."""
+    """Check the source, and read the captured tables.
+
+    Raises:
+        SourceError: a table can't be captured, or something belongs to another role.
+    """
     require_control(conn)
     captured = relations(conn, requirements.tables, requirements.role, requirements.key_index, requirements.keys)
     require_publication(conn, requirements.pipeline)
@@ -120,12 +125,15 @@ def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> 
 def required_statements(
     conn: psycopg.Connection, requirements: SourceRequirements, captured: Sequence[Relation]
 ) -> Iterator[Statement]:
-    """What is missing yet, in the order in which it has to run. Reads only, one step ahead of whoever runs it."""
+    """Yield the missing statements in the order in which they have to run.
+
+    It only reads, one step ahead: the caller runs each statement before it takes the next.
+    """
     role, pipeline = requirements.role, requirements.pipeline
     yield from _ensure_creation(conn, pipeline)
     yield from ensure_role(conn, role, requirements.password)
     yield from ensure_entry(conn, role, sorted({relation.schema for relation in captured} | {"cdc"}))
-    # Before the publication: what it held until now tells which privileges are out of date.
+    # Before the publication changes: the tables in it tell which privileges are out of date.
     yield from ensure_privileges(conn, role, pipeline, captured)
     yield from ensure_heartbeat(conn, role, pipeline)
     for relation in captured:
@@ -139,7 +147,7 @@ def required_statements(
 
 
 def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statement]:
-    """Let the owner make a schema and a publication, where it has to and may not."""
+    """Grant the owner CREATE on the database, where it has to create a schema or publication and may not."""
     closed = conn.execute(
         "SELECT current_user FROM (SELECT) AS one WHERE NOT has_database_privilege(current_database(), 'CREATE')"
         " AND (to_regnamespace('cdc') IS NULL OR NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %s))",
@@ -152,7 +160,7 @@ def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statem
 
 
 def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
-    """FULL where a column can be TOASTed; elsewhere only an identity that lacks the key is changed.
+    """Set REPLICA IDENTITY FULL where a column can be TOASTed; elsewhere change only one that lacks the key.
 
     Without FULL an update that leaves a TOASTed column alone doesn't carry its value, so the log alone
     couldn't rebuild the row. NOTHING, or another index, would make updates fail or hide the key.

@@ -1,6 +1,6 @@
-"""What preparing a source consists of: statements, which are run one by one or printed for somebody else to run.
+"""Statements that prepare a source: run one by one, or printed for an administrator.
 
-Invariant: run twice a statement does no harm, or it has a condition under which it is left out.
+Invariant: running a statement twice does no harm, or it has a check that leaves it out.
 """
 
 from __future__ import annotations
@@ -14,42 +14,44 @@ from psycopg import sql
 
 Actor = Literal["owner", "administrator"]
 NOT_GRANTED = "01007"
-"""A warning in the place of an error: who may use something, but not hand it on, has granted nothing."""
+"""SQLSTATE of a warning that stands for an error: a role without the grant option has granted nothing."""
 PASSWORD = "replication_password"  # noqa: S105  # the name of a psql variable
 
 
 @dataclass(frozen=True)
 class Statement:
-    """`lines` are messages once it has run; empty where there is nothing to report.
+    """A statement, and the messages to report once it has run: `lines`, empty where there is nothing to report.
 
-    `actor`: the owner of the tables, or somebody who may do what owners may not.
+    `actor`: the role that has to run it, the owner of the tables or an administrator.
     """
 
     run: sql.SQL | sql.Composed
     lines: tuple[str, ...] = ()
     actor: Actor = "owner"
     done_check: sql.Composable | None = None
-    """A query of one boolean: whether it has been done."""
+    """A query of one boolean: whether the change has been made already."""
     secret: sql.Composable | None = None
-    """What is printed in the place of `run`, where that holds something secret."""
+    """The text that is printed in place of `run`, where that contains a secret."""
     skip_note: str | None = None
-    """The note that is reported when the role may not run it; None where nothing works without it."""
+    """The note to report when the role may not run it; None where the pipeline can't work without it."""
     file: str | None = None
-    """The migration that it is."""
+    """The migration file that the statement comes from."""
 
     def text(self, conn: psycopg.Connection) -> str:
+        """The SQL as text, without secrets and without the last semicolon."""
         return (self.secret or self.run).as_string(conn).strip().removesuffix(";")
 
 
 @dataclass
 class Outcome:
-    """What has been done, in lines; the statements that the role may not run; what is missing because of that."""
+    """The outcome of statements: messages of those that ran, those that were refused, notes on optional ones."""
 
     messages: list[str] = field(default_factory=list)
     refused: list[Statement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def record_refusal(self, statement: Statement) -> None:
+        """Count a statement that the role may not run: as refused, or as a note where it is optional."""
         if statement.skip_note is None:
             self.refused.append(statement)
         elif statement.skip_note not in self.notes:
@@ -57,7 +59,10 @@ class Outcome:
 
 
 def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outcome:
-    """Run what the role may run, inside the caller's transaction; a statement is made after the one before it ran."""
+    """Run the statements that the role may run, inside the caller's transaction.
+
+    Each statement is taken from the iterator only after the previous one has run.
+    """
     outcome, warnings = Outcome(), set[str | None]()
 
     def keep(notice: psycopg.errors.Diagnostic) -> None:
@@ -77,7 +82,10 @@ def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outc
 
 
 def _execute(conn: psycopg.Connection, statement: Statement, *, repeated: bool) -> bool:
-    """Whether the role may run it; `repeated`: it could be about a role that the one before was to make."""
+    """Run a statement; false when the role may not run it.
+
+    `repeated`: an earlier statement was refused, so this one may be about a role that doesn't exist yet.
+    """
     try:
         with conn.transaction():
             conn.execute(statement.run)

@@ -1,7 +1,7 @@
 """Triggers that record TRUNCATE: of a captured table as its floor, of a partition alone in the journal.
 
-In:  the captured tables. Only reads: what it yields is run by the caller, before the next.
-Out: a statement for each thing that is to be changed; none when all is right already.
+In:  the captured tables. It only reads: the caller runs each statement before it takes the next.
+Out: a statement for each change; none when all triggers are right already.
 Invariant: every table and partition that can lose rows to a TRUNCATE has a trigger that fires whoever truncates.
 """
 
@@ -18,7 +18,7 @@ from migrations.statement import Statement
 
 TABLE, PARTITIONED, PARTITION = "record_truncation", "begin_truncation", "record_partition_truncation"
 TRIGGERS = {TABLE: ("cdc_truncation", "AFTER"), PARTITIONED: ("cdc_truncating", "BEFORE")}
-"""By the function that they execute; those of partitions are made by `cdc.adopt_partitions`, later ones too."""
+"""Name and time of the triggers, by the function they execute. `cdc.adopt_partitions` makes those of partitions."""
 SECOND = ("cdc_truncating", "cdc_truncation_done")
 """Triggers that come with another one, whose message is enough for both."""
 
@@ -40,8 +40,8 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE part.isleaf
 ORDER BY 1
 """
-# What is left of a server that was restored or replaced: its positions start again, and every change would lie
-# below such a floor.
+# Floors of a server that was restored or replaced: its LSNs start again, so every change would lie below such a
+# floor.
 BEYOND = "SELECT table_name FROM cdc.truncation WHERE lsn > pg_current_wal_insert_lsn() ORDER BY 1"
 RESET = """
 UPDATE cdc.truncation SET lsn = '0/0', at = clock_timestamp()
@@ -50,6 +50,7 @@ WHERE lsn > pg_current_wal_insert_lsn() AND table_name = {}
 
 
 def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[Statement]:
+    """Create the triggers of captured tables; drop those of tables that are captured no longer."""
     functions = [TABLE, PARTITIONED, PARTITION]
     rows = conn.execute(PRESENT, {"pipeline": pipeline, "functions": functions}).fetchall()
     watched = {(oid, function) for oid, _, _, _, function, always, _ in rows if always}
@@ -70,7 +71,7 @@ def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[
 
 
 def _adoption(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
-    """A function does it, because an event trigger does the same for partitions that come later."""
+    """Add the triggers of partitions, by the function that an event trigger calls for later partitions, too."""
     leaves = conn.execute(LEAVES, {"root": relation.oid}).fetchall()
     if lines := tuple(f"recording TRUNCATE of partition {leaf}" for leaf, unwatched in leaves if unwatched):
         adopt = sql.SQL("SELECT cdc.adopt_partitions({}::regclass)")
@@ -78,7 +79,7 @@ def _adoption(conn: psycopg.Connection, relation: Relation) -> Iterator[Statemen
 
 
 def reset_floors(conn: psycopg.Connection) -> Iterator[Statement]:
-    """Take back floors that lie beyond the end of this server's log: they are another server's."""
+    """Reset floors that lie beyond the end of this server's log: they are another server's."""
     if conn.execute("SELECT to_regclass('cdc.truncation')").fetchone() == (None,):
         return
     for (table,) in conn.execute(BEYOND).fetchall():
@@ -87,7 +88,7 @@ def reset_floors(conn: psycopg.Connection) -> Iterator[Statement]:
 
 
 def _addition(relation: Relation, function: str, *lines: str) -> Statement:
-    """ALWAYS: a truncation that reached this table by replication, or in replica mode, counts too."""
+    """Add a trigger. It is ALWAYS enabled, because a TRUNCATE that comes by replication counts, too."""
     name, when = TRIGGERS[function]
     return Statement(
         sql.SQL(

@@ -1,4 +1,4 @@
-"""The Debezium connector's configuration: what a pipeline file means to Connect.
+"""Configuration of the Debezium connector, made from the pipeline file.
 
 In:  the pipeline file, its tables, the id of the Kafka cluster.
 Out: the JSON object that `PUT /connectors/NAME/config` takes.
@@ -19,7 +19,7 @@ from connectors.debezium import TEMPLATE, name_pattern, name_patterns, parse_nam
 from migrations import heartbeat_query
 
 CONNECTOR = {**TEMPLATE, "producer.override.max.request.size": str(MAX_MESSAGE_BYTES)}
-"""What is the same for every pipeline: a record may be as long as a topic takes."""
+"""Settings that are the same for every pipeline. A record may be as long as a topic accepts."""
 
 
 def configuration(
@@ -29,7 +29,7 @@ def configuration(
     cluster_id: str = "",
     unpublished: Mapping[str, Iterable[str]] | None = None,
 ) -> dict[str, str]:
-    """The whole configuration, passwords included: never print it.
+    """Make the whole configuration, passwords included: never print it.
 
     `unpublished` names, by table, generated columns that the log doesn't carry (`source.unreplicated_columns`).
 
@@ -62,7 +62,7 @@ def configuration(
 
 
 def captured_tables(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
-    """How a connector with this configuration sends those of the tables that it captures."""
+    """Read from a connector's configuration how it sends those of the tables that it captures."""
     included = parse_names(config.get("table.include.list", ""))
     excluded = parse_names(config.get("column.exclude.list", ""))
     entries = (entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
@@ -77,10 +77,11 @@ def captured_tables(config: Mapping[str, str], tables: Sequence[Table]) -> dict[
 
 
 def placeholder(pipeline: str, cluster_id: str) -> str:
-    """What stands in a record for a TOASTed value that the log doesn't carry.
+    """Derive the placeholder: what the connector writes for a TOASTed value that the log doesn't carry.
 
-    It lives exactly as long as the topics, so it is derived from the cluster that holds them: the same after
-    a connector was deleted, and unknown to someone who may only write rows and would like to forge it.
+    It has to live exactly as long as the topics, so it is derived from the id of the cluster that holds
+    them: the same after a connector was deleted, and unknown to somebody who may only write rows and
+    would like to forge it.
     """
     return f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
 
@@ -100,7 +101,7 @@ def _database(pipeline: Pipeline) -> dict[str, str]:
         "database.dbname": parameters.get("dbname") or parameters.get("user") or "postgres",
         "database.user": user,
     }
-    # As given: "${file:...}" and the like are resolved by a config provider of the worker, not here.
+    # Passed on as it is: "${file:...}" and the like are resolved by a config provider of the worker.
     if pipeline.source.replication_password:
         config["database.password"] = pipeline.source.replication_password.get_secret_value()
     for name in ("sslmode", "sslrootcert"):

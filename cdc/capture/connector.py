@@ -1,6 +1,6 @@
-"""Put the connector and wait until a change has come through it.
+"""Registration: put the connector, and wait until a change has come through it.
 
-In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error with what repairs it.
+In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error with the command that repairs it.
 Invariant: everything that can be checked is checked before the first topic is created.
 """
 
@@ -26,10 +26,11 @@ from migrations.statement import carry_out
 from migrations.truncation import reset_floors
 
 DEADLINE_S = 60.0
-"""Without any progress; a snapshot that moves may take as long as it takes."""
+"""Seconds without any progress after which a registration fails. A snapshot that moves has no limit."""
 STALE_S = 10.0
-"""How long Connect may still report the failure of a task that it was just told to restart."""
+"""Seconds for which Connect may still report the failure of a task that it was just told to restart."""
 SILENT_S = 4.0
+"""Seconds between two messages while waiting for the heartbeat."""
 POLL_S = 0.25
 
 HINTS = (
@@ -50,18 +51,19 @@ HINTS = (
 
 @dataclass(frozen=True)
 class RegistrationResult:
-    """`changed` is false when the connector had this configuration already."""
+    """The outcome of a registration. `changed` is false when the connector had this configuration already."""
 
     connector: str
     changed: bool
     created: list[str]
     """Topics that were created."""
     sent: list[str]
-    """Tables that came to a running pipeline, or got another key or other columns: all their rows, beside the log."""
+    """Tables that are backfilled: new in a running pipeline, or with another key or other columns."""
     waited_s: float
     beat: Heartbeat
 
     def to_dict(self) -> dict[str, Any]:
+        """The outcome as plain data, for JSON."""
         return asdict(self)
 
 
@@ -74,10 +76,11 @@ def register(
 ) -> RegistrationResult:
     """Create or update the connector.
 
-    With `another_server` Postgres may have been replaced: its rows then stand for all that the topics hold.
+    With `another_server` Postgres may have been replaced: its rows then replace all that the topics hold.
 
     Raises:
-        SourceError, ConnectorError: with what repairs it. Topics are made only for a good configuration.
+        SourceError, ConnectorError: with the command that repairs it. Topics are created only for a valid
+            configuration.
     """
     name, started = pipeline.pipeline, time.monotonic()
     with (
@@ -108,13 +111,13 @@ def register(
 
 @dataclass
 class _RegistrationAttempt:
-    """One registration on its way: what has to be seen, and what has been seen so far."""
+    """A registration at work: its connections, and what it has observed so far."""
 
     pipeline: Pipeline
     tables: Sequence[Table]
     registration: Registration
     previous: Registration | None
-    """The one before, if there is a record of it."""
+    """The previous registration, if there is a record of it."""
     conn: source.Connection
     connect: Connect
     topics: Topics
@@ -122,12 +125,12 @@ class _RegistrationAttempt:
     another_server: bool
     """Whether Postgres may have been replaced since the last registration."""
     min_offset: int = 0
-    """A beat at or after it is newer than the registration."""
+    """Offset in the heartbeat topic: a heartbeat at or after it is newer than the registration."""
     old_pid: int | None = None
-    """The slot's user when its task is to restart: the last beats of the old task don't count."""
+    """Process that reads the slot before its task restarts: the last heartbeats of the old task don't count."""
     stale_until: float = 0.0
     stopped: bool = False
-    """It was told to stand still, by this registration."""
+    """Whether this registration has stopped the connector."""
     state: ConnectorState | None = None
 
     @property
@@ -143,7 +146,10 @@ class _RegistrationAttempt:
         created: list[str],
         slot: source.Slot | None,
     ) -> list[str]:
-        """Put the configuration, unless it is the one that runs; restart what had failed. The tables that are sent."""
+        """Put the configuration unless it runs already, and restart failed tasks.
+
+        Returns the tables that are backfilled.
+        """
         name = self.pipeline.pipeline
         failed = self.connect.state(name).failed
         if previous_config is None:
@@ -159,13 +165,13 @@ class _RegistrationAttempt:
         if previous_config is not None and config != previous_config:
             self.connect.put(name, config)
             self.old_pid = slot.active_pid if slot else None
-        # Last: whoever was ended before this finds again what has to be sent.
+        # Last: a registration that is killed before this finds the same backfills again.
         next_registration = (self.previous or self.registration).renew(
             self.registration.server, self.registration.tables, captured or {}, void_ends, moved=self.server_changed
         )
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
-        # Also one that an earlier registration left so; Connect may be late in telling.
+        # An earlier registration may have left it stopped; Connect reports that late.
         if self.stopped or self.connect.state(name).connector == "STOPPED":
             self.connect.resume(name)
         elif failed:
@@ -182,15 +188,15 @@ class _RegistrationAttempt:
     def _send_missing_rows(
         self, previous: Mapping[str, Captured] | None, created: list[str], *, restarts: bool
     ) -> tuple[list[str], Mapping[str, Position]]:
-        """See to the rows that are not in the topics, or there in vain, while the connector stands still.
+        """Request the rows that the topics lack, while the connector is stopped.
 
-        The tables that are sent, and where topics end of which all is dead.
+        Returns the tables that are backfilled, and the ends of topics whose records are all dead.
         """
         name = self.pipeline.pipeline
         if new_tables.takes_snapshot(self.connect.offsets(name)):
             if not restarts:
                 return [], {}
-            # Once more without its task: a floor above a snapshot that ends just now would bury all of it.
+            # Asked again with the task stopped: a floor above a snapshot that ends just now would make all of it dead.
             self._stop_connector()
             if new_tables.takes_snapshot(self.connect.offsets(name)):
                 if void_ends := new_tables.set_floor_before_snapshot(
@@ -211,7 +217,7 @@ class _RegistrationAttempt:
         )
 
     def _start_over(self) -> None:
-        """Begin anew, on a server whose log has nothing to do with what the connector has stored."""
+        """Delete the connector's offsets: they are of another server's log."""
         self.progress("another server: its rows replace what the topics hold")
         self._stop_connector()
         self.connect.delete_offsets(self.pipeline.pipeline)
@@ -219,7 +225,7 @@ class _RegistrationAttempt:
             self.progress(line)
 
     def _void_control_topics(self) -> list[str]:
-        """Control topics in which another server's entries are of no account: they come anew with the snapshot."""
+        """Name the control topics whose entries are another server's: the snapshot sends them again."""
         return [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")] if self.server_changed else []
 
     def _stop_connector(self) -> None:
@@ -228,6 +234,7 @@ class _RegistrationAttempt:
             self.stopped = True
 
     def wait_for_heartbeat(self) -> Heartbeat:
+        """Wait for a heartbeat that the new task has sent. Raises ConnectorError."""
         deadline, previous_records = time.monotonic() + DEADLINE_S, self._count_records()
         reported_at = time.monotonic()
         while True:

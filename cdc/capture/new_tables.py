@@ -1,9 +1,10 @@
-"""Rows that the connector wouldn't send by itself: of tables that come to a pipeline which has its first snapshot
-behind it, and of those that are sent with other columns or another key from now on.
+"""Backfills at a registration: rows that the connector wouldn't send by itself.
 
-In:  the registration's connections, what there was before it. Out: requests for their rows; floors.
-Invariant: nothing here runs while the connector does, so that a request is read by a connector that knows the table,
-and a crash at any point leaves something by which the next registration sees what is missing.
+These are the rows of tables that come to a pipeline after its first snapshot, and of tables that are sent
+with other columns or another key from now on.
+In:  the registration's connections, how tables were captured before. Out: requests for their rows; floors.
+Invariant: nothing here runs while the connector does, so that a request is read by a connector that knows
+the table. A crash at any point leaves a trace by which the next registration finds what is missing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from cdc.postgres.truncation_floor import raise_floor
 
 @dataclass(frozen=True)
 class Backfill:
-    """A table whose rows have to be sent; `reset_floor`: what its topic holds until now is dead from then on."""
+    """A table whose rows have to be sent. `reset_floor`: the records its topic holds by now are dead from then on."""
 
     table: Table
     reason: str
@@ -30,7 +31,7 @@ class Backfill:
 
 
 def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a connector with these offsets begins with a copy of every table: it never finished one."""
+    """Whether a connector with these offsets begins with a snapshot: it has never finished one."""
 
     def finished(offset: Mapping[str, object]) -> bool:
         # A blocking snapshot is one on request, after the first, and isn't begun again.
@@ -47,7 +48,7 @@ def find_backfills(
     current: Mapping[str, Captured],
     created: Collection[str],
 ) -> list[Backfill]:
-    """Tables that the next start doesn't copy, yet whose rows aren't in their topics as they are sent from now on.
+    """Find tables that no snapshot will copy, yet whose topics lack rows as they are sent from now on.
 
     `previous` is how tables were captured until now; None when nobody knows: the connector was deleted by somebody who
     had registered it with an older version. `created` are the topics that were made just now.
@@ -59,7 +60,7 @@ def find_backfills(
             return True
         if previous is not None:
             return table.qualified not in previous
-        # What the connector captured is gone with it: a registration may have ended half way.
+        # Nobody knows what a deleted connector captured: an empty topic of a table with rows was never filled.
         return not any(ends[table.topic].offsets) and _has_rows(conn, table)
 
     backfills = []
@@ -76,7 +77,7 @@ def find_backfills(
 
 
 def request_backfills(conn: Connection, topics: Topics, requests: Iterable[Backfill]) -> dict[str, Position]:
-    """Ask for all rows of tables. Where those topics end now of which all is dead from now on."""
+    """Request all rows of tables. Returns the ends of the topics whose records are all dead from now on."""
     listed = list(requests)
     ends = topics.ends([request.table.topic for request in listed], decided=False)
     for request in listed:
@@ -89,9 +90,9 @@ def request_backfills(conn: Connection, topics: Topics, requests: Iterable[Backf
 def set_floor_before_snapshot(
     conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str] = ()
 ) -> dict[str, Position]:
-    """Before another first snapshot: set a floor, for rows that were deleted since the last one have no event.
+    """Set a floor before another first snapshot, because rows deleted since the last one have no record.
 
-    Where the topics end that hold something; `further` are control topics that are void as well.
+    Returns the ends of the topics that hold records; `control_topics` are void as well.
     """
     ends = topics.ends([*(table.topic for table in tables), *control_topics], decided=False)
     filled = [table.qualified for table in tables if any(ends[table.topic].offsets)]

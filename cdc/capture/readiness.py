@@ -1,4 +1,4 @@
-"""What must hold in Postgres before the connector is put. Reads only; each refusal names the repair."""
+"""Checks of Postgres before the connector is put. They only read; each refusal names the repair."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from cdc.model.table import Table
 from cdc.postgres.source import Connection, Slot, slot
 
 RELEASE_S = 10.0
-"""How long Postgres may take to notice that a connector which was just deleted is gone."""
+"""Seconds that Postgres may take to notice that a connector which was just deleted is gone."""
 
 # to_jsonb: before 15 a publication has neither row filters nor column lists.
 PUBLICATION = """
@@ -31,7 +31,7 @@ WHERE NOT (has_schema_privilege(%(role)s, n.oid, 'USAGE') AND has_table_privileg
    OR nsp = 'cdc' AND rel = 'heartbeat' AND NOT has_table_privilege(%(role)s, c.oid, 'UPDATE')
 ORDER BY at
 """
-# Amazon has a role in the place of the attribute.
+# On Amazon RDS membership of a role replaces the attribute REPLICATION.
 ROLE = """
 SELECT rolcanlogin AND (rolreplication OR rolsuper OR EXISTS (
     SELECT FROM pg_roles s WHERE s.rolname = 'rds_replication' AND pg_has_role(r.oid, s.oid, 'MEMBER')))
@@ -41,7 +41,13 @@ MIGRATE = "cdc -p FILE migrate"
 
 
 def require_ready(conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool) -> Slot | None:
-    """The slot, if there is one already; `ours`: Connect has a connector of the pipeline's name."""
+    """Check slot, publication, role and heartbeat. Returns the slot, if there is one already.
+
+    `ours`: Connect has a connector of the pipeline's name.
+
+    Raises:
+        SourceError: the first check that fails, with its repair.
+    """
     replication_slot = _require_slot(conn, pipeline.pipeline, ours)
     _require_publication(conn, pipeline.pipeline, [table.qualified for table in tables])
     _require_role(conn, pipeline, tables)

@@ -1,7 +1,7 @@
-"""Topics made anew where what they hold can't make views any more: of another shape, cut, or with keys that have moved.
+"""Renewal of topics that can't make views any more: of another shape, cut, or with keys in other partitions.
 
-In:  the pipeline file, the tables. Out: empty topics as the file says; the rows of the tables on their way there.
-Invariant: the connector stands still while a topic goes, and a crash leaves what the next registration mends.
+In:  the pipeline file, the tables. Out: empty topics as the file says, and requests for all rows of their tables.
+Invariant: the connector is stopped while a topic is deleted. The next registration mends what a crash leaves.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,9 @@
-"""How every verb speaks: documents and tables on standard output, everything else on standard error.
+"""Output of every verb: documents and tables on standard output, everything else on standard error.
 
-With `--json` standard output is one document, whatever happens: a verb that fails before it has printed its own prints
-`{"error": {"message", "hint", "exit_code"}}`. Nothing is folded at a number of columns: what is read by another program
-is found by it, and a terminal folds by itself what can then be copied as it is.
+With `--json` standard output is one document, whatever happens: a verb that fails before it has
+printed its own document prints `{"error": {"message", "hint", "exit_code"}}`. Lines are never wrapped
+at a number of columns: another program can search them, and what a terminal wraps can still be copied
+as it is.
 """
 
 import json
@@ -21,43 +22,48 @@ from cdc.errors import CdcError
 
 WIDE = 100_000
 out = Console(width=WIDE, height=25)
-# On a terminal a display that is kept up to date has to know where its lines end.
+# On a terminal the live display has to know the width, because it redraws its own lines.
 err = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=WIDE, height=25)
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
-Master = Annotated[str, typer.Option(help="Any Spark master.", envvar="CDC_MASTER")]
+Master = Annotated[str, typer.Option(help="Spark master, such as local[4] or spark://host:7077.", envvar="CDC_MASTER")]
 VERBS = "up|down|init|plan|migrate|register|run|status|verify|rebuild|rollback|generations|topics|quarantine"
 COMMAND = re.compile(rf"\bcdc(?: -p FILE(?:\.yaml)?)?(?= (--state|(?:{VERBS})\b))")
-"""A command of this program as hints have it: without the file that only the caller knows."""
+"""Matches a command of this program in a hint, where the pipeline file is still called FILE or is left out."""
 LOG = "the worker's log"
 COMMAND_FIELDS = ("hint", "aside", "slow_hop")
-"""The fields of documents that name commands."""
+"""Fields of JSON documents whose texts name commands of this program."""
 
 
 class Documents:
-    """Counts the documents of this program's standard output."""
+    """Prints JSON documents on standard output, and counts them."""
 
     printed = 0
 
     def print(self, document: Any) -> None:
-        """Print one. What has no JSON is a bug: a TypeError or ValueError, never a text that only Python reads."""
+        """Print one document.
+
+        Raises:
+            TypeError, ValueError: the document holds something that has no JSON form, which is a bug.
+        """
         print(json.dumps(document, default=_plain, ensure_ascii=False, allow_nan=False), flush=True)
         self.printed += 1
 
 
 class Call:
-    """How this program was called, so that the commands it names can be run as they are."""
+    """The options this program was called with, so that the commands in its hints can be copied and run."""
 
     file: Path | None = None
     state: Path | None = None
     worker_log: Path | None = None
-    """Connect's, where it is one of the local stack."""
+    """The log of Kafka Connect's worker, where that is a server of the local stack."""
 
     def set_worker_log(self, path: Path | None) -> None:
+        """Remember the log that hints call the worker's log; None where Connect runs elsewhere."""
         self.worker_log = path
 
     def complete_commands(self, text: str) -> str:
-        """A hint with the file, and the state if that was given, in each command; with the log that it speaks of."""
+        """Complete a hint: each command gets the pipeline file, and the state folder if one was given."""
         if self.worker_log:
             text = text.replace(LOG, f"{LOG} ({self.worker_log})")
         if self.file is None:
@@ -67,7 +73,7 @@ class Call:
         return COMMAND.sub(lambda match: short if match[1] == "--state" else full, text)
 
     def complete_document(self, node: Any, within: bool = False) -> Any:
-        """A document with its hints so named."""
+        """Complete the commands of a document, in the fields of COMMAND_FIELDS alone."""
         if isinstance(node, dict):
             return {key: self.complete_document(value, within or key in COMMAND_FIELDS) for key, value in node.items()}
         if isinstance(node, list | tuple):
@@ -85,7 +91,7 @@ def _plain(node: object) -> Any:
 
 
 def configure_logging() -> None:
-    """Events on standard error: lines for people on a terminal, JSON elsewhere. Events are names, facts are fields."""
+    """Send log events to standard error: as lines on a terminal, as JSON elsewhere."""
     people = sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
     structlog.configure(
@@ -96,27 +102,30 @@ def configure_logging() -> None:
             lambda _, __, event: call.complete_document(event),
             renderer,
         ],
-        # Asked for anew with each event: on a terminal rich puts its own stream in this place for a while.
+        # Looked up again for each event: on a terminal rich replaces sys.stderr while its live display runs.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
 
 def say(line: str) -> None:
+    """Print a line for people on standard error."""
     err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
+    """Print the document of a verb, with complete commands in its hints."""
     documents.print(call.complete_document(document))
 
 
 def print_error(error: CdcError) -> None:
+    """Print an error and its hint on standard error, as a paragraph without a traceback."""
     err.print(f"[bold red]error:[/] {_escaped(error.message)}", highlight=False, soft_wrap=True)
     err.print(f"[bold]hint:[/] {_escaped(call.complete_commands(error.hint))}", highlight=False, soft_wrap=True)
 
 
 def print_failure(error: CdcError) -> None:
-    """The document of a verb that has failed, unless it has printed its own."""
+    """Print the JSON document of a failure, unless the verb has printed a document already."""
     if not documents.printed:
         print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}})
 

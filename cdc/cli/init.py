@@ -1,4 +1,4 @@
-"""`cdc init`: a first pipeline file, from the database's own catalog."""
+"""Verb `cdc init`: write a first pipeline file from the catalog of a database."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -16,18 +16,22 @@ if TYPE_CHECKING:
     from cdc.config.settings import Pipeline
     from cdc.postgres.source import Connection
 
-Dsn = Annotated[str | None, typer.Option("--dsn", help="The database to look at; else that of `cdc up` is meant.")]
+Dsn = Annotated[str | None, typer.Option("--dsn", help="Database to read. Default: the one that `cdc up` starts.")]
 TableOptions = Annotated[
-    list[str] | None, typer.Option("--tables", help="A table or a pattern like 'public.*'; may be given again.")
+    list[str] | None, typer.Option("--tables", help="Table, or a pattern like 'public.*'. Repeatable.")
 ]
 
 
 def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
     app.command()(init)
 
 
 def init(context: typer.Context, dsn: Dsn = None, tables: TableOptions = None, as_json: Json = False) -> None:
-    """Write a first pipeline file, with comments; one that is there stays as it is."""
+    """Write a first pipeline file from a database's catalog.
+
+    The file explains itself in comments. An existing file is never overwritten.
+    """
     path = context.obj.path
     if path.exists():
         draft.write(path, "")
@@ -61,7 +65,8 @@ def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draf
             patterns = _ask_tables(usable, unusable) if sys.stdin.isatty() else usable
         if not patterns:
             raise SettingsError(
-                f"There is no table to capture in database {connection.info.dbname}.", hint="create one, then again"
+                f"There is no table to capture in database {connection.info.dbname}.",
+                hint="create one, then run the command again",
             )
         pipeline = _checked_pipeline(name, dsn, patterns)
         choice = catalog.choose_tables(pipeline, candidates)
@@ -75,7 +80,7 @@ def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draf
 
 
 def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[str]:
-    """Which tables somebody at a terminal wants."""
+    """Ask somebody at a terminal for tables: numbers of the list, names or patterns."""
     for number, table in enumerate(usable, 1):
         say(f"{number:>3}  {table}")
     for table, why in unusable.items():
@@ -113,10 +118,10 @@ def _checked_pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline
 def _find_refused(
     connection: "Connection", pipeline: "Pipeline", names: "Sequence[str]", existing: "Collection[str]"
 ) -> "Mapping[str, tuple[str, str]]":
-    """Tables that can't be captured as they are.
+    """Find the tables that can't be captured as they are: message and hint, by table.
 
     Raises:
-        SourceError: for those that a pattern means, for those that aren't there, and when it is all of them.
+        SourceError: such a table was not named but matched by a pattern, or doesn't exist, or no table is left.
     """
     from cdc.postgres import source
 
@@ -134,7 +139,7 @@ def _print_result(
     lines = [f"wrote {path}: {', '.join(captured)}", *(f"left out {table}: {why}" for table, why in left_out.items())]
     variable = f"{pipeline_draft.pipeline.upper()}_POSTGRES"
     if dsn and pipeline_draft.dsn == f"${{{variable}}}":
-        lines.append(f"then: export {variable}=... (what --dsn said: its password isn't written)")
+        lines.append(f"then: export {variable}=... (the value of --dsn: its password isn't in the file)")
     lines.append(f"then: cdc -p {path} up, or your own servers in the file; then migrate, register, run")
     for line in lines:
         out.print(line, highlight=False, markup=False, soft_wrap=True)

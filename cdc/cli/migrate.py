@@ -1,4 +1,4 @@
-"""The verb that prepares Postgres, or says what it would do, or what somebody else has to."""
+"""Verb `cdc migrate`: prepare Postgres, or print what that would do, or what an administrator has to run."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -13,19 +13,24 @@ if TYPE_CHECKING:
     from cdc.runtime import Context
     from migrations import SourceRequirements
 
-Sample = Annotated[bool, typer.Option("--sample", help="The tables of the sample as well.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
-Sql = Annotated[bool, typer.Option("--sql", help="Print what is missing as SQL for psql, and do nothing.")]
+Sample = Annotated[bool, typer.Option("--sample", help="Create the tables of the sample as well.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")]
+Sql = Annotated[bool, typer.Option("--sql", help="Print what is missing as SQL for psql; change nothing.")]
 
 
 def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
     app.command()(migrate)
 
 
 def migrate(
     context: typer.Context, sample: Sample = False, dry_run: DryRun = False, sql: Sql = False, as_json: Json = False
 ) -> None:
-    """Prepare Postgres: control schema, connector role, publication, triggers. Does nothing that is done already."""
+    """Prepare Postgres for the pipeline.
+
+    Creates the control schema, the connector's role, the publication and the triggers. What exists
+    already is left as it is, so running it twice is safe.
+    """
     from cdc.postgres import catalog, source
 
     if sample and (dry_run or sql):
@@ -42,7 +47,7 @@ def migrate(
 
 
 def source_requirements(context: "Context") -> "SourceRequirements":
-    """What the pipeline file asks of its source."""
+    """Translate the pipeline file into what its source database has to have."""
     from cdc.postgres.row_identity import key_index
     from migrations import SourceRequirements
 

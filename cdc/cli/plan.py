@@ -1,4 +1,4 @@
-"""`cdc plan`: asks the servers how things stand, and prints what the file would change. Writes nothing."""
+"""Verb `cdc plan`: compare the servers with the pipeline file and print what it would change. Writes nothing."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,15 @@ WHERE NOT s.active AND s.database = current_database() AND h.pipeline <> %s ORDE
 
 
 def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
     app.command()(plan)
 
 
 def plan(context: typer.Context, as_json: Json = False) -> None:
-    """What migrate, register and run would do with the file as it is now; nothing is done."""
+    """Show what the pipeline file would change; change nothing.
+
+    Lists what migrate, register and run would do with the file as it is now, and what they would refuse.
+    """
     change_plan = _make_plan(context.obj.from_catalog())
     if as_json:
         print_json(change_plan)
@@ -40,7 +44,7 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
 
 
 def lines(change_plan: "Plan") -> "Iterator[str]":
-    """For people."""
+    """Format a plan for people, one line for each change, refusal or note."""
     for refusal in change_plan.refused:
         yield f"refused   {refusal.what}"
         yield f"          {refusal.hint}"
@@ -153,14 +157,14 @@ def _unprepared(
 
 
 def _idle(conn: "Connection", name: str) -> list[str]:
-    """Other pipelines of this database whose slots nobody reads."""
+    """Find the other pipelines of this database whose slots nobody reads: Postgres keeps its log for them."""
     if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
         return []
     return [pipeline for (pipeline,) in conn.execute(IDLE, [name])]
 
 
 def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") -> "Iterator[Refusal]":
-    """Topics with other partitions than the file says."""
+    """Find topics whose number of partitions differs from the file: a refusal for each."""
     from cdc.control.change_plan import Refusal
     from cdc.errors import ConnectorError
     from cdc.kafka.log_continuity import check_shape
@@ -177,7 +181,7 @@ def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") ->
 def _views(
     sinks: "Sequence[Sink]", pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]", existing: "set[str]"
 ) -> "dict[str, dict[str, Refusal | bool]]":
-    """What is the matter with each view, or whether there is one."""
+    """Inspect every view, by sink and table: a refusal, or whether the view exists."""
     from cdc.control.change_plan import Refusal
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity, Discontinued

@@ -1,4 +1,4 @@
-"""`cdc quarantine`: look at records that could not be applied, have them tried again, or give them up."""
+"""Verbs of `cdc quarantine`: list, show, retry or discard the records that can't be applied."""
 
 import time
 from collections.abc import Iterator
@@ -15,14 +15,20 @@ if TYPE_CHECKING:
     from cdc.quarantine.log import QuarantinedRecord, QuarantineLog
 
 WAIT_S = 30.0
-app = typer.Typer(help="Records that could not be applied.", no_args_is_help=True, rich_markup_mode=None)
-Place = Annotated[str, typer.Argument(help="sink/topic/partition/offset, as `list` shows it.")]
-Places = Annotated[list[str] | None, typer.Argument(help="sink/topic/partition/offset; all when left out.")]
+"""Seconds that `redrive` waits for a `cdc run` to try the records again."""
+app = typer.Typer(
+    help="List, show, retry or discard records that can't be applied.", no_args_is_help=True, rich_markup_mode=None
+)
+Place = Annotated[str, typer.Argument(help="The record, as `list` shows it: sink/topic/partition/offset.")]
+Places = Annotated[list[str] | None, typer.Argument(help="Records, as `list` shows them. Default: all.")]
 
 
 @app.command("list")
 def list_(context: typer.Context, as_json: Json = False) -> None:
-    """What is in quarantine, and why. Shows no values."""
+    """List the records in quarantine, and why they are there.
+
+    Row values are not shown.
+    """
     with _open_log(context) as (_, quarantine_log):
         records = _read_records(quarantine_log)
     if as_json:
@@ -35,7 +41,10 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
 
 @app.command()
 def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
-    """One record with its key and value, as the topic has them."""
+    """Show one record with its key and value.
+
+    They are printed as the topic has them, row values included.
+    """
     with _open_log(context) as (_, quarantine_log):
         (entry_record,) = _select(_read_records(quarantine_log), [place])
         record = quarantine_log.read_record(entry_record)
@@ -49,7 +58,10 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
 
 @app.command()
 def redrive(context: typer.Context, places: Places = None, as_json: Json = False) -> None:
-    """Have `cdc run` try records again; it can't overwrite a newer state of their rows."""
+    """Have `cdc run` try records again.
+
+    A newer state of their rows is never overwritten.
+    """
     from cdc.quarantine.log import request_redrive
 
     with _open_log(context) as (kafka, quarantine_log):
@@ -75,8 +87,13 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
 
 
 @app.command()
-def discard(context: typer.Context, places: Annotated[list[str], typer.Argument(help="As `list` shows them.")]) -> None:
-    """Give records up: their rows stay as they are until a newer change, or a rebuild."""
+def discard(
+    context: typer.Context, places: Annotated[list[str], typer.Argument(help="Records, as `list` shows them.")]
+) -> None:
+    """Remove records from quarantine without applying them.
+
+    Their rows stay as they are until a newer change, or a rebuild.
+    """
     from cdc.quarantine.log import settle_entries
 
     with _open_log(context) as (kafka, quarantine_log):

@@ -1,4 +1,4 @@
-"""`cdc rebuild`, `cdc rollback`, `cdc generations`: views made again beside those that readers see."""
+"""Verbs `cdc rebuild`, `cdc rollback`, `cdc generations`: generations of views beside the live one."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from cdc.sink.contract import Sink
 
 KEPT_S = 3600.0
-"""What a rollback that was killed has retained, once it is ended by another command."""
+"""Seconds that a generation is retained when another command finishes a rollback that was killed."""
 SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
-TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
-Keep = Annotated[float, typer.Option(help="Hours that the generation before is kept current.", min=0)]
+TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
+Keep = Annotated[float, typer.Option(help="Hours that the previous generation is kept current for a rollback.", min=0)]
 
 
 def add_to(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
     for verb in (rebuild, rollback, generations):
         app.command()(verb)
 
@@ -37,9 +38,10 @@ def rebuild(
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Make views again from offset zero, unseen; show them once they equal their source.
+    """Build views again from the log, beside the live ones.
 
-    Exit 8 when they differ, 10 when that couldn't be decided: readers see what they saw.
+    Readers are switched to the new generation once it equals its source. Exit 8 when it differs, 10
+    when that couldn't be decided: readers then keep the generation that they have.
     """
     from cdc.cli import render
     from cdc.model.column_names import combined_error, refusal_error
@@ -64,7 +66,7 @@ def build(
     kept_s: float,
     show: "Callable[[GenerationBuild], object]",
 ) -> "dict[str, RetainedView]":
-    """`cdc.rebuild` with what the pipeline file says; what is retained, by table."""
+    """Build a new generation and promote it. Returns the generations retained for a rollback, by table."""
     from cdc.apply.schema_follower import SchemaFollower
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
@@ -97,7 +99,10 @@ def build(
 
 
 def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False) -> None:
-    """Show readers the generation before again, as current as this one; once more, and forward again."""
+    """Switch readers back to the previous generation.
+
+    It has been kept as current as the live one. Run it again to undo.
+    """
     from contextlib import nullcontext
 
     from cdc.generations.registry import Registry
@@ -108,15 +113,20 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
     needs_spark = destination.row_format == "events"
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
         retained = run(Registry(pipeline, kafka), destination, context.obj.tables, keep * 3600)
-    _print_result(sink, retained, as_json, "readers see the generation before")
+    _print_result(sink, retained, as_json, "readers see the previous generation")
 
 
 def generations(
     context: typer.Context,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove what no rebuild and no rollback needs.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove generations that no rebuild and no rollback needs.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """What is built and kept beside the live views."""
+    """List the generations of each view.
+
+    Shows which one is live, and which are being built or retained for a rollback.
+    """
     from cdc.cli import render
     from cdc.generations.registry import Registry
     from cdc.kafka.topics import Topics
@@ -136,7 +146,7 @@ def generations(
 
 
 def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
-    """Remove what nobody needs; what a killed rebuild has made stays, it goes on with it."""
+    """Remove generations that nobody needs. One of a killed rebuild stays: the next rebuild continues it."""
     from cdc.generations.claim import claim
     from cdc.generations.rollback import settle_rollback
 

@@ -1,6 +1,6 @@
-"""What the command line shows, from plain data: tables, of 80 columns where names are short, and lines.
+"""Screens of the command line, drawn from plain data: tables that fit 80 columns where names are short.
 
-No cell is folded or cut, so that what it holds can be copied and found; what isn't known is said to be so.
+No cell is wrapped or cut, so that its content can be copied and searched. What isn't known is shown as unknown.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from cdc.verify.comparison import Comparison
 
 OCCASIONALLY_S = 10.0
-"""How often numbers that go on changing are shown where nobody looks on, at most."""
+"""Seconds between two lines about the same sink, where only its numbers change and output is no terminal."""
 SILENT_S = 4.0
+"""Seconds between two progress lines of a rebuild where output is no terminal."""
 HUNG_S = 10.0
-"""What was measured longer ago isn't known any more."""
+"""Seconds after which a measurement counts as unknown."""
 SHOWN = 5
-"""Keys on one line."""
+"""Most keys on one line."""
 LISTED = 20
-"""Problems on one screen."""
+"""Most problems on one screen."""
 WATCHED = {
     "comparison": "Table definitions are compared while cdc run runs: there are no event triggers.",
 }
@@ -47,6 +48,7 @@ COLOURS = {"running": "green", "caught up": "green", "stopped": "dim", "waiting"
 
 
 def endpoints(addresses: Mapping[str, str]) -> RenderableType:
+    """Draw the addresses of the local servers."""
     grid = _grid("", "")
     for name, value in addresses.items():
         grid.add_row(name, value)
@@ -54,6 +56,7 @@ def endpoints(addresses: Mapping[str, str]) -> RenderableType:
 
 
 def topics(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Draw the topics with their partitions and ends."""
     grid = _grid("topic", ">partitions", ">end offsets", "")
     for row in rows:
         grid.add_row(
@@ -66,7 +69,7 @@ def topics(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def progress(sinks: Sequence[Progress]) -> RenderableType:
-    """One line per sink: what `cdc run` shows on a terminal."""
+    """Draw one line per sink, as `cdc run` shows it on a terminal, and what the sinks wait for."""
     grid = _grid("sink", "state", ">changes", ">per s", ">waiting", ">behind for")
     for sink in sinks:
         state = Text(sink.state, COLOURS.get(sink.state, ""))
@@ -88,7 +91,7 @@ def _behind(sink: Progress) -> str:
 
 
 def _troubles(sink: Progress) -> Iterator[str]:
-    """What a sink and its tables wait for, and since when."""
+    """Say what a sink and its tables wait for, and since when."""
     if sink.looked_s >= HUNG_S and sink.state == "running":
         yield f"{sink.sink} hasn't answered for {duration(sink.looked_s)}"
     if sink.error:
@@ -106,6 +109,7 @@ def _with_since(text: str, moment: float | None) -> str:
 
 
 def generations(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Draw the generations of each view: the live one, the others, and why they are there."""
     grid = _grid("sink", "table", "live", "beside", "")
     for row in rows:
         live, *other_generations = row["generations"] or [""]
@@ -115,7 +119,7 @@ def generations(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 @contextmanager
 def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationBuild], None]]:
-    """A line for each phase of a rebuild, with how far it is; where nobody looks on, a line every few seconds."""
+    """Show the phases of a rebuild and its progress: a spinner on a terminal, elsewhere a line every few seconds."""
     if quiet:
         yield lambda _: None
         return
@@ -143,7 +147,7 @@ def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationB
 
 @contextmanager
 def live(console: Console, *, quiet: bool) -> Iterator[Callable[[Sequence[Progress]], None]]:
-    """One line per sink: kept up to date on a terminal; elsewhere only what has changed, with the time."""
+    """Show the progress of all sinks: a live table on a terminal, elsewhere a dated line for each change."""
     if quiet:
         yield lambda _: None
     elif console.is_terminal:
@@ -160,12 +164,13 @@ def live(console: Console, *, quiet: bool) -> Iterator[Callable[[Sequence[Progre
 
 
 class ProgressLog:
-    """Lines for a log: of each sink what is new. States and troubles at once, numbers every ten seconds at most."""
+    """Chooses lines for a log: a new state or error at once, numbers every ten seconds at most."""
 
     def __init__(self) -> None:
         self._shown: dict[str, tuple[Any, Any, float]] = {}
 
     def lines(self, sinks: Sequence[Progress], now: float) -> Iterator[str]:
+        """Yield the lines that are due at `now`, Unix seconds. Called at every tick of `cdc run`."""
         for sink in sinks:
             state = (sink.state, sink.error, tuple(sink.aside.items()), sink.looked_s >= HUNG_S)
             numbers = (sink.applied.rows, _waiting(sink))
@@ -183,6 +188,7 @@ def _line(sink: Progress) -> str:
 
 
 def quarantine(records: Sequence[QuarantinedRecord]) -> RenderableType:
+    """Draw the records in quarantine, without row values."""
     grid = _grid("place", "row", "since", "reason")
     for record in records:
         grid.add_row(record.entry.place, record.entry.id or UNKNOWN, _age(record.at), record.reason)
@@ -190,6 +196,7 @@ def quarantine(records: Sequence[QuarantinedRecord]) -> RenderableType:
 
 
 def comparisons(results: Sequence[Comparison]) -> RenderableType:
+    """Draw the results of `cdc verify`, and a sample of the differences."""
     grid = _grid("table", "sink", ">source", ">view", ">missing", ">extra", ">different", "")
     for result in results:
         counts = (result.source_rows, result.view_rows, result.missing, result.extra, result.different)
@@ -206,13 +213,14 @@ def comparisons(results: Sequence[Comparison]) -> RenderableType:
 
 
 def _verdict(result: Comparison) -> Text:
-    """What isn't decided is said of a view that differs as well."""
+    """Say the verdict; undecided rows are counted for a view that differs as well."""
     undecided = f"{result.undecided:,} undecided" if result.undecided else ""
     words = {"equal": "equal", "undecided": undecided, "differs": ", ".join(filter(None, ("differs", undecided)))}
     return Text(words[result.verdict], VERDICTS[result.verdict])
 
 
 def audits(results: Sequence[Audit]) -> RenderableType:
+    """Draw the results of `cdc topics audit`, and its findings."""
     grid = _grid("table", ">records", ">keys", ">compaction saves", ">dirty", "")
     for result in results:
         verdict = Text("can't be replayed", "red") if not result.replayable else Text("replayable", "green")
@@ -241,9 +249,9 @@ def _list_keys(keys: Sequence[str]) -> str:
 
 
 def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableType:
-    """The SRE's one screen: what is the matter and what to do, then each hop from Postgres to the views.
+    """Draw the screen of `cdc status`: problems with the command to run, then each hop, then each view.
 
-    `lines`: a sentence for each problem, or the one that there is none.
+    `lines`: a sentence for each problem, or the one that says that there is none.
     """
     views = _grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
     for sink in snapshot.sinks:
@@ -269,7 +277,7 @@ def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableTy
 
 
 def _sentence(problems: Sequence[Problem], line: str) -> str:
-    """A problem's sentence, with since when."""
+    """Complete the sentence of a problem: its commands, and since when it has been there."""
     return _with_since(call.complete_commands(line), problems[0].since if problems else None)
 
 
@@ -282,7 +290,7 @@ def _holes(snapshot: Status) -> Iterator[Text]:
 
 
 def _account(sink: SinkStatus) -> str:
-    """Every record that `cdc run` has read, and what became of it."""
+    """Balance the records that `cdc run` has read against what became of them."""
     if not (counts := sink.applied):
         return ""
     parts = {"applied": counts.rows, "folded": counts.folded, "stale": counts.stale, "quarantined": counts.quarantined}
@@ -315,11 +323,11 @@ def _hops(snapshot: Status) -> RenderableType:
 
 
 def _activity(sink: SinkStatus) -> str:
-    """What its `cdc run` does; nothing of one that isn't at work."""
+    """Say what a sink's `cdc run` does: its rate and counts only while it is at work."""
     parts = [since_text(sink.since)]
     if sink.state in WORKING and sink.rows_per_s is not None:
         parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
-        parts += [f"last started again for: {sink.restarted}"] if sink.restarted else []
+        parts += [f"last restarted for: {sink.restarted}"] if sink.restarted else []
     return ", ".join(filter(None, parts))
 
 
@@ -332,7 +340,7 @@ def _age(moment: float | None) -> str:
 
 
 class Grid:
-    """Columns of cells as wide as they need to be; nothing behind the last one of a line."""
+    """A table without lines: columns as wide as their widest cell, no spaces at the end of a line."""
 
     def __init__(self, headings: Sequence[str]) -> None:
         self._right = [heading.startswith(">") for heading in headings]
@@ -341,6 +349,7 @@ class Grid:
             self.add_row(*(Text(heading.removeprefix(">"), "bold") for heading in headings))
 
     def add_row(self, *cells: str | Text) -> None:
+        """Add a row; missing cells are empty."""
         row = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
         self._rows.append(row + [Text()] * (len(self._right) - len(row)))
 
@@ -358,5 +367,5 @@ class Grid:
 
 
 def _grid(*headings: str) -> Grid:
-    """A table without lines; a heading that begins with > is set to the right."""
+    """Make a table; a heading that begins with > aligns its column to the right."""
     return Grid(headings)

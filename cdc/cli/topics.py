@@ -1,4 +1,4 @@
-"""`cdc topics`: create, show, renew and compact the topics, tell whether they can be replayed."""
+"""Verbs of `cdc topics`: create, show, renew, compact and audit the topics."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from cdc.audit.finding import Audit
 
-app = typer.Typer(help="The topics: create, show, renew, compact, audit.", rich_markup_mode=None)
-TableName = Annotated[str | None, typer.Option("--table", help="Only this table, schema.table.")]
+app = typer.Typer(help="Create, show, renew, compact and audit the topics.", rich_markup_mode=None)
+TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 
 
 @app.callback(invoke_without_command=True)
 def topics(context: typer.Context, as_json: Json = False) -> None:
-    """Create the topics that are missing, and show them all; without a verb of its own."""
+    """Create the topics that are missing, and show them all, unless another verb follows."""
     if context.invoked_subcommand is not None:
         if as_json:
             raise SettingsError("--json goes behind the verb.", hint=f"cdc topics {context.invoked_subcommand} --json")
@@ -56,14 +56,17 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
 def compact(
     context: typer.Context,
     table: TableName = None,
-    tombstones: Annotated[bool, typer.Option("--tombstones", help="Tombstones as well; waits for the views.")] = False,
+    tombstones: Annotated[
+        bool, typer.Option("--tombstones", help="Remove tombstones as well; waits for the views.")
+    ] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.")] = 600,
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Have the broker compact the topics of tables now, once the views that need it have all there is.
+    """Have the broker compact topics now.
 
-    Settings lowered for it are restored, also after a crash.
+    Waits until the views that need a topic's records have applied them. Settings that are lowered for
+    it are restored, even after a crash.
     """
     from cdc.audit.compaction import CompactionOptions, restored_on_sigterm
     from cdc.audit.compaction import compact as compact_topics
@@ -92,10 +95,15 @@ def compact(
 @app.command()
 def renew(
     context: typer.Context,
-    table: Annotated[list[str], typer.Option("--table", help="This table, schema.table; may be given again.")],
+    table: Annotated[
+        list[str], typer.Option("--table", help="Table whose topic is renewed, as schema.table. Repeatable.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Make topics anew, as the pipeline file says, and have their rows sent again; then their views want a rebuild."""
+    """Delete topics and create them again as the file says.
+
+    All rows of their tables are sent again. The views of these tables then need a rebuild.
+    """
     from cdc.capture.renewal import renew as renew_topics
 
     renewed = [captured for name in table for captured in context.obj.select_tables(name)]
@@ -116,13 +124,17 @@ def audit(
     context: typer.Context,
     table: TableName = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Have rows sent again that the log no longer holds whole; audit again.")
+        bool,
+        typer.Option("--repair", help="Send rows again that the log no longer holds completely, then audit again."),
     ] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for repaired rows.")] = 600,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the repaired rows.")] = 600,
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Whether the log can still make the views again, and if not, for which keys. Exit 8 when it can't."""
+    """Check that the views could be built again from the log.
+
+    Names the keys that are lost. Exit 8 when the log can't make a view again, or can't continue it.
+    """
     from cdc.kafka.topics import Topics
 
     pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
@@ -135,6 +147,11 @@ def audit(
 
 
 def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
+    """Print the results of an audit.
+
+    Raises:
+        DivergenceError: a topic can't make its view again, or can't continue it.
+    """
     from cdc.cli import render
 
     repaired = sum(result.repaired for result in results)

@@ -1,4 +1,4 @@
-"""The command line: reads what a verb is given, has `cdc.runtime` wire the parts, prints and exits."""
+"""Entry of the command line: parse the options of a verb, have `cdc.runtime` wire the parts, print and exit."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
 
 app = typer.Typer(
-    help="Postgres changes, applied in order to a search index, a cache and a warehouse.\n\n"
-    "-p and --state may stand before or behind the verb.",
+    help="Apply changes of Postgres, in order, to a search index, a cache and a warehouse.\n\n"
+    "-p and --state may stand before or after the verb.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -39,14 +40,22 @@ plan.add_to(app)
 migrate.add_to(app)
 rebuild.add_to(app)
 verify.add_to(app)
-SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")]
-StackKind = Annotated[str | None, typer.Option("--stack", help="embedded or compose; the state's own by default.")]
+SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
+StackKind = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        help="embedded (processes) or compose (containers). Default: the kind that the state folder belongs to.",
+    ),
+]
 log = structlog.get_logger()
+USAGE_HINT = "cdc --help lists the verbs, cdc VERB --help the options of one"
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
-"""More slots than cores: most of a task is waiting, and a long warehouse task must not keep the cache from its turn."""
+"""Three slots a core: most of a task is waiting, and a long warehouse task must not hold up the cache."""
 
 
 def show_version(requested: bool) -> None:
+    """Print the version and exit, if that was asked for."""
     if requested:
         out.print(f"cdc {version('cdc')}", highlight=False)
         raise typer.Exit
@@ -58,13 +67,13 @@ def options(
     pipeline: Annotated[Path, typer.Option("-p", "--pipeline", help="The pipeline file.")] = Path("pipeline.yaml"),
     state: Annotated[
         Path | None,
-        typer.Option(help="Where the local stack and `run` keep their state; a folder of the pipeline's by default."),
+        typer.Option(help="Folder where the local stack and `run` keep their state. Default: one per pipeline."),
     ] = None,
     _: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """These go before or behind the verb."""
+    """Take the options that all verbs share."""
     context.obj = Context(pipeline, state, on_worker_log=call.set_worker_log)
     call.file, call.state = pipeline, state
 
@@ -75,7 +84,10 @@ def up(
     stack: StackKind = None,
     as_json: Json = False,
 ) -> None:
-    """Start the local servers; does nothing when they are up."""
+    """Start the local servers.
+
+    Does nothing when they run already.
+    """
     endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
@@ -103,11 +115,14 @@ def down(
 def register(
     context: typer.Context,
     another_server: Annotated[
-        bool, typer.Option("--another-server", help="Postgres was replaced: all views are made again from this one.")
+        bool, typer.Option("--another-server", help="Postgres was replaced: build all views again from the new server.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Create or update the connector, and wait until its changes arrive."""
+    """Create or update the connector.
+
+    Returns once a heartbeat has come through it, so changes arrive.
+    """
     from cdc.capture.connector import register as register_connector
     from cdc.postgres import catalog, source
 
@@ -128,12 +143,15 @@ def register(
 def run(
     context: typer.Context,
     sink: SinkNames = None,
-    until_caught_up: Annotated[bool, typer.Option(help="Stop when all that is there is applied.")] = False,
-    for_s: Annotated[float | None, typer.Option("--for", help="Stop after so many seconds.")] = None,
+    until_caught_up: Annotated[bool, typer.Option(help="Stop when everything in the topics is applied.")] = False,
+    for_s: Annotated[float | None, typer.Option("--for", help="Stop after this many seconds.")] = None,
     master: Master = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Apply changes to the views until stopped; the batch at hand is finished first."""
+    """Apply changes to the views until stopped.
+
+    Ctrl-C or SIGTERM stops it, after the batch that is being applied.
+    """
     from cdc.apply.supervisor import stop_on_signal
 
     with stop_on_signal() as stopping:
@@ -142,7 +160,7 @@ def run(
         except Exception as error:
             if not stopping.is_set():
                 raise
-            # What is ended while it starts fails at something that was ended with it.
+            # The signal also ends children of this process, so starting fails at one of them: that is no error.
             log.info("stopped_while_starting", error=kind(error))
             progress, errors = [], []
     if as_json:
@@ -162,7 +180,7 @@ def _apply(
     for_s: float | None,
     as_json: bool,
 ) -> "tuple[list[Progress], list[CdcError]]":
-    """What the sinks' streams have done in the end, and the errors that ended some of them."""
+    """Run the streams of the sinks to their end: their progress, and the errors that ended some of them."""
     from cdc.apply.progress import publish
     from cdc.apply.supervisor import supervise
     from cdc.audit.compaction import restore
@@ -196,9 +214,10 @@ def _apply(
 
 @app.command()
 def status(context: typer.Context, as_json: Json = False) -> None:
-    """What is the matter, and where each hop stands; answers within five seconds.
+    """Show what is wrong, and the state of each hop.
 
-    Exit 0 when all is well, or with the code of the worst problem's class.
+    Each problem comes with the command to run next. Answers within five seconds, even when a server
+    hangs. Exit 0 when all is well, otherwise the exit code of the worst problem's class.
     """
     from cdc.apply.progress import load_published
     from cdc.observe.collection import collect
@@ -220,14 +239,15 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
 
 def hoist_global_options(words: list[str]) -> list[str]:
-    """The arguments, with the options that are of all verbs in front of the verb, wherever they were."""
+    """Move the options that all verbs share in front of the verb, wherever they were."""
     global_options, front, arguments = ("-p", "--pipeline", "--state"), list[str](), list[str]()
     remaining = iter(words)
     for word in remaining:
         if word == "--":
             arguments += [word, *remaining]
         elif word in global_options:
-            front += [word, *[value for value in [next(remaining, None)] if value is not None]]
+            front.append(word)
+            front += islice(remaining, 1)
         elif word.startswith(("--pipeline=", "--state=")):
             front.append(word)
         else:
@@ -236,24 +256,26 @@ def hoist_global_options(words: list[str]) -> list[str]:
 
 
 def main() -> NoReturn:
-    """Run a verb; whatever ends it is printed as a paragraph, what nobody has met yet with its trace."""
+    """Run a verb and exit with its code.
+
+    An error is printed as a paragraph; an unexpected one is logged with its trace, too.
+    """
     as_json = "--json" in sys.argv[1:]
     configure_logging()
     try:
         code = app(hoist_global_options(sys.argv[1:]), standalone_mode=False)
     except typer.Abort:
         if as_json:
-            print_failure(Interrupted("Interrupted.", hint="the same command goes on"))
+            print_failure(Interrupted("Interrupted.", hint="run the same command again to continue"))
         sys.exit(Interrupted.exit_code)
     except Exception as error:
-        # typer's own usage errors know how to show themselves.
-        show = getattr(error, "show", None)
-        failure = (
-            SettingsError(str(error), hint="cdc --help lists the verbs, cdc VERB --help the options of one")
-            if show
-            else _failure(error)
-        )
-        (show or (lambda: print_error(failure)))()
+        # Usage errors of typer print themselves.
+        if show := getattr(error, "show", None):
+            failure: CdcError = SettingsError(str(error), hint=USAGE_HINT)
+            show()
+        else:
+            failure = _failure(error)
+            print_error(failure)
         if as_json:
             print_failure(failure)
         sys.exit(failure.exit_code)
@@ -261,7 +283,7 @@ def main() -> NoReturn:
 
 
 def _failure(error: Exception) -> CdcError:
-    """What has no class is a bug: its trace is logged, without what it quotes."""
+    """Classify an error. One without a class is a bug: its trace is logged, without the values it quotes."""
     if isinstance(error, CdcError):
         return error
     if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):

@@ -1,4 +1,4 @@
-"""`cdc verify`: compare the views with their source while others go on writing, once or again and again."""
+"""Verb `cdc verify`: compare the views with their source while applications write, once or repeatedly."""
 
 import re
 import time
@@ -21,41 +21,51 @@ if TYPE_CHECKING:
     from cdc.config.settings import Pipeline
     from cdc.verify.comparison import Comparison
 
+SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
+TableName = Annotated[str | None, typer.Option(help="Only this table, as schema.table.")]
+Sample = Annotated[
+    float | None, typer.Option(help="Percent of the rows to compare, different ones each time.", min=0.01, max=100)
+]
+Since = Annotated[
+    str | None, typer.Option(help="Only rows changed since 90s, 30m, 2h, 1d ago, or since a time with zone.")
+]
+Rate = Annotated[float | None, typer.Option(help="Most rows per second to read from Postgres.", min=1)]
+Every = Annotated[str | None, typer.Option(help="Repeat, with a pause of this length: 30m, 1h.")]
+MetricsPort = Annotated[int | None, typer.Option(help="With --every: port from which Prometheus fetches the results.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for a view that is behind.")]
+Repair = Annotated[bool, typer.Option("--repair", help="Send rows that differ through the log again.")]
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
     app.command()(verify)
 
 
 def verify(
     context: typer.Context,
-    sink: Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be given again.")] = None,
-    table: Annotated[str | None, typer.Option(help="Only this table, schema.table.")] = None,
-    sample: Annotated[
-        float | None, typer.Option(help="Percent of the rows, others every time.", min=0.01, max=100)
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(help="Only rows changed since then: 90s, 30m, 2h, 1d or a time with zone.")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="Rows per second read from Postgres at most.", min=1)] = None,
-    every: Annotated[str | None, typer.Option(help="Again and again, this long after the last: 30m, 1h.")] = None,
-    metrics: Annotated[int | None, typer.Option(help="With --every: a port for Prometheus.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for a view that is behind.")] = 300.0,
-    repair: Annotated[bool, typer.Option("--repair", help="Send what differs through the log again.")] = False,
+    sink: SinkNames = None,
+    table: TableName = None,
+    sample: Sample = None,
+    since: Since = None,
+    rate: Rate = None,
+    every: Every = None,
+    metrics: MetricsPort = None,
+    timeout: Timeout = 300.0,
+    repair: Repair = False,
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Compare rows and columns of the views with Postgres; others may write meanwhile.
+    """Compare rows and columns of the views with Postgres.
 
-    Exit 8 when they differ, 10 when some rows couldn't be decided.
+    Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be decided.
     """
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import Options
     from cdc.verify.verification import verify as verify_views
 
     if metrics is not None and not every:
-        raise SettingsError("--metrics is for a comparison that is made again and again.", hint="add --every 1h")
+        raise SettingsError("--metrics is for a comparison that is repeated.", hint="add --every 1h")
     pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.select_tables(table)
 
     def compare(spark: "SparkSession") -> "list[Comparison]":
@@ -71,7 +81,7 @@ def verify(
 
 
 def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout_s: float) -> None:
-    """What would be waited for in vain is told before anything is. Only this machine's runs are known.
+    """Find out before any waiting whether the views can catch up. Only runs of this machine are known.
 
     Raises:
         ConnectorError: no change comes through the connector.
@@ -97,7 +107,7 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, ti
 def _repeat(
     compare: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, runs: Path, as_json: bool
 ) -> NoReturn:
-    """Until somebody ends it: what goes wrong once is told and counted."""
+    """Compare until somebody ends it. An error is printed and counted, and the next comparison is made all the same."""
     from cdc.apply.progress import load_published
     from cdc.observe.metrics import Metrics
 
@@ -117,7 +127,7 @@ def _repeat(
 
 
 def seconds(text: str) -> float:
-    """`90s`, `30m`, `2h`, `1d`. Raises SettingsError."""
+    """Parse a length of time: `90s`, `30m`, `2h`, `1d`. Raises SettingsError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not match:
         raise SettingsError(f"{text!r} is no length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d")
@@ -125,7 +135,7 @@ def seconds(text: str) -> float:
 
 
 def _moment_ms(text: str) -> int:
-    """Unix milliseconds of a time, or of so long ago."""
+    """Parse a time with zone, or a length of time before now: Unix milliseconds."""
     if text[-1:] in UNITS_S:
         return int((time.time() - seconds(text)) * 1000)
     try:
@@ -136,7 +146,7 @@ def _moment_ms(text: str) -> int:
 
 
 def report(results: "Sequence[Comparison]", as_json: bool) -> None:
-    """Print what was found.
+    """Print the results of a comparison.
 
     Raises:
         DivergenceError: a view differs from its source.

@@ -49,7 +49,7 @@ POSITIONS_SHARE = 0.6
 
 Answer = tuple[Any, Problem | None]
 TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], Problem | None]
-"""What the topics tell: see `_log`."""
+"""The heartbeat, the views of each sink, and a problem of the topics: what `_log` returns."""
 
 
 def collect(
@@ -108,14 +108,14 @@ def _ask_servers(
 def _registration_problem(
     registration: tuple[Problem | None, Problem | None], unread: Sequence[Problem]
 ) -> Problem | None:
-    """What is the matter with the registration; that its servers don't answer is told by those who ask them alone."""
+    """Choose the problem of the registration. A server that is silent is reported by the request to that server."""
     changed, unsure = registration
     silent = {"postgres", "kafka"} & {problem.part for problem in unread}
     return unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
 
 
 def _start_request(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
-    """Ask in a thread that nobody waits for in the end: one that hangs ends with the program."""
+    """Send a request in a daemon thread: one that hangs ends with the program, and nobody waits for it."""
     answer: Future[Answer] = Future()
     Thread(target=lambda: answer.set_result(_ask(part, ask)), name=f"ask-{part}", daemon=True).start()
     return answer
@@ -127,7 +127,7 @@ def _await_answer(part: str, answer: "Future[Answer]", started: float, patience_
     except TimeoutError:
         message = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
         kind = CLASSES.get(part, SinkError)
-        hint = "look at that server, and at the way to it: it takes connections, or did, and says nothing"
+        hint = "look at that server, and at the network to it: it takes connections, or did, and doesn't answer"
         return None, Problem(part, message, hint, kind.exit_code)
 
 
@@ -147,7 +147,7 @@ def _slot(pipeline: Pipeline) -> source.Slot | None:
 
 
 def _registration(pipeline: Pipeline) -> Problem | None:
-    """What is the matter with it."""
+    """Find what makes the registration differ from the file, the catalog or the server."""
     with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
         registration, server = registrations.read(topics, pipeline), source.server(conn)
         if not registration:
@@ -159,7 +159,7 @@ def _registration(pipeline: Pipeline) -> Problem | None:
             registrations.refuse_meaningless(registration.tables, pipeline)
             severity = "degraded"
             registrations.refuse_promoted(registration, server, pipeline)
-            # Last: what the patterns mean now may have no answer, which must hide nothing of the above.
+            # Last: the catalog may not answer, and that must hide none of the problems above.
             choice = catalog.find_tables(conn, pipeline)
             catalog.refuse_slipped(registration.tables, choice, pipeline)
             registrations.refuse_waiting(registration, choice.names)
@@ -196,7 +196,7 @@ def _log(
     tables: Sequence[Table],
     read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
 ) -> TopicReport:
-    """The heartbeat, each sink's views measured against the topics, what is wrong with these. Raises ConnectorError."""
+    """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises ConnectorError."""
     with Topics(pipeline.kafka) as topics:
         continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
@@ -234,7 +234,7 @@ def _log(
 
 
 def _lowered(ledger: Ledger) -> Problem | None:
-    """Settings that an interrupted compaction has left as they are good for it alone."""
+    """Find topics whose settings an interrupted compaction has left lowered."""
     if not ledger.lowered or ledger.at_work:
         return None
     first, *remaining = sorted(ledger.lowered)
@@ -255,7 +255,7 @@ def _inspect_view(
     stored: ViewCheckpoint | None,
     oldest: Mapping[tuple[str, int, int], int],
 ) -> ViewStatus:
-    """One view, and what is the matter where the log can't continue it."""
+    """Measure a view, and find the problem where the log can't continue it."""
     end = continuity.logs[table.topic].end
     holes = continuity.ledger.holes(sink, table.topic)
     view = replace(
@@ -272,7 +272,7 @@ def _inspect_view(
 def measure(
     table: Table, stored: ViewCheckpoint | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
 ) -> ViewStatus:
-    """One view against the end of its topic; `oldest` holds Unix milliseconds of the places of `waiting`."""
+    """Measure a view against the end of its topic. `oldest`: Unix milliseconds of the records that `waiting` names."""
     rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
     gap = distance(stored, end)
     if not gap.comparable:
@@ -280,7 +280,7 @@ def measure(
     places = pending_records(table.topic, stored, end)
     times = [oldest[place] for place in places if place in oldest]
     lag = max(0.0, now - min(times) / 1000) if times else 0.0
-    # What is left may be transaction markers alone: then there are offsets to go, but nothing to apply.
+    # The remaining offsets may be transaction markers alone: then there is nothing to apply.
     return ViewStatus(table.qualified, gap.offsets, round(lag, 3), rows, last)
 
 
@@ -308,7 +308,7 @@ def _sink_status(name: str, progress: Progress | None, views: tuple[ViewStatus, 
 def _unmeasured_views(
     tables: Sequence[Table], stored: Mapping[str, ViewCheckpoint | None] | None
 ) -> tuple[ViewStatus, ...]:
-    """Views that couldn't be measured: what the sink itself told is shown, lag isn't."""
+    """Describe views that couldn't be measured: with what the sink itself holds, without lag."""
     if stored is None:
         return tuple(ViewStatus(table.qualified) for table in tables)
     return tuple(

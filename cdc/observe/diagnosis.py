@@ -1,4 +1,4 @@
-"""What an SRE needs first: what is the matter, the worst first, in one sentence each with the command to run next."""
+"""Diagnosis of a pipeline: its problems, the worst first, each in one sentence with the command to run next."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +10,11 @@ from cdc.model.wording import advice
 from cdc.observe.status import Problem, SinkStatus, Status
 
 SLOW_S = 5.0
-"""A hop below this isn't called slow."""
+"""Seconds of lag below which a hop isn't called slow."""
 LATE_S = 60.0
-"""A view that is further behind than this is degraded; until then it may be catching up."""
+"""Seconds of lag above which a view is degraded. Until then it may be catching up."""
 HUNG_S = 10.0
-"""A sink that hasn't answered for so long is named; its requests end in an error only later."""
+"""Seconds without an answer after which a sink is reported: its own requests run into their timeout only later."""
 LOOK_AT_SOURCE = "look for a long transaction in pg_stat_activity, then at the worker's log"
 SERVERS = ("postgres", "connect", "kafka")
 IDLE = ("not running", "stopped")
@@ -25,7 +25,7 @@ STATES = {
 
 
 def diagnose(status: Status) -> Status:
-    """With everything that is the matter as its problems: what is down first, else along the way of a change."""
+    """Complete a status with all of its problems: those that are down first, then in the order a change travels."""
     names = {sink.name for sink in status.sinks}
     unread = [
         replace(problem, sink=problem.part if problem.part in names else problem.sink) for problem in status.problems
@@ -39,32 +39,33 @@ def diagnose(status: Status) -> Status:
 
 
 def verdict(status: Status) -> str:
-    """Of a status that was judged: ok, degraded or down."""
+    """Judge a diagnosed status: ok, degraded or down."""
     return status.problems[0].severity if status.problems else "ok"
 
 
 def exit_code(status: Status) -> int:
-    """Of a status that was judged: the code of the worst problem's class."""
+    """Give the exit code for a diagnosed status: the code of the worst problem's class, 0 without one."""
     return status.problems[0].code if status.problems else 0
 
 
 def document(status: Status) -> dict[str, Any]:
-    """What a monitor reads."""
+    """Make the document of `cdc status --json`, which monitors read."""
     judgement = {"verdict": verdict(status), "exit_code": exit_code(status), "slow_hop": slow_hop(status)}
     return {**status.to_dict(), **judgement}
 
 
 def slow_hop(status: Status) -> str:
-    """One sentence, of a status that was judged: the worst problem, or the slowest hop; and what to run next."""
+    """Say in one sentence, for a diagnosed status, the worst problem or else the slowest hop, and what to run next."""
     return sentence(status.problems[0]) if status.problems else _slowest(status)
 
 
 def sentence(problem: Problem) -> str:
+    """Say a problem and the command to run next in one sentence."""
     return advice(_hop(problem) + problem.message, problem.hint)
 
 
 def _hop(problem: Problem) -> str:
-    """Which part of the way isn't known, where a problem is about what couldn't be read."""
+    """Name the hop that can't be judged, where a problem is about a server that couldn't be read."""
     if problem.part in SERVERS:
         return "Postgres -> Kafka can't be judged: "
     if problem.part == problem.sink:
@@ -73,7 +74,7 @@ def _hop(problem: Problem) -> str:
 
 
 def _find_source_problems(status: Status) -> Iterator[Problem]:
-    """What holds changes up before the views; nothing of what couldn't be read."""
+    """Find what holds up changes between Postgres and Kafka. A server that couldn't be read gives no finding here."""
     stopped, connector, slot = "Postgres -> Kafka has stopped", status.connector, status.slot
     unread = {problem.part for problem in status.problems}
     moves = True
@@ -89,7 +90,7 @@ def _find_source_problems(status: Status) -> Iterator[Problem]:
     if status.definitions == "nothing":
         message = "Nothing notes how tables change their definitions: views may become wrong."
         yield Problem("definitions", message, "cdc -p FILE migrate", SourceError.exit_code, "degraded")
-    # What nobody compares may change unseen; that no run is at work is told of each sink.
+    # Without a comparison a definition may change unseen. That no run is at work is a problem of each sink.
     ages = [sink.compared_s for sink in status.sinks if sink.state in WORKING and sink.compared_s is not None]
     if status.definitions == "comparison" and ages and min(ages) > LATE_S:
         message = f"Table definitions haven't been compared for {min(ages):.0f} s: how they change isn't noted."
@@ -129,16 +130,16 @@ def _find_sink_problems(status: Status, sink: SinkStatus) -> Iterator[Problem]:
 
 
 def _find_lag_problem(status: Status, sink: SinkStatus) -> Iterator[Problem]:
-    """Of one that is at work, as far as that is known."""
+    """Judge the lag of a sink that is at work, as far as that is known."""
     patience_s = LATE_S if sink.state in ("running", "starting") else SLOW_S
     if (sink.lag_seconds or 0.0) < patience_s:
         return
     message = f"Kafka -> {sink.name} is slow{_behind(sink)}, {STATES.get(sink.state, sink.state)}."
     hint = _start(status, sink)
     if patience_s == LATE_S:
-        hint = "if that doesn't get less, run it with more cores (--master)"
+        hint = "if the lag doesn't shrink, run it with more cores (--master)"
     elif sink.state == "not known here":
-        hint += ", unless it is at work elsewhere: only there its state is known"
+        hint += ", unless it runs on another machine: its state is known only there"
     yield Problem("lag", message, hint, SinkError.exit_code, "degraded", None, sink.name)
 
 
@@ -147,13 +148,13 @@ def _behind(sink: SinkStatus) -> str:
 
 
 def _start(status: Status, sink: SinkStatus) -> str:
-    """Of several that nobody applies to, one command starts all."""
+    """Choose the command that starts a sink's run: one for all sinks where none of them runs."""
     idle = [candidate for candidate in status.sinks if candidate.state in (*IDLE, "not known here", "caught up")]
     return "cdc -p FILE run" if len(idle) == len(status.sinks) else f"cdc -p FILE run --sink {sink.name}"
 
 
 def _find_table_problems(sink: SinkStatus) -> Iterator[Problem]:
-    """What makes single tables of a sink less than whole."""
+    """Find problems of single tables of a sink: stopped, or degraded by the quarantine."""
     for view in sink.views:
         place = (view.table, sink.name)
         if view.problem:
@@ -173,7 +174,7 @@ def _find_table_problems(sink: SinkStatus) -> Iterator[Problem]:
 
 
 def _slowest(status: Status) -> str:
-    """Nothing is the matter."""
+    """Name the slowest hop of a status without problems."""
     heartbeat = status.heartbeat
     hops = {"Postgres -> Kafka": heartbeat.age_s if heartbeat.late else heartbeat.delay_s} if heartbeat else {}
     hops |= {f"Kafka -> {sink.name}": sink.lag_seconds for sink in status.sinks if sink.lag_seconds is not None}
@@ -181,7 +182,5 @@ def _slowest(status: Status) -> str:
     if not slowest:
         return "Nothing was measured. Next: cdc -p FILE status."
     if hops[slowest] < SLOW_S:
-        return f"No hop is slow; the slowest is {slowest} with {hops[slowest]:.1f} s. Next: nothing to do."
-    return (
-        f"{slowest} is slowest: at least {hops[slowest]:.0f} s behind. Next: nothing to do yet, it may be catching up."
-    )
+        return f"No hop is slow; the slowest is {slowest} with {hops[slowest]:.1f} s. Next: no action needed."
+    return f"{slowest} is slowest: at least {hops[slowest]:.0f} s behind. Next: no action yet, it may be catching up."

@@ -1,4 +1,4 @@
-"""What `cdc verify --every` has found, and `cdc run` beside it, for Prometheus to fetch: http://HOST:PORT/metrics."""
+"""Metrics of `cdc verify --every` and of the runs on this machine, for Prometheus: http://HOST:PORT/metrics."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -13,10 +13,14 @@ VIEW = ("sink", "table")
 
 
 class Metrics:
-    """Serves from its making until `close`; what is served is the last comparison's."""
+    """An HTTP endpoint with the results of the last comparison. It serves in a thread of its own until `close`."""
 
     def __init__(self, port: int, address: str = "127.0.0.1") -> None:
-        """Raises SettingsError when the port is taken."""
+        """Start serving.
+
+        Raises:
+            SettingsError: the port is taken.
+        """
         registry = CollectorRegistry()
         self._differences = Gauge("cdc_verify_differences", "Rows that differ.", (*VIEW, "kind"), registry=registry)
         self._undecided = Gauge("cdc_verify_undecided", "Rows that changed at every look.", VIEW, registry=registry)
@@ -34,9 +38,11 @@ class Metrics:
 
     @property
     def port(self) -> int:
+        """The port that is served, also where 0 was asked for."""
         return int(self._server.server_port)
 
     def publish_comparisons(self, results: Sequence[Comparison]) -> None:
+        """Replace the figures of the views that were compared. Called after each comparison."""
         for result in results:
             for kind in ("missing", "extra", "different"):
                 self._differences.labels(result.sink, result.table, kind).set(getattr(result, kind))
@@ -45,15 +51,17 @@ class Metrics:
         self._finished_at.set(time.time())
 
     def publish_restarts(self, progress: Iterable[Progress]) -> None:
-        """Of the runs on this machine, as they published it last."""
+        """Publish how often each sink of a run was restarted, and why, as the runs last wrote it."""
         for snapshot in progress:
             for reason, count in snapshot.restarts.items():
                 self._restarts.labels(snapshot.sink, reason).set(count)
 
     def count_failure(self) -> None:
+        """Count a comparison that could not be made."""
         self._failures.inc()
 
     def close(self) -> None:
+        """Stop serving, and wait for the thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -17,12 +17,12 @@ Severity = Literal["down", "degraded"]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that a person has to know, or to do something about.
+    """A defect that a person has to know of, or to act on.
 
-    part      what couldn't be read, postgres, connect, kafka, registration or a sink's name; or what is wrong: topics,
-              connector, slot, heartbeat, run, table, quarantine, lag
-    code      the exit code of its class
-    severity  down: nothing goes this way, or nobody can tell; degraded: something does, not all or not in time
+    part      what couldn't be read: postgres, connect, kafka, registration or the name of a sink; or what
+              is wrong: topics, connector, slot, heartbeat, run, table, quarantine, lag
+    code      the exit code of its class of errors
+    severity  down: no change comes through, or nobody can tell; degraded: not all do, or not in time
     since     Unix seconds, where that is known
     """
 
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ConnectorStatus:
-    """Connect's own words, RUNNING or FAILED; MISSING when there is no such connector."""
+    """The connector and its tasks in Connect's words, such as RUNNING or FAILED; MISSING when there is none."""
 
     state: str
     tasks: tuple[str, ...]
@@ -47,7 +47,7 @@ class ConnectorStatus:
 
 @dataclass(frozen=True)
 class HeartbeatStatus:
-    """`age_s` since the last beat arrived in Kafka; `delay_s` from its commit to its arrival."""
+    """The last heartbeat: `age_s` since it arrived in Kafka, `delay_s` from its commit to its arrival."""
 
     age_s: float
     delay_s: float
@@ -55,44 +55,45 @@ class HeartbeatStatus:
 
     @property
     def late(self) -> bool:
+        """Whether more than three intervals, and a second, have passed since the last heartbeat."""
         return self.age_s > 3 * self.interval_s + 1
 
 
 @dataclass(frozen=True)
 class ViewStatus:
-    """One table in one sink. `lag_seconds` is at least so much: the age of the oldest record not applied."""
+    """A table in a sink. `lag_seconds` is a lower bound: the age of the oldest record that isn't applied yet."""
 
     table: str
     lag_records: int | None = None
     lag_seconds: float | None = None
     changes: int | None = None
-    """Applied since the view was made; more than it has rows where these were changed."""
+    """Changes applied since the view was made: more than it has rows, where rows were changed."""
     at: float | None = None
     """Unix seconds of the last change to the view; None when nothing was ever applied, with 0 `changes`."""
     problem: str | None = None
     hint: str | None = None
     holes: tuple[str, ...] = ()
-    """What its log of changes may lack for good, in words."""
+    """Ranges of records that the view's log of changes may lack for good, as text."""
     quarantined: int = 0
-    """Records in quarantine: as long as there are any the view is degraded."""
+    """Records in quarantine. The view is degraded while there are any."""
 
 
 @dataclass(frozen=True)
 class SinkStatus:
-    """`state` and `error` are from `cdc run`, which leaves them on its own machine; elsewhere they aren't known."""
+    """A sink: what its `cdc run` last published, and its views. Runs on other machines aren't known here."""
 
     name: str
     state: str = "not known here"
     since: float | None = None
-    """Of the state, Unix seconds."""
+    """Unix seconds at which the state began."""
     error: str | None = None
     hint: str | None = None
     rows_per_s: float | None = None
     views: tuple[ViewStatus, ...] = ()
     applied: Applied | None = None
-    """Records since `cdc run` started."""
+    """Counts of records since `cdc run` started."""
     aside: Mapping[str, list[str]] = field(default_factory=dict)
-    """See `Progress`, for this and what follows."""
+    """Tables that wait: message and hint. This field and those below are copied from `Progress`."""
     aside_since: Mapping[str, float] = field(default_factory=dict)
     looked_s: float = 0.0
     compared_s: float | None = None
@@ -101,13 +102,15 @@ class SinkStatus:
 
     @property
     def lag_seconds(self) -> float | None:
-        """Of the views that go on; None when none could be measured."""
+        """The largest lag of the views that aren't stopped; None when none could be measured."""
         going = (view for view in self.views if not view.problem and view.table not in self.aside)
         return max((view.lag_seconds for view in going if view.lag_seconds is not None), default=None)
 
 
 @dataclass(frozen=True)
 class Status:
+    """The state of a pipeline. A part that couldn't be read is None and has an entry in `problems`."""
+
     pipeline: str
     connector: ConnectorStatus | None = None
     slot: source.Slot | None = None
@@ -115,7 +118,8 @@ class Status:
     sinks: tuple[SinkStatus, ...] = ()
     problems: tuple[Problem, ...] = field(default=())
     definitions: Watch | None = None
-    """What notes it when a captured table's definition changes; None when that couldn't be asked."""
+    """How changes of table definitions are noticed; None when that couldn't be read."""
 
     def to_dict(self) -> dict[str, Any]:
+        """The status as plain data, for JSON."""
         return asdict(self)

@@ -1,1 +1,1 @@
-"""The warehouse: Delta tables, for each captured table a log of changes and a mirror of its rows."""
+"""The warehouse: for each captured table a log of changes and a mirror of its rows, in Delta."""

@@ -1,4 +1,7 @@
-"""A pool of driver threads that commit the tables of one batch: each mostly waits for two commits."""
+"""A pool of driver threads that commit the tables of one batch.
+
+Each mostly waits for two commits.
+"""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +11,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 THREADS = 2
-"""With four the warehouse was no faster, and a batch of the cache at the same time took half as long again."""
+"""With four the warehouse was no faster, and a batch of the cache at the same time took half as
+long again."""
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

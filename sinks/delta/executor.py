@@ -1,4 +1,4 @@
-"""Writer of the executors: files in the folders of the warehouse's tables, which the driver commits.
+"""Writer of the executors: files in the folders of Delta tables, which the driver commits.
 
 A task writes a file of events for the log of changes, and for the mirror one of rows and one of the
 ids of deleted rows. Every chunk adds to them. None of them is part of a table yet. A row that comes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
 FILE_BYTES = 512 * 2**20
-"""Memory that the rows of a file have taken when the next file is begun; on disk it is far smaller."""
+"""Memory that the rows of a file have taken when it is closed; on disk it is far smaller."""
 EVENT_BYTES = 300
 """Memory of an event besides its row's values."""
 
@@ -181,7 +181,7 @@ class _Stage:
         return [row for row in part.rows.values() if row.offset >= first_unknown]
 
     def _append(self, kind: str, table: "pa.Table") -> None:
-        """Add a row group to the file of a kind (a list of `Staged`); begin the next when it is full."""
+        """Add a row group to the file of a kind (a list of `Staged`); close it when it is full."""
         folder = self._folder(kind)
         with _translated_errors(folder):
             if kind not in self._writers:

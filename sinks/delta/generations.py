@@ -25,7 +25,7 @@ from cdc.model.position import ViewCheckpoint, distance
 from sinks.delta.files import links
 from sinks.delta.files.failures import CommitConflict
 from sinks.delta.log import add_files, spark_generations
-from sinks.delta.log.commits import Commits, LastCommit
+from sinks.delta.log.commits import CommitInfo, Commits, LastCommit
 from sinks.delta.log.history import CLEARED
 
 SWITCHES = ("Manual Update", "SWITCH")
@@ -64,7 +64,7 @@ def switch(spark: SparkSession, commits: Commits, live: str, generation: str) ->
         else:
             files, mark = add_files.share_files(source, generation, live), {"cdc": SWITCHES[1]}
             number = live_commit.number + 1
-            add_files.commit(table, files, "overwrite", source.schema(), checkpoint, number, mark)
+            add_files.commit(table, files, "overwrite", source.schema(), CommitInfo(checkpoint, number, mark))
     except CommitConflict:
         return False
     return not features
@@ -89,7 +89,7 @@ def link_foreign_files(spark: SparkSession, commits: Commits, live: str) -> None
             spark_generations.link_all_files(spark, live, table.version(), checkpoint, number)
         else:
             files = add_files.share_files(table, live, live)
-            add_files.commit(table, files, "overwrite", table.schema(), checkpoint, number)
+            add_files.commit(table, files, "overwrite", table.schema(), CommitInfo(checkpoint, number))
 
 
 def drop_deletion_vectors(spark: SparkSession, commits: Commits, live: str) -> bool:
@@ -135,8 +135,8 @@ def retain_previous(spark: SparkSession, commits: Commits, live: str, generation
         source = deltalake.DeltaTable(live, version=version)
         _clone(spark, source, live, generation, standing.checkpoint)
     except links.FileMissing:
-        # A process that was killed after the switch goes on whenever somebody calls for it. That may
-        # be later than the clean-up of the files that the switch has replaced.
+        # A process that was killed after the switch goes on whenever somebody starts it again. That
+        # may be later than the clean-up of the files that the switch has replaced.
         remove_paths(spark, [generation])
         return False
     return True
@@ -215,7 +215,7 @@ def _clone(
         spark_generations.clone(spark, source, folder, target, checkpoint)
     else:
         files = add_files.share_files(source, folder, target)
-        add_files.create(target, files, source.schema(), checkpoint, 1)
+        add_files.create(target, files, source.schema(), CommitInfo(checkpoint, 1))
 
 
 def _paths(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> list[str]:

@@ -41,8 +41,8 @@ class Delta(SinkSettings):
     path: Folder = Field(examples=["/srv/warehouse"])
     """The warehouse's folder; a relative path is the pipeline file's."""
     without_deletion_vectors: tuple[str, ...] = Field(default=(), examples=[["public.orders"]])
-    """Tables, or patterns of them, whose mirror is for readers that can't have deletion vectors (pandas, pyarrow): a
-    merge writes files anew instead of marking rows in them."""
+    """Tables, or patterns of them, whose mirror is for readers that don't support deletion vectors
+    (pandas, pyarrow): a merge writes the files again instead of marking rows in them as deleted."""
     trigger_s: float = Field(default=5.0, ge=0, description=TRIGGER)
 
     @property

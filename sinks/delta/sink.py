@@ -1,4 +1,6 @@
-"""Delta Lake: per table a folder <path>/<schema>.<table> with `changes` (events) and `mirror` (rows).
+"""Delta Lake: per table a folder <path>/<schema>.<table> with `changes` and `mirror`.
+
+`changes` is the log of all events, `mirror` has the current rows.
 
 Each of the two has its own position, in the metadata of the very commit that brought its rows.
 Events below it are filtered out before the write. Executors write the files of a batch
@@ -21,7 +23,8 @@ from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink import lane_run
-from cdc.sink.contract import Batch, Outcome, SchemaMismatch, mismatch, wait_until_caught_up
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch, wait_until_caught_up
+from cdc.sink.fencing import mismatch
 from sinks.delta import executor, table_commit
 from sinks.delta.commit_pool import run_all
 from sinks.delta.executor import Staged, WarehouseWriter
@@ -40,7 +43,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 REWRITE_BYTES = 4 * 2**20
-"""A mirror smaller than this is written again by each batch: that costs less than deletion vectors."""
+"""A mirror smaller than this is written again by each batch.
+
+That costs less than deletion vectors.
+"""
 CLEANUP_S = 3600.0
 """Seconds between two removals of files that merges have replaced in a mirror.
 
@@ -104,7 +110,10 @@ class Delta:
         return refusals(table)
 
     def prepare(self, table: Table) -> None:
-        """Create what doesn't exist, without rows: a reader finds every captured table and its columns."""
+        """Create what doesn't exist, without rows: readers find all captured tables and columns.
+
+        Raises SchemaMismatch: a table can't be stored, or what exists can't take it.
+        """
         if reasons := refusals(table):
             raise SchemaMismatch(
                 table,
@@ -174,7 +183,10 @@ class Delta:
         return Delta(self.name, self.path, self.pipeline, dict(names), self._without_deletion_vectors)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
-        """Check the space for the files, and for the rows as text on the disk of this machine's Spark."""
+        """Check the space for the files, and for the rows as text where Spark spills.
+
+        Raises SinkRejected when there is too little.
+        """
         from sinks.delta import capacity
 
         mirrors = (self._commits.table(self.folder(table, "mirror")) for table in tables)
@@ -244,7 +256,7 @@ class Delta:
             generations.remove_paths(spark, folders - used.keys() - referenced)
 
     def _begin(self, batch: Batch) -> tuple[dict[str, TableCommit], list[CdcError]]:
-        """Begin the steps of a batch; return by table those that bring something, and the failures."""
+        """Begin the steps of a batch: return by table those that bring something, and failures."""
         steps: dict[str, TableCommit] = {}
         failures: list[CdcError] = []
         for advance in batch.advances:

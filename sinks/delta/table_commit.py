@@ -1,4 +1,7 @@
-"""The commits of one table in a batch: begun before executors write its files, ended by the driver."""
+"""The commits of one table in a batch.
+
+They begin before executors write its files, and the driver ends them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from sinks.delta.files.columns import NO_COLUMNS, schema
 from sinks.delta.files.failures import commit_conflict
 from sinks.delta.files.parquet import ChangedRows, DataFile, FileNames
 from sinks.delta.log import add_files, positions
-from sinks.delta.log.commits import LastCommit
+from sinks.delta.log.commits import CommitInfo, LastCommit
 from sinks.delta.mirror import frames
 from sinks.delta.mirror.rewrite import Rewrite
 from sinks.delta.tables import Tables
@@ -111,19 +114,19 @@ class TableCommit:
         """
         folder, columns = self.tables.folder(self.table, "mirror"), schema(self.table, "mirror")
         table, last_commit = self._opened("mirror"), self.pending["mirror"]
-        number = last_commit.number + 1
+        info = CommitInfo(checkpoint, last_commit.number + 1)
         rows = self._newest(spark, folder, staged) if staged.repeated else staged.rows
         changed = ChangedRows(rows, _names([*staged.rows, *staged.deleted]))
         if table is not None and rewritten is not None:
             rows = [*rows, *rewritten] if staged.repeated else rewritten
             actions = add_files.add_actions(rows)
-            add_files.commit(table, actions, "overwrite", table.schema(), checkpoint, number)
+            add_files.commit(table, actions, "overwrite", table.schema(), info)
         elif table is None or last_commit.checkpoint is None or not changed.id_files:
             self._add("mirror", rows, columns, checkpoint)
         else:
             from sinks.delta.mirror.merge import merge
 
-            merge(spark, table, folder, changed, checkpoint, number, deletion_vectors)
+            merge(spark, table, folder, changed, info, deletion_vectors)
         parquet.remove_files(folder, [name for name in changed.id_files if name not in _names(rows)])
 
     def _opened(self, kind: str) -> deltalake.DeltaTable | None:
@@ -138,13 +141,14 @@ class TableCommit:
 
     def _add(self, kind: str, files: list[DataFile], columns: deltalake.Schema, checkpoint: ViewCheckpoint) -> None:
         """Add files to a part of the view in a commit."""
-        table, number = self._opened(kind), self.pending[kind].number + 1
+        table = self._opened(kind)
+        info = CommitInfo(checkpoint, self.pending[kind].number + 1)
         actions = add_files.add_actions(files)
         if table is None:
-            add_files.create(self.tables.folder(self.table, kind), actions, columns, checkpoint, number)
+            add_files.create(self.tables.folder(self.table, kind), actions, columns, info)
         else:
             add_files.add_columns(table, columns)
-            add_files.commit(table, actions, "append", table.schema(), checkpoint, number)
+            add_files.commit(table, actions, "append", table.schema(), info)
 
     def _newest(self, spark: "SparkSession", folder: str, staged: Staged) -> list[DataFile]:
         """Write the newest version of rows that are staged repeatedly to other files."""

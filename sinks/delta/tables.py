@@ -10,7 +10,7 @@ from cdc.sink.contract import SchemaMismatch
 from sinks.delta.files import links
 from sinks.delta.files.columns import differs, reader_features, refusals, schema
 from sinks.delta.log import add_files
-from sinks.delta.log.commits import Commits, LastCommit
+from sinks.delta.log.commits import CommitInfo, Commits, LastCommit
 from sinks.delta.log.history import CLEARED
 from sinks.delta.log.writer_fence import WriterFence
 
@@ -58,7 +58,7 @@ class Tables:
         delta_table = self.commits.table(folder)
         if delta_table is None:
             try:
-                add_files.create(folder, [], schema(table, kind), CLEARED, 1)
+                add_files.create(folder, [], schema(table, kind), CommitInfo(CLEARED, 1))
             except SinkUnavailable:
                 # Another process may have created it.
                 if self.commits.table(folder) is None:
@@ -136,7 +136,7 @@ class Tables:
         if differs(delta_table, table) or (last_commit.trouble and checkpoint is None):
             self.empty(table, "changes", checkpoint or CLEARED)
         elif last_commit.trouble and checkpoint:
-            add_files.commit(delta_table, [], "append", delta_table.schema(), checkpoint, number + 1)
+            add_files.commit(delta_table, [], "append", delta_table.schema(), CommitInfo(checkpoint, number + 1))
 
     def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Remove all rows of a Delta table and give it the source's columns, in one commit."""
@@ -152,7 +152,7 @@ class Tables:
 
             spark_generations.enable_features(SparkSession.active(), folder, features)
             delta_table.update_incremental()
-        add_files.commit(delta_table, [], "overwrite", columns, checkpoint, last_commit.number + 1)
+        add_files.commit(delta_table, [], "overwrite", columns, CommitInfo(checkpoint, last_commit.number + 1))
 
     def _unusable(self, table: Table, kind: str, last_commit: LastCommit) -> SchemaMismatch:
         """Make the error that says that the mirror has to be rebuilt."""

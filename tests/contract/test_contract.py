@@ -16,12 +16,13 @@ from pyspark.sql import functions as F
 from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import Batch, Outcome, PositionLost, Sink, checkpoint_after
+from cdc.sink.contract import Batch, Outcome, PositionLost, Sink
+from cdc.sink.fencing import checkpoint_after
 from sinks.delta import generations
 from sinks.delta.commit_pool import run_all
 from sinks.delta.files.parquet import FileNames
 from sinks.delta.log import add_files, jvm, spark_generations
-from sinks.delta.log.commits import Commits, LastCommit, number_commits
+from sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
 from sinks.delta.mirror import merge, rewrite
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch
@@ -176,7 +177,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
         held = commits.opened_table(folder)
         assert held
         add_files.add_columns(held, columns(with_column.drop("_cdc_gone")))
-        merge.merge(spark, held, folder, staged(folder, with_column), stored, found.number + 1)
+        merge.merge(spark, held, folder, staged(folder, with_column), CommitInfo(stored, found.number + 1))
         assert commits.last_commit(folder) == LastCommit(stored, found.number + 1)
         table = deltalake.DeltaTable(folder)
         assert (first in add_files.paths(table)) is (number < 4)
@@ -188,7 +189,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     assert later == [("3", "new")]
     older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        merge.merge(spark, older, folder, staged(folder, change), stored, found.number + 1)
+        merge.merge(spark, older, folder, staged(folder, change), CommitInfo(stored, found.number + 1))
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -202,13 +203,13 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tm
     assert table
     changed = staged(folder, change)
     if large:
-        merge.merge(spark, table, folder, changed, stored, 2)
+        merge.merge(spark, table, folder, changed, CommitInfo(stored, 2))
     else:
         schema, places = pa.schema(table.schema().to_arrow()), add_files.local_paths(table, folder)
         new = [file.name for file in changed.rows]
         request = rewrite.Rewrite(folder, places, changed.id_files, new, schema, FileNames().generate())
         (made,) = rewrite.rewrite_mirrors(spark, {"items": request}).values()
-        add_files.commit(table, add_files.add_actions(made), "overwrite", table.schema(), stored, 2)
+        add_files.commit(table, add_files.add_actions(made), "overwrite", table.schema(), CommitInfo(stored, 2))
     assert sorted(spark.read.format("delta").load(folder).collect()) == [("1", None, 3), ("2", "b", 2)]
 
 
@@ -228,7 +229,7 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
         table = commits.opened_table(folder)
         assert table
         stored = ViewCheckpoint(Position("id", (number + 1,)))
-        merge.merge(spark, table, folder, staged(folder, change), stored, found.number + 1)
+        merge.merge(spark, table, folder, staged(folder, change), CommitInfo(stored, found.number + 1))
         expected |= {str(key): number for key in (number, number // 2) if key != number or number % 5 != 4}
         expected |= {} if number % 5 != 4 else {str(number): None}
         held = spark.read.format("delta").load(folder).where("note >= 0").collect()

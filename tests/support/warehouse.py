@@ -8,6 +8,7 @@ import deltalake
 from cdc.model.position import ViewCheckpoint
 from sinks.delta.files.parquet import ChangedRows
 from sinks.delta.log import add_files
+from sinks.delta.log.commits import CommitInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,14 +20,14 @@ def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint, number: int) -
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = add_files.write_files(folder, rows, columns(rows))
-    add_files.create(folder, add_files.add_actions(files), columns(rows), stored, number)
+    add_files.create(folder, add_files.add_actions(files), columns(rows), CommitInfo(stored, number))
 
 
 def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: "Mode", stored: ViewCheckpoint, number: int) -> None:
     """Add rows to a table, or put them in the place of all it has. Raises SinkUnavailable, see `add_files.commit`."""
     add_files.add_columns(table, columns(rows))
     files = add_files.write_files(table.table_uri, rows, table.schema())
-    add_files.commit(table, add_files.add_actions(files), mode, table.schema(), stored, number)
+    add_files.commit(table, add_files.add_actions(files), mode, table.schema(), CommitInfo(stored, number))
 
 
 def staged(folder: str, rows: "DataFrame") -> ChangedRows:

@@ -94,7 +94,7 @@ def problem(part: str) -> Problem:
         (replace(GOOD, sinks=(with_lag("cache", 1),)), ["No hop is slow", "Kafka -> cache", "1.0 s"]),
         (
             replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 30))),
-            ["Kafka -> search", "30 s", "nothing to do"],
+            ["Kafka -> search", "30 s", "no action"],
         ),
         (replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 90))), ["Kafka -> search", "90 s", "--master"]),
         (replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)), ["Kafka -> cache", "9 s behind", "FILE run."]),
@@ -104,13 +104,13 @@ def problem(part: str) -> Problem:
         ),
         (
             replace(GOOD, sinks=(with_lag("cache", 9, "not known here"),)),
-            ["Kafka -> cache is slow", "unless it is at work elsewhere"],
+            ["Kafka -> cache is slow", "unless it runs on another machine"],
         ),
         (
             replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
             ["Postgres -> Kafka", "60 s", "500 bytes", "pg_stat_activity"],
         ),
-        (replace(GOOD, heartbeat=HeartbeatStatus(1, 40, 2)), ["Postgres -> Kafka", "40 s", "nothing to do yet"]),
+        (replace(GOOD, heartbeat=HeartbeatStatus(1, 40, 2)), ["Postgres -> Kafka", "40 s", "no action yet"]),
         (replace(GOOD, heartbeat=HeartbeatStatus(1, 90, 2)), ["Postgres -> Kafka", "90 s", "pg_stat_activity"]),
         (replace(GOOD, heartbeat=None), ["no heartbeat", "register"]),
         (replace(GOOD, connector=ConnectorStatus("RUNNING", ("FAILED",), "Boom")), ["stopped", "Boom", "register"]),
@@ -206,7 +206,7 @@ def test_a_monitor_gets_a_verdict_a_code_and_the_problem(
     first = [(one["table"], one["sink"], one["since"]) for one in told["problems"][:1]]
     assert first == ([about] if about else [])
     assert all(one["hint"] and one["severity"] in ("down", "degraded") for one in told["problems"])
-    assert (expected == "ok") == ("nothing to do" in told["slow_hop"])
+    assert (expected == "ok") == ("no action" in told["slow_hop"])
 
 
 def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:

@@ -1,1 +1,1 @@
-"""The data files of a Delta table: Parquet, its columns, hard links between generations, failures."""
+"""The data files of a Delta table: Parquet, columns, links between generations, failures."""

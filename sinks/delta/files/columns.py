@@ -1,4 +1,4 @@
-"""Columns of a warehouse table: their types for Spark and for Delta, and names that none can have."""
+"""Columns of a warehouse table: their types for Spark and Delta, and names that are refused."""
 
 import json
 import re

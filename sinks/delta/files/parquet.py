@@ -145,7 +145,10 @@ def rows_with_ids(path: str, ids: "pa.Array", schema: "pa.Schema", selection: An
 
 
 def read_rows(path: str, schema: "pa.Schema") -> Iterator["pa.Table"]:
-    """Read all rows of a file, a row group at a time, as the columns of a schema. Raises OSError."""
+    """Read all rows of a file, a row group at a time, as the columns of a schema.
+
+    Raises OSError.
+    """
     with open_file(path) as file:
         for group in range(file.num_row_groups):
             yield fit_to_schema(_columns(file, group, schema), schema)
@@ -166,7 +169,8 @@ def open_file(path: str) -> Any:
     import pyarrow.parquet as pq
 
     files, local = file_system(path)
-    # Spark's files store a time stamp as a day and nanoseconds. Read as nanoseconds it ends in 2262.
+    # Spark's files store a time stamp as a day and nanoseconds. Read as nanoseconds, time would end
+    # in 2262.
     return pq.ParquetFile(local, filesystem=files, coerce_int96_timestamp_unit="us")
 
 

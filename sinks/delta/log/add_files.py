@@ -8,22 +8,20 @@ thousand rows takes otherwise. Spark commits only where deletion vectors are nee
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import deltalake
 from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import links, parquet
 from sinks.delta.files.failures import commit_conflict, os_error_text, write_failure
 from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, DataFile
-from sinks.delta.log.commits import APPLICATION
+from sinks.delta.log.commits import APPLICATION, CommitInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,15 +35,13 @@ WORKER_WRITE_ERROR = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
 """How a worker's file system says that it takes no more: by Linux's numbers of errors."""
 
 
-def create(
-    folder: str, actions: Sequence[AddAction], schema: deltalake.Schema, checkpoint: ViewCheckpoint, number: int
-) -> None:
-    """Create a table of files that are written, in one commit with checkpoint and number.
+def create(folder: str, actions: Sequence[AddAction], schema: deltalake.Schema, info: CommitInfo) -> None:
+    """Create a table of files that are written, in one commit.
 
     Raises SinkUnavailable: somebody else has created it meanwhile, or the folder takes no more.
     """
     try:
-        create_table_with_add_actions(folder, schema, list(actions), commit_properties=_properties(checkpoint, number))
+        create_table_with_add_actions(folder, schema, list(actions), commit_properties=_properties(info))
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if not deltalake.DeltaTable.is_deltatable(folder):
             if isinstance(error, OSError) or os_error_text(error):
@@ -81,21 +77,14 @@ def add_actions(files: Iterable[DataFile]) -> list[AddAction]:
 
 
 def commit(
-    table: deltalake.DeltaTable,
-    actions: Sequence[AddAction],
-    mode: Mode,
-    schema: deltalake.Schema,
-    checkpoint: ViewCheckpoint,
-    number: int,
-    properties: Mapping[str, str] = MappingProxyType({}),
+    table: deltalake.DeltaTable, actions: Sequence[AddAction], mode: Mode, schema: deltalake.Schema, info: CommitInfo
 ) -> None:
-    """Commit files with checkpoint and number; `properties` are stored in the commit with them.
+    """Commit files upon the version in which a table is open.
 
     Raises SinkUnavailable: another commit came in between, or the folder takes no more.
     """
-    commit_properties = _properties(checkpoint, number, properties)
     try:
-        table.create_write_transaction(list(actions), mode, schema, commit_properties=commit_properties)
+        table.create_write_transaction(list(actions), mode, schema, commit_properties=_properties(info))
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if deltalake.DeltaTable(table.table_uri).version() > table.version():
             raise commit_conflict() from None
@@ -104,13 +93,12 @@ def commit(
         raise
 
 
-def _properties(
-    checkpoint: ViewCheckpoint, number: int, properties: Mapping[str, str] = MappingProxyType({})
-) -> CommitProperties:
-    metadata = {"userMetadata": checkpoint.to_json(), **properties}
+def _properties(info: CommitInfo) -> CommitProperties:
+    metadata = {"userMetadata": info.checkpoint.to_json(), **info.properties}
+    transaction = Transaction(APPLICATION, info.number)
     # No retries: the commit must follow the version that was read. A RESTORE in between has taken
     # back rows that the position counts.
-    return CommitProperties(metadata, max_commit_retries=0, app_transactions=[Transaction(APPLICATION, number)])
+    return CommitProperties(metadata, max_commit_retries=0, app_transactions=[transaction])
 
 
 def matches_any(table: str, patterns: Iterable[str]) -> bool:

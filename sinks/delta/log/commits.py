@@ -1,10 +1,10 @@
-"""Our commits in a Delta table: each has the checkpoint that it leads to, and a number of its own."""
+"""Our commits in a Delta table: each has the checkpoint that it leads to, and a number."""
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,18 @@ class LastCommit:
     checkpoint: ViewCheckpoint | None
     number: int
     trouble: str = ""
+
+
+@dataclass(frozen=True)
+class CommitInfo:
+    """What a commit of ours stores besides its files.
+
+    number: one more than that of our last commit. properties: texts by name, for the history.
+    """
+
+    checkpoint: ViewCheckpoint
+    number: int
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 class Commits:

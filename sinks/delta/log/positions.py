@@ -1,4 +1,4 @@
-"""Positions of the two parts of a warehouse's view: the log of changes and the mirror have one each.
+"""Positions of the parts of a warehouse's view: the log of changes and the mirror have one each.
 
 Reading starts where neither part misses anything. So a batch may bring one of them events that it
 has already: that part's position stays where it is.

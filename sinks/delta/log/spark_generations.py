@@ -18,7 +18,7 @@ from sinks.delta.files import links
 from sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from sinks.delta.log import add_files, jvm
 from sinks.delta.log.add_files import DELETION_VECTORS
-from sinks.delta.log.commits import Commits, LastCommit, number_commits
+from sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
 from sinks.delta.log.history import CLEARED
 
 PROPERTIES = {DELETION_VECTORS: ("delta.enableDeletionVectors", "true")}
@@ -81,7 +81,9 @@ def switch(
 
 
 def link_all_files(spark: SparkSession, folder: str, version: int, checkpoint: ViewCheckpoint, number: int) -> None:
-    """Give a table links to all of its files, wherever they lie. Raises SinkUnavailable, see `switch`.
+    """Give a table links to all of its files, wherever they lie.
+
+    Raises SinkUnavailable, see `switch`.
 
     `checkpoint` and `number` are of this version: its files must not get the position of another.
     """
@@ -94,7 +96,7 @@ def clone(
     spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: ViewCheckpoint
 ) -> None:
     """Create a table of the files that the table in `folder` had in a version (`source`)."""
-    add_files.create(target, [], source.schema(), CLEARED, 1)
+    add_files.create(target, [], source.schema(), CommitInfo(CLEARED, 1))
     enable_features(spark, target, add_files.reader_features(source))
     snapshot = jvm.log(spark, folder).getSnapshotAt(source.version(), *jvm.none(spark, 2), False)
     _replace_files(spark, jvm.begin(spark, target), snapshot, jvm.switch(spark), checkpoint, 2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import checkpoint_after, mismatch
+from cdc.sink.fencing import checkpoint_after, mismatch
 from sinks.delta.log import positions
 
 
@@ -24,7 +24,7 @@ class WriterFence:
         self._checkpoints[folder] = checkpoint
 
     def forget(self, folder: str) -> None:
-        """Drop what is remembered of a part, because somebody else has emptied it or is about to."""
+        """Drop what is remembered of a part, because the sink is about to empty it."""
         self._checkpoints.pop(folder, None)
 
     def begin_step(self, writer: str, advance: Advance, folders: Mapping[str, str], load: Callable[[], object]) -> None:

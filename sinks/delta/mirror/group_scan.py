@@ -51,7 +51,7 @@ def _mirror_files(table: Table, delta_table: "deltalake.DeltaTable | None", fold
 
 
 def _reader(mirrors: Sequence[MirrorFiles], tasks: int) -> ArrowMap:
-    """Make the function of a task: for each number that it is given, it reads that share of mirrors."""
+    """Make the function of a task: it gets numbers and reads those shares of the mirrors."""
 
     def read(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):

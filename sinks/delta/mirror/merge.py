@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
 from sinks.delta.files.columns import NO_COLUMNS, schema
 from sinks.delta.files.failures import commit_conflict
 from sinks.delta.files.parquet import ChangedRows, DataFile
 from sinks.delta.log import add_files, jvm, spark_generations
+from sinks.delta.log.commits import CommitInfo
 from sinks.delta.mirror import frames
 
 if TYPE_CHECKING:
@@ -52,13 +52,12 @@ def merge(
     table: "deltalake.DeltaTable",
     folder: str,
     changed: ChangedRows,
-    checkpoint: ViewCheckpoint,
-    number: int,
+    info: CommitInfo,
     deletion_vectors: bool = True,
 ) -> None:
-    """Replace the rows that a batch changes, in one commit with checkpoint and number.
+    """Replace the rows that a batch changes, in one commit.
 
-    table: as it was when the number was taken.
+    table: as it was when the number of the commit was chosen.
     deletion_vectors: if false, the mirror has none afterwards and doesn't demand support of them.
 
     Raises:
@@ -82,7 +81,8 @@ def merge(
     actions += [file.action.remove() for file in rewritten]
     action = jvm.single(jvm.package(spark).actions, "Action")
     actions += [action.fromJson(_add_action(file)) for file in additions]
-    jvm.commit(spark, transaction, actions, jvm.update(spark, checkpoint, number), number)
+    operation = jvm.update(spark, info.checkpoint, info.number)
+    jvm.commit(spark, transaction, actions, operation, info.number)
     if enabled and not deletion_vectors:
         spark_generations.drop_deletion_vectors(spark, folder, version + 1)
 

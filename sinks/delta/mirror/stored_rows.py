@@ -104,7 +104,7 @@ class StoredRows:
         return [row_id for row_id, names in missing.items() if row_id not in newest and absent.isdisjoint(names)]
 
     def _collect(self, newest: Newest, tables: Iterable["pa.Table"]) -> None:
-        """Add rows by their ids where they are newer; without columns of values they are deleted."""
+        """Add rows by their ids where they are newer; without columns of values they are deletes."""
         for table in tables:
             columns = {name: table[name] for name in table.column_names}
             ids = columns.pop(ID).to_pylist()

@@ -1,4 +1,4 @@
-"""A version of a mirror, read by ids on an executor, without the rows that are marked as deleted."""
+"""A version of a mirror, read by ids on an executor, without the rows marked as deleted."""
 
 from collections.abc import Iterator
 from functools import cached_property
