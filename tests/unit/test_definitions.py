@@ -23,7 +23,7 @@ class Nobody:
 
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), ValueError("never met")])
 def test_whatever_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
-    monkeypatch.setattr(definitions, "LOOK_S", 0.01)
+    monkeypatch.setattr(definitions, "COMPARE_S", 0.01)
     monkeypatch.setattr(source, "connect", lambda _: Nobody())
     compared = itertools.count()
     monkeypatch.setattr(definitions, "compare", lambda _: next(compared))
