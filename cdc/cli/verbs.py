@@ -192,7 +192,7 @@ def _apply(
     pipeline, sinks = context.pipeline, context.sinks(chosen)
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
-            say(f"the settings of {topic} are as they were before a compaction that was interrupted")
+            say(f"restored the settings of {topic}: a compaction was interrupted")
         kafka.check(pipeline)
         registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
     if stopping.is_set():
