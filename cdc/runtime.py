@@ -169,7 +169,7 @@ class Context:
 
     @cached_property
     def placeholder(self) -> str:
-        """What the connector writes for a value that the log doesn't carry. Raises ConnectorError."""
+        """The text that the connector writes for a value that the log doesn't carry. Raises ConnectorError."""
         from cdc.capture.configuration import placeholder
         from cdc.kafka.topics import Topics
 

@@ -180,7 +180,7 @@ class _RegistrationAttempt:
         return backfilled
 
     def _captured_before(self, previous_config: Mapping[str, str] | None) -> Mapping[str, Captured] | None:
-        """How tables were captured until now; None where neither a registration nor a configuration tells."""
+        """Find out how tables were captured until now; None where no registration and no configuration tells."""
         if self.previous:
             return self.previous.tables
         return captured_tables(previous_config, self.tables) if previous_config else None
