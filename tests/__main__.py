@@ -23,6 +23,8 @@ HALVES: Mapping[str, Sequence[str]] = {
 """Words of pytest by the name that stands before its lines."""
 RESULT = re.compile(r"(FAILED|ERROR) |=+ .*\b(passed|failed|errors?)\b.* =+$")
 """Lines of pytest's that say how it went."""
+CONTAINER_TESTS = "tests/containers"
+"""Tests that need a Docker engine: in no half, collected with `--stack containers` only."""
 BESIDE = "CDC_TESTS_BESIDE"
 """In the second half's environment: the first one's process, for whose end a test waits that measures."""
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ import pytest
 from compose import artifacts, versions
 from compose import stack as servers
 from compose.endpoints import Endpoints
-from tests.__main__ import BESIDE
+from tests.__main__ import BESIDE, CONTAINER_TESTS
+from tests.support.server_control import ProcessControl, ServerControl
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -37,9 +39,26 @@ os.environ.setdefault(
 class Stack:
     endpoints: Endpoints
     state: Path
+    servers: ServerControl
 
     def dsn(self, database: str) -> str:
         return self.endpoints.postgres.rsplit("/", 1)[0] + f"/{database}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stack",
+        choices=["embedded", "containers"],
+        default="embedded",
+        help="servers to test against: local processes, or containers of the shipped compose file, for which a Docker"
+        " engine is needed (then also tests/containers is collected)",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the tests that need a Docker engine, unless it is asked for: none of them is skipped."""
+    needs_engine = collection_path.is_relative_to(Path(__file__).parents[1] / CONTAINER_TESTS)
+    return True if needs_engine and config.getoption("--stack") != "containers" else None
 
 
 def pytest_report_header() -> list[str]:
@@ -47,8 +66,12 @@ def pytest_report_header() -> list[str]:
     return [f"{name.lower()}: {value}" for name, value in sorted(pinned.items())]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that measure come last."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put those that measure last; with containers, leave out those that need Connect to be a process."""
+    if config.getoption("--stack") == "containers":
+        excluded = [item for item in items if item.get_closest_marker("own_source")]
+        config.hook.pytest_deselected(items=excluded)
+        items[:] = [item for item in items if item not in excluded]
     items.sort(key=lambda item: item.get_closest_marker("measures") is not None)
 
 
@@ -62,15 +85,33 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
+def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
+    """The servers of the session, of the kind that `--stack` names."""
     state = Path(tempfile.mkdtemp(prefix="cdc-test-"))
     # The servers that refuse to run as root need to reach it as another user.
     state.chmod(0o755)
+    start = _run_containers if pytestconfig.getoption("--stack") == "containers" else _run_processes
     try:
-        yield Stack(servers.up(state, progress=print), state)
+        with start(state) as running:
+            yield running
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
+
+
+@contextmanager
+def _run_processes(state: Path) -> Iterator[Stack]:
+    try:
+        yield Stack(servers.up(state, progress=print), state, ProcessControl(state))
     finally:
         servers.down(state, progress=print)
-        shutil.rmtree(state, ignore_errors=True)
+
+
+@contextmanager
+def _run_containers(state: Path) -> Iterator[Stack]:
+    from tests.support.containers import ContainerControl, run_compose_stack
+
+    with run_compose_stack(state) as endpoints:
+        yield Stack(endpoints, state, ContainerControl())
 
 
 @pytest.fixture

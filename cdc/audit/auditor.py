@@ -1,8 +1,9 @@
 """Audit: whether the log can still rebuild the views, and if not, for which keys.
 
-In:  a table's topic, read once and folded as a rebuild would; the topic's settings; the views' positions.
-Out: findings. Rows stay with Spark's executors, which assess each record by itself (`cdc.codec.log_rows`); Spark folds
-     the assessments by key. Only counts and keys come back.
+In:  a table's topic, read once and folded as a rebuild would; the topic's settings; the views'
+     positions.
+Out: findings. Rows stay with Spark's executors, which assess each record by itself
+(`cdc.codec.log_rows`); Spark folds the assessments by key. Only counts and keys come back.
 """
 
 import itertools
@@ -38,8 +39,10 @@ COUNTED_KINDS = (KEYLESS, FOREIGN, UNREADABLE)
 class TopicFold:
     """The result of one pass over a topic.
 
-    wrong   by kind, where there are any: frames of id string, the rows that a rebuild would get wrong
-    counts  of records, tombstones and keys, and of records with a defect of their own, by COUNTED_KINDS
+    wrong   by kind, where there are any: frames of id string, the rows that a rebuild would get
+            wrong
+    counts  of records, tombstones and keys, and of records with a defect of their own, by
+            COUNTED_KINDS
     """
 
     wrong: Mapping[str, DataFrame]
@@ -47,7 +50,10 @@ class TopicFold:
 
 
 class Auditor:
-    """Audits tables, one topic at a time. Every method raises ConnectorError where a topic can't be read."""
+    """Audits tables, one topic at a time.
+
+    Every method raises ConnectorError where a topic can't be read.
+    """
 
     def __init__(
         self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, placeholder: str, sinks: Sequence[Sink]
@@ -60,11 +66,12 @@ class Auditor:
     def audit(self, table: Table, repair_s: float | None = None) -> Audit:
         """Audit a table's topic: find what would make a rebuild of its views wrong.
 
-        With `repair_s`, the seconds to wait, the rows that a new record repairs are sent again; the audit is then made
-        once more, and has the findings that remain.
+        With `repair_s`, the seconds to wait, the rows that a new record repairs are sent again; the
+        audit is then made once more, and has the findings that remain.
 
         Raises:
-            SinkError: a view's position can't be read. SourceError, ConnectorError: see `backfill.backfill`.
+            SinkError: a view's position can't be read. SourceError, ConnectorError: see
+            `backfill.backfill`.
         """
         findings = topic_findings(self._kafka, self._pipeline, table)
         if any(finding.kind == "missing" for finding in findings):
@@ -96,20 +103,7 @@ class Auditor:
         return total
 
     def _fold_topic(self, table: Table, frames: ExitStack) -> TopicFold:
-        end = self._kafka.ends([table.topic])[table.topic]
-        control = Control(self._pipeline, self._kafka)
-        control.read()
-        floors = {table.topic: control.floors.lsn(table.qualified)}
-        start_offsets = {table.topic: control.registration.start(table.topic, end.topic_id)}
-        reading = DecodeOptions(self._placeholder, floors, start_offsets)
-        classifier = RecordClassifier(
-            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
-        )
-        topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
-        assessed = topic_records.select(*log_rows.RECORDS).mapInArrow(
-            freeze_gc_after(classifier.work), log_rows.SUMMARY
-        )
-        assessments = self._persist(frames, assessed)
+        assessments = self._persist(frames, self._assess(table))
         observation = Observation()
         rows = self._persist(frames, newest_states(assessments.observe(observation, *_count_columns())))
         (counts,) = rows.agg(
@@ -124,9 +118,25 @@ class Auditor:
         if counts["outdated"]:
             wrong["outdated"] = rows.where("outdated").select("id")
         if counts["ids"] < counts["keys"]:
-            wrong["moved"] = rows.groupBy("id").agg(F.count("*").alias("places")).where("places > 1").select("id")
+            places = rows.groupBy("id").agg(F.count("*").alias("places"))
+            wrong["moved"] = places.where("places > 1").select("id")
         wrong = {kind: ids for kind, ids in wrong.items() if not ids.isEmpty()}
         return TopicFold(wrong, {**observation.get, "keys": counts["keys"]})
+
+    def _assess(self, table: Table) -> DataFrame:
+        """Assess each record of the topic by itself: `log_rows.SUMMARY`."""
+        end = self._kafka.ends([table.topic])[table.topic]
+        control = Control(self._pipeline, self._kafka)
+        control.read()
+        floors = {table.topic: control.floors.lsn(table.qualified)}
+        start_offsets = {table.topic: control.registration.start(table.topic, end.topic_id)}
+        reading = DecodeOptions(self._placeholder, floors, start_offsets)
+        classifier = RecordClassifier(
+            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
+        )
+        topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
+        classify = freeze_gc_after(classifier.work)
+        return topic_records.select(*log_rows.RECORDS).mapInArrow(classify, log_rows.SUMMARY)
 
     def _persist(self, frames: ExitStack, frame: DataFrame) -> DataFrame:
         frames.callback(frame.persist().unpersist)
@@ -143,8 +153,9 @@ def _count_columns() -> list[Column]:
 def newest_states(assessments: DataFrame) -> DataFrame:
     """Fold assessments (`log_rows.SUMMARY`) to the state of the newest living record of each key.
 
-    Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key without a living record
-         has a row, too. The offset is the only order: a key lives in one partition.
+    Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key
+    without a living record has a row, too. The offset is the only order: a key lives in one
+    partition.
     """
     living = F.when(F.col("living"), F.col("offset"))
     states = {"outdated": F.col("outdated"), "partial": F.col("missing").isNotNull()}
@@ -153,7 +164,10 @@ def newest_states(assessments: DataFrame) -> DataFrame:
 
 
 def unrecoverable_ids(table: Table, assessments: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return the ids of partial rows (`newest_states`) that older records can't complete in an empty view."""
+    """Return the ids of partial rows that older records can't complete in an empty view.
+
+    `rows` are those of `newest_states`.
+    """
     partial = rows.where("partial").select("id", "partition")
     changes = assessments.where((F.col("says") == UNREADABLE) | F.col("living"))
     chains = changes.join(partial, ["id", "partition"], "left_semi").repartition("id", "partition")

@@ -1,16 +1,19 @@
-"""Compaction on demand: make the broker compact topics now, and wait for it. For a maintenance window, and for tests.
+"""Compaction on demand: make the broker compact topics now, and wait for it.
 
-The broker compacts what is not in a partition's active segment, and begins another segment only with an append. So
-`segment.ms` is lowered and a transaction is aborted in every partition. It has no committed record, so that no
-read_committed reader (the pipeline, its sinks) sees anything of it, and compaction removes its remains.
+For a maintenance window, and for tests.
 
-**No record is removed that a view still needs.** The new segment is held open, so that everything that can be compacted
-lies below the ends of that moment. Then `compact` waits for the views. Only then the broker is allowed to clean, and
-before the next segment begins it is forbidden again. A command that is killed in between leaves the topics so: later
-records are not touched.
+The broker compacts what is not in a partition's active segment, and begins another segment only
+with an append. So `segment.ms` is lowered and a transaction is aborted in every partition. It has
+no committed record, so that no read_committed reader (the pipeline, its sinks) sees anything of it,
+and compaction removes its remains.
 
-The original settings are first written to the ledger; after a crash the next command restores them from there. Settings
-that an operator changes meanwhile, and that aren't lowered here, stay.
+**No record is removed that a view still needs.** The new segment is held open, so that everything
+that can be compacted lies below the ends of that moment. Then `compact` waits for the views. Only
+then the broker is allowed to clean, and before the next segment begins it is forbidden again. A
+command that is killed in between leaves the topics so: later records are not touched.
+
+The original settings are first written to the ledger; after a crash the next command restores them
+from there. Settings that an operator changes meanwhile, and that aren't lowered here, stay.
 """
 
 import signal
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 
 SEGMENT_MS = 1000
 PAUSED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
-"""No cleaning: at a topic's original settings the broker would give tombstones the time that these say."""
+"""No cleaning: at a topic's original settings the broker would give tombstones the time that these
+say."""
 ROLLING = {**PAUSED, "segment.ms": str(SEGMENT_MS)}
 """Cleaning is off, and the next append begins another segment."""
 OPEN_SEGMENT = {**PAUSED, "segment.ms": str(365 * 24 * 3_600_000)}
@@ -51,14 +55,14 @@ TRANSACTION_MS = 10_000
 """Bounds the wait of readers for an open transaction after a crash: the broker aborts it then."""
 HEARTBEAT_S = 1.0
 Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[PartitionCensus]]"]
-"""Counts the records of each partition below positions, by topic: `cdc.spark.kafka_source.census`."""
+"""Counts the records of each partition below positions, by topic (`kafka_source.census`)."""
 View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
 """Its name in messages, its table, and the function that reads its checkpoint."""
 
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """The result for one topic: its records before and after, their keys, and the tombstones that remain."""
+    """The result for one topic: records before and after, their keys, remaining tombstones."""
 
     topic: str
     before: int
@@ -91,11 +95,11 @@ def compact(
 ) -> list[CompactionResult]:
     """Compact the topics of tables, until each key that they hold now has one record.
 
-    A superseded record is removed once every log of changes has it. A tombstone that an earlier compaction has met
-    keeps the retention that it was given then.
+    A superseded record is removed once every log of changes has it. A tombstone that an earlier
+    compaction has met keeps the retention that it was given then.
 
     Raises:
-        ConnectorError: not in time, or another compaction is at work; the settings are restored in either case.
+        ConnectorError: not in time, or another compaction is at work. Settings are restored.
     """
     _refuse_concurrent(kafka, pipeline)
     restore(kafka, pipeline)
@@ -117,14 +121,17 @@ def compact(
             unfinished = _unfinished_topics(counts, tombstones=tombstones)
             if not unfinished:
                 break
-            options.progress("; ".join(f"{topic}: {counted}" for topic, counted in unfinished.items()))
+            options.progress(_in_words(unfinished))
             if time.monotonic() > deadline:
                 raise _timeout_error(unfinished, options.timeout_s)
     return [_result(topic, before[topic], counts[topic]) for topic in topics]
 
 
 def restore(kafka: Topics, pipeline: Pipeline) -> list[str]:
-    """Restore the settings of topics that an interrupted compaction has lowered. Returns the topics' names."""
+    """Restore the settings of topics that an interrupted compaction has lowered.
+
+    Returns the topics' names.
+    """
     ledger = Ledger(pipeline, kafka).read()
     return _restore_settings(kafka, ledger) if ledger.is_interrupted() else []
 
@@ -134,8 +141,8 @@ def required_views(
 ) -> list[View]:
     """Return the views that must have applied a record before it may be removed.
 
-    Without `tombstones` these are the logs of changes. With them all views, including standbys and builds at work; a
-    build that no command works on begins again when it has missed a tombstone.
+    Without `tombstones` these are the logs of changes. With them all views, including standbys and
+    builds at work; a build that no command works on begins again when it has missed a tombstone.
     """
     if not tombstones:
         return [(sink.name, table, sink.position) for sink in sinks if sink.row_format == "events" for table in tables]
@@ -149,7 +156,10 @@ def required_views(
 
 
 def _standby_generations(generations: Generations) -> Iterator[tuple[Mapping[str, str], str]]:
-    """Yield the generations beside the live views that a process keeps current: names by table, state in words."""
+    """Yield the generations beside the live views that a process keeps current.
+
+    Each comes as its names by table, and its state in words.
+    """
     if standby := generations.standby_names:
         yield standby, "kept"
     if isinstance(generations.work, GenerationBuild) and generations.in_progress:
@@ -158,7 +168,7 @@ def _standby_generations(generations: Generations) -> Iterator[tuple[Mapping[str
 
 @contextmanager
 def restored_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that settings are restored; a second SIGTERM is ignored."""
+    """Turn SIGTERM into an exception, so that settings are restored; ignore a second SIGTERM."""
 
     def exit_on_signal(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
@@ -193,7 +203,10 @@ def _owned_settings(settings: Mapping[str, str]) -> dict[str, str | None]:
 
 
 class _LoweredSettings:
-    """Settings of topics, lowered step by step, restored at the end. Writes a heartbeat to the ledger every second."""
+    """Settings of topics, lowered step by step, restored at the end.
+
+    Writes a heartbeat to the ledger every second.
+    """
 
     def __init__(self, kafka: Topics, pipeline: Pipeline, topics: Sequence[str], *, tombstones: bool) -> None:
         self._kafka, self._topics, self._tombstones = kafka, topics, tombstones
@@ -219,7 +232,10 @@ class _LoweredSettings:
             self._ledger.write_heartbeat(at_work=False)
 
     def roll(self, roller: "_SegmentRoller", places: Mapping[str, Position]) -> dict[str, Position]:
-        """Begin a segment and hold it open, with cleaning off. Returns ends above everything that can be cleaned."""
+        """Begin a segment and hold it open, with cleaning off.
+
+        Returns ends above everything that can be cleaned.
+        """
         self._kafka.override({topic: {**_owned_settings(self._original[topic]), **ROLLING} for topic in self._topics})
         roller.roll(places)
         self._kafka.override(dict.fromkeys(self._topics, OPEN_SEGMENT))
@@ -235,13 +251,17 @@ class _LoweredSettings:
 
     def _write_heartbeats(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
-            # A heartbeat may fail: another command that takes this one for dead only restores the settings.
+            # A heartbeat may fail: another command that takes this one for dead only restores the
+            # settings.
             with suppress(ConnectorError):
                 self._ledger.write_heartbeat(at_work=True)
 
 
 class _SegmentRoller:
-    """Appends to partitions with aborted transactions. A second roller of the pipeline fences the first one."""
+    """Appends to partitions with aborted transactions.
+
+    A second roller of the pipeline fences the first one.
+    """
 
     def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
         self._bootstrap = topics.bootstrap
@@ -284,7 +304,10 @@ class _SegmentRoller:
 
 
 def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Position]) -> list[str]:
-    """Name the views that lack a record below the ends. Raises Discontinued for one that never gets there."""
+    """Name the views that lack a record below the ends.
+
+    Raises Discontinued for one that never gets there.
+    """
     committed_ends = kafka.ends(list(ends)) if views else {}
     if open_topics := [topic for topic, end in committed_ends.items() if not distance(end, ends[topic]).reached]:
         return [f"a transaction in {topic} is open" for topic in open_topics]
@@ -293,7 +316,8 @@ def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Posi
         checkpoint = position(table)
         refuse_incomparable(name, table, distance(checkpoint, ends[table.topic]))
         unread.append((name, table, pending_records(table.topic, checkpoint, ends[table.topic])))
-    # Aborted records and transaction markers need not be applied: look for the next committed record instead.
+    # Aborted records and transaction markers need not be applied: look for the next committed
+    # record instead.
     next_records = kafka.next_records({place for _, _, places in unread for place in places}, decided=True)
     return [
         f"{table.qualified} in {name} has not caught up"
@@ -321,7 +345,10 @@ def _await_views(
 
 
 def _count_after_cleaning(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[PartitionCensus]]":
-    """Count once the broker has had time to clean. It needs about as long as the counting, so wait that long, too."""
+    """Count once the broker has had time to clean.
+
+    It needs about as long as the counting, so wait that long, too.
+    """
     time.sleep(2 * SEGMENT_MS / 1000)
     start = time.monotonic()
     counts = count(goal)
@@ -342,6 +369,10 @@ def _unfinished_topics(counts: "Mapping[str, Sequence[PartitionCensus]]", *, tom
         if tombstone_count:
             unfinished[topic] += f", {tombstone_count:,} tombstones"
     return unfinished
+
+
+def _in_words(unfinished: Mapping[str, str]) -> str:
+    return "; ".join(f"{topic}: {counts}" for topic, counts in unfinished.items())
 
 
 def _timeout_error(unfinished: Mapping[str, str], timeout_s: float) -> ConnectorError:

@@ -7,7 +7,8 @@ from typing import Any
 MAX_KEYS = 100
 """Most keys that a finding lists; its count is of all."""
 RENEW_HINT = "cdc -p FILE topics renew --table TABLE, then cdc -p FILE rebuild of its views"
-# By kind of finding: the defect of the rows or records, and the next command. --repair mends the first two.
+# By kind of finding: the defect of the rows or records, and the next command. --repair mends the
+# first two.
 ROW_FINDINGS: Mapping[str, tuple[str, str]] = {
     "unknown": (
         "rows have a value that no record carries any more",
@@ -33,7 +34,10 @@ VIEW_KINDS = ("behind", "deletes")
 
 @dataclass(frozen=True)
 class Finding:
-    """A defect or a warning. `count` counts rows, keys, records, partitions or views: `what` says which."""
+    """A defect or a warning.
+
+    `count` counts rows, keys, records, partitions or views: `what` says which.
+    """
 
     kind: str
     count: int
@@ -47,7 +51,7 @@ class Finding:
 
     @property
     def defect(self) -> bool:
-        """Whether a view built from the log would be wrong or couldn't be built, or a live view is wrong."""
+        """Whether a view is wrong, or one built from the log would be, or couldn't be built."""
         return self.kind not in WARNING_KINDS
 
 
@@ -76,7 +80,10 @@ class Audit:
 
     @property
     def saved(self) -> int:
-        """Records that a compaction would remove; tombstones that it keeps for a while aren't among them."""
+        """Records that a compaction would remove.
+
+        Tombstones that it keeps for a while aren't among them.
+        """
         return max(0, self.records - self.keys)
 
     @property
@@ -85,6 +92,7 @@ class Audit:
         return round(self.saved / self.records, 4) if self.records else 0.0
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields of a report, with those that are derived."""
         return {
             **asdict(self),
             "findings": [{**asdict(finding), "defect": finding.defect} for finding in self.findings],

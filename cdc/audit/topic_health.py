@@ -1,6 +1,7 @@
 """Topic health: whether topics can still be replayed, and which deletes views may have missed.
 
-In:  the broker's settings, the pipeline file, the views' positions. Out: findings. The only record that is read is the
+In:  the broker's settings, the pipeline file, the views' positions. Out: findings. The only record
+     that is read is the
 first one that a view hasn't applied.
 """
 
@@ -49,20 +50,20 @@ def topic_findings(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Find
 def view_findings(
     kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, ViewCheckpoint | None]
 ) -> list[Finding]:
-    """Find views that the log can't continue from their positions, or that may have missed deletes."""
+    """Find views that the log can't continue, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
-    continuity.load_next_records((table, stored) for stored in views.values())
+    continuity.load_next_records((table, checkpoint) for checkpoint in views.values())
     findings = [
         Finding("holes", 1, f"the log of changes in {name} may lack superseded records: {hole}", RETENTION_HINT)
         for name in views
         for hole in continuity.ledger.holes(name, table.topic)
         if hole.end.topic_id == continuity.logs[table.topic].end.topic_id
     ]
-    for name, stored in views.items():
-        if stored is None:
+    for name, checkpoint in views.items():
+        if checkpoint is None:
             continue
         try:
-            continuity.refuse(name, table, stored)
+            continuity.refuse(name, table, checkpoint)
         except Discontinued as error:
             findings.append(Finding(error.kind, 1, f"view {name}: {error.message}", error.hint))
     return findings

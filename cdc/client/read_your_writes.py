@@ -2,18 +2,21 @@
 
     connection.commit()
     token = client.token(connection)
-    cache = client.view("shop.yaml", "cache", "public.orders")     # once per process; threads may share it
+    cache = client.view("shop.yaml", "cache", "public.orders")     # once per process; threads may
+                                                                   share it
     client.wait_for(cache, token, timeout_s=2)
 
-A token is an LSN after the caller's commit, and the server whose log it is: 0/1A2B3C@SYSTEM.TIMELINE. `token` also
-writes a logical message with the server's name, which any role may do. The connector sends that message, in commit
-order, to the topic `<pipeline>.message`. A message there of the same server with the token's LSN or a later one proves
-that the caller's changes are in the log before it: the view's position has to reach the end that the table's topic has
-then. LSNs of a server that was replaced, or of one before a failover, prove nothing for the one after it.
+A token is an LSN after the caller's commit, and the server whose log it is:
+0/1A2B3C@SYSTEM.TIMELINE. `token` also writes a logical message with the server's name, which any
+role may do. The connector sends that message, in commit order, to the topic `<pipeline>.message`. A
+message there of the same server with the token's LSN or a later one proves that the caller's
+changes are in the log before it: the view's position has to reach the end that the table's topic
+has then. LSNs of a server that was replaced, or of one before a failover, prove nothing for the one
+after it.
 
-The view's position is stored with its data, so the answer is right whichever process applies the changes, and after any
-restart. Nobody waits for a heartbeat. The topic's end is that of everything written, committed in Kafka or not:
-transaction markers reach partitions one by one.
+The view's position is stored with its data, so the answer is right whichever process applies the
+changes, and after any restart. Nobody waits for a heartbeat. The topic's end is that of everything
+written, committed in Kafka or not: transaction markers reach partitions one by one.
 
 A view's position passes a row in quarantine: `cdc status` says which views are degraded.
 """
@@ -46,9 +49,11 @@ from cdc.sink.contract import Sink
 POLL_S = 0.01
 # The LSN is read before the message is written, so the message's own LSN is later.
 WRITE_MESSAGE = """
-SELECT pg_current_wal_insert_lsn()::text || '@' || server, pg_logical_emit_message(true, 'cdc.token', server)
+SELECT pg_current_wal_insert_lsn()::text || '@' || server,
+       pg_logical_emit_message(true, 'cdc.token', server)
 FROM (SELECT system_identifier || '.'
-             || ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS server
+             || ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+             AS server
       FROM pg_control_system()) AS it
 """
 
@@ -57,7 +62,8 @@ def token(connection: "psycopg.Connection[Any]") -> str:
     """Take a token for everything that this connection has committed. Costs one query.
 
     Raises:
-        SourceError: the connection is in a transaction, whose changes nobody can see yet; or Postgres refuses.
+        SourceError: the connection is in a transaction, whose changes nobody can see yet; or
+        Postgres refuses.
     """
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise SourceError("A token is taken after the commit, not within a transaction.", hint="call commit() first")
@@ -87,7 +93,7 @@ class Token:
 
 
 class TokenEnds:
-    """By server, the newest token in the message topic, and the end that a table's topic had then."""
+    """The newest token of each server, and the end that a table's topic had after it."""
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[int, Position]] = {}
@@ -104,7 +110,10 @@ class TokenEnds:
         self._last_server = token.server
 
     def end(self, token: Token) -> Position | None:
-        """Return an end of the topic that has everything before the token. None: no message proves one yet."""
+        """Return an end of the topic that has everything before the token.
+
+        None: no message proves one yet.
+        """
         return None if self.lacks(token) else self._ends[token.server or self._last_server][1]
 
 
@@ -117,7 +126,7 @@ class Searchable(Protocol):
 
 
 class View:
-    """One table in one sink, for readers that wait for it. Threads may share it."""
+    """A view that readers wait for: one table in one sink. Threads may share it."""
 
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
         self.sink, self.table = sink, table
@@ -135,7 +144,10 @@ class View:
         self.sink.close()
 
     def barrier(self, token: Token) -> tuple[Position, int] | None:
-        """Return the position and the floor that the view has to pass. None: the token isn't in the log yet."""
+        """Return the position and the floor that the view has to pass.
+
+        None: the token isn't in the log yet.
+        """
         with self._lock:
             if self._token_ends.lacks(token):
                 self._read_messages()
@@ -143,7 +155,10 @@ class View:
             return (end, self._control.floors.number(self.table.qualified)) if end else None
 
     def has_passed(self, barrier: Position, floor: int) -> bool:
-        """Whether the view has passed a barrier. Raises ConnectorError when it never will: its topic was made anew."""
+        """Whether the view has passed a barrier.
+
+        Raises ConnectorError when it never will: its topic was made anew.
+        """
         lag = distance(self.sink.position(self.table), barrier, floor)
         refuse_incomparable(self.sink.name, self.table, lag)
         return lag.reached
@@ -176,7 +191,9 @@ class View:
 
 
 def view(path: str | Path, sink: str, table: str) -> View:
-    """Open the view of a table (schema.table) in a sink of a pipeline file. Environment references are filled in.
+    """Open the view of a table (schema.table) in a sink of a pipeline file.
+
+    Environment references are filled in.
 
     Raises:
         SettingsError: the file has no such sink or table. ConnectorError: Kafka can't be reached.
@@ -187,7 +204,9 @@ def view(path: str | Path, sink: str, table: str) -> View:
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:
-    """Wait until the view holds everything committed before the token; with `search`, until a search finds it, too.
+    """Wait until the view holds everything committed before the token.
+
+    With `search`, wait until a search finds it, too.
 
     A server that can't be reached is polled again until timeout_s is over.
 

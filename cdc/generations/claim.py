@@ -1,8 +1,8 @@
 """Claims: one command at a time changes what a sink's readers see.
 
-Claims are records of the registry's topic, so that every reader agrees on the first one. A command removes the claim of
-a dead command before it: one without ticks for STALE_S. A command that was only stopped finds its claim removed before
-its next step, and fails.
+Claims are records of the registry's topic, so that every reader agrees on the first one. A command
+removes the claim of a dead command before it: one without ticks for STALE_S. A command that was
+only stopped finds its claim removed before its next step, and fails.
 """
 
 import time
@@ -25,7 +25,9 @@ log = structlog.get_logger()
 
 @contextmanager
 def claim(registry: Registry, sink: str) -> Iterator["Claim"]:
-    """Claim a sink's generations for one command. Waits until a command that was killed counts as dead.
+    """Claim a sink's generations for one command.
+
+    Waits until a command that was killed counts as dead.
 
     Raises:
         SettingsError: another command is at work.
@@ -44,7 +46,10 @@ def claim(registry: Registry, sink: str) -> Iterator["Claim"]:
 
 
 class Claim:
-    """One command's claim of a sink's generations. `progress` is called once a second, in a thread of its own."""
+    """A command's claim of a sink's generations.
+
+    `progress` is called once a second, in a thread of its own.
+    """
 
     def __init__(self, registry: Registry, sink: str, command: str) -> None:
         self._registry, self._sink, self._command = registry, sink, command
@@ -56,7 +61,10 @@ class Claim:
         return self._registry.for_sink(self._sink)
 
     def acquire(self) -> None:
-        """Write the claim, and wait until the commands ahead have released theirs or are dead. Raises SettingsError."""
+        """Write the claim, and wait until the commands ahead have released theirs or are dead.
+
+        Raises SettingsError.
+        """
         self._registry.write((("claim", self._sink, self._command), {"at": time.time()}))
         try:
             while ahead := self._command_ahead():
@@ -66,7 +74,7 @@ class Claim:
             raise
 
     def check(self) -> None:
-        """Raise SettingsError when another command has removed this claim, taking the command for dead."""
+        """Raise SettingsError when another command has removed this claim, as a dead command's."""
         self._registry.read()
         if self._command not in self.generations.claims:
             raise self._conflict("took this one for dead")
@@ -77,12 +85,18 @@ class Claim:
         self._registry.write((("work", self._sink), asdict(work)))
 
     def forget_retained(self, tables: Sequence[str]) -> None:
-        """Delete the retained views of these tables from the registry, before their generations are replaced."""
+        """Delete the retained views of these tables from the registry.
+
+        Called before their generations are replaced.
+        """
         retained = [table for table in tables if table in self.generations.retained]
         self._registry.forget_retained(self._sink, retained)
 
     def complete(self, retained: Mapping[str, RetainedView] | None = None, tables: Sequence[str] = ()) -> None:
-        """Remove the job from the registry. Of `tables`, only the views in `retained` are retained from now on."""
+        """Remove the job from the registry.
+
+        Of `tables`, only the views in `retained` are retained from now on.
+        """
         views = retained or {}
         records = ((("kept", self._sink, table), asdict(views[table]) if table in views else None) for table in tables)
         self._registry.write(*records, (("work", self._sink), None))
@@ -95,7 +109,8 @@ class Claim:
             except CdcError as error:
                 log.warning("tick_failed", sink=self._sink, error=error.message)
             except Exception as error:
-                # Any error is caught: a command without ticks counts as dead, and another one would start beside it.
+                # Any error is caught: a command without ticks counts as dead, and another one would
+                # start beside it.
                 log.error("tick_failed", sink=self._sink, error=kind(error), exception=trace(error))
 
     def release(self) -> None:
@@ -109,7 +124,10 @@ class Claim:
         self._registry.write((("tick", self._sink, self._command), asdict(self.progress())))
 
     def _command_ahead(self) -> str | None:
-        """Return the command that holds the sink, None when it is this one. Raises SettingsError: the claim is gone."""
+        """Return the command that holds the sink, None when it is this one.
+
+        Raises SettingsError: the claim is gone.
+        """
         self._registry.read()
         generations = self.generations
         if self._command not in generations.claims:
@@ -118,7 +136,10 @@ class Claim:
         return holder if holder != self._command else None
 
     def _outwait(self, command: str) -> None:
-        """Wait until a command ahead is gone or dead; remove a dead one. Raises SettingsError when it ticks."""
+        """Wait until a command ahead is gone or dead; remove a dead one.
+
+        Raises SettingsError when it ticks.
+        """
         first_tick, last_tick = self.generations.alive_at[command], 0.0
         while time.time() - first_tick < STALE_S:
             if time.time() - last_tick > TICK_S:

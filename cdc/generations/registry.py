@@ -1,10 +1,13 @@
-"""The registry of generations: builds, retained views and claims of commands, shared through a topic.
+"""The registry of generations: builds, retained views and claims, shared through a topic.
 
 The topic <pipeline>.generations has, each under a key of its own:
 
-    ["work", SINK]            the job of a command: `GenerationBuild` or `Rollback`; outlives a command that is killed
-    ["kept", SINK, TABLE]     `RetainedView`: the previous generation; `cdc run` keeps it current until it expires
-    ["claim", SINK, COMMAND]  a command works on a sink, or waits to; the first in the topic holds the sink
+    ["work", SINK]            the job of a command: `GenerationBuild` or `Rollback`; outlives a
+                              command that is killed
+    ["kept", SINK, TABLE]     `RetainedView`: the previous generation; `cdc run` keeps it current
+                              until it expires
+    ["claim", SINK, COMMAND]  a command works on a sink, or waits to; the first in the topic holds
+                              the sink
     ["tick", SINK, COMMAND]   once a second: the command is alive, and its progress
 
 The registry never says which generation is live: only the sink knows.
@@ -29,10 +32,12 @@ STALE_S = 10.0
 
 @dataclass(frozen=True)
 class GenerationBuild:
-    """A generation that `cdc rebuild` builds. After a crash the same command, and no other, continues it.
+    """A generation that `cdc rebuild` builds.
 
-    `names`: the generation's name, by table; `done` of `total` records are replayed; times are Unix seconds.
-    Stored in the registry's topic: the fields are part of the format.
+    After a crash the same command, and no other, continues it.
+
+    `names`: the generation's name, by table; `done` of `total` records are replayed; times are Unix
+    seconds. Stored in the registry's topic: the fields are part of the format.
     """
 
     sink: str
@@ -51,7 +56,9 @@ class GenerationBuild:
 
 @dataclass(frozen=True)
 class Rollback:
-    """A promotion of retained views by `cdc rollback`. When it is killed the next command completes or undoes it.
+    """A promotion of retained views by `cdc rollback`.
+
+    When it is killed the next command completes or undoes it.
 
     Stored in the registry's topic: the fields are part of the format.
     """
@@ -66,7 +73,10 @@ Work = GenerationBuild | Rollback
 
 @dataclass(frozen=True)
 class RetainedView:
-    """The previous generation of a view: retained since `at`, kept current `until` then. Unix seconds; stored."""
+    """The previous generation of a view: retained since `at`, kept current `until` then.
+
+    Unix seconds; stored.
+    """
 
     name: str
     until: float
@@ -75,7 +85,10 @@ class RetainedView:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a command, for its tick of every second. Small, whatever the size of the job; stored."""
+    """Progress of a command, for its tick of every second.
+
+    Small, whatever the size of the job; stored.
+    """
 
     at: float
     done: int = 0
@@ -98,7 +111,10 @@ class Generations:
 
     @property
     def standby_names(self) -> dict[str, str]:
-        """The generation to keep current now, by table: retained, and not expired or part of a rollback at work."""
+        """The generation to keep current now, by table.
+
+        That is a retained one that hasn't expired, or that a rollback at work promotes.
+        """
         promoted = self.work.names if isinstance(self.work, Rollback) else {}
         now = time.time()
         current = {table: view for table, view in self.retained.items() if view.until > now or table in promoted}
@@ -133,7 +149,9 @@ class Generations:
 
 
 class Registry:
-    """The registry's topic: reads and writes the entries of each sink. Every method raises ConnectorError.
+    """The registry's topic: reads and writes the entries of each sink.
+
+    Every method raises ConnectorError.
 
     An instance belongs to one thread.
     """
@@ -150,7 +168,10 @@ class Registry:
         return self
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether the topic has new records since `read`. `ends`: its end by topic, if the caller just read it."""
+        """Whether the topic has new records since `read`.
+
+        `ends`: its end by topic, if the caller just read it.
+        """
         return self._tail.has_changed(ends)
 
     def for_sink(self, sink: str) -> Generations:
@@ -158,7 +179,10 @@ class Registry:
         return self._sinks.get(sink) or Generations()
 
     def write(self, *records: tuple[Sequence[str], Any]) -> None:
-        """Write (key, value) pairs, in this order, durable on return. None as a value deletes the entry."""
+        """Write (key, value) pairs, in this order, durable on return.
+
+        None as a value deletes the entry.
+        """
         dumped = [(json.dumps(key).encode(), value and json.dumps(value).encode()) for key, value in records]
         self._kafka.write(self.topic, dumped)
 
@@ -201,7 +225,8 @@ def _apply_claim(generations: Generations, record: Record, value: Any, command: 
 
 
 def _apply_tick(generations: Generations, _: Record, value: Any, command: str) -> None:
-    # Ticks of a command whose claim another has ended are ignored: it was stopped for long, and fails at its next step.
+    # Ticks of a command whose claim another has ended are ignored: it was stopped for long, and
+    # fails at its next step.
     if not value or command not in generations.claims:
         return
     progress = Progress(**value)

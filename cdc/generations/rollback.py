@@ -11,9 +11,12 @@ from cdc.sink.contract import Sink
 
 
 def rollback(registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float) -> dict[str, RetainedView]:
-    """Show readers the retained generation, and retain the live one in its place. Returns the retained views by table.
+    """Show readers the retained generation, and retain the live one in its place.
 
-    Continues a rollback that was interrupted. `retention_s`: seconds that the views are retained for.
+    Returns the retained views by table.
+
+    Continues a rollback that was interrupted. `retention_s`: seconds that the views are retained
+    for.
 
     Raises:
         SettingsError: nothing is retained; another command is at work.
@@ -50,7 +53,7 @@ def settle_rollback(registry: Registry, sink: Sink, tables: Sequence[Table], ret
 def retain(
     own_claim: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], retention_s: float
 ) -> dict[str, RetainedView]:
-    """Record the generations to retain beside the live views, and remove all others of these tables."""
+    """Record the generations of these tables to retain, and remove all others but the live ones."""
     now = time.time()
     retained = {table: RetainedView(name, now + retention_s, now) for table, name in names.items() if retention_s > 0}
     own_claim.complete(retained, [table.qualified for table in tables])
@@ -82,4 +85,4 @@ def _promote(
 def _any_live(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:
     """Whether any of these generations is live."""
     views = ((names[table.qualified], sink.position(table)) for table in tables if table.qualified in names)
-    return any(stored is not None and stored.generation == name for name, stored in views)
+    return any(checkpoint is not None and checkpoint.generation == name for name, checkpoint in views)

@@ -1,7 +1,9 @@
-"""The standby: the previous generation of the views, which receives every batch before the live views do.
+"""The standby: the previous generation of the views, current through every batch.
 
-So it is never behind, and `cdc rollback` never waits. A standby that fails is dropped, and the failure is logged:
-nothing that readers see depends on it.
+It receives each batch before the live views do.
+
+So it is never behind, and `cdc rollback` never waits. A standby that fails is dropped, and the
+failure is logged: nothing that readers see depends on it.
 """
 
 import time
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RETRY_S = 20.0
-"""Seconds until a standby is resumed whose destination was only away. Resuming restarts the live views' query."""
+"""Seconds until a standby is resumed whose destination was only away. Resuming restarts the live
+views' query."""
 log = structlog.get_logger()
 
 
@@ -37,12 +40,8 @@ class StandbySink(Sink):
     """
 
     def __init__(self, live: Sink) -> None:
-        self.live, self.name, self.row_format, self.promotes_all_tables = (
-            live,
-            live.name,
-            live.row_format,
-            live.promotes_all_tables,
-        )
+        self.live, self.name = live, live.name
+        self.row_format, self.promotes_all_tables = live.row_format, live.promotes_all_tables
         self.live_at: dict[str, Position | None] = {}
         self.standby_at: dict[str, Position | None] = {}
         self.discontinued: Discontinued | None = None
@@ -57,21 +56,22 @@ class StandbySink(Sink):
         floor: Callable[[Table], int],
         refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
-        """Resume from the positions of the live `views`, with the generations of these names as the standby, by table.
+        """Resume from the positions of the live `views`, with a standby of these names, by table.
 
         `refuse` raises Discontinued where the log can't continue a view of the standby.
         """
-        self.live_at = {table.topic: stored.position if stored else None for table, stored in views.items()}
+        self.live_at = {table.topic: checkpoint.position if checkpoint else None for table, checkpoint in views.items()}
         self.standby_at, self.discontinued, self._retry_at = {}, None, float("inf")
         self._standby = self.live.for_generation(names) if names else None
-        # Right after a promotion the registry still lists the generation that has just become live; skip it.
+        # Right after a promotion the registry still lists the generation that has just become live;
+        # skip it.
         standby_tables = [table for table, live in views.items() if _is_standby(names.get(table.qualified), live)]
         if not standby_tables:
             return
         try:
-            standing = self._read_positions(standby_tables)
+            checkpoints = self._read_positions(standby_tables)
             for table in standby_tables:
-                self._resume_table(table, standing, views[table], floor(table), refuse)
+                self._resume_table(table, checkpoints, views[table], floor(table), refuse)
         except Discontinued as error:
             self.discontinued = error
             self.drop(error)
@@ -93,30 +93,30 @@ class StandbySink(Sink):
     def _resume_table(
         self,
         table: Table,
-        standing: Mapping[str, ViewCheckpoint | None],
+        checkpoints: Mapping[str, ViewCheckpoint | None],
         live: ViewCheckpoint | None,
         floor: int,
         refuse: Callable[[Table, ViewCheckpoint | None], object],
     ) -> None:
         try:
             name = table.qualified
-            stored = standing[name] if name in standing else self._standby_sink.position(table)
-            if stored and stored.floor < floor:
+            checkpoint = checkpoints[name] if name in checkpoints else self._standby_sink.position(table)
+            if checkpoint and checkpoint.floor < floor:
                 self._standby_sink.clear(table)
-                stored = None
-            if stored is None and live is not None:
+                checkpoint = None
+            if checkpoint is None and live is not None:
                 log.warning("standby_lost_rows", sink=self.name, table=name)
                 return
-            refuse(table, stored)
+            refuse(table, checkpoint)
             self._standby_sink.prepare(table)
-            self.standby_at[table.topic] = stored.position if stored else None
+            self.standby_at[table.topic] = checkpoint.position if checkpoint else None
         except SchemaMismatch as error:
             # After a rebuild with other columns, say. The standby of the other tables goes on.
             log.warning("standby_dropped", sink=self.name, table=table.qualified, error=error.message)
 
     @property
     def may_retry(self) -> bool:
-        """Whether it is time to resume a standby that was dropped because its destination was away."""
+        """Whether a standby that was dropped because its destination was away may be resumed."""
         return time.monotonic() > self._retry_at
 
     @property
@@ -126,7 +126,7 @@ class StandbySink(Sink):
         return bool(pairs) and all(live is None or distance(standby, live).reached for standby, live in pairs)
 
     def oldest_positions(self) -> dict[str, Position | None]:
-        """Return the older position of both generations, by topic: both have everything below it."""
+        """Return the older position of both generations, by topic. Both have everything below."""
         return {topic: _older_position(live, self.standby_at.get(topic, live)) for topic, live in self.live_at.items()}
 
     def live_position(self, table: Table) -> ViewCheckpoint | None:
@@ -134,18 +134,24 @@ class StandbySink(Sink):
         return self.live.position(table)
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """Return the older position of the live view and its standby: both have everything below it."""
-        stored = self.live.position(table)
-        if stored is None or table.topic not in self.standby_at:
-            return stored
-        older = _older_position(stored.position, self.standby_at[table.topic])
-        return replace(stored, position=older) if older else None
+        """Return the older position of the live view and its standby.
+
+        Both have everything below it.
+        """
+        checkpoint = self.live.position(table)
+        if checkpoint is None or table.topic not in self.standby_at:
+            return checkpoint
+        older = _older_position(checkpoint.position, self.standby_at[table.topic])
+        return replace(checkpoint, position=older) if older else None
 
     def apply(self, batch: Batch) -> Outcome:
-        """Make a batch durable in the standby first, so that it is never behind the live views, then in these.
+        """Make a batch durable in the standby first, then in the live views.
 
-        Each goes from its own position. The standby stops at a record that it rejects, until the live views turn out
-        to reject it as well. A record that only the standby rejects drops the standby.
+        So the standby is never behind.
+
+        Each goes from its own position. The standby stops at a record that it rejects, until the
+        live views turn out to reject it as well. A record that only the standby rejects drops the
+        standby.
 
         Raises:
             CdcError, PySparkException, Py4JJavaError: what the live sink raises.
@@ -168,9 +174,12 @@ class StandbySink(Sink):
         return outcome
 
     def write_standby(self, batch: Batch, live: Outcome) -> None:
-        """Make a batch durable in the standby alone. `live`: the outcome of the batch in the live views.
+        """Make a batch durable in the standby alone.
 
-        A failure drops the standby, and so does a rejected record that the live views have not rejected.
+        `live`: the outcome of the batch in the live views.
+
+        A failure drops the standby, and so does a rejected record that the live views have not
+        rejected.
         """
         if self._standby is None:
             return
@@ -192,7 +201,10 @@ class StandbySink(Sink):
             )
 
     def _apply_to_standby(self, batch: Batch) -> CdcError | None:
-        """Make a batch durable in the standby, up to a record that it rejects. Returns that rejection."""
+        """Make a batch durable in the standby, up to a record that it rejects.
+
+        Returns that rejection.
+        """
         assert self._standby is not None
         try:
             self._standby.apply(batch)
@@ -205,8 +217,12 @@ class StandbySink(Sink):
         return None
 
     def drop(self, error: CdcError) -> None:
-        """Stop applying to the standby. After an error that may pass it is resumed later: see `may_retry`."""
-        # Another process has promoted the standby, or built a newer generation: the registry will say which.
+        """Stop applying to the standby.
+
+        After an error that may pass it is resumed later: see `may_retry`.
+        """
+        # Another process has promoted the standby, or built a newer generation: the registry will
+        # say which.
         if not isinstance(error, Fenced | PositionLost):
             log.warning("standby_dropped", sink=self.name, error=error.message)
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
@@ -216,38 +232,51 @@ class StandbySink(Sink):
     # The other methods of `Sink` act on the live sink alone.
 
     def refusals(self, table: Table) -> list[str]:
+        """List why the live sink can't have a view of this table."""
         return self.live.refusals(table)
 
     def prepare(self, table: Table) -> None:
+        """Create the live view."""
         self.live.prepare(table)
 
     def clear(self, table: Table) -> None:
+        """Empty the live view."""
         self.live.clear(table)
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+        """Read the live view."""
         return self.live.scan(table, spark, ids)
 
     def close(self) -> None:
+        """Close the live sink."""
         self.live.close()
 
     def for_generation(self, names: Mapping[str, str]) -> Sink:
+        """Return a sink of other generations than the live ones."""
         return self.live.for_generation(names)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
+        """Check that a second generation of the live views has room."""
         self.live.check_capacity(tables)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """Promote generations, as the live sink does."""
         return self.live.promote(tables, names)
 
     def generations(self, table: Table) -> list[str]:
+        """List the generations of a view, the live one first."""
         return self.live.generations(table)
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Drop generations that are neither live nor to keep."""
         self.live.drop_unreferenced(tables, keep)
 
 
 def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:
-    """Select records that only the standby rejects: neither rejected live, now or earlier, nor cured since."""
+    """Select records that only the standby rejects.
+
+    Leaves out those that the live views reject, now or earlier, and those that are cured since.
+    """
     live_places = {(rejected.topic, rejected.partition, rejected.offset) for rejected in live.rejected}
     return [
         rejected
@@ -272,7 +301,10 @@ def _older_position(live: Position | None, standby: Position | None) -> Position
 
 
 def _advances_from(advances: Sequence[Advance], positions_by_topic: Mapping[str, Position | None]) -> list[Advance]:
-    """Start the advances from these positions. Leaves out tables without a view here, and views that lack nothing."""
+    """Start the advances from these positions.
+
+    Leaves out tables without a view here, and views that lack nothing.
+    """
     steps = []
     for step in advances:
         if step.table.topic not in positions_by_topic:

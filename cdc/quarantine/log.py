@@ -1,7 +1,9 @@
-"""The topic <pipeline>.quarantine without Spark: read its entries, request redrives, settle entries.
+"""The topic <pipeline>.quarantine without Spark.
 
-`cdc.quarantine.store` describes its records. Values contain rows: a row is shown only to the operator who asks for that
-entry, and appears nowhere else.
+Read its entries, request redrives, settle entries.
+
+`cdc.quarantine.store` describes its records. Values contain rows: a row is shown only to the
+operator who asks for that entry, and appears nowhere else.
 """
 
 import json
@@ -17,7 +19,10 @@ from cdc.kafka.topics import Topics
 
 @dataclass(frozen=True, order=True)
 class QuarantineKey:
-    """The key of an entry: one record in quarantine, or the request to redrive it. Stored as the record's key."""
+    """The key of an entry: one record in quarantine, or the request to redrive it.
+
+    Stored as the record's key.
+    """
 
     sink: str
     topic: str
@@ -49,7 +54,10 @@ class QuarantineKey:
 
 @dataclass(frozen=True)
 class QuarantinedRecord:
-    """An entry, its reason, and its time `at` (Unix seconds); `place` is its offset in the quarantine topic."""
+    """An entry with its reason and its time `at` (Unix seconds).
+
+    `place` is its offset in the quarantine topic.
+    """
 
     entry: QuarantineKey
     reason: str
@@ -58,7 +66,9 @@ class QuarantinedRecord:
 
 
 class QuarantineLog:
-    """The open entries of all sinks, requests included. Each `read` brings them up to date; rows aren't kept.
+    """The open entries of all sinks, requests included.
+
+    Each `read` brings them up to date; rows aren't kept.
 
     Every method raises ConnectorError. An instance belongs to one thread.
     """
@@ -69,7 +79,10 @@ class QuarantineLog:
         self._tail = Tail(kafka, self._topic, begin=self._open.clear, take=self._apply_record)
 
     def read(self) -> Collection[QuarantinedRecord]:
-        """Read what is new, and return the open entries in no order. The collection is live until the next call."""
+        """Read what is new, and return the open entries in no order.
+
+        The collection is live until the next call.
+        """
         self._tail.read()
         return self._open.values()
 
@@ -78,7 +91,10 @@ class QuarantineLog:
         return self._tail.has_changed()
 
     def read_record(self, quarantined: QuarantinedRecord) -> tuple[bytes | None, bytes | None]:
-        """Read the key and the value of the quarantined record. Both None: the entry was settled meanwhile."""
+        """Read the key and the value of the quarantined record.
+
+        Both None: the entry was settled meanwhile.
+        """
         records = self._kafka.read_range(self._topic, quarantined.place, quarantined.place + 1)
         note = json.loads(records[0].value or b"{}") if records else {}
         key, value = (b64decode(note[name]) if note.get(name) is not None else None for name in ("key", "value"))

@@ -1,7 +1,7 @@
 """Rejected records on their way to the quarantine topic, written by the executor that rejects them.
 
-Row values go to that topic and nowhere else. Kafka's client is imported by the first rejected record: every Python
-worker loads this module, and few reject one.
+Row values go to that topic and nowhere else. Kafka's client is imported by the first rejected
+record: every Python worker loads this module, and few reject one.
 """
 
 import threading
@@ -25,7 +25,10 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class ToQuarantine:
-    """Puts rejected records into the pipeline's quarantine topic, as entries of a sink (`cdc.quarantine.store`)."""
+    """Puts rejected records into the pipeline's quarantine topic, as entries of a sink.
+
+    `cdc.quarantine.store` describes the records.
+    """
 
     bootstrap: str
     topic: str
@@ -33,7 +36,10 @@ class ToQuarantine:
     stops = False
 
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
-        """Write an entry for each record, durable on return. Called by an executor. Raises ConnectorError."""
+        """Write an entry for each record, durable on return. Called by an executor.
+
+        Raises ConnectorError.
+        """
         from cdc.kafka.records import Records
 
         now = round(time.time(), 3)

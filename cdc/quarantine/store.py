@@ -1,12 +1,17 @@
-"""Quarantine: records that a sink can't apply, in the topic <pipeline>.quarantine until they are settled.
+"""Quarantine: records that a sink can't apply, until they are settled.
 
-    key    JSON {sink, topic, partition, offset, id}: the place, and the row's id (null when the key can't be read)
-    value  JSON {reason, at, key, value}: the record itself, its bytes in base64; null once the entry is settled
+The topic <pipeline>.quarantine holds them:
+
+    key    JSON {sink, topic, partition, offset, id}: the place, and the row's id (null when the key
+           can't be read)
+    value  JSON {reason, at, key, value}: the record itself, its bytes in base64; null once the
+           entry is settled
     A key that also has `redrive` is a request to redrive that entry.
 
-Executors write entries (`cdc.sink.rejection`). A row with an entry is tainted: a change that doesn't carry all its
-values can't be completed, and follows into quarantine. A newer change with all values settles the entry, and so does a
-redrive that succeeds. Row values are in this topic only.
+Executors write entries (`cdc.sink.rejection`). A row with an entry is tainted: a change that
+doesn't carry all its values can't be completed, and follows into quarantine. A newer change with
+all values settles the entry, and so does a redrive that succeeds. Row values are in this topic
+only.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,7 +27,10 @@ from cdc.sink.lane import COLUMNS, Entries
 
 
 class SinkQuarantine:
-    """The quarantine of one sink. `open` are its entries, `requests` those to redrive. One thread uses it."""
+    """The quarantine of one sink. `open` are its entries, `requests` those to redrive.
+
+    One thread uses it.
+    """
 
     def __init__(self, spark: SparkSession, sink: str, pipeline: Pipeline, kafka: Topics) -> None:
         self._spark, self._sink, self._pipeline, self._kafka = spark, sink, pipeline, kafka
@@ -41,7 +49,7 @@ class SinkQuarantine:
         self.open = entries - self.requests
 
     def entries(self, topics: Iterable[str]) -> Entries:
-        """Return the open entries of these topics: by topic and partition, the row's id by offset."""
+        """Return the open entries of these topics: by partition, the row's id by offset."""
         topic_names, entries = set(topics), dict[tuple[str, int], dict[int, str | None]]()
         for entry in self.open:
             if entry.topic in topic_names:
@@ -59,7 +67,10 @@ class SinkQuarantine:
         self.requests -= set(entries)
 
     def read_records(self, entries: Collection[QuarantineKey]) -> DataFrame:
-        """Read the records of entries, in the form of Spark's Kafka source: key, value, topic, partition, offset."""
+        """Read the records of entries, in the form of Spark's Kafka source.
+
+        Out: key, value, topic, partition, offset.
+        """
         topic_records = (
             self._spark.read.format("kafka")
             .option("kafka.bootstrap.servers", self._pipeline.kafka)

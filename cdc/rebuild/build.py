@@ -1,8 +1,13 @@
-"""Rebuild views from offset zero beside the live ones, and promote them once they are proved equal to the source.
+"""Rebuild views from offset zero beside the live ones, and promote them.
 
-In:  a sink, its tables, the topics. Out: a new generation of the views, promoted; the previous one, retained.
-Phases: replay (one pass over the log as it is now), catch up (a stream continues from there), verify, promote. However
-a rebuild ends, the same command continues it. Until the promotion readers see the previous generation.
+A view is promoted once it is proved equal to the source.
+
+In:  a sink, its tables, the topics. Out: a new generation of the views, promoted; the previous one,
+     retained.
+Phases: replay (one pass over the log as it is now), catch up (a stream continues from there),
+verify, promote. However
+a rebuild ends, the same command continues it. Until the promotion readers see the previous
+generation.
 """
 
 import threading
@@ -42,18 +47,21 @@ CAUGHT_UP_S = 1.0
 RETRY_LIMIT_S = 120.0
 """Seconds that the replay retries a batch while the sink is away."""
 Verify = Callable[[Sink, Sequence[Table]], None]
-"""Raises DivergenceError when the views of a sink differ from their source, UndecidedError when it can't be decided."""
+"""Raises DivergenceError when the views of a sink differ from their source, UndecidedError when it
+can't be decided."""
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class RebuildJob:
-    """What a rebuild builds, and how.
+    """The job of a rebuild: which views, and the callbacks that describe, verify and show them.
 
-    describe, placeholder   as the apply loop has them: the tables as of a history; Debezium's placeholder
+    describe, placeholder   as the apply loop has them: the tables as of a history; Debezium's
+                            placeholder
     retention_s             seconds that the previous generation is retained, and kept current
     verify                  called once, before the promotion, in the thread of `run`
-    show                    called at every phase in the thread of `run`, and once a second in the claim's thread
+    show                    called at every phase in the thread of `run`, and once a second in the
+                            claim's thread
     """
 
     sink: Sink
@@ -66,7 +74,7 @@ class RebuildJob:
 
 
 class Rebuild:
-    """One rebuild of a sink's views."""
+    """Rebuilds a sink's views as a new generation. Runs in one thread, but for `show`."""
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, job: RebuildJob) -> None:
         self._spark, self._pipeline, self._kafka, self._job = spark, pipeline, kafka, job
@@ -74,12 +82,15 @@ class Rebuild:
         self._registry, self._lock = Registry(pipeline, kafka), threading.Lock()
 
     def run(self) -> dict[str, RetainedView]:
-        """Run the phases that remain, and return the views of the previous generation that are retained, by table.
+        """Run the phases that remain, and return the retained previous views, by table.
 
         Raises:
-            SettingsError: another command is at work on this sink. Discontinued: a view is another pipeline's.
-            DivergenceError: the new generation differs from the source; it is removed, readers see what they saw.
-            UndecidedError: it couldn't be proved equal; it stays, and the same command compares it again.
+            SettingsError: another command is at work on this sink. Discontinued: a view is another
+            pipeline's.
+            DivergenceError: the new generation differs from the source; it is removed, readers see
+            what they saw.
+            UndecidedError: it couldn't be proved equal; it stays, and the same command compares it
+            again.
             CdcError: what the sink or the broker raises; the same command continues.
         """
         self._refuse_foreign()
@@ -95,7 +106,10 @@ class Rebuild:
             return self._finish(self._build_and_promote())
 
     def _refuse_foreign(self) -> None:
-        """Raise Discontinued where a live view is another pipeline's: its readers would see this pipeline's rows."""
+        """Raise Discontinued where a live view is another pipeline's.
+
+        Its readers would see this pipeline's rows.
+        """
         ends = self._kafka.ends([table.topic for table in self._tables])
         checkpoints = positions(self._sink, self._tables)
         for table in self._tables:
@@ -113,7 +127,10 @@ class Rebuild:
         )
 
     def _resume_error(self, candidate: Sink) -> CdcError | None:
-        """Find out why an interrupted build can't continue: its log is gone, or its views would be different now."""
+        """Find out why an interrupted build can't continue.
+
+        Either its log is gone, or its views would be different now. None: it can continue.
+        """
         continuity = Continuity(self._pipeline, self._kafka).read([table.topic for table in self._tables])
         try:
             for table in self._tables:
@@ -142,7 +159,7 @@ class Rebuild:
             return self._sink.promote(self._tables, self._build.names)
 
     def _replay(self, candidate: Sink) -> None:
-        """Read the topics once, from offset zero to their present ends, and write the newest row of each key."""
+        """Read the topics once, from zero to their present ends; write each key's newest row."""
         for table in self._tables:
             candidate.clear(table)
         views = Views(candidate, self._pipeline, self._kafka, self._describe_tables, self._job.placeholder)
@@ -155,7 +172,10 @@ class Rebuild:
         batches.write(read_until(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
 
     def _catch_up(self, candidate: Sink, stream: Stream) -> None:
-        """Wait until the view takes less than a second to apply what is in the topics, or stops getting faster."""
+        """Wait until the view takes less than a second to apply what is in the topics.
+
+        The wait also ends once it stops getting faster.
+        """
         duration_s = float("inf")
         while True:
             previous_s, start = duration_s, time.monotonic()
@@ -180,7 +200,7 @@ class Rebuild:
             raise
 
     def _is_promoted(self) -> bool:
-        """Whether the new generation is live already: the rebuild was killed after the promotion."""
+        """Whether the new generation is live already, since an earlier run was killed then."""
         try:
             checkpoints = {table.qualified: self._sink.position(table) for table in self._tables}
         except SchemaMismatch:
@@ -239,7 +259,8 @@ def keep_current(
 ) -> Iterator[Stream]:
     """Apply changes to a generation that isn't live, in a thread, until the context ends.
 
-    A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand still.
+    A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand
+    still.
     """
     stream = Stream(spark, sink, pipeline, describe, placeholder, names=names)
 

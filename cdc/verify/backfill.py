@@ -1,8 +1,10 @@
-"""Backfill single rows of a table: the connector sends them again, so that the log itself holds them in full.
+"""Backfill single rows of a table.
+
+The connector sends them again, so that the log itself holds them in full.
 
 In:  ids of rows, as views have them. Out: records in the table's topic.
-Invariant: requests carry keys alone. The values of a row go from Postgres through the connector, in order with its
-changes.
+Invariant: requests carry keys alone. The values of a row go from Postgres through the connector, in
+order with its changes.
 """
 
 import json
@@ -25,10 +27,12 @@ from cdc.postgres.snapshot_request import MARKS
 from cdc.verify.source_rows import id_condition, text_condition
 
 IDS_PER_REQUEST = 200
-"""Bounds a request: the connector stores it with every offset while it works on it, in one record of the worker."""
+"""Bounds a request: the connector stores it with every offset while it works on it, in one record
+of the worker."""
 POLL_S = 0.1
 PENDING_S = 60.0
-"""Seconds that tombstones may wait for the rows behind them. The table's views wait for the outcome as long."""
+"""Seconds that tombstones may wait for the rows behind them. The table's views wait for the outcome
+as long."""
 
 
 def backfill(
@@ -42,17 +46,19 @@ def backfill(
 ) -> int:
     """Send rows again and return their number: as many of the ids as the source has.
 
-    Returns once their records can be read. `delete_keys` get a tombstone before the rows, so that a row which was
-    inserted meanwhile exists in the end. A row that changes at this very moment may arrive as that change alone, which
-    needn't carry all values.
+    Returns once their records can be read. `delete_keys` get a tombstone before the rows, so that a
+    row which was inserted meanwhile exists in the end. A row that changes at this very moment may
+    arrive as that change alone, which needn't carry all values.
 
     Raises:
         SourceError: the source can't read the table.
-        ConnectorError: not within timeout_s, with `delete_keys` within a minute; or another repair has begun.
+        ConnectorError: not within timeout_s, with `delete_keys` within a minute; or another repair
+        has begun.
     """
     deadline = time.monotonic() + timeout_s
     if delete_keys:
-        # Tombstones count once the rows are in the log behind them, all or none: a crash at any moment loses nothing.
+        # Tombstones count once the rows are in the log behind them, all or none: a crash at any
+        # moment loses nothing.
         tombstones = [(key, None) for key in delete_keys]
         with kafka.pending(transaction_id(pipeline), table.topic, tombstones, min(timeout_s, PENDING_S)):
             count = _request_all(pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S))
@@ -64,7 +70,10 @@ def backfill(
 
 
 def transaction_id(pipeline: Pipeline) -> str:
-    """Name the Kafka transactions of a pipeline's repairs: the next repair ends one that a killed repair left open."""
+    """Name the Kafka transactions of a pipeline's repairs.
+
+    The next repair ends one that a killed repair left open.
+    """
     return f"{pipeline.pipeline}.repair"
 
 
@@ -85,7 +94,8 @@ def _find_rows(conn: source.Connection, table: Table, ids: Sequence[str]) -> tup
     try:
         return _count_rows(conn, table, condition), condition
     except psycopg.DataError:
-        # An id is no value of the key's type. Sent to the connector, such a condition would end its task.
+        # An id is no value of the key's type. Sent to the connector, such a condition would end its
+        # task.
         condition = text_condition(table, ids)
         return _count_rows(conn, table, condition), condition
 
@@ -121,14 +131,17 @@ def _request_rows(
 
 
 def _is_mark(record: Record, request: str) -> bool:
-    """Whether a record is the mark of that request: a row that was read (op r), not the request's own insert."""
+    """Whether a record is the mark of that request.
+
+    The mark is a row that was read (op r), not the request's own insert.
+    """
     if not (record.key and record.value):
         return False
     return json.loads(record.value)["op"] == "r" and request in json.loads(record.key).values()
 
 
 def _await_visible(kafka: Topics, table: Table, deadline: float) -> None:
-    """Wait until the table's topic has the transaction's marker: markers reach topics one by one."""
+    """Wait until the table's topic has the transaction's marker. Markers arrive one by one."""
     end = kafka.ends([table.topic], decided=False)[table.topic]
     while not distance(kafka.ends([table.topic])[table.topic], end).reached:
         _sleep_until(table, deadline)

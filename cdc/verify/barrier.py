@@ -1,4 +1,4 @@
-"""Wait until views hold everything that was committed before a moment, while others go on writing."""
+"""Wait until views hold everything that was committed before a moment, while others write."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,13 @@ POLL_S = 0.25
 SILENT_S = 4.0
 """Seconds between two reports of what the wait is for. A wait that ends sooner reports nothing."""
 AWAY_S = 10.0
-"""Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers within them."""
+"""Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers
+within them."""
 
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """How a wait goes on: its limit, and who hears of it. Both callbacks run in the thread that waits.
+    """Options of a wait: its limit and its callbacks. Both callbacks run in the thread that waits.
 
     timeout_s   seconds after which the wait fails
     on_poll     called after every unsuccessful poll; ends the wait by raising
@@ -40,7 +41,10 @@ class WaitOptions:
 
 @dataclass(frozen=True)
 class Barrier:
-    """What a view has to pass: by topic, the end that its position must reach, and the floors it must know."""
+    """A barrier for views: the ends that positions must reach, and the floors that views must know.
+
+    `ends` are by topic.
+    """
 
     ends: Mapping[str, Position]
     floors: Floors
@@ -55,9 +59,9 @@ class Barrier:
 
     def problems(self, sink: Sink, tables: Sequence[Table]) -> dict[Table, str]:
         """Return `problem` of each view that has one, with as few requests as the sink needs."""
-        stored, problems = positions(sink, tables), {}
+        checkpoints, problems = positions(sink, tables), {}
         for table in tables:
-            lag = distance(stored[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
+            lag = distance(checkpoints[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
             refuse_incomparable(sink.name, table, lag)
             if not lag.reached:
                 state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
@@ -74,7 +78,9 @@ def wait_until_current(
     on_poll: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> float:
-    """Wait until the views hold what is committed now; return the seconds it took. Callbacks: see `WaitOptions`.
+    """Wait until the views hold what is committed now; return the seconds it took.
+
+    Callbacks: see `WaitOptions`.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
@@ -95,9 +101,10 @@ def place_barrier(
 ) -> Barrier:
     """Place a barrier behind everything that was committed before now_ms, by the clock of Postgres.
 
-    The connector sends changes in commit order. A heartbeat made after that moment therefore proves that everything
-    before it is in the topics. The barrier takes the ends of what is written, committed in Kafka or not: the
-    heartbeat's transaction may hold changes as well, and reaches the topics one by one.
+    The connector sends changes in commit order. A heartbeat made after that moment therefore proves
+    that everything before it is in the topics. The barrier takes the ends of what is written,
+    committed in Kafka or not: the heartbeat's transaction may hold changes as well, and reaches the
+    topics one by one.
 
     Raises:
         ConnectorError: no heartbeat in time.
@@ -128,7 +135,8 @@ def await_barrier(barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sin
 
     def lagging_views() -> list[str]:
         nonlocal last_answer
-        # A view that has passed isn't polled again: with many tables the requests are what takes the time.
+        # A view that has passed isn't polled again: with many tables the requests are what takes
+        # the time.
         try:
             problems = [(sink, barrier.problems(sink, pending)) for sink, pending in waiting if pending]
         except SinkUnavailable as error:
@@ -143,7 +151,10 @@ def await_barrier(barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sin
 
 
 def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) -> None:
-    """Poll until there are no problems. Raises ConnectorError with the first of them after the limit."""
+    """Poll until there are no problems.
+
+    Raises ConnectorError with the first of them after the limit.
+    """
     last_report = start = time.monotonic()
     while problems := find_problems():
         options.on_poll()

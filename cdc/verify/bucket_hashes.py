@@ -22,10 +22,13 @@ def bucket(row_id: Column) -> Column:
 
 
 def bucket_sums(table: Table, rows: DataFrame) -> DataFrame:
-    """Sum up the rows of each bucket. Returns a frame with one row per bucket; only sums are shuffled.
+    """Sum up the rows of each bucket.
 
-    The exclusive or of fingerprints alone would miss a row that is there twice, their sum alone two errors that cancel
-    out. Each half of a fingerprint is summed by itself, so that nothing overflows.
+    Returns a frame with one row per bucket; only sums are shuffled.
+
+    The exclusive or of fingerprints alone would miss a row that is there twice, their sum alone two
+    errors that cancel out. Each half of a fingerprint is summed by itself, so that nothing
+    overflows.
     """
     hashed = rows.select(bucket(F.col("id")).alias("bucket"), fingerprint(table).alias("hash"))
     return hashed.groupBy("bucket").agg(
@@ -67,7 +70,9 @@ def _semi_join(rows: DataFrame, name: str, values: Sequence[str]) -> DataFrame:
 
 
 def compare_rows(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
-    """Compare rows one by one. Returns those that aren't equal: id, kind, column, count long, seen long.
+    """Compare rows one by one.
+
+    Returns those that aren't equal: id, kind, column, count long, seen long.
 
     kind     missing, extra, duplicate or different
     count    how many rows are too many or wrong

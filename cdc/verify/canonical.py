@@ -18,10 +18,10 @@ SAME_TEXT = ("text", "json")
 def canonical(table: Table, document: str) -> Column:
     """Turn a document into (column, comparable text) pairs, one for each of the table's columns.
 
-    Members that are no column of the table (a view's bookkeeping) are left out. A column that the document lacks
-    counts as null: a view made before the column was added holds rows without it. A document that Spark's parser
-    refuses (nested deeper than a thousand levels, or no object at all) stays text, under no column: it equals the same
-    text, and nothing else.
+    Members that are no column of the table (a view's bookkeeping) are left out. A column that the
+    document lacks counts as null: a view made before the column was added holds rows without it. A
+    document that Spark's parser refuses (nested deeper than a thousand levels, or no object at all)
+    stays text, under no column: it equals the same text, and nothing else.
     """
 
     def pair(column: TableColumn, members: Column) -> Column:
@@ -42,16 +42,21 @@ def canonical(table: Table, document: str) -> Column:
 
 
 def fingerprint(table: Table) -> Column:
-    """A 64-bit hash of (id, document). Equal hashes mean equal rows; different hashes don't prove a difference.
+    """A 64-bit hash of (id, document).
 
-    Where equal rows have equal text, the hash is of the text as it is: parsing costs twenty times as much.
+    Equal hashes mean equal rows; different hashes don't prove a difference.
+
+    Where equal rows have equal text, the hash is of the text as it is: parsing costs twenty times
+    as much.
     """
     same_text = all(kind(column.type).compare in SAME_TEXT for column in table.columns)
     return F.xxhash64("id", F.col("document") if same_text else canonical(table, "document"))
 
 
 def first_difference(expected: Column, actual: Column) -> Column:
-    """Name a column whose text differs or that only one side has. Both arguments are results of `canonical`.
+    """Name a column whose text differs or that only one side has.
+
+    Both arguments are results of `canonical`.
 
     Null where one of the documents couldn't be parsed.
     """
@@ -84,7 +89,10 @@ def _numbers(type_: str, value: Column) -> Column:
 
 
 def _number(type_: str, value: Column) -> Column:
-    """Compare by value: 1e20 is 100000000000000000000, NaN is NaN, and -0 is 0 as in Postgres. Other text stays."""
+    """Compare by value: 1e20 is 100000000000000000000, NaN is NaN, and -0 is 0 as in Postgres.
+
+    Other text stays.
+    """
     float_type = "float" if type_ == "real" else "double"
     number = F.regexp_replace(value, f"[{STRING}{NUMBER}]", "").try_cast(float_type)
     return F.coalesce((number + F.lit(0).cast(float_type)).cast("string"), value)

@@ -1,6 +1,9 @@
-"""Census of many small tables: one job proves which of their views are equal, and counts their rows.
+"""Census of many small tables.
 
-A view that isn't proved equal here may be equal all the same: `cdc.verify` compares it by itself, and tells why.
+One job proves which of their views are equal, and counts their rows.
+
+A view that isn't proved equal here may be equal all the same: `cdc.verify` compares it by itself,
+and tells why.
 """
 
 import random
@@ -45,7 +48,9 @@ def equal_small_views(
     sample: Sample | None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> dict[View, Comparison]:
-    """Find the views of small tables that are equal to their source, in sinks that read many views at once.
+    """Find the views of small tables that are equal to their source.
+
+    Only sinks that read many views at once take part.
 
     Raises:
         SourceError, SinkError: a server can't be read.
@@ -54,9 +59,11 @@ def equal_small_views(
     grouped = {sink.name: sink for sink in sinks if isinstance(sink, GroupScanner)}
     for group in group_tables(tables, table_sizes(dsn, tables)) if grouped else ():
         pending, previous_count = group, 0
-        # A second census tells changes during the first one from errors; repeat while fewer tables differ each time.
+        # A second census tells changes during the first one from errors; repeat while fewer tables
+        # differ each time.
         while len(pending) > 1 and len(pending) != previous_count:
-            tell(f"comparing {len(pending)} small tables together, the first of them {pending[0].qualified}")
+            first = pending[0].qualified
+            tell(f"comparing {len(pending)} small tables together, the first of them {first}")
             start, previous_count = time.monotonic(), len(pending)
             proved = take_census(reader, dsn, pending, grouped, sample)
             each_s = round((time.monotonic() - start) / previous_count, 3)
@@ -69,7 +76,9 @@ def equal_small_views(
 def take_census(
     reader: SourceReader, dsn: str, tables: Sequence[Table], sinks: Mapping[str, GroupScanner], sample: Sample | None
 ) -> dict[View, int]:
-    """Compare views, of sinks by name, with one snapshot of these tables. Returns the equal ones, with their rows.
+    """Compare views, of sinks by name, with one snapshot of these tables.
+
+    Returns the equal ones, with their rows.
 
     Raises:
         SourceError, SinkError: a server can't be read.
@@ -87,7 +96,10 @@ def take_census(
 
 
 def sample_range(percent: float) -> Sample:
-    """Draw a range of so many percent of the buckets, at random. Returns its first and its last bucket."""
+    """Draw a range of so many percent of the buckets, at random.
+
+    Returns its first and its last bucket.
+    """
     width = max(1, round(BUCKETS * min(percent, 100.0) / 100))
     start = random.randrange(BUCKETS - width + 1)  # noqa: S311  # which rows are looked at is no secret
     return f"{start:04x}", f"{start + width - 1:04x}"
@@ -145,7 +157,10 @@ def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Read:
 
 
 def _by_view(part: "pa.RecordBatch", sample: Sample | None) -> dict[View, list[tuple[str, str]] | None]:
-    """Group the rows of a batch, (id, document), that are in the sample. None: the view couldn't be read."""
+    """Group the rows of a batch, (id, document), that are in the sample.
+
+    None: the view couldn't be read.
+    """
     rows_by_view: dict[View, list[tuple[str, str]] | None] = {}
     for side, table, row_id, document in zip(*(column.to_pylist() for column in part.columns), strict=True):
         rows = rows_by_view.setdefault((side, table), [])

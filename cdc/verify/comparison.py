@@ -17,6 +17,8 @@ Verdict = Literal["equal", "differs", "undecided"]
 
 @dataclass
 class Difference:
+    """A row that differs, without its values."""
+
     id: str
     kind: str
     """missing, extra, different, or duplicate: counted as extra"""
@@ -36,7 +38,8 @@ class Comparison:
     extra: int = 0
     different: int = 0
     undecided: int = 0
-    """Rows proved neither equal nor different: they, or their view, changed during every comparison."""
+    """Rows proved neither equal nor different: they, or their view, changed during every
+    comparison."""
     rechecked: int = 0
     """Rows that were compared again, because they had changed meanwhile."""
     repaired: int = 0
@@ -47,7 +50,8 @@ class Comparison:
     scope: str = "all rows"
     sample: list[Difference] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list, repr=False)
-    """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a report."""
+    """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a
+    report."""
 
     @property
     def equal(self) -> bool:
@@ -63,10 +67,11 @@ class Comparison:
 
     @property
     def wrong(self) -> int:
+        """Rows that differ in any way."""
         return self.missing + self.extra + self.different
 
     def with_recheck(self, recheck: "Comparison") -> "Comparison":
-        """Return this comparison with the results of comparing the differing rows again, after a repair."""
+        """Return this comparison with the results of a recheck of its rows after a repair."""
         updated = replace(self, missing=recheck.missing, extra=recheck.extra, different=recheck.different)
         updated.undecided += recheck.undecided
         updated.repaired = max(0, self.wrong - updated.wrong - recheck.undecided)
@@ -74,6 +79,7 @@ class Comparison:
         return updated
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields of a report: all but `differences`, with `equal` and `verdict`."""
         fields = {name: value for name, value in asdict(self).items() if name != "differences"}
         return {**fields, "equal": self.equal, "verdict": self.verdict}
 
@@ -87,7 +93,9 @@ class Comparison:
 
 
 def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) -> None:
-    """Prove that the views of a new generation equal their source. Undecided views are compared again, all rows.
+    """Prove that the views of a new generation equal their source.
+
+    Undecided views are compared again, all rows.
 
     `command` is what an operator runs to go on from here.
 
@@ -103,8 +111,8 @@ def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) 
         if not undecided:
             return
     raise UndecidedError(
-        f"{undecided[0].undecided:,} rows of {undecided[0].table} in {sink} changed at every look, so that the new"
-        " generation can't be proved equal. Readers see what they saw.",
+        f"{undecided[0].undecided:,} rows of {undecided[0].table} in {sink} changed at every look,"
+        " so that the new generation can't be proved equal. Readers see what they saw.",
         hint=f"when less is written, to go on with this proof: {command}",
         more=len(undecided) - 1,
     )
@@ -114,7 +122,8 @@ def _divergence(wrong: Sequence[Comparison], sink: str) -> DivergenceError:
     first = wrong[0]
     return DivergenceError(
         f"The new generation of {first.table} in {sink} differs from the source: {first.missing}"
-        f" rows missing, {first.extra} extra, {first.different} different. Readers see what they saw.",
+        f" rows missing, {first.extra} extra, {first.different} different."
+        " Readers see what they saw.",
         hint="the log can't make this view any more: cdc -p FILE topics audit tells which rows",
         more=len(wrong) - 1,
     )

@@ -1,4 +1,7 @@
-"""Records of a table's topic since a position or a time, as Spark reads them: which rows changed, and to what."""
+"""Records of a table's topic since a position or a time, as Spark reads them.
+
+They say which rows changed, and to what.
+"""
 
 import json
 
@@ -15,8 +18,9 @@ from cdc.verify import bucket_hashes
 def states_since(spark: SparkSession, kafka: str, table: Table, position: Position) -> DataFrame:
     """Return id, seen: the state of the row after each committed record at or above a position.
 
-    seen is the row's hash (`bucket_hashes.row_hash`), null where the record deletes the row. Where compaction has
-    removed a record there is a newer one of its key, so no id is missed. Records that can't be read are left out.
+    seen is the row's hash (`bucket_hashes.row_hash`), null where the record deletes the row. Where
+    compaction has removed a record there is a newer one of its key, so no id is missed. Records
+    that can't be read are left out.
     """
     starts = {str(partition): offset for partition, offset in enumerate(position.offsets)}
     records = _records(spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})})
@@ -25,7 +29,10 @@ def states_since(spark: SparkSession, kafka: str, table: Table, position: Positi
 
 
 def ids_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
-    """Return the distinct ids of records that the connector produced at that time (Unix milliseconds) or later."""
+    """Return the distinct ids of records that the connector produced at that time or later.
+
+    `since_ms`: Unix milliseconds.
+    """
     options = {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
     return _keys(_records(spark, kafka, table, options), table).select("id").distinct()
 

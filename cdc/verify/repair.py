@@ -1,6 +1,9 @@
-"""Repair the log for single rows: rows of the source are sent again, rows that the source lacks are deleted.
+"""Repair the log for single rows.
 
-In:  comparisons of `cdc.verify`. Out: records in the table's topic, which every view applies like any other.
+Rows of the source are sent again, rows that the source lacks are deleted.
+
+In:  comparisons of `cdc.verify`. Out: records in the table's topic, which every view applies like
+     any other.
 """
 
 import json
@@ -32,12 +35,15 @@ def repair(
     options: Options,
     comparisons: Sequence[Comparison],
 ) -> list[Comparison]:
-    """Repair the rows that differ, and compare them again. Returns all comparisons, the repaired ones updated.
+    """Repair the rows that differ, and compare them again.
 
-    A view with MAX_DIFFERENCES wrong rows or more is left as it is; so is a row that the warehouse holds twice, since a
-    change goes to both copies. The topic first gets a tombstone for each row that the source lacks, then all rows as
-    the source has them: a row that was inserted meanwhile exists in the end. Tombstones count only together with these
-    rows (`backfill`): a repair that ends half way has deleted nothing.
+    Returns all comparisons, the repaired ones updated.
+
+    A view with MAX_DIFFERENCES wrong rows or more is left as it is; so is a row that the warehouse
+    holds twice, since a change goes to both copies. The topic first gets a tombstone for each row
+    that the source lacks, then all rows as the source has them: a row that was inserted meanwhile
+    exists in the end. Tombstones count only together with these rows (`backfill`): a repair that
+    ends half way has deleted nothing.
 
     Raises:
         ConnectorError: the rows didn't come in time, or a view didn't apply them.
@@ -63,7 +69,10 @@ def repair(
 
 
 def _tombstone_keys(spark: SparkSession, pipeline: Pipeline, table: Table, ids: Sequence[str]) -> list[bytes]:
-    """Return record keys of these rows: those in the topic, or else those that the connector would write."""
+    """Return record keys of these rows.
+
+    These are the keys in the topic, or else those that the connector would write.
+    """
     if not ids:
         return []
     listed_ids: DataFrame = spark.createDataFrame([(row_id,) for row_id in ids], "id string")

@@ -1,8 +1,8 @@
 """Sums of a set of rows: equal sums mean equal rows. Plain Python, for executors and for the REPL.
 
-Rows are compared by value: a document is parsed, its members are put in the order of the table's columns, and floating
-point numbers are read as such. Rows that differ here may still be equal to `cdc.verify.canonical`, never the other way
-round.
+Rows are compared by value: a document is parsed, its members are put in the order of the table's
+columns, and floating point numbers are read as such. Rows that differ here may still be equal to
+`cdc.verify.canonical`, never the other way round.
 """
 
 import json
@@ -30,7 +30,8 @@ class Digits(str):
 class RowSums:
     """Number of rows, and two sums of their hashes: `folded` by exclusive or, `total` by addition.
 
-    The exclusive or alone would miss a row that is there twice, the total alone two errors that cancel out.
+    The exclusive or alone would miss a row that is there twice, the total alone two errors that
+    cancel out.
     """
 
     rows: int = 0
@@ -38,6 +39,7 @@ class RowSums:
     total: int = 0
 
     def plus(self, part: "RowSums") -> "RowSums":
+        """Add the sums of other rows."""
         return RowSums(self.rows + part.rows, self.folded ^ part.folded, (self.total + part.total) & BITS)
 
 
@@ -47,13 +49,14 @@ class Comparable:
 
     columns     (name, `types.TypeCodec.compare`) of each column of the table
 
-    Members that are no column are left out, a missing member counts as null. A document that can't be parsed, or has a
-    member twice, stays as it is.
+    Members that are no column are left out, a missing member counts as null. A document that can't
+    be parsed, or has a member twice, stays as it is.
     """
 
     columns: tuple[tuple[str, str], ...]
 
     def text(self, document: str) -> str:
+        """Return the comparable text of a document (JSON)."""
         try:
             pairs = _DECODER.decode(document)
         except (ValueError, RecursionError):

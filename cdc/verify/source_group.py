@@ -1,6 +1,7 @@
 """Read many small tables in one Spark job: their sizes, their groups, their rows.
 
-A task reads several tables, each in a transaction of its own. All join one snapshot, and a transaction locks one table.
+A task reads several tables, each in a transaction of its own. All join one snapshot, and a
+transaction locks one table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +28,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SMALL_BYTES = 512 << 10
-"""Largest table that is read together with others: reading a larger one takes longer than starting a job for it."""
+"""Largest table that is read together with others: reading a larger one takes longer than starting
+a job for it."""
 GROUP_BYTES = 64 << 20
 GROUP_TABLES = 250
-"""Tables of one snapshot. The snapshot locks them all, and a server has room for 6,400 locks by default."""
+"""Tables of one snapshot. The snapshot locks them all, and a server has room for 6,400 locks by
+default."""
 GROUP_SCHEMA = "table string, id string, document string"
 # Size with TOAST; of a partitioned table the sum of all partitions. Null: there is no such table.
 SIZES = """
 SELECT name, (SELECT sum(pg_table_size(t.relid)) FROM (
-    SELECT relid FROM pg_partition_tree(to_regclass(name)) UNION SELECT to_regclass(name)) AS t (relid))::bigint
+    SELECT relid FROM pg_partition_tree(to_regclass(name)) UNION SELECT to_regclass(name)
+) AS t (relid))::bigint
 FROM unnest(%s::text[]) AS name
 """
 
@@ -49,7 +53,10 @@ def table_sizes(dsn: str, tables: Sequence[Table]) -> dict[str, int]:
 
 
 def group_tables(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[list[Table]]:
-    """Group the small tables, in their order. A group has at least two: a single table is better read by itself."""
+    """Group the small tables, in their order.
+
+    A group has at least two: a single table is better read by itself.
+    """
     collected: list[list[Table]] = []
     room = 0
     for table in tables:
@@ -67,7 +74,7 @@ def group_tables(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[l
 def rows_of_group(
     reader: SourceReader, snapshot: SourceSnapshot, conditions: Mapping[str, sql.Composable]
 ) -> DataFrame:
-    """Read the rows of all tables of a snapshot, in the form of `cdc.sink.contract.GroupScanner.scan_group`.
+    """Read the rows of all tables of a snapshot, in the form of `GroupScanner.scan_group`.
 
     `conditions` may have a condition for a table, by its name.
     """

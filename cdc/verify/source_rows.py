@@ -1,7 +1,8 @@
 """Read the rows of a table with Spark's executors, as documents that Postgres itself writes.
 
 In:  a snapshot of the source, a condition. Out: frames of id string, document string.
-Invariant: every transaction is READ ONLY and sees that same snapshot; memory doesn't grow with the table.
+Invariant: every transaction is READ ONLY and sees that same snapshot; memory doesn't grow with the
+table.
 """
 
 import io
@@ -40,7 +41,9 @@ SESSION = "-c timezone=UTC -c extra_float_digits=1 -c datestyle=ISO"
 # Of a partitioned table the largest partition: a range of pages is read in all of them.
 PAGES = """
 SELECT coalesce(max(pg_relation_size(t.relid) / current_setting('block_size')::int), 0)::bigint
-FROM (SELECT relid FROM pg_partition_tree(%(table)s::regclass) UNION SELECT %(table)s::regclass) AS t (relid)
+FROM (
+    SELECT relid FROM pg_partition_tree(%(table)s::regclass) UNION SELECT %(table)s::regclass
+) AS t (relid)
 """
 DATES = ("date", "timestamp without time zone", "timestamp with time zone")
 CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid")
@@ -50,8 +53,9 @@ CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "charact
 class SourceSnapshot:
     """A snapshot of one or several tables, open for readers that join it. A context manager.
 
-    `taken_ms` is a time, by the server's clock, at which the snapshot existed already. Tables are locked as by a
-    SELECT: that keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one reader and the next.
+    `taken_ms` is a time, by the server's clock, at which the snapshot existed already. Tables are
+    locked as by a SELECT: that keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one
+    reader and the next.
     """
 
     def __init__(self, dsn: str, table: Table, *more: Table) -> None:
@@ -89,13 +93,19 @@ class SourceSnapshot:
 
 @dataclass(frozen=True)
 class SourceReader:
-    """Reads rows of the source with executors. `rate` limits rows per second, over all tasks together."""
+    """Reads rows of the source with executors.
+
+    `rate` limits rows per second, over all tasks together.
+    """
 
     spark: SparkSession
     rate: float | None = None
 
     def rows(self, snapshot: SourceSnapshot, condition: sql.Composable | None = None) -> DataFrame:
-        """Read the rows of a table that meet a condition. Ranges of its pages are read in parallel."""
+        """Read the rows of a table that meet a condition.
+
+        Ranges of its pages are read in parallel.
+        """
         tasks = max(1, min(self.spark.sparkContext.defaultParallelism, snapshot.pages // PAGES_PER_TASK))
         rate, dsn, join_sql = self.rate and self.rate / tasks, snapshot.dsn, snapshot_statement(snapshot)
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
@@ -131,10 +141,11 @@ class SourceReader:
 def fetch_rows(
     connection: source.Connection, table: Table, ids: Sequence[str], join_sql: str
 ) -> Iterator["pa.RecordBatch"]:
-    """Read the rows of these ids, lazily, in a transaction that `join_sql` has let see the snapshot."""
+    """Read the rows of these ids, lazily, in a transaction that has joined the snapshot."""
     rows = copy_rows(connection, row_query(table, id_condition(table, ids)).as_string(None))
     try:
-        # Postgres casts all ids before it sends a row, so the first batch raises for any that it can't cast.
+        # Postgres casts all ids before it sends a row, so the first batch raises for any that it
+        # can't cast.
         first = list(islice(rows, 1))
     except psycopg.DataError:
         # An id is no value of the key's type: only its text can be compared.
@@ -145,14 +156,15 @@ def fetch_rows(
 
 
 def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Composed:
-    """Build the query of rows as (id, document), in the form that docs/use/types.md gives a view."""
+    """Build the query of rows as (id, document), in the form of docs/use/types.md."""
 
     def member(name: str) -> sql.Composable:
         return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(
             sql.Literal(name), _document_value(table, name)
         )
 
-    # Values of json come last, as in the views: equal rows then have equal text and needn't be parsed.
+    # Values of json come last, as in the views: equal rows then have equal text and needn't be
+    # parsed.
     columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
     members = sql.SQL(", ").join([member(column.name) for column in columns])
     query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
@@ -162,7 +174,10 @@ def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Comp
 
 
 def identity(table: Table) -> sql.Composable:
-    """Build the expression of a row's id over its columns; `TableCodec.row_id` computes the same in Python."""
+    """Build the expression of a row's id over its columns.
+
+    `TableCodec.row_id` computes the same in Python.
+    """
     if len(table.key) == 1:
         return sql.SQL("{}::text").format(_document_value(table, table.key[0]))
     literals = [sql.SQL("to_json({})::text").format(_document_value(table, name)) for name in table.key]
@@ -170,7 +185,10 @@ def identity(table: Table) -> sql.Composable:
 
 
 def bucket(table: Table) -> sql.Composable:
-    """Build the expression of a row's bucket, of 65,536; `bucket_hashes.bucket` computes the same in Spark."""
+    """Build the expression of a row's bucket, of 65,536.
+
+    `bucket_hashes.bucket` computes the same in Spark.
+    """
     return sql.SQL("substr(md5(convert_to({}, 'UTF8')), 1, {})").format(identity(table), sql.Literal(BUCKET_DIGITS))
 
 
@@ -180,13 +198,18 @@ def sample_condition(table: Table, sample: Sample) -> sql.Composable:
 
 
 def text_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
-    """Build the condition that a row has one of these ids, for any type of key. It reads the whole table."""
+    """Build the condition that a row has one of these ids, for any type of key.
+
+    It reads the whole table.
+    """
     valid_ids = [key for key in ids if "\0" not in key]
     return sql.SQL("({}) = ANY ({}::text[])").format(identity(table), sql.Literal(valid_ids))
 
 
 def id_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
-    """Build the same condition over the columns of the key, so that their index is used, where their types allow it.
+    """Build the same condition over the columns of the key, so that their index is used.
+
+    Where their types don't allow it, it is `text_condition`.
 
     A query with it raises DataError when an id is no value of the key's type.
     """
@@ -242,7 +265,10 @@ def _document_value(table: Table, name: str) -> sql.Composable:
 
 
 def _page_condition(low: int, high: int | None) -> sql.Composable:
-    """Build the condition for pages from low up to high. None: to the end, since rows may be newer than the count."""
+    """Build the condition for pages from low up to high.
+
+    None: to the end, since rows may be newer than the count.
+    """
     above = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({low},0)"))
     if high is None:
         return above
@@ -272,7 +298,10 @@ def copy_rows(connection: source.Connection, query: str) -> Iterator["pa.RecordB
 
 
 def chunk_lines(lines: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes]:
-    """Join lines into chunks of at most CHUNK_ROWS and CHUNK_BYTES; a longer line makes a chunk by itself."""
+    """Join lines into chunks of at most CHUNK_ROWS and CHUNK_BYTES.
+
+    A longer line makes a chunk by itself.
+    """
     pending: list[bytes | bytearray | memoryview] = []
     size = 0
     for line in lines:

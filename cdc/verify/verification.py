@@ -1,17 +1,18 @@
 """Compare views with their source, row by row and column by column, while others go on writing.
 
-Postgres says what each document must be (`types.TypeCodec.source`), the view says what it is. Comparing some rows takes
-three steps:
+Postgres says what each document must be (`types.TypeCodec.source`), the view says what it is.
+Comparing some rows takes three steps:
 
     1. read the end of the topic; then open a snapshot of the source and read its rows
     2. place a barrier behind that snapshot; wait until the views have passed it
     3. compare the views' rows; then read the records that the topic has got since step 1
 
-A row that differs and has no newer record is wrong: no later change can be the reason. A row that equals the state
-after one of its newer records is right: it may change more often than it can be compared. Any other row is a suspect,
-and is compared again. The first comparison covers the buckets that differ (`cdc.verify.bucket_hashes`), found in one
-pass over each side. Before that, one pass over many small tables finds those that are equal (`cdc.verify.census`).
-Rows stay with Spark's executors: only counts and keys come back, never values.
+A row that differs and has no newer record is wrong: no later change can be the reason. A row that
+equals the state after one of its newer records is right: it may change more often than it can be
+compared. Any other row is a suspect, and is compared again. The first comparison covers the buckets
+that differ (`cdc.verify.bucket_hashes`), found in one pass over each side. Before that, one pass
+over many small tables finds those that are equal (`cdc.verify.census`). Rows stay with Spark's
+executors: only counts and keys come back, never values.
 """
 
 import time
@@ -74,9 +75,9 @@ def verify(
     *,
     tell: Tell = lambda _: None,
 ) -> list[Comparison]:
-    """Wait for the views, compare them, and compare again what changed. Returns a comparison per table and sink.
+    """Wait for the views, compare them, and compare again what changed.
 
-    `tell` is called with sentences about the step at work and about waits.
+    Returns a comparison per table and sink. `tell` is called with sentences about steps and waits.
 
     Raises:
         ConnectorError: a view isn't past the barrier in time; names the hop that is late.
@@ -85,7 +86,8 @@ def verify(
     """
     wait_until_current(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
     compared: dict[View, Comparison] = {}
-    # The same sample for all comparisons: rows that differ in the census must be among those compared next.
+    # The same sample for all comparisons: rows that differ in the census must be among those
+    # compared next.
     sample = sample_range(options.sample) if options.sample is not None else None
     if options.since_ms is None:
         reader = SourceReader(spark, options.rate)
@@ -118,7 +120,10 @@ def verify_rows(
 
 
 def compare(spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]) -> Iterator[Comparison]:
-    """Compare views while nothing writes and all is applied: every difference counts. Yields one result per sink."""
+    """Compare views while nothing writes and all is applied: every difference counts.
+
+    Yields one result per sink.
+    """
     reader = SourceReader(spark)
     comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
     with SourceSnapshot(dsn, table) as snapshot, ExitStack() as frames:
@@ -133,7 +138,7 @@ def compare(spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]) 
 
 @dataclass(frozen=True)
 class _Task:
-    """What one verification compares: a table, its views in sinks, and the sample of buckets."""
+    """The scope of one verification: a table, its views in sinks, and the sample of buckets."""
 
     table: Table
     sinks: Sequence[Sink]
@@ -154,7 +159,10 @@ class _Verification:
         self._comparisons = {sink.name: Comparison(sink.name, task.table.qualified) for sink in task.sinks}
 
     def result(self, ids: Sequence[str] | None = None) -> list[Comparison]:
-        """Compare rows until nothing is suspect, at most MAX_ROUNDS times. None: all rows that the options select."""
+        """Compare rows until nothing is suspect, at most MAX_ROUNDS times.
+
+        None: all rows that the options select.
+        """
         suspects = self._select_suspects() if ids is None else {sink.name: ids for sink in self._sinks}
         for _ in range(MAX_ROUNDS):
             if not any(suspects.values()):
@@ -194,7 +202,10 @@ class _Verification:
         return {sink.name: ids for sink in self._sinks}
 
     def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
-        """Compare suspects, or else the rows of buckets; record wrong rows, return those to compare again."""
+        """Compare suspects, or else the rows of buckets.
+
+        Record wrong rows, return those to compare again.
+        """
         sinks = [sink for sink in self._sinks if suspects is None or suspects.get(sink.name)]
         ids = sorted({key for keys in suspects.values() for key in keys}) if suspects else []
         with ExitStack() as frames:
@@ -223,9 +234,12 @@ class _Verification:
             return {name: self._decide(name, wrong[name], states if name in intact else None) for name in wrong}
 
     def _decide(self, name: str, wrong: DataFrame, states: DataFrame | None) -> list[str]:
-        """Record the rows without a newer record as wrong; return ids of rows that equal the state of no newer record.
+        """Record the rows without a newer record as wrong.
 
-        `states` is None when the view was emptied meanwhile: then any difference may be due to that.
+        Return ids of rows that equal the state of no newer record.
+
+        `states` is None when the view was emptied meanwhile: then any difference may be due to
+        that.
         """
         if states is not None:
             record_differences(self._comparisons[name], wrong.join(states, "id", "left_anti"))
@@ -244,7 +258,10 @@ class _Verification:
         return barrier
 
     def _still_past(self, barrier: Barrier, sink: Sink) -> bool:
-        """Whether the view is past its barrier still: a TRUNCATE or a rebuild would have set it back meanwhile."""
+        """Whether the view is past its barrier still.
+
+        A TRUNCATE or a rebuild would have set it back meanwhile.
+        """
         self._truncations.read()
         name = self._table.qualified
         return (
@@ -260,7 +277,10 @@ def differing_buckets(
     comparisons: Mapping[str, Comparison],
     sample: Sample | None,
 ) -> list[str]:
-    """Return the buckets, within the sample, that differ in any view. Counts the rows of each side."""
+    """Return the buckets, within the sample, that differ in any view.
+
+    Counts the rows of each side.
+    """
     table, start = snapshot.table, time.monotonic()
     condition = sample_condition(table, sample) if sample else None
     with ExitStack() as frames:
@@ -284,7 +304,10 @@ def differing_buckets(
 def confirmed_differences(
     frames: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame
 ) -> DataFrame:
-    """Compare rows once; read the rows that the scan gave twice again by id, since a scan may repeat moving rows."""
+    """Compare rows, and read those that the scan gave twice again, by id.
+
+    A scan may give a row twice while others write.
+    """
     wrong = persist(frames, bucket_hashes.compare_rows(table, expected, view))
     duplicate_ids = [row["id"] for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()]
     if not duplicate_ids:

@@ -100,7 +100,7 @@ def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch
 
     pair.find()
     with monkeypatch.context() as patch:
-        patch.setattr("cdc.generations.standby.AGAIN_S", 0.0)
+        patch.setattr("cdc.generations.standby.RETRY_S", 0.0)
         patch.setattr(pair.beside, "apply", broken)
         pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()

@@ -20,6 +20,8 @@ from tests.support.postgres import strict_postgres
 from tests.support.shop import TABLES, Shop
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.own_source
+
 
 @pytest.fixture
 def moved(shop: Shop) -> Iterator[Shop]:

@@ -128,6 +128,7 @@ def said(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.own_source
 def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(owner: Owner, stack: Any) -> None:
     """From nothing to changes that arrive, by two people of whom neither has the other's rights."""
     owner.kafka, owner.connect = stack.endpoints.kafka, stack.endpoints.connect

@@ -238,6 +238,7 @@ def test_a_topic_of_another_shape(shop: Shop, unique: str) -> None:
     assert shop.state() == "MISSING"
 
 
+@pytest.mark.own_source
 def test_a_wrong_replication_password(guarded_shop: Shop) -> None:
     guarded_shop.migrate(password="another-password-2342")
     said = guarded_shop.refused(ConnectorError)
@@ -245,6 +246,7 @@ def test_a_wrong_replication_password(guarded_shop: Shop) -> None:
     assert "source.replication_password" in said
 
 
+@pytest.mark.own_source
 def test_a_right_replication_password(guarded_shop: Shop) -> None:
     guarded_shop.migrate()
     assert guarded_shop.register().changed

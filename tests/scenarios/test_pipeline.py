@@ -13,7 +13,6 @@ import pytest
 import redis
 from kafka import KafkaConsumer, TopicPartition
 
-from compose import stack as servers
 from sample.load import load
 from sample.replay import replay
 from tests.support.wait import wait_until
@@ -131,7 +130,7 @@ def test_a_stopped_index_catches_up_alone(world: "World") -> None:
     with world.running():
         world.settle()
         writer = threading.Thread(target=lambda: replay(world.dsn, NEXT, NEXT, rate=80, limit=2400))
-        servers.stop_one(world.stack.state, "elasticsearch")
+        world.stack.servers.stop("elasticsearch")
         try:
             stopped_at = {name: world.offsets(name) for name in ("cache", "warehouse")}
             writer.start()
@@ -142,7 +141,7 @@ def test_a_stopped_index_catches_up_alone(world: "World") -> None:
             status = world.json("status")
             assert {sink["name"]: sink["state"] for sink in status["sinks"]}["search"] == "waiting"
         finally:
-            servers.start_one(world.stack.state, "elasticsearch")
+            world.stack.servers.start("elasticsearch")
         writer.join()
         world.settle()
     world.assert_equal()

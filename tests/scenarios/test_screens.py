@@ -6,8 +6,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ import pytest
 
 from cdc.observe.collection import collect
 from cdc.sink.contract import positions
-from compose.stack_state import locked_state
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -24,21 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 ANSWER_S = 5.0
-
-
-@contextmanager
-def frozen(world: "World", server: str) -> Iterator[None]:
-    """A server that takes connections and answers none: all of its processes are stopped."""
-    with locked_state(world.stack.state, print) as record:
-        first = psutil.Process(record.processes[server].pid)
-    processes = [first, *first.children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.resume()
 
 
 def begin(world: "World") -> None:
@@ -107,7 +90,7 @@ def silent(world: "World") -> set[str]:
 
 def assert_told(world: "World") -> None:
     """Of an index that is frozen: by the command, and with numbers of the others."""
-    with frozen(world, "elasticsearch"):
+    with world.stack.servers.frozen("elasticsearch"):
         # On a machine that is busy, what isn't frozen may be late as well.
         wait_until(lambda: silent(world) == {"search"}, 60, "the index alone to be silent")
         done = subprocess.run(world.command("status", "--json"), check=False, capture_output=True, text=True)

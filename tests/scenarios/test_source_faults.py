@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from cdc.postgres.incremental_snapshot import resend
-from compose import stack as servers
 from connectors.client import Connect
 from tests.support.shop import Shop, shop_on
 from tests.support.wait import wait_until
@@ -87,12 +86,12 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
                 copy.write_row((number, "x" * 500))
         conn.commit()
     seen = wait_until(lambda: len(shop.rows("shop.notes")), 30, "the first rows of the copy")
-    servers.kill_one(stack.state, "connect")
+    stack.servers.kill("connect")
     # Killed in the middle, or the test shows nothing: the worker reads some 20,000 such rows a second.
     assert seen <= COPIED
     with psycopg.connect(shop.pipeline.source.dsn) as conn:
         conn.execute("INSERT INTO shop.notes VALUES (%s, 'after')", [COPIED])
-    servers.start_one(stack.state, "connect")
+    stack.servers.start("connect")
     arrived(shop, {COPIED})
     assert resend(shop.conn, shop.table("shop.notes"), id="lost")
     arrived(shop, set(range(COPIED + 1)))

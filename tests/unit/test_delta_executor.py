@@ -39,15 +39,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def view(folder: Path, topic: Topic, **options: Any) -> ViewState:
-    nowhere = (0,) * topic.partitions
-    made = ViewState(topic.table, "id", str(folder / "changes"), str(folder / "mirror"), nowhere, nowhere, None)
-    return replace(made, **options)
+    start = (0,) * topic.partitions
+    state = ViewState(topic.table, "id", str(folder / "changes"), str(folder / "mirror"), start, start, None)
+    return replace(state, **options)
 
 
-def run(of: ViewState, topic: Topic, rows: int = 100) -> tuple[list[PartitionOutcome], Staged]:
-    """All records of a topic through one task."""
+def run(state: ViewState, topic: Topic, rows: int = 100) -> tuple[list[PartitionOutcome], Staged]:
+    """Run all records of a topic through one task."""
     writer = WarehouseWriter(
-        {topic.table.topic: of}, FileNames(), archives=of.changes is not None, limits=ChunkLimits(rows, 2**30)
+        {topic.table.topic: state}, FileNames(), archives=state.changes is not None, limits=ChunkLimits(rows, 2**30)
     )
     advance = Advance(topic.table, None, Position("id", topic.ends))
     task = LaneRun(Lane((advance,), DecodeOptions(PLACEHOLDER), writer, Skip()))
@@ -55,13 +55,13 @@ def run(of: ViewState, topic: Topic, rows: int = 100) -> tuple[list[PartitionOut
         records = [(encoded(r.key), encoded(r.value), r.offset) for r in topic.records if r.partition == partition]
         task.fold(topic.table.topic, partition, records)
     reports, staged = task.finish(), Staged()
-    for told in (told for report in reports for told in report.writer_results):
-        staged.add(msgspec.json.decode(told, type=Staged))
+    for message in (message for report in reports for message in report.writer_results):
+        staged.add(msgspec.json.decode(message, type=Staged))
     return reports, staged
 
 
-def held(folder: Path, kind: str, of: list[parquet.DataFile]) -> list[dict[str, Any]]:
-    return [one for file in of for one in pq.read_table(folder / kind / file.name).to_pylist()]
+def read_files(folder: Path, kind: str, files: list[parquet.DataFile]) -> list[dict[str, Any]]:
+    return [record for file in files for record in pq.read_table(folder / kind / file.name).to_pylist()]
 
 
 def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
@@ -72,20 +72,20 @@ def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
     topic.add("d", row("gone"))
     (report,), staged = run(view(folder, topic), topic)
     assert (report.applied.written, report.applied.deleted, report.applied.read) == (1, 1, 5)
-    events = held(folder, "changes", staged.events)
-    assert [(one["_cdc_op"], one["_cdc_offset"], one["_cdc_kept"], one["v"]) for one in events] == [
+    events = read_files(folder, "changes", staged.events)
+    assert [(record["_cdc_op"], record["_cdc_offset"], record["_cdc_kept"], record["v"]) for record in events] == [
         ("c", 0, None, "x"),
         ("u", 1, ["v"], None),
         ("c", 2, None, "x"),
         # The key is all that is known of it.
         ("d", 3, None, None),
     ]
-    assert [(one["a"], one["b"], one["n"]) for one in events][-1] == ("gone", 1, None)
+    assert [(record["a"], record["b"], record["n"]) for record in events][-1] == ("gone", 1, None)
     assert (events[1]["_cdc_lsn"], events[1]["_cdc_topic"], events[1]["_cdc_id"]) == (7, "id", '["k",1]')
-    assert held(folder, "mirror", staged.rows) == [
+    assert read_files(folder, "mirror", staged.rows) == [
         {"_cdc_id": '["k",1]', "_cdc_partition": 0, "_cdc_offset": 1, **row("k", 2)}
     ]
-    assert [one["_cdc_id"] for one in held(folder, "mirror", staged.deleted)] == ['["gone",1]']
+    assert [record["_cdc_id"] for record in read_files(folder, "mirror", staged.deleted)] == ['["gone",1]']
     assert not staged.repeated
     stats = json.loads(staged.rows[0].stats)
     assert (stats["numRecords"], stats["maxValues"]["n"], stats["nullCount"]["v"]) == (1, 2, 0)
@@ -96,8 +96,8 @@ def test_a_part_gets_nothing_that_it_knows(folder: Path) -> None:
     for number in range(4):
         topic.add("c", row(f"k{number}", number))
     (report,), staged = run(view(folder, topic, logged=(3,), mirrored=(2,)), topic)
-    assert [one["_cdc_offset"] for one in held(folder, "changes", staged.events)] == [3]
-    assert [one["_cdc_offset"] for one in held(folder, "mirror", staged.rows)] == [2, 3]
+    assert [record["_cdc_offset"] for record in read_files(folder, "changes", staged.events)] == [3]
+    assert [record["_cdc_offset"] for record in read_files(folder, "mirror", staged.rows)] == [2, 3]
     assert (report.applied.stale, report.applied.written) == (2, 2)
     _, staged = run(view(folder, topic, changes=None), topic)
     assert (staged.events, len(staged.rows)) == ([], 1)
@@ -112,7 +112,7 @@ def test_rows_of_several_chunks(folder: Path) -> None:
     assert staged.repeated
     # The second was begun when the third row was to be filled.
     assert (len(staged.rows), len(staged.events)) == (2, 1)
-    assert [one["v"] for one in held(folder, "mirror", staged.rows)] == ["x", "x", "x"]
+    assert [record["v"] for record in read_files(folder, "mirror", staged.rows)] == ["x", "x", "x"]
     assert (report.applied.written, report.rejected) == (3, [])
     topic.records.pop()
     assert not run(view(folder, topic), topic, rows=1)[1].repeated
@@ -139,26 +139,28 @@ def test_half_a_file_is_removed(folder: Path) -> None:
 
 def test_rows_are_read_back_by_their_ids(tmp_path: Path) -> None:
     """From any row group, without those that are marked; what a file lacks is null."""
-    made = (pa.table({"_cdc_id": [f"{at}", f"{at + 1}"], "n": [at, at + 1]}) for at in (10, 20, 30))
-    assert parquet.write_file(str(tmp_path), "part-1.parquet", made)
+    tables = (
+        pa.table({"_cdc_id": [f"{number}", f"{number + 1}"], "n": [number, number + 1]}) for number in (10, 20, 30)
+    )
+    assert parquet.write_file(str(tmp_path), "part-1.parquet", tables)
     schema = pa.schema([("_cdc_id", pa.string()), ("n", pa.int32()), ("later", pa.string())])
-    wanted = pa.array(["11", "20", "31", "nobody"])
+    ids = pa.array(["11", "20", "31", "nobody"])
 
     def read(keep: list[bool] | None = None) -> list[dict[str, Any]]:
-        found = parquet.rows_with_ids(f"{tmp_path}/part-1.parquet", wanted, schema, keep and pa.array(keep))
-        return [one for part in found for one in part.to_pylist()]
+        tables = parquet.rows_with_ids(f"{tmp_path}/part-1.parquet", ids, schema, keep and pa.array(keep))
+        return [record for part in tables for record in part.to_pylist()]
 
-    assert [(one["_cdc_id"], one["n"], one["later"]) for one in read()] == [
+    assert [(record["_cdc_id"], record["n"], record["later"]) for record in read()] == [
         ("11", 11, None),
         ("20", 20, None),
         ("31", 31, None),
     ]
-    assert [one["n"] for one in read([True, False, True, True, True, True])] == [20, 31]
+    assert [record["n"] for record in read([True, False, True, True, True, True])] == [20, 31]
 
 
 def test_what_comes_again_is_met(folder: Path) -> None:
-    seen = StoredRows(ITEMS, str(folder / "mirror"), None)
-    assert [seen.note_chunk(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [False, False, True]
+    stored_rows = StoredRows(ITEMS, str(folder / "mirror"), None)
+    assert [stored_rows.note_chunk(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [False, False, True]
     assert StoredRows(ITEMS, "", None).note_chunk(["a", "a"])
 
 
@@ -169,4 +171,4 @@ def test_columns_of_names_that_parquet_takes_for_paths(folder: Path) -> None:
     topic.add("c", {**row("other"), "v.w": "x"})
     topic.add("u", {**row("k"), "v.w": "kept"}, lacking=["v.w"])
     _, staged = run(view(folder, topic), topic, rows=1)
-    assert [one["v.w"] for one in held(folder, "mirror", staged.rows)] == ["kept", "x", "kept"]
+    assert [record["v.w"] for record in read_files(folder, "mirror", staged.rows)] == ["kept", "x", "kept"]

@@ -11,10 +11,10 @@ from sinks.delta.log.add_files import _groups
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])
 def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> None:
     part = pa.record_batch({"text": ["x" * width] * 100})
-    found = [(group.num_rows, group.nbytes) for group in _groups(iter([part] * 24))]
-    assert sum(rows for rows, _ in found) == 2400
-    assert len(found) == groups
-    assert all(size < GROUP_BYTES + part.nbytes for _, size in found)
+    sizes = [(group.num_rows, group.nbytes) for group in _groups(iter([part] * 24))]
+    assert sum(rows for rows, _ in sizes) == 2400
+    assert len(sizes) == groups
+    assert all(size < GROUP_BYTES + part.nbytes for _, size in sizes)
 
 
 def test_a_row_group_is_bounded_by_rows() -> None:

@@ -46,7 +46,7 @@ VALUES: list[tuple[str, pa.DataType, Any, str]] = [
 ]
 
 
-def made(type_: str) -> Table:
+def items(type_: str) -> Table:
     columns = (Column('v"', type_), Column("later", "date"), Column("id", "bigint", False))
     return Table("public", "t", columns, ("id",), "t.public.t")
 
@@ -54,17 +54,21 @@ def made(type_: str) -> Table:
 def part(type_: pa.DataType, *values: Any) -> pa.RecordBatch:
     """With columns of its own, in an order of its own, and without one that was added."""
     count = len(values)
-    columns = {"_cdc_id": [str(at) for at in range(count)], "_cdc_offset": [*range(count)], "id": [*range(count)]}
+    columns = {
+        "_cdc_id": [str(number) for number in range(count)],
+        "_cdc_offset": [*range(count)],
+        "id": [*range(count)],
+    }
     arrays = [pa.array(values, type_), *(pa.array(listed) for listed in columns.values())]
     return pa.RecordBatch.from_arrays(arrays, names=['v"', *columns])
 
 
-@pytest.mark.parametrize(("type_", "held", "value", "text"), VALUES)
-def test_values(type_: str, held: pa.DataType, value: Any, text: str) -> None:
+@pytest.mark.parametrize(("type_", "arrow_type", "value", "text"), VALUES)
+def test_values(type_: str, arrow_type: pa.DataType, value: Any, text: str) -> None:
     """Values of json come last."""
-    (document,) = documents(made(type_), part(held, value)).to_pylist()
-    own, others = f'"v\\"":{text}', '"later":null,"id":0'
-    assert document == (f"{{{others},{own}}}" if type_.startswith("json") else f"{{{own},{others}}}")
+    (document,) = documents(items(type_), part(arrow_type, value)).to_pylist()
+    tested, constant = f'"v\\"":{text}', '"later":null,"id":0'
+    assert document == (f"{{{constant},{tested}}}" if type_.startswith("json") else f"{{{tested},{constant}}}")
     json.loads(document)
 
 
@@ -72,7 +76,7 @@ def test_rows_have_their_ids() -> None:
     """Whatever the columns are called when they come."""
     mirror = part(pa.string(), "a", "b")
     names = {f"c{number}": name for number, name in enumerate(mirror.schema.names)}
-    (rows,) = document_reader(made("text"), names)(iter([mirror.rename_columns(list(names))]))
+    (rows,) = document_reader(items("text"), names)(iter([mirror.rename_columns(list(names))]))
     assert rows.to_pylist() == [
         {"id": "0", "document": '{"v\\"":"a","later":null,"id":0}'},
         {"id": "1", "document": '{"v\\"":"b","later":null,"id":1}'},
@@ -81,17 +85,17 @@ def test_rows_have_their_ids() -> None:
 
 def test_files_of_a_mirror(tmp_path: Path) -> None:
     """One that can't be read, or holds something else, is told by a row without an id, whatever else there is."""
-    good, other, torn = (str(tmp_path / name) for name in ("good", "other", "torn"))
-    for path, rows in ((good, part(pa.string(), "a", "b")), (other, part(pa.list_(pa.int64()), [1]))):
+    good, foreign, torn = (str(tmp_path / name) for name in ("good", "other", "torn"))
+    for path, rows in ((good, part(pa.string(), "a", "b")), (foreign, part(pa.list_(pa.int64()), [1]))):
         pq.write_table(pa.Table.from_batches([rows]), path)
     Path(torn).write_bytes(Path(good).read_bytes()[:-9])
 
     def ids(*files: str) -> list[str | None]:
-        return [key for rows in _rows(MirrorFiles(made("text"), files)) for key in rows.column("id").to_pylist()]
+        return [key for rows in _rows(MirrorFiles(items("text"), files)) for key in rows.column("id").to_pylist()]
 
     assert ids() == []
     assert ids(good, good) == ["0", "1", "0", "1"]
-    for bad in (other, torn, str(tmp_path / "gone")):
+    for bad in (foreign, torn, str(tmp_path / "gone")):
         assert ids(good, bad) == ["0", "1", None]
-    (rows,) = _rows(MirrorFiles(made("text"), None))
+    (rows,) = _rows(MirrorFiles(items("text"), None))
     assert rows.to_pylist() == [{"table": "public.t", "id": None, "document": None}]

@@ -28,14 +28,14 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("links", [True, False])
-@pytest.mark.parametrize("named", ["part%20%C3%A9+1.parquet", "file:{}/part%20%C3%A9+1.parquet"])
-def test_a_file_is_in_either_folder(source: Path, monkeypatch: pytest.MonkeyPatch, links: bool, named: str) -> None:
+@pytest.mark.parametrize("path", ["part%20%C3%A9+1.parquet", "file:{}/part%20%C3%A9+1.parquet"])
+def test_a_file_is_in_either_folder(source: Path, monkeypatch: pytest.MonkeyPatch, links: bool, path: str) -> None:
     """Under a new name at each time: a commit can't take a file out and put it in."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     target = source.parent / "mirror"
-    names = [share(str(source), named.format(source), str(target)) for _ in range(2)]
-    assert {path.name for path in target.iterdir()} == set(names)
+    names = [share(str(source), path.format(source), str(target)) for _ in range(2)]
+    assert {file.name for file in target.iterdir()} == set(names)
     assert len(set(names)) == 2
     assert all((target / name).read_bytes() == b"rows" for name in names)
     assert (source / "part é+1.parquet").stat().st_nlink == (3 if links else 1)
@@ -45,17 +45,17 @@ def test_a_file_is_in_either_folder(source: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_linked_is_young(source: Path) -> None:
     """A VACUUM of somebody else removes what is old, and in no commit yet."""
-    old, target = source / "deletion_vector_1.bin", source.parent / "mirror"
-    old.write_bytes(b"marks")
+    vector_file, target = source / "deletion_vector_1.bin", source.parent / "mirror"
+    vector_file.write_bytes(b"marks")
     for _ in range(2):
-        os.utime(old, (1.0, 1.0))
-        share_as(str(old), f"{target}/deletion_vector_1.bin", str(target))
-        assert (target / old.name).stat().st_mtime > time.time() - 60
+        os.utime(vector_file, (1.0, 1.0))
+        share_as(str(vector_file), f"{target}/deletion_vector_1.bin", str(target))
+        assert (target / vector_file.name).stat().st_mtime > time.time() - 60
 
 
 def test_a_copy_that_was_cut_is_not_taken_for_the_file(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(_: str, there: Path) -> NoReturn:
-        there.write_bytes(b"ro")
+    def cut(_: str, destination: Path) -> NoReturn:
+        destination.write_bytes(b"ro")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     target = source.parent / "mirror"

@@ -1,0 +1,41 @@
+"""A smoke test of the shipped compose file: its servers are of the pinned versions, and can be stopped one by one."""
+
+from typing import TYPE_CHECKING
+
+import httpx
+import psycopg
+import pytest
+import redis
+
+from cdc.kafka.records import kafka
+from compose import versions
+
+if TYPE_CHECKING:
+    from tests.conftest import Stack
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_every_server_answers_with_the_pinned_version(stack: "Stack") -> None:
+    with psycopg.connect(stack.endpoints.postgres) as connection:
+        major, minor = versions.POSTGRES.split(".")
+        assert connection.info.server_version == int(major) * 10_000 + int(minor)
+        assert connection.execute("SHOW wal_level").fetchone() == ("logical",)
+    with redis.Redis.from_url(stack.endpoints.redis) as cache:
+        assert cache.info("server")["valkey_version"].startswith(f"{versions.VALKEY}.")
+    index = httpx.get(stack.endpoints.elasticsearch).raise_for_status().json()
+    assert index["version"]["number"] == versions.ELASTICSEARCH
+    plugins = httpx.get(f"{stack.endpoints.connect}/connector-plugins").raise_for_status().json()
+    connector = "io.debezium.connector.postgresql.PostgresConnector"
+    assert {plugin["version"] for plugin in plugins if plugin["class"] == connector} == {versions.DEBEZIUM}
+    with kafka.KafkaAdminClient(bootstrap_servers=stack.endpoints.kafka) as admin:
+        assert "cdc-connect-offsets" in admin.list_topics()
+
+
+def test_a_server_is_killed_and_started_on_its_old_port(stack: "Stack") -> None:
+    stack.servers.kill("redis")
+    with redis.Redis.from_url(stack.endpoints.redis) as cache:
+        with pytest.raises(redis.ConnectionError):
+            cache.ping()
+        stack.servers.start("redis")
+        assert cache.ping()

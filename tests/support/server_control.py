@@ -1,0 +1,57 @@
+"""Stop, kill, start and freeze one server of a running stack, whichever kind of stack it is."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from compose import stack
+from compose.stack_state import locked_state
+
+
+class ServerControl(Protocol):
+    """What tests of failures do to a server; its name is a service of the compose file."""
+
+    def stop(self, server: str) -> None:
+        """Stop a server as `cdc down` does."""
+
+    def kill(self, server: str) -> None:
+        """Kill a server without warning."""
+
+    def start(self, server: str) -> None:
+        """Start a stopped server on its old port and data; return when it is ready."""
+
+    def frozen(self, server: str) -> AbstractContextManager[None]:
+        """Suspend every process of a server: it takes connections and answers none."""
+
+
+@dataclass(frozen=True)
+class ProcessControl:
+    """Servers that are local processes; `state` is the folder of their stack."""
+
+    state: Path
+
+    def stop(self, server: str) -> None:
+        stack.stop_one(self.state, server)
+
+    def kill(self, server: str) -> None:
+        stack.kill_one(self.state, server)
+
+    def start(self, server: str) -> None:
+        stack.start_one(self.state, server)
+
+    @contextmanager
+    def frozen(self, server: str) -> Iterator[None]:
+        with locked_state(self.state, print) as record:
+            leader = psutil.Process(record.processes[server].pid)
+        processes = [leader, *leader.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
