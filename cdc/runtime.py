@@ -229,7 +229,7 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
         SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
     """
     # First, so that nothing is fetched where there is no Spark.
-    from cdc.spark.session import ended, session
+    from cdc.spark.session import exit_error, session
     from compose import artifacts
 
     spark = session(master, artifacts.spark_jars())
@@ -241,6 +241,6 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     except CdcError:
         raise
     except Exception as error:
-        if failure := ended(spark):
+        if failure := exit_error(spark):
             raise failure from error
         raise

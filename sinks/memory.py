@@ -11,7 +11,8 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import Batch, Outcome, checkpoint_after, is_caught_up, must_apply, wait_until_caught_up
+from cdc.sink.contract import Batch, Outcome, is_caught_up, wait_until_caught_up
+from cdc.sink.fencing import checkpoint_after, must_apply
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts
 from cdc.sink.lane_run import run_in_process
 from cdc.sink.rejection import Source
@@ -33,16 +34,20 @@ class MemoryWriter:
         self.views = {topic: dict(view) for topic, view in self.views.items()}
 
     def start_offset(self, advance: Advance, partition: int) -> int:
+        """Return the step's start."""
         return advance.start_offsets[partition]
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
+        """Look rows up in the copy."""
         view = self.views[part.topic]
         return {row.id: view[row.id].encode() for row in rows if row.id in view}
 
     def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+        """Keep nothing."""
         return 0
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        """Write rows to the copy."""
         for part in parts:
             view = self.views[part.topic]
             for row in part.rows.values():
@@ -53,6 +58,7 @@ class MemoryWriter:
         return [Verdicts()] * len(parts)
 
     def finish(self) -> Mapping[str, Sequence[str]]:
+        """Hand over nothing."""
         return {}
 
 
@@ -70,15 +76,19 @@ class Memory:
         """By the name of the generation."""
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
+        """Return nothing: a document may have any names."""
         return []
 
     def prepare(self, table: Table) -> None:
+        """Create an empty view."""
         self.views.setdefault(table.qualified, {})
 
     def position(self, table: Table) -> ViewCheckpoint | None:
+        """Return the stored checkpoint."""
         return self.stored.get(table.qualified)
 
     def apply(self, batch: Batch) -> Outcome:
+        """Apply the batch to copies, then put them in place together with their positions."""
         writer = MemoryWriter({advance.table.topic: self.views[advance.table.qualified] for advance in batch.advances})
         outcome = run_in_process(batch.lane(writer), batch.records, self.name)
         # Looked at once the rows are made: from here on nobody else can come in between.
@@ -91,10 +101,12 @@ class Memory:
         return replace(outcome, applied={a.table.qualified: outcome.applied[a.table.qualified] for a in pending})
 
     def clear(self, table: Table) -> None:
+        """Empty the view and forget its position."""
         self.views[table.qualified] = {}
         self.stored.pop(table.qualified, None)
 
     def for_generation(self, names: Mapping[str, str]) -> "Memory":
+        """Return the memory of that generation."""
         (name,) = set(names.values())
         return self.generations_by_name.setdefault(name, Memory(self.name, name))
 
@@ -102,6 +114,7 @@ class Memory:
         """There is."""
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """Exchange views and checkpoints with the generation."""
         if self.generations_by_name.keys().isdisjoint(names.values()):
             return {}
         wait_until_caught_up(lambda: is_caught_up(self, self.for_generation(names), tables), self.name)
@@ -120,12 +133,14 @@ class Memory:
         return {table.qualified: retained_name for table in tables}
 
     def generations(self, table: Table) -> list[str]:
+        """List the live generation, "", and the others."""
         return [
             "",
             *(name for name, generation in self.generations_by_name.items() if table.qualified in generation.views),
         ]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Remove views of generations that are not kept."""
         for table in tables:
             for name, generation in self.generations_by_name.items():
                 if keep.get(table.qualified) != name:
@@ -133,6 +148,7 @@ class Memory:
                     generation.stored.pop(table.qualified, None)
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+        """Build a frame of the rows."""
         view = self.views.get(table.qualified, {})
         rows = list(view.items()) if ids is None else [(key, view[key]) for key in ids if key in view]
         return spark.createDataFrame(rows, "id string, document string")

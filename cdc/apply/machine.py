@@ -30,7 +30,7 @@ from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import RunState
 from cdc.errors import CdcError, Fenced
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
-from cdc.sink.remedy import given_up
+from cdc.sink.remedy import exhausted
 
 HOLD_S = 5.0
 """How long the live views wait at most while readers are being shown others: whoever does that may be dead."""
@@ -138,7 +138,7 @@ def _after_failure(observed: Observed, failure: CdcError) -> Decision:
     if isinstance(failure, Fenced) and observed.switching:
         return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.SWITCHED)
     if not observed.tolerable:
-        return Stop(RunState.FAILED, given_up(failure))
+        return Stop(RunState.FAILED, exhausted(failure))
     return Stop(RunState.STOPPED) if observed.stopping else Restart(Reason.FAILURE)
 
 

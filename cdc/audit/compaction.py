@@ -17,20 +17,18 @@ from there. Settings that an operator changes meanwhile, and that aren't lowered
 """
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from types import FrameType, TracebackType
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING
 
+from cdc.audit.lowered_settings import SEGMENT_MS, LoweredSettings, SegmentRoller, refuse_concurrent, restore
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
-from cdc.kafka.ledger import Compaction, Ledger
 from cdc.kafka.log_continuity import pending_records, refuse_incomparable
-from cdc.kafka.records import TIMEOUT_MS, kafka, translated_errors
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
@@ -39,21 +37,6 @@ from cdc.sink.contract import Sink
 if TYPE_CHECKING:
     from cdc.spark.kafka_source import PartitionCensus
 
-SEGMENT_MS = 1000
-PAUSED = {"min.cleanable.dirty.ratio": "1.0", "segment.jitter.ms": "0"}
-"""No cleaning: at a topic's original settings the broker would give tombstones the time that these
-say."""
-ROLLING = {**PAUSED, "segment.ms": str(SEGMENT_MS)}
-"""Cleaning is off, and the next append begins another segment."""
-OPEN_SEGMENT = {**PAUSED, "segment.ms": str(365 * 24 * 3_600_000)}
-"""Cleaning is off, and no segment begins unless one is full."""
-CLEANING = {**OPEN_SEGMENT, "min.cleanable.dirty.ratio": "0.0", "min.compaction.lag.ms": "0"}
-"""The broker cleans everything below the open segment."""
-RETENTION_MS = 1000
-TOMBSTONES = {"delete.retention.ms": str(RETENTION_MS)}
-TRANSACTION_MS = 10_000
-"""Bounds the wait of readers for an open transaction after a crash: the broker aborts it then."""
-HEARTBEAT_S = 1.0
 Count = Callable[[Mapping[str, Position]], "Mapping[str, Sequence[PartitionCensus]]"]
 """Counts the records of each partition below positions, by topic (`kafka_source.census`)."""
 View = tuple[str, Table, Callable[[Table], ViewCheckpoint | None]]
@@ -101,7 +84,7 @@ def compact(
     Raises:
         ConnectorError: not in time, or another compaction is at work. Settings are restored.
     """
-    _refuse_concurrent(kafka, pipeline)
+    refuse_concurrent(kafka, pipeline)
     restore(kafka, pipeline)
     kafka.check(pipeline)
     topics = [table.topic for table in tables]
@@ -109,8 +92,8 @@ def compact(
     before, deadline = count(goal), time.monotonic() + options.timeout_s
     registry, tombstones = Registry(pipeline, kafka), options.tombstones
     with (
-        _LoweredSettings(kafka, pipeline, topics, tombstones=tombstones) as lowered,
-        _SegmentRoller(kafka, pipeline) as roller,
+        LoweredSettings(kafka, pipeline, topics, tombstones=tombstones) as lowered,
+        SegmentRoller(kafka, pipeline) as roller,
     ):
         while True:
             ends = lowered.roll(roller, goal)
@@ -125,15 +108,6 @@ def compact(
             if time.monotonic() > deadline:
                 raise _timeout_error(unfinished, options.timeout_s)
     return [_result(topic, before[topic], counts[topic]) for topic in topics]
-
-
-def restore(kafka: Topics, pipeline: Pipeline) -> list[str]:
-    """Restore the settings of topics that an interrupted compaction has lowered.
-
-    Returns the topics' names.
-    """
-    ledger = Ledger(pipeline, kafka).read()
-    return _restore_settings(kafka, ledger) if ledger.is_interrupted() else []
 
 
 def required_views(
@@ -179,128 +153,6 @@ def restored_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
-
-
-def _refuse_concurrent(kafka: Topics, pipeline: Pipeline) -> None:
-    ledger = Ledger(pipeline, kafka).read()
-    if ledger.lowered and not ledger.is_interrupted():
-        raise ConnectorError("Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end")
-
-
-def _restore_settings(kafka: Topics, ledger: Ledger) -> list[str]:
-    existing, now = kafka.existing(ledger.lowered), time.time()
-    kafka.override({topic: _owned_settings(ledger.lowered[topic]) for topic in existing})
-    for compactions, tombstones in ((ledger.compacted, False), (ledger.tombstones_removed, True)):
-        unfinished = {topic: compactions[topic] for topic in compactions if topic in ledger.lowered}
-        finished = {topic: replace(entry, ended=now) for topic, entry in unfinished.items() if not entry.ended}
-        ledger.add_compactions(finished, tombstones=tombstones)
-    ledger.forget_lowered(ledger.lowered)
-    return sorted(existing)
-
-
-def _owned_settings(settings: Mapping[str, str]) -> dict[str, str | None]:
-    return {name: settings.get(name) for name in (*CLEANING, *TOMBSTONES)}
-
-
-class _LoweredSettings:
-    """Settings of topics, lowered step by step, restored at the end.
-
-    Writes a heartbeat to the ledger every second.
-    """
-
-    def __init__(self, kafka: Topics, pipeline: Pipeline, topics: Sequence[str], *, tombstones: bool) -> None:
-        self._kafka, self._topics, self._tombstones = kafka, topics, tombstones
-        self._ledger = Ledger(pipeline, kafka)
-        self._original = kafka.overrides(topics)
-        self._stopped = threading.Event()
-        self._heartbeat_thread = threading.Thread(target=self._write_heartbeats, daemon=True)
-
-    def __enter__(self) -> "_LoweredSettings":
-        self._ledger.add_lowered(self._original)
-        self._ledger.write_heartbeat(at_work=True)
-        self._heartbeat_thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            _restore_settings(self._kafka, self._ledger.read())
-        finally:
-            self._stopped.set()
-            self._heartbeat_thread.join()
-            self._ledger.write_heartbeat(at_work=False)
-
-    def roll(self, roller: "_SegmentRoller", places: Mapping[str, Position]) -> dict[str, Position]:
-        """Begin a segment and hold it open, with cleaning off.
-
-        Returns ends above everything that can be cleaned.
-        """
-        self._kafka.override({topic: {**_owned_settings(self._original[topic]), **ROLLING} for topic in self._topics})
-        roller.roll(places)
-        self._kafka.override(dict.fromkeys(self._topics, OPEN_SEGMENT))
-        return self._kafka.ends(self._topics, decided=False)
-
-    def clean(self, ends: Mapping[str, Position]) -> None:
-        """Let the broker clean what lies below the ends, and write that to the ledger first."""
-        now = time.time()
-        compactions = {topic: Compaction(end, now) for topic, end in ends.items()}
-        self._ledger.add_compactions(compactions, tombstones=self._tombstones)
-        settings = {**CLEANING, **(TOMBSTONES if self._tombstones else {})}
-        self._kafka.override(dict.fromkeys(self._topics, settings))
-
-    def _write_heartbeats(self) -> None:
-        while not self._stopped.wait(HEARTBEAT_S):
-            # A heartbeat may fail: another command that takes this one for dead only restores the
-            # settings.
-            with suppress(ConnectorError):
-                self._ledger.write_heartbeat(at_work=True)
-
-
-class _SegmentRoller:
-    """Appends to partitions with aborted transactions.
-
-    A second roller of the pipeline fences the first one.
-    """
-
-    def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
-        self._bootstrap = topics.bootstrap
-        with translated_errors(self._bootstrap):
-            self._producer = kafka.KafkaProducer(
-                bootstrap_servers=self._bootstrap,
-                transactional_id=f"{pipeline.pipeline}-compaction",
-                transaction_timeout_ms=TRANSACTION_MS,
-            )
-            self._producer.init_transactions()
-
-    def __enter__(self) -> "_SegmentRoller":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._producer.close()
-
-    def roll(self, places: Mapping[str, Position]) -> None:
-        """Append to every partition of these topics, and abort. Raises ConnectorError."""
-        try:
-            with translated_errors(self._bootstrap):
-                self._producer.begin_transaction()
-                futures = [
-                    self._producer.send(topic, key=b"null", value=None, partition=partition)
-                    for topic, end in places.items()
-                    for partition in range(end.partition_count)
-                ]
-                for future in futures:
-                    future.get(timeout=TIMEOUT_MS / 1000)
-                self._producer.abort_transaction()
-        except ConnectorError as error:
-            if isinstance(error.__cause__, kafka.errors.ProducerFencedError | kafka.errors.InvalidProducerEpochError):
-                raise ConnectorError(
-                    "Another `cdc topics compact` of this pipeline has begun; this one stops.",
-                    hint="wait for the other to end",
-                ) from error
-            raise
 
 
 def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Position]) -> list[str]:

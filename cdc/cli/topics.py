@@ -25,7 +25,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         if as_json:
             raise SettingsError("--json goes after the verb.", hint=f"cdc topics {context.invoked_subcommand} --json")
         return None
-    from cdc.audit.compaction import restore
+    from cdc.audit.lowered_settings import restore
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline

@@ -187,7 +187,7 @@ def _apply(
     """Run the streams of the sinks to their end: their progress, and the errors that ended some of them."""
     from cdc.apply.progress import publish
     from cdc.apply.supervisor import supervise
-    from cdc.audit.compaction import restore
+    from cdc.audit.lowered_settings import restore
     from cdc.cli import render
     from cdc.control import registrations
     from cdc.control.definitions import compare_periodically

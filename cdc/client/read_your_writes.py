@@ -174,9 +174,8 @@ class View:
         if end == self._read_offset:
             return
         newest: dict[str, Token] = {}
-        for token in filter(
-            None, map(_parse_message, self._kafka.read_range(self._message_topic, self._read_offset, end))
-        ):
+        messages = self._kafka.read_range(self._message_topic, self._read_offset, end)
+        for token in filter(None, map(_parse_message, messages)):
             if self._token_ends.lacks(token) and token.lsn >= newest.get(token.server, token).lsn:
                 newest[token.server] = token
         self._read_offset = end

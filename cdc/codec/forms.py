@@ -1,7 +1,8 @@
-"""The forms in which views take rows: documents, or values of columns; and how one is filled from an older one.
+"""Forms of a row in a view: a document, or the values of columns; and how a row is filled from an older one.
 
-A change need not carry every value of its row. What it lacks is null in it and named in `missing`; an older change of
-the same row, or the view, gives these values. Nothing else of the older one counts.
+A change need not carry every value of its row. A missing value is null and its column is named in
+`missing`. An older change of the same row, or the view, supplies it. No other value of the older
+row counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,31 +14,38 @@ from cdc.model.table import Table
 
 
 class FilledValue(NamedTuple):
-    """A value of a form, and the names of the columns that it still lacks."""
+    """A row in a form, and the names of the columns whose value it still misses."""
 
     value: Any
     missing: tuple[str, ...]
 
 
 class Form(Protocol):
-    """What a view holds of a row."""
+    """How a view holds a row. Stateless; can be pickled; any thread may use it.
+
+    Called for every record.
+    """
 
     def converter(self, table: Table) -> Callable[[bytes], Any]:
-        """From the connector's JSON of a row; raises Unreadable for what a view can't hold."""
+        """Return the conversion from the connector's JSON of a row; called once per partition and task.
+
+        The conversion raises Unreadable for a row that a view can't hold.
+        """
 
     def fill(
         self, table: Table, value: Any, missing: Sequence[str], older: Any, older_missing: Sequence[str]
     ) -> FilledValue:
-        """A value with what it misses, as far as an older one of the same row, itself `lacking` some, has it."""
+        """Fill missing values of a row from an older state of it, which itself misses `older_missing`."""
 
     def size(self, value: Any) -> int:
-        """Bytes of memory, roughly."""
+        """Estimate the bytes of memory that a row takes."""
 
 
 class Documents:
     """Rows as the JSON documents of a search index or a cache, in UTF-8."""
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
+        """Return `TableCodec.document`."""
         return codec(table).document
 
     def fill(
@@ -48,8 +56,9 @@ class Documents:
         older: bytes,
         older_missing: Sequence[str],
     ) -> FilledValue:
+        """Copy missing members from the older document, as text."""
         filled_members, older_members = members(value), members(older)
-        # A view made before the column was added doesn't hold it: nobody has ever seen its value.
+        # A view that was made before the column was added doesn't hold it: its value is unknown.
         available = [name for name in missing if name in older_members and name not in older_missing]
         if not available:
             return FilledValue(value, tuple(missing))
@@ -57,6 +66,7 @@ class Documents:
         return FilledValue(joined(filled_members), tuple(name for name in missing if name not in available))
 
     def size(self, value: bytes) -> int:
+        """Count the bytes of the document."""
         return len(value)
 
 
@@ -66,6 +76,7 @@ class Values:
     ROW_BYTES, VALUE_BYTES = 64, 56
 
     def converter(self, table: Table) -> Callable[[bytes], tuple[Any, ...]]:
+        """Return `TableCodec.values`."""
         return codec(table).values
 
     def fill(
@@ -76,6 +87,7 @@ class Values:
         older: tuple[Any, ...],
         older_missing: Sequence[str],
     ) -> FilledValue:
+        """Copy missing values from the older row; a column that the table has no more is left out."""
         indices = {column.name: index for index, column in enumerate(table.columns)}
         filled = list(value)
         for name in missing:
@@ -84,5 +96,6 @@ class Values:
         return FilledValue(tuple(filled), tuple(name for name in missing if name in older_missing))
 
     def size(self, value: tuple[Any, ...]) -> int:
+        """Estimate the memory of the row: Python objects and the bytes of texts."""
         texts = sum(len(item) for item in value if isinstance(item, str | bytes))
         return self.ROW_BYTES + len(value) * self.VALUE_BYTES + texts

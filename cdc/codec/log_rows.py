@@ -84,13 +84,15 @@ class RecordClassifier:
             yield _batch([self.classify(*record) for record in zip(*columns, strict=True)])
 
     def classify(self, key: bytes | None, value: bytes | None, partition: int, offset: int) -> RecordSummary:
+        """Say what a rebuild would make of one record."""
         if key is None:
             return RecordSummary(partition, offset, None, KEYLESS)
         row_id = self._decoder.row_id(self.table.topic, key)
         if row_id is None or members(key).keys() != self._key:
             return RecordSummary(partition, offset, None, FOREIGN)
         if offset < self._first_offset(partition):
-            # Of another server or with another key: it need not be a change of the table as it is now.
+            # Of another server or with another key: it need not be a change of the table as it is
+            # now.
             return RecordSummary(partition, offset, row_id, TOMBSTONE if value is None else DEAD)
         return self._change(row_id, key, value, partition, offset)
 
@@ -176,12 +178,14 @@ class RowHistory:
         self._known_columns, self._has_gap = NOTHING, False
 
     def add(self, says: str, missing: Collection[str] | None, carried: Collection[str] | None) -> None:
+        """Take note of the next change of the row."""
         if says == ROW:
             kept_values = self._known_columns.intersection(missing or ())
             self._has_gap = len(kept_values) < len(missing or ())
             self._known_columns = kept_values.union(self._columns if carried is None else carried)
             return
-        # What lies before a delete is void, and before a record in quarantine too; this one leaves the row as it is.
+        # What lies before a delete is void, and before a record in quarantine too; this one leaves
+        # the row as it is.
         self._known_columns = NOTHING
         if says != UNREADABLE:
             self._has_gap = False
@@ -195,8 +199,8 @@ class RowHistory:
 def documents(table: Table) -> Work:
     """What each record makes of its row: DOCUMENTS, the document null where the row is gone.
 
-    Takes key and value. Records that can't be read are left out. A value that a record doesn't carry is what the
-    connector has put in its place.
+    Takes key and value. Records that can't be read are left out. A value that a record doesn't
+    carry is what the connector has put in its place.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

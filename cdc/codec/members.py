@@ -1,4 +1,4 @@
-"""JSON documents as the text of their members: values move from one to the other untouched, no number is rounded."""
+"""Members of JSON documents, as text: values move between documents untouched, and no number is rounded."""
 
 from collections.abc import Mapping
 
@@ -13,10 +13,11 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def members(document: bytes) -> dict[str, msgspec.Raw]:
-    """The members of a JSON object, each value as its own text; of several of one name the last.
+    """Split a JSON object into its members, each value as its own text; the last of several with one name wins.
 
     Raises:
-        Unreadable: it is no JSON object, or is nested deeper than Python goes (about a thousand levels).
+        Unreadable: it is no JSON object, or is nested deeper than Python goes (about a thousand
+        levels).
     """
     try:
         return _object(document)
@@ -25,5 +26,5 @@ def members(document: bytes) -> dict[str, msgspec.Raw]:
 
 
 def joined(values: Mapping[str, msgspec.Raw | bytes]) -> bytes:
-    """The JSON object of these members: the way back."""
+    """Join members to a JSON object: the inverse of `members`."""
     return b"{" + b",".join([b"%b:%b" % (encode(name), value) for name, value in values.items()]) + b"}"

@@ -1,7 +1,8 @@
-"""Values that the log doesn't carry: a large value that an update left alone, without REPLICA IDENTITY FULL.
+"""The placeholder: what Debezium writes for a large value that an update left alone.
 
-Debezium writes a placeholder in its place, whose shape follows the column's type (UnchangedToastedPlaceholder.java).
-Ours is a secret of 128 bits per deployment, so wherever it stands it is one: data can't look like it.
+It does so without REPLICA IDENTITY FULL, because the log doesn't carry the value. Its shape follows
+the column's type (UnchangedToastedPlaceholder.java). Each deployment has a secret of 128 bits as
+its placeholder, so data can't look like it.
 """
 
 import json
@@ -29,7 +30,7 @@ TEXT_ONLY = (
     *("smallint", "integer", "bigint", "real", "double", "boolean", "text", "numeric", "money", "json"),
     *("date", "time", "timetz", "timestamp", "timestamptz", "interval"),
 )
-"""Kinds of which a value is never missing, or has the placeholder as a text."""
+"""Kinds whose value is never missing, or has the placeholder as plain text."""
 
 
 class Placeholder:
@@ -45,7 +46,8 @@ class Placeholder:
         shapes = (*texts, *([item] for item in texts), list(raw), pair, _compact(pair))
         self._shapes = frozenset(_compact(shape).encode() for shape in shapes)
         self._text = _finder(text)
-        # A table that was reshaped had other columns; one whose rows pass through may have some that nobody knows yet.
+        # A table that was reshaped had other columns; one whose rows pass through may have some
+        # that nobody knows yet.
         text_only = document_words(table) is None and all(kind(item.type).name in TEXT_ONLY for item in table.columns)
         text_only &= not table.reshaped
         other_marks = () if text_only else (encoded, uuid_text, _compact(list(raw))[1:-1])
@@ -54,7 +56,10 @@ class Placeholder:
         self._names = frozenset(column.name for column in table.columns)
 
     def carried(self, row: bytes) -> CarriedRow | None:
-        """What a row carries; None when it carries every value. Raises Unreadable for what is no row."""
+        """Replace placeholders in a row; None when it carries every value.
+
+        Raises Unreadable for what is no row.
+        """
         if not self._text(row):
             for finder in self._other_marks:
                 if finder(row):
@@ -65,13 +70,13 @@ class Placeholder:
         masked = [name for name, value in values.items() if bytes(value) in self._shapes]
         if not masked:
             return None
-        # What a reshaped table has no more its views leave out: nothing could complete it, and nobody asks for it.
+        # Views leave out columns that a reshaped table has no more, so these need no value.
         missing = tuple(name for name in masked if name in self._names or not self._reshaped)
         return CarriedRow(joined({**values, **dict.fromkeys(masked, NULL)}), missing)
 
 
 def _finder(mark: str) -> Callable[[bytes], object]:
-    """A search in rows: of an expression, which takes less than half of what `in` takes for so long a text."""
+    """Return a search for a mark in rows: a regular expression takes less than half the time of `in` here."""
     return re.compile(re.escape(mark.encode())).search
 
 

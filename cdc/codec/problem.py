@@ -1,10 +1,16 @@
-"""Why a record or a value can't be taken, in words that name a column at most and never a value."""
+"""Errors of a record or value that can't be decoded.
+
+Messages name a column at most, never a value.
+"""
 
 MISFIT = "it does not fit the columns of its table"
 
 
 class Unreadable(ValueError):
-    """A record isn't a change of its topic's table, or a value can't be held. `problem` says why."""
+    """A record isn't a change of its topic's table, or a view can't hold a value.
+
+    `problem` says why.
+    """
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)

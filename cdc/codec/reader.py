@@ -1,4 +1,4 @@
-"""Some members of a JSON object, by name and type; the others aren't looked at."""
+"""Readers of some members of a JSON object, by name and type; the other members are skipped."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,16 +9,17 @@ import msgspec
 from cdc.codec.members import NULL, encode, joined, members
 
 UNNAMEABLE = re.compile(r'["\\\x00-\x1f]')
-"""What a name of a msgspec field can't have."""
+"""Characters that a msgspec field's name can't have."""
 NULL_TEXT = bytes(NULL)
 
 
 def reader(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
-    """A function from the text of an object to the values of these members, in their order.
+    """Build a function from the text of an object to the values of these members, in their order.
 
-    Types are msgspec's; Raw gives a value's own text. A member that the object lacks is null; one that is no string
-    where a text is asked for is its JSON text: the log holds numbers from before a column became a text or a numeric.
-    The function raises msgspec.DecodeError, ValueError or RecursionError for what is no such object.
+    Types are msgspec's; Raw gives a value's own text. A member that the object lacks is null; one
+    that is no string where a text is asked for is its JSON text: the log holds numbers from before
+    a column became a text or a numeric. The function raises msgspec.DecodeError, ValueError or
+    RecursionError for what is no such object.
     """
     strict, texts = _strict(fields), [name for name, type_ in fields.items() if type_ is str]
 
@@ -32,7 +33,7 @@ def reader(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
 
 
 def checker(fields: Mapping[str, Any]) -> Callable[[bytes], None]:
-    """A function that raises as `reader` does where a member isn't of its type, and makes nothing of those that are."""
+    """Build a function that raises as `reader`'s does where a member isn't of its type, and returns nothing."""
     texts = [name for name, type_ in fields.items() if type_ is str]
     if any(map(UNNAMEABLE.search, fields)):
         read = reader(fields)
@@ -77,7 +78,7 @@ def _types(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def _decoder(fields: Mapping[str, Any]) -> Callable[[bytes], Any]:
-    """To a struct of these members."""
+    """Build a decoder to a struct of these members."""
     slots = {f"f{index}": name for index, name in enumerate(fields)}
     struct_fields = [
         (slot, type_, NULL if type_ is msgspec.Raw else None) for slot, type_ in zip(slots, _types(fields), strict=True)
@@ -86,7 +87,7 @@ def _decoder(fields: Mapping[str, Any]) -> Callable[[bytes], Any]:
 
 
 def _decode_as_list(names: Sequence[str], types: Sequence[Any]) -> Callable[[bytes], Sequence[Any]]:
-    """The same for any names: the members' texts as a list."""
+    """Build the same function for names that no struct can have: it decodes the members' texts as a list."""
     decode = msgspec.json.Decoder(tuple[tuple(types)]).decode  # type: ignore[misc]
 
     def read(text: bytes) -> Sequence[Any]:

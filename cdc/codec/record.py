@@ -1,4 +1,4 @@
-"""Kafka records to changes: bytes of the connector's key and value to what they say of a row."""
+"""Decoding of Kafka records: bytes of the connector's key and value to a change of a row."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ WRITES, DELETE = ("u", "c", "r"), "d"
 
 
 class Change(msgspec.Struct, gc=False):
-    """What a record says of one row. `op` is r, c, u or d, None for a tombstone."""
+    """A change of one row. `op` is r, c, u or d; None for a tombstone."""
 
     id: str
     """The row's id in every view."""
@@ -50,7 +50,7 @@ _NOWHERE = _Source()
 
 
 class _Topic:
-    """What to know of a table, at hand for each of its records."""
+    """Whatever decoding needs of a table, prepared once for all of its records."""
 
     __slots__ = ("carried", "name", "row_id", "schema", "table")
 
@@ -58,13 +58,14 @@ class _Topic:
         self.row_id = codec(table).row_id
         self.carried = Placeholder(placeholder, table).carried
         self.name = table.topic
-        # The connector's own words for a topic; a table whose topic ends otherwise is compared by its topic's end.
+        # The connector names topics after tables. A table with another topic is compared by the end
+        # of its topic's name.
         has_connector_name = table.topic.endswith(f".{table.qualified}")
         self.schema = table.schema if has_connector_name else None
         self.table = table.name if has_connector_name else None
 
     def holds(self, source: _Source) -> bool:
-        """Whether a change is of this table; one that doesn't say is."""
+        """Say whether a change is of this table; a change that doesn't name a table counts as one."""
         if source.table == self.table and source.schema == self.schema:
             return True
         if source.table is None or source.schema is None:
@@ -73,13 +74,16 @@ class _Topic:
 
 
 class RecordDecoder:
-    """Reads the records of some tables' topics; what is known of a table is made once a process."""
+    """Decodes the records of some tables' topics.
+
+    Keeps no state between records; any thread may use it.
+    """
 
     def __init__(self, tables: Sequence[Table], placeholder: str) -> None:
         self._topics = {table.topic: _Topic(table, placeholder) for table in tables}
 
     def decode(self, topic: str, key: bytes | None, value: bytes | None) -> Change:
-        """What a record says.
+        """Decode a record; called for each record of a lane.
 
         Raises:
             Unreadable: it isn't what the connector writes of the topic's table.
@@ -115,7 +119,7 @@ class RecordDecoder:
         return Change(row_id, op, row, missing, lsn, source.ts_us)
 
     def row_id(self, topic: str, key: bytes | None) -> str | None:
-        """The id of the row that a key names; None when the key isn't one of the topic's table."""
+        """Return the id of the row that a key names; None when the key isn't one of the topic's table."""
         table = self._topics.get(topic)
         if table is None or key is None:
             return None
@@ -127,7 +131,7 @@ class RecordDecoder:
 
 
 def _validate(key: bytes, value: bytes | None) -> None:
-    """What is passed through or left out isn't looked at when an envelope is decoded."""
+    """Raise Unreadable for bytes that are no UTF-8: decoding an envelope skips the parts that it passes through."""
     try:
         key.decode()
         if value is not None:
@@ -137,7 +141,7 @@ def _validate(key: bytes, value: bytes | None) -> None:
 
 
 def _lsn(sequence: str | None) -> int | None:
-    """Rows of an incremental snapshot tell where in the log they are in `sequence` only: [null,"123"]."""
+    """Parse the LSN of an incremental snapshot's row, which only `sequence` has: [null,"123"]."""
     if sequence is None:
         return None
     try:

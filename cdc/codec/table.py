@@ -1,4 +1,4 @@
-"""One table's rows in every form: the connector's JSON, a document of a view, columns of the warehouse; and ids."""
+"""The codec of one table: ids, and rows as the connector's JSON, as documents, as columns of the warehouse."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
@@ -19,22 +19,26 @@ if TYPE_CHECKING:
 NO_KEY = "its key is not one of the table"
 READ_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Unreadable)
 CONVERSION_ERRORS = (ValueError, ArithmeticError)
-"""What a conversion of `cdc.codec.types` raises for a value that has no such form."""
+"""Errors that a conversion of `cdc.codec.types` raises for a value that has no such form."""
 Read = Callable[[bytes], Sequence[Any]]
 
 
 @cache
 def codec(table: Table) -> "TableCodec":
-    """The codec of a table; made once a process."""
+    """Return the codec of a table; made once per process."""
     return TableCodec(table)
 
 
 class TableCodec:
-    """What to make of the rows of a table. Any thread may use it; what is costly to make is made at its first use."""
+    """Converts the rows of a table.
+
+    Any thread may use it; costly parts are made at their first use.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        # Values of json last, as Postgres writes them for `verify`: rows that are written alike needn't be parsed.
+        # Values of json last, as Postgres writes them for `verify`: rows that are written alike
+        # needn't be parsed.
         self._columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
         self._template = _template(self._columns)
         self._words = document_words(table)
@@ -50,7 +54,7 @@ class TableCodec:
         ]
 
     def row_id(self, key: bytes) -> str:
-        """The id of a row in every view, from the connector's key JSON: the document form of its key columns.
+        """Return the id of a row in every view, from the connector's key JSON: the document form of its key columns.
 
         One key column is its text, several are a JSON array; `change.row_id` is its twin.
 
@@ -73,10 +77,11 @@ class TableCodec:
         return single if type(single) is str else encode(single).decode()
 
     def document(self, row: bytes) -> bytes:
-        """The row as the JSON document of a search index or a cache.
+        """Convert a row to the JSON document of a search index or a cache, on one line.
 
-        The connector's own text where no value needs another form; tables that need one for rare values only are
-        searched for these first. On one line, since some views are told of rows by lines.
+        Returns the connector's own text where no value needs another form. Rows of tables that need
+        one for rare values only are searched for these first. One line, because a bulk request is
+        lines of JSON.
 
         Raises:
             Unreadable: a value is none of its column's type.
@@ -115,17 +120,17 @@ class TableCodec:
 
     @cached_property
     def schema(self) -> "pa.Schema":
-        """The columns of the warehouse, named as the table's."""
+        """Columns of the warehouse, with the names of the table's."""
         import pyarrow as pa
 
         return pa.schema([(column.name, arrow(kind(column.type).column)) for column in self.table.columns])
 
     def values(self, row: bytes) -> tuple[Any, ...]:
-        """The row as `pyarrow.array` takes it for the columns of `schema`; None for what the row lacks.
+        """Convert a row to the values of the columns of `schema`, as `pyarrow.array` takes them; None for missing ones.
 
         Raises:
-            Unreadable: a value is none of its column's type.
-            ValueNotRepresentable: the warehouse has no way to hold a value, or the connector has damaged it.
+            Unreadable: a value is none of its column's type. ValueNotRepresentable: the warehouse
+            has no way to hold a value, or the connector has damaged it.
         """
         try:
             values = list(self._column_values(row))
@@ -144,7 +149,10 @@ class TableCodec:
         return tuple(values)
 
     def problem(self, row: bytes, *, warehouse: bool) -> str | None:
-        """What keeps the connector's JSON of a row out of a view; None when it fits. Looks at every column."""
+        """Say what keeps the connector's JSON of a row out of a view; None when it fits.
+
+        Checks every column.
+        """
         try:
             values = self._wire(row)
         except READ_ERRORS:
@@ -159,7 +167,7 @@ class TableCodec:
         return None
 
     def documents(self, batch: "pa.RecordBatch") -> "pa.Array":
-        """The way back: the documents of rows that are held as the columns of `schema`."""
+        """Convert rows from the columns of `schema` back to documents."""
         import pyarrow as pa
 
         columns = [self._texts(batch.column(column.name), kind(column.type)) for column in self._columns]
@@ -168,7 +176,7 @@ class TableCodec:
 
     @staticmethod
     def _texts(column: "pa.Array", type_codec: TypeCodec) -> list[bytes]:
-        """The JSON of every value of a column."""
+        """Write every value of a column as JSON."""
         type_, convert = arrow(type_codec.column), type_codec.from_column
         values = column.cast(type_).cast(portable(type_)).to_pylist()
         if convert:
@@ -176,7 +184,7 @@ class TableCodec:
         return [encode(value) for value in values]
 
     def _mismatch(self, row: bytes) -> Unreadable:
-        """Why a row can't be read as what the columns hold: by name, if its values are ones of the table's types."""
+        """Say why a row doesn't fit the columns; names the column if the values are of the table's types."""
         try:
             values = self._wire(row)
         except READ_ERRORS:
@@ -211,7 +219,7 @@ class TableCodec:
 
     @cached_property
     def _members(self) -> Read:
-        """The row for a document: as their own text what passes through."""
+        """Reader of a row for a document; values that need no conversion stay text."""
         kinds = {column.name: kind(column.type) for column in self._columns}
         return reader(
             {name: type_codec.wire if _is_converted(type_codec) else msgspec.Raw for name, type_codec in kinds.items()}
@@ -236,12 +244,12 @@ class TableCodec:
 
 
 def _is_converted(type_codec: TypeCodec) -> bool:
-    """Whether a document's value may be another than the connector's, or none."""
+    """Say whether a document's value may differ from the connector's, or be damaged."""
     return type_codec.document is not None or type_codec.lost is not None
 
 
 def document_words(table: Table) -> list[bytes] | None:
-    """A row with none of these is its own document; None when every row has to be looked at."""
+    """Return words without which a row is its own document; None when every row has to be converted."""
     converted = [kind(column.type) for column in table.columns if _is_converted(kind(column.type))]
     if table.reshaped or any(not type_codec.words for type_codec in converted):
         return None
@@ -249,13 +257,16 @@ def document_words(table: Table) -> list[bytes] | None:
 
 
 def _template(columns: Iterable[Column]) -> bytes:
-    """A document with %b in the place of every value."""
+    """Build a document with %b in the place of every value."""
     names = [encode(column.name).replace(b"%", b"%%") for column in columns]
     return b"{" + b",".join([name + b":%b" for name in names]) + b"}"
 
 
 def _column_conversion(type_codec: TypeCodec) -> Callable[[Any], Any] | None:
-    """From the wire to the column; None for what can't be held. None itself where every value is held as it is."""
+    """Return the conversion from wire to column, which gives None for a value that can't be held.
+
+    None itself where every value is held as it is.
+    """
     if type_codec.lost is None:
         return type_codec.to_column
     lost, convert = type_codec.lost, type_codec.to_column

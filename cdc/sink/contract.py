@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
+from cdc.errors import Fenced, SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import RowFormat, Table
 from cdc.sink.lane import Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
@@ -68,9 +68,9 @@ class Sink(Protocol):
     def prepare(self, table: Table) -> None:
         """Create what holds the view of a table, empty, so that readers find it; does nothing when it is there.
 
-        Called for each table whenever a stream loads its plan (at its start and at each restart), before the
-        table's first `apply`; by `cdc rebuild` for the new generation; and every few seconds while a table waits
-        for a person, to see whether it fits by now.
+        Called for each table whenever a stream loads its plan (at its start and at each restart),
+        before the table's first `apply`; by `cdc rebuild` for the new generation; and every few
+        seconds while a table waits for a person, to see whether it fits by now.
 
         Raises:
             SchemaMismatch: this table can't be held, or can't be continued; others can.
@@ -79,16 +79,18 @@ class Sink(Protocol):
     def position(self, table: Table) -> ViewCheckpoint | None:
         """Read the view's checkpoint; None when nothing has been applied yet. Needs no Spark.
 
-        Called for each table whenever a stream loads its plan; by `status`, `rollback`, `rebuild`, `audit`; and by
-        `cdc.client` many times a second while an application waits for its own write. Cheap: one read.
+        Called for each table whenever a stream loads its plan; by `status`, `rollback`, `rebuild`,
+        `audit`; and by `cdc.client` many times a second while an application waits for its own
+        write. Cheap: one read.
         """
 
     def apply(self, batch: Batch) -> Outcome:
         """Make one batch durable and store its positions. A repeated batch changes nothing.
 
-        Called once per batch, one batch at a time, several a second under load; repeated with the same batch after
-        SinkUnavailable. Runs on the driver; rows travel through a `Writer` on the executors. A batch of no length
-        (start = end) writes its rows all the same: it repairs single rows, and moves no position.
+        Called once per batch, one batch at a time, several a second under load; repeated with the
+        same batch after SinkUnavailable. Runs on the driver; rows travel through a `Writer` on the
+        executors. A batch of no length (start = end) writes its rows all the same: it repairs
+        single rows, and moves no position.
 
         Raises:
             RowsRejected, DecodeError, ValueNotRepresentable: a record can't be applied, and the batch's `rejection`
@@ -100,15 +102,16 @@ class Sink(Protocol):
     def clear(self, table: Table) -> None:
         """Make the view empty and forget its position, so that it is made again from offset zero.
 
-        Called when the plan is loaded and the stored position can't be continued: after a TRUNCATE, of a topic that
-        was made anew, of a standby that is begun again. `prepare` follows.
+        Called when the plan is loaded and the stored position can't be continued: after a TRUNCATE,
+        of a topic that was made anew, of a standby that is begun again. `prepare` follows.
         """
 
     def scan(self, table: Table, spark: SparkSession, ids: Sequence[str] | None = None) -> DataFrame:
         """Read the view: id string, document string (JSON), in any order; a row may come twice while others write.
 
-        With ids only their rows, as far as there are any, each as often as the view holds it. Called by `verify`,
-        once or twice per table; the frame is lazy and is evaluated before the next scan of the same view.
+        With ids only their rows, as far as there are any, each as often as the view holds it.
+        Called by `verify`, once or twice per table; the frame is lazy and is evaluated before the
+        next scan of the same view.
         """
 
     def close(self) -> None:
@@ -123,7 +126,8 @@ class Sink(Protocol):
     def check_capacity(self, tables: Sequence[Table]) -> None:
         """Check that a second generation of these views has room, and a place of its own.
 
-        Called once by `cdc rebuild`, before the first `prepare`. Best effort: others may take the room meanwhile.
+        Called once by `cdc rebuild`, before the first `prepare`. Best effort: others may take the
+        room meanwhile.
 
         Raises:
             SinkRejected: it has not.
@@ -132,9 +136,10 @@ class Sink(Protocol):
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Show readers the generations of these names, each view in one step; returns the names that they saw before.
 
-        Called by `rebuild` and `rollback`, while `cdc run` applies to both generations. Waits until no view is
-        behind the one that it replaces, so that no view's position goes back. A view that is promoted already
-        stays, so the call may be repeated; only views that this call switches are in the result.
+        Called by `rebuild` and `rollback`, while `cdc run` applies to both generations. Waits until
+        no view is behind the one that it replaces, so that no view's position goes back. A view
+        that is promoted already stays, so the call may be repeated; only views that this call
+        switches are in the result.
 
         Raises:
             SinkUnavailable: a view is behind for 30 s; a writer has to apply to it.
@@ -149,17 +154,23 @@ class Sink(Protocol):
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove every generation but the live ones, those in `keep` (by table), and what these need.
 
-        Called after a rebuild or rollback, by `cdc generations --clean`, and by a stream when nothing is retained
-        any more.
+        Called after a rebuild or rollback, by `cdc generations --clean`, and by a stream when
+        nothing is retained any more.
         """
 
 
 @runtime_checkable
 class PositionReader(Protocol):
-    """A sink that can be asked about many views at once. Optional; `positions` falls back to one request a view."""
+    """A sink that can be asked about many views at once.
+
+    Optional; `positions` falls back to one request a view.
+    """
 
     def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """Read `Sink.position` of each table, by table name. Called as often as `position`, by the same callers."""
+        """Read `Sink.position` of each table, by table name.
+
+        Called as often as `position`, by the same callers.
+        """
 
 
 def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
@@ -176,8 +187,9 @@ class GroupScanner(Protocol):
     def scan_group(self, tables: Sequence[Table], spark: SparkSession) -> DataFrame:
         """Read `Sink.scan` of each table: table string (its name), id string, document string.
 
-        A view that can't be read this way, or not to its end, has a row without an id, whatever else there is of it.
-        The caller scans it by itself then, which raises the reason. That spoils none of the others.
+        A view that can't be read this way, or not to its end, has a row without an id, whatever
+        else there is of it. The caller scans it by itself then, which raises the reason. That
+        spoils none of the others.
         """
 
 
@@ -186,7 +198,10 @@ class FitChecker(Protocol):
     """A sink that can tell whether a view was made for its table as it is now, without changing anything."""
 
     def require_fit(self, table: Table) -> None:
-        """Raise SchemaMismatch as `prepare` would, of a view that is there. Called by `cdc plan`, once per table."""
+        """Raise SchemaMismatch as `prepare` would, of a view that is there.
+
+        Called by `cdc plan`, once per table.
+        """
 
 
 @runtime_checkable
@@ -196,7 +211,8 @@ class Archive(Protocol):
     def archived(self, table: Table) -> ViewCheckpoint | None:
         """Read how far its log of a table's changes has got; None when there is none yet.
 
-        Called when a plan is loaded, to look for changes that Kafka removed before they were archived.
+        Called when a plan is loaded, to look for changes that Kafka removed before they were
+        archived.
         """
 
 
@@ -286,7 +302,8 @@ class RowsRejected(SinkRejected):
 class SchemaMismatch(SinkRejected):
     """A view can't hold the table as it is now; other views can. This table waits until a person acts.
 
-    Without a message: the view was made for other columns, and can't be changed to hold those of today.
+    Without a message: the view was made for other columns, and can't be changed to hold those of
+    today.
     """
 
     def __init__(self, table: Table, sink: str, message: str | None = None, hint: str | None = None) -> None:
@@ -335,58 +352,12 @@ class Outcome:
     """By topic and row id: the offset below which the row's quarantine entries are void, since all its values are
     known."""
     writer_results: dict[str, list[str]] = field(default_factory=dict)
-    """By table name: what `Writer.finish` has handed over on each executor. For the sink alone; empty for callers."""
+    """By table name: what `Writer.finish` has handed over on each executor.
+
+    For the sink alone; empty for callers.
+    """
 
     @property
     def complete(self) -> bool:
         """Whether `rejected` names all records that were rejected."""
         return sum(applied.quarantined for applied in self.applied.values()) <= len(self.rejected)
-
-
-def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> bool:
-    """Compare a stored position with the one that a batch starts from; False when the batch is already applied.
-
-    Raises:
-        Fenced, PositionLost: see `Sink.apply`.
-    """
-    position = stored.position if stored else None
-    if position == advance.start:
-        return True
-    if stored and stored.writer == writer and position == advance.end:
-        return False
-    raise mismatch(advance.table, advance.start, position, ours=stored is None or stored.writer == writer)
-
-
-def mismatch(table: Table, expected: Position | None, stored: Position | None, *, ours: bool) -> CdcError:
-    """Choose the error for a position that isn't where this writer left it.
-
-    ours: whether this writer was the last to move it.
-    """
-    lost = stored is None or (expected is not None and distance(stored, expected).reach is Reach.BEHIND)
-    if ours and lost:
-        return PositionLost(
-            f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",
-            hint="nothing to do: its changes are applied again from where it stands",
-            table=table.qualified,
-        )
-    return Fenced(
-        f"Another writer has moved the position of the view of {table.qualified}; this one stops.",
-        hint="run one `cdc run` per sink; start this one again when the other has ended",
-        table=table.qualified,
-    )
-
-
-def checkpoint_after(
-    advance: Advance, stored: ViewCheckpoint | None, applied: Applied, writer: str, generation: str | None = None
-) -> ViewCheckpoint:
-    """Build the checkpoint to store once `advance` is applied."""
-    base = stored or ViewCheckpoint(advance.end)
-    return replace(
-        base,
-        position=advance.end,
-        writer=writer,
-        rows=base.rows + applied.rows,
-        changed_at=round(time.time(), 3),
-        floor=advance.floor,
-        generation=base.generation if generation is None else generation,
-    )

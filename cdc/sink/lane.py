@@ -114,6 +114,7 @@ class Part:
 
     @property
     def topic(self) -> str:
+        """Kafka topic of the partition."""
         return self.advance.table.topic
 
 
@@ -151,40 +152,45 @@ class Writer(Protocol):
 
     @property
     def archives(self) -> bool:
-        """Whether `observe` gets changes from before a TRUNCATE, too. They have no effect on rows. Constant."""
+        """Whether `observe` gets changes from before a TRUNCATE, too. They have no effect on rows.
+
+        Constant.
+        """
 
     def start_offset(self, advance: Advance, partition: int) -> int:
         """Return the offset below which the view has all records of a partition.
 
-        Called once per task and partition, before its first record. Further than the step's start when an earlier
-        try has got part of the way. Local: asks no server.
+        Called once per task and partition, before its first record. Further than the step's start
+        when an earlier try has got part of the way. Local: asks no server.
         """
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
         """Read what the view holds of rows: by id a value of the form, or SUPERSEDED; absent rows are left out.
 
-        Called at most once per part and chunk, just before `write`, for the rows that miss a value. SUPERSEDED: the
-        view has a newer version than the row's offset.
+        Called at most once per part and chunk, just before `write`, for the rows that miss a value.
+        SUPERSEDED: the view has a newer version than the row's offset.
         """
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         """Write all rows, none of which misses a value, and move each partition's position to the part's `end_offset`.
 
-        Called once per chunk; one answer per part, in their order. Durable on return, or staged for the sink's
-        commit on the driver. The position moves with the rows or after them, never before.
+        Called once per chunk; one answer per part, in their order. Durable on return, or staged for
+        the sink's commit on the driver. The position moves with the rows or after them, never
+        before.
         """
 
     def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
         """Look at a change before it is folded; returns the bytes of memory that the writer keeps of it.
 
-        Called for each change that is decoded, in the order of offsets: the hottest call of a lane. `value` is the
-        row in the writer's form, None for a delete.
+        Called for each change that is decoded, in the order of offsets: the hottest call of a lane.
+        `value` is the row in the writer's form, None for a delete.
         """
 
     def finish(self) -> Mapping[str, Sequence[str]]:
         """Close what is open; returns by topic what the sink on the driver is to get in `Outcome.writer_results`.
 
-        Called once per task, after the last `write`; not after a Failure or a record that ends the batch.
+        Called once per task, after the last `write`; not after a Failure or a record that ends the
+        batch.
         """
 
 

@@ -1,4 +1,4 @@
-"""Have a lane run by Spark's executors, and say what became of its batch.
+"""Run a lane on Spark's executors, and collect what became of its batch.
 
 In:  a lane and the records of a batch. Out: `Outcome`; the error of the first failure that an executor reports.
 """
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     """What is done with the Arrow batches of a task."""
 
 COMMON_HINTS = {"broker": "nothing to do: it is tried again; is Kafka up?"}
-"""Hints by kind of a failure, whatever the sink."""
+"""Hints by kind of a failure that every sink has."""
 _decode = msgspec.json.Decoder(PartitionOutcome).decode
 
 
 def run_on_executors(lane: Lane, records: DataFrame, sink: str, hints: Mapping[str, str]) -> Outcome:
-    """Run a lane over a batch's records; hints: by kind of a failure, what a person can do about it.
+    """Run a lane over a batch's records, one Spark job; returns when all tasks have ended.
+
+    hints: by kind of a failure, what a person can do about it.
 
     Raises:
         CdcError: of the first failure that is reported, or of a record that ends the batch.
@@ -43,7 +45,7 @@ def run_on_executors(lane: Lane, records: DataFrame, sink: str, hints: Mapping[s
 
 
 def run_in_process(lane: Lane, records: DataFrame, sink: str) -> Outcome:
-    """The same in this process: for the reference, whose view is in it."""
+    """Run a lane in this process: for the reference sink, whose view is in it."""
     task = LaneRun(lane)
     rows = records.select(*COLUMNS).collect()
     for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"])):
@@ -57,6 +59,10 @@ def _bytes(part: bytearray | None) -> bytes | None:
 
 
 def collect_outcome(lane: Lane, reports: Iterable[PartitionOutcome], sink: str, hints: Mapping[str, str]) -> Outcome:
+    """Add up what tasks report.
+
+    Raises the first failure, or the error of a record that ends the batch.
+    """
     names = {advance.table.topic: advance.table.qualified for advance in lane.advances}
     result = Outcome({name: Applied() for name in names.values()})
     for report in reports:
@@ -90,12 +96,16 @@ def _rejection_error(rejected: list[Rejected], sink: str) -> CdcError:
 
 
 def reported_error(kind: str, message: str, hints: Mapping[str, str], **where: object) -> CdcError:
-    """The error of a failure that is told by a word, with the hint for its kind."""
+    """Build the error for the kind of a failure, with its hint."""
     return REPORTED[kind](message, hint={**COMMON_HINTS, **hints}.get(kind, "see the message"), **where)
 
 
 def freeze_gc_after(work: Work) -> Work:
-    """The same for a worker that takes many tasks: Spark collects garbage after each, over all that is loaded."""
+    """Wrap a task's work so that modules are frozen after the first one.
+
+    A Python worker takes many tasks, and Spark collects garbage after each, over everything that is
+    loaded.
+    """
 
     def work_then_freeze(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from work(batches)
@@ -106,5 +116,5 @@ def freeze_gc_after(work: Work) -> Work:
 
 @cache
 def _freeze_gc(_: str) -> None:
-    """Leave what is loaded out of it, after the first task of each kind."""
+    """Exclude what is loaded from garbage collection, after the first task of each kind."""
     gc.freeze()

@@ -1,12 +1,12 @@
-"""One task of a lane: decodes, folds, fills and has written what Spark hands it, chunk by chunk.
+"""One task of a lane: decodes, folds, fills and writes the records that Spark hands it, by chunks.
 
-A view is taken from one offset to a later one as if record by record, wherever chunks are cut. One thing depends on
-that: changes that carry all of a row only together, of which the view has nothing, are put together within a chunk, and
-rejected where they are cut.
+A view is taken from one offset to a later one as if record by record, wherever chunks are cut. One
+thing depends on that: changes that carry all of a row only together, of which the view has nothing,
+are put together within a chunk, and rejected where they are cut.
 
-A record that can't be applied is rejected by itself (`cdc.sink.rejection`), before the position of its chunk moves. Its
-row is tainted then: a later change that doesn't carry all values can't be completed across it, and is rejected, too; a
-later one that carries all cures it.
+A record that can't be applied is rejected by itself (`cdc.sink.rejection`), before the position of
+its chunk moves. Its row is tainted then: a later change that doesn't carry all values can't be
+completed across it, and is rejected, too; a later one that carries all cures it.
 """
 
 from __future__ import annotations
@@ -40,18 +40,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SOURCE_BYTES = 200
-"""Of memory, besides its key and value."""
+"""Memory of a record besides its key and value."""
 ASSUMED_FILLED_BYTES, MIN_FILLED_BYTES, FILLED_MARGIN = 100_000, 2_000, 8
-"""What a row is taken for that has yet to be filled with large values: first, at least, times the mean so far."""
+"""Assumed size of a row that still misses large values: at first; at least; as a multiple of the mean."""
 
 
 def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a task does: COLUMNS in, a partition's records in the order of offsets and all in one task; REPORT."""
+    """Run a lane over one task's records: COLUMNS in, REPORT out.
+
+    All records of a Kafka partition are in the same task, in the order of offsets.
+    """
     import pyarrow as pa
 
     lane_run = LaneRun(lane)
     for topic, partition, records in itertools.chain.from_iterable(map(split_by_partition, batches)):
-        # To its end, even where nothing is left to do: Spark throws a worker away that hasn't read all.
+        # To its end, even where nothing is left to do: Spark throws a worker away that hasn't read
+        # all.
         if not lane_run.stopped:
             lane_run.fold(topic, partition, records)
     reports = [msgspec.json.encode(report) for report in lane_run.finish()]
@@ -65,7 +69,7 @@ Decoded = tuple[Change, Any, Source, bool]
 
 
 def split_by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, int, Records]]:
-    """The records of each Kafka partition: topic, partition, records in the order of offsets."""
+    """Split a batch by Kafka partition: topic, partition, records in the order of offsets."""
     topics, partitions, offsets = (batch.column(name).to_pylist() for name in ("topic", "partition", "offset"))
     keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
     row_partitions = list(zip(topics, partitions, strict=True))
@@ -91,10 +95,10 @@ class LaneRun:
         self._filled_sizes = _MeanSize()
         self._rejections: list[tuple[Rejected, Source]] = []
         self.stopped = False
-        """Nothing that comes is applied any more."""
+        """Whether the task has failed or a record has ended the batch: later records aren't applied."""
 
     def fold(self, topic: str, partition: int, records: Records) -> None:
-        """Fold the records of a partition into the chunk at hand, which is written whenever it is full."""
+        """Fold the records of a partition into the current chunk; write the chunk whenever it is full."""
         advance = self._advances.get(topic)
         if advance is None:
             return
@@ -105,7 +109,7 @@ class LaneRun:
             self._fail(topic, partition, failure)
 
     def finish(self) -> list[PartitionOutcome]:
-        """Write what is left; what became of each partition's records."""
+        """Write the last chunk; returns what became of each partition's records."""
         first_partition = next(iter(self._partitions), ("", 0))
         try:
             if not self.stopped:
@@ -164,7 +168,10 @@ class LaneRun:
                 return
 
     def _decode_changes(self, state: _PartitionState, records: Records) -> Iterator[Decoded | None]:
-        """Decode records; None for one that is rejected. Dead changes come only to a writer that archives them."""
+        """Decode records; None for one that is rejected.
+
+        Dead changes come only to a writer that archives them.
+        """
         part, report, topic = state.part, state.part.report, state.part.topic
         start, end, view_offset = state.start_offset, state.end_offset, state.view_offset
         first_offset, floor, only = state.first_offset, state.floor, state.only
@@ -202,7 +209,7 @@ class LaneRun:
                 yield change, value, source, is_dead
 
     def _note_cure(self, state: _PartitionState, source: Source) -> None:
-        """Look at a record that an earlier try has applied, or rejected: it may have cured a row."""
+        """Note whether a record that an earlier try has applied, or rejected, has cured a row."""
         topic = state.part.topic
         entries = state.entries.get(self._decoder.row_id(topic, source.key) or "", ())
         if not entries or source.offset in entries:
@@ -210,7 +217,7 @@ class LaneRun:
         try:
             change = self._decoder.decode(topic, source.key, source.value)
         except Unreadable:
-            # Somebody has given up its entry.
+            # Its quarantine entry was discarded.
             return
         if not change.missing and not (state.floor and change.lsn is not None and change.lsn < state.floor):
             state.cure(change.id, source.offset + 1)
@@ -237,7 +244,7 @@ class LaneRun:
             self._bytes += self._filled_sizes.assumed
             part.rows[change.id] = FoldedRow(change.id, source.offset, value, change.missing, [source])
         elif older.value is None:
-            # What the row held before it was deleted is void.
+            # The values from before the delete are void.
             self._reject(state, change.id, REFUSED, UNKNOWN, [source])
         else:
             filled = self._writer.form.fill(part.advance.table, value, change.missing, older.value, older.missing)
@@ -252,7 +259,7 @@ class LaneRun:
             rejected = Rejected(part.topic, part.partition, source.offset, row_id, kind, reason)
             self._rejections.append((rejected, source))
             self._bytes += len(source.key or b"") + len(source.value or b"") + SOURCE_BYTES
-            # Of a repair all: what isn't named is taken for mended.
+            # A repair names all: its caller takes every record that isn't named for mended.
             if state.is_repair or len(report.rejected) < REPORTED_ROWS:
                 report.rejected.append(rejected)
         report.applied.quarantined += len(sources)
@@ -264,9 +271,9 @@ class LaneRun:
     def _flush(self) -> None:
         """Write the chunk: first what is rejected of it, then its rows.
 
-        Also the last one leads to the last record that has come, not to the end of the batch: where Spark calls a task
-        off, because another has failed, its records just end. That all have come the driver knows, once all tasks have
-        ended well.
+        Also the last one leads to the last record that has come, not to the end of the batch: where
+        Spark calls a task off, because another has failed, its records just end. That all have come
+        the driver knows, once all tasks have ended well.
         """
         parts, self._parts = self._parts, []
         for part in parts:
@@ -291,7 +298,7 @@ class LaneRun:
                 raise Failure("broker", error.message) from None
 
     def _fill_from_view(self, state: _PartitionState, lacking: Sequence[FoldedRow]) -> None:
-        """Fill rows from what the view has of them; what isn't known there either is rejected."""
+        """Fill rows from what the view stores; reject a row whose values the view doesn't have either."""
         part = state.part
         stored_rows = self._writer.read_stored(part, lacking)
         for row in lacking:
@@ -329,16 +336,17 @@ class LaneRun:
 
 
 class _PartitionState:
-    """What is known of one partition for as long as the task runs.
+    """State of one partition for as long as the task runs.
 
-    entries: by id of a row, the offsets of its records in quarantine; tainted: rows of which a record was rejected that
-    no change has made up for yet; marked: all that have, or may have by now, entries.
+    entries: by id of a row, the offsets of its records in quarantine; tainted: rows of which a
+    record was rejected that no change has made up for yet; marked: all that have, or may have by
+    now, entries.
     """
 
     def __init__(self, lane: Lane, part: Part, form: Form | None) -> None:
         advance, partition, topic = part.advance, part.partition, part.topic
         self.part, self.is_repair = part, advance.is_repair
-        # All records that a repair is given are for it.
+        # A repair applies all records that it is given.
         self.view_offset = 0 if self.is_repair else part.view_offset
         self.start_offset = 0 if self.is_repair else advance.start_offsets[partition]
         self.end_offset = sys.maxsize if self.is_repair else advance.end.offsets[partition]
@@ -350,19 +358,19 @@ class _PartitionState:
             if row_id is not None:
                 self.entries.setdefault(row_id, set()).add(offset)
         self.marked = set(self.entries)
-        # What lies further on comes again: it is rejected again, or applied.
+        # Entries above the position come again in this batch: each is rejected again, or applied.
         self.tainted = {row_id for row_id, offsets in self.entries.items() if min(offsets) < self.view_offset}
         self.only = lane.only.get(topic)
         self.convert: Callable[[bytes], Any] = form.converter(advance.table) if form else bytes
 
     def cure(self, row_id: str, below: int) -> None:
-        """All values of a row are known as of that offset."""
+        """Clear a row's taint: all of its values are known as of that offset."""
         if not any(below <= offset < self.view_offset for offset in self.entries.get(row_id, ())):
             self.tainted.discard(row_id)
 
 
 class _MeanSize:
-    """How large rows have become that were filled with values they missed, in bytes."""
+    """Mean size, in bytes, of rows after they were filled with missing values."""
 
     def __init__(self) -> None:
         self._count = self._sum = 0
@@ -372,7 +380,7 @@ class _MeanSize:
 
     @property
     def assumed(self) -> int:
-        """For the next one, with room for larger ones."""
+        """Assumed size of the next such row, with a margin for larger ones."""
         return max(MIN_FILLED_BYTES, FILLED_MARGIN * self._sum // self._count) if self._count else ASSUMED_FILLED_BYTES
 
 

@@ -1,6 +1,6 @@
-"""What becomes of records that a view can't take: the batch stops, or they are put aside and the others go on.
+"""Records that a view can't hold: the batch stops, or they are quarantined and the others go on.
 
-Runs on the executors, beside the destination. `cdc.quarantine.rejection` is the way to put them aside.
+Runs on the executors. `cdc.quarantine.rejection` puts records into quarantine.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,17 @@ from typing import Protocol
 import msgspec
 
 DECODE, UNHOLDABLE, REFUSED = "decode", "unholdable", "refused"
-"""Kinds: it isn't what the connector writes; no view of this sort can hold it; this one won't take it."""
+"""Kinds of rejection: the connector doesn't write such a record; no view of this sort can hold it; this view won't
+take it."""
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A record that isn't applied, and why, in words that name a column at most; id: of its row, if the key tells."""
+    """A record that isn't applied.
+
+    id      of its row; None where the key doesn't tell it
+    kind    DECODE, UNHOLDABLE or REFUSED
+    reason  in words that name a column at most, never a value
+    """
 
     topic: str
     partition: int
@@ -33,31 +39,42 @@ class Source(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rejection(Protocol):
-    """Can be pickled."""
+    """What is done with records that can't be applied.
+
+    Pickled with the lane; the task's thread makes all calls.
+    """
 
     @property
     def stops(self) -> bool:
         """Whether one rejected record ends the batch, with nothing that comes after it applied."""
 
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
-        """Keep them where they are safe, durable on return. Raises ConnectorError."""
+        """Keep records where they are safe; durable on return, since the position moves past them next.
+
+        Called up to twice per chunk, before the rows are written and after. May get the same record
+        again when a task is repeated.
+
+        Raises:
+            KafkaUnavailable: the broker is away; the task ends and the batch is repeated.
+            ConnectorError: they can't be kept.
+        """
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The batch fails. For `on_error: stop`."""
+    """The batch fails at the first such record. For `on_error: stop`."""
 
     stops = True
 
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
-        """They are still in the log, ahead of the position."""
+        """Keep nothing: the records are still in the log, ahead of the position."""
 
 
 @dataclass(frozen=True)
 class Skip:
-    """They are left out, and reported: for views whose rejected records are another one's matter."""
+    """Such records are left out and reported: for a standby, whose rejected records the live view deals with."""
 
     stops = False
 
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
-        """They are known already, or of no concern."""
+        """Keep nothing: the records are in quarantine already, or of no concern."""

@@ -1,7 +1,7 @@
-"""What is done about a failure: one table, by the class of the error.
+"""Remedies: what is done about a failure, in one table by the class of the error.
 
-In:  whatever was raised. Out: an error with a class, and its remedy.
-Spark tells what went wrong inside it as text: `cdc.spark.failures` gives that its class first.
+In:  any exception. Out: an error with a class, and its remedy.
+Spark reports failures inside it as text only; `cdc.spark.failures` gives them their class first.
 """
 
 from collections.abc import Hashable, Mapping
@@ -32,22 +32,32 @@ from cdc.sink.contract import PositionLost, RowsRejected, SchemaMismatch
 
 
 class Remedy(StrEnum):
+    """What is done about a failure."""
+
     RETRY = "retry"
-    """The same step again after a pause, for as long as it takes: positions tell what is still to do."""
+    """Repeat the same step after a pause, for as long as it takes.
+
+    Positions say what is still to do.
+    """
     RESTART = "restart"
-    """The query again from where the sink stands; when it fails the same way again and again: stop, see `Patience`."""
+    """Start the query again from the sink's positions.
+
+    When it keeps failing in the same way, stop, see `Patience`.
+    """
     STOP = "stop"
-    """The sink's stream ends and says why: trying again would change nothing, or would do harm."""
+    """End the sink's stream and say why: trying again would change nothing, or would do harm."""
 
 
 REMEDIES: Mapping[type[BaseException], Remedy] = {
-    # A destination that is away, busy or failing over; one that has gone back by itself; one that refuses.
+    # A destination that is away, busy or failing over; one that has gone back by itself; one that
+    # refuses.
     SinkUnavailable: Remedy.RETRY,
     PositionLost: Remedy.RESTART,
     SinkRejected: Remedy.STOP,
     Fenced: Remedy.STOP,
     SinkError: Remedy.STOP,
-    # A broker that is away; one that answers, with what won't change: no such topic, not allowed, records gone.
+    # A broker that is away; one that answers, with what won't change: no such topic, not allowed,
+    # records gone.
     KafkaUnavailable: Remedy.RETRY,
     ConnectorError: Remedy.STOP,
     # Postgres that is away while tables are described; what it says about them.
@@ -56,17 +66,19 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # A Python worker or an executor that was killed; Spark itself.
     WorkerLost: Remedy.RESTART,
     SparkError: Remedy.STOP,
-    # Single records, where `on_error` is to stop: not what the connector writes, not what a view can hold or take.
+    # Single records, where `on_error` is to stop: not what the connector writes, not what a view
+    # can hold or take.
     DecodeError: Remedy.STOP,
     ValueNotRepresentable: Remedy.STOP,
     RowsRejected: Remedy.STOP,
-    # A view for other columns: its table is set aside (`Views.load`); where that isn't possible, nothing else helps.
+    # A view for other columns: its table is set aside (`Views.load`); where that isn't possible,
+    # nothing else helps.
     SchemaMismatch: Remedy.STOP,
     SettingsError: Remedy.STOP,
     Unexpected: Remedy.STOP,
     BaseException: Remedy.STOP,
 }
-"""By class; one that isn't named is treated as the one that it is a kind of."""
+"""By class; a class that isn't listed has the remedy of its nearest listed base class."""
 
 REPORTED: Mapping[str, type[CdcError]] = {
     "unavailable": SinkUnavailable,
@@ -79,23 +91,25 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "rewound": PositionLost,
     "broker": KafkaUnavailable,
 }
-"""The classes that executors report, as a word: an exception would lose its class on the way."""
+"""Error classes by the kind that executors report: an exception would lose its class on the way."""
 
-SAME = 5
-"""So often the very same failure may come back before there is any progress."""
+MAX_REPEATS = 5
+"""How often the very same failure may come back without progress before the stream stops."""
 PASSING_STATES = ("08", "40", "53", "55", "57")
 """SQLSTATE classes that pass: connection, rollback, resources, object in use, operator's intervention."""
 
 
 def remedy(error: BaseException) -> Remedy:
-    """What is done about an error; of the classes that it is of, the narrowest that the table names."""
-    return next(REMEDIES[one] for one in type(error).__mro__ if one in REMEDIES)
+    """Look up what is done about an error: by the narrowest of its classes that the table lists."""
+    return next(REMEDIES[cls] for cls in type(error).__mro__ if cls in REMEDIES)
 
 
 def classify(error: Exception, part: str, following: str = "the same command") -> CdcError:
-    """The error itself if it has a class; otherwise what is known by its kind, never by its text: that may quote a row.
+    """Return the error itself if it has a class of ours; otherwise classify it by its type.
 
-    `part` is who failed, a sink or a verb; `following` is the command that goes on.
+    Its text is never used, since it may quote a row.
+
+    part: who failed, a sink or a verb; following: the command that goes on.
     """
     if isinstance(error, CdcError):
         return error
@@ -108,11 +122,13 @@ def classify(error: Exception, part: str, following: str = "the same command") -
     )
 
 
-def given_up(error: CdcError) -> CdcError:
-    """The same error, once it has come back too often."""
+def exhausted(error: CdcError) -> CdcError:
+    """Build the same error with the remark that it has come back too often."""
     if remedy(error) is not Remedy.RESTART:
         return error
-    return type(error)(f"{error.message} That is {SAME} times without any progress.", hint=error.hint, **error.details)
+    return type(error)(
+        f"{error.message} That is {MAX_REPEATS} times without any progress.", hint=error.hint, **error.details
+    )
 
 
 def _of_postgres(error: psycopg.Error) -> SourceError:
@@ -127,16 +143,19 @@ def _of_postgres(error: psycopg.Error) -> SourceError:
 
 @dataclass
 class Patience:
-    """Counts how often the same failure comes back without progress in between: for ever is not for a while."""
+    """Counts how often the same failure comes back without progress in between.
+
+    A restart isn't repeated for ever.
+    """
 
     count: int = 0
     _failure: tuple[type[BaseException], str] | None = None
     _reached: Hashable = None
 
     def meet(self, error: BaseException, reached: Hashable) -> bool:
-        """Take note of a failure at a position; whether it may be tried again."""
+        """Count a failure at a position; returns whether the step may be tried again."""
         failure = type(error), str(error)
         self.count = self.count + 1 if (failure, reached) == (self._failure, self._reached) else 1
         self._failure, self._reached = failure, reached
         action = remedy(error)
-        return action is Remedy.RETRY or (action is Remedy.RESTART and self.count < SAME)
+        return action is Remedy.RETRY or (action is Remedy.RESTART and self.count < MAX_REPEATS)

@@ -18,8 +18,15 @@ from cdc.sink.remedy import classify
 from cdc.spark.session import MEMORY_HINT
 
 BROKER = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+)")
-FINAL = ("Authorization", "Authentication", "InvalidTopic", "InvalidGroup", "UnsupportedVersion", "CorruptRecord")
-"""What a broker answers for good; anything else of its errors passes."""
+FINAL_ERRORS = (
+    "Authorization",
+    "Authentication",
+    "InvalidTopic",
+    "InvalidGroup",
+    "UnsupportedVersion",
+    "CorruptRecord",
+)
+"""Kafka errors that won't pass by waiting; all others do."""
 LOST = re.compile(
     r"Python worker (?:exited unexpectedly|failed to connect back|process is dead)|ExecutorLostFailure|SlaveLost"
     r"|Executor heartbeat timed out|EOFException occurred while reading .* from Python worker"
@@ -27,15 +34,15 @@ LOST = re.compile(
 
 
 def explain(error: Exception, sink: str) -> CdcError:
-    """Name a failure, also one inside Spark, by what a person can do about it."""
+    """Give a failure its class, also one inside Spark, which tells it as text only."""
     if isinstance(error, CdcError):
         return error
     text = str(error)
-    return _of_a_server(text, sink) or _of_spark(error, text, sink)
+    return _of_server(text, sink) or _of_spark(error, text, sink)
 
 
-def _of_a_server(text: str, sink: str) -> CdcError | None:
-    """What the broker, or a process of Spark, has done."""
+def _of_server(text: str, sink: str) -> CdcError | None:
+    """Recognise failures of the broker, of a sink's server, and of Spark's processes by their text; None for others."""
     if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
         return ConnectorError(
             "Kafka no longer holds records that the view still needs.",
@@ -43,7 +50,7 @@ def _of_a_server(text: str, sink: str) -> CdcError | None:
             sink=sink,
         )
     if broker := BROKER.search(text):
-        return _of_a_broker(broker[1], sink)
+        return _of_broker(broker[1], sink)
     if f"{SinkUnavailable.__module__}.{SinkUnavailable.__name__}: " in text:
         return SinkUnavailable(f"{sink} can't be read.", hint="is the server up? the same command goes on", sink=sink)
     if "OutOfMemoryError" in text:
@@ -57,8 +64,8 @@ def _of_a_server(text: str, sink: str) -> CdcError | None:
     return None
 
 
-def _of_a_broker(name: str, sink: str) -> ConnectorError:
-    if name.startswith(FINAL) or any(f"{word}Exception" in name for word in FINAL):
+def _of_broker(name: str, sink: str) -> ConnectorError:
+    if name.startswith(FINAL_ERRORS) or any(f"{word}Exception" in name for word in FINAL_ERRORS):
         return ConnectorError(f"Kafka refuses: {name}.", hint="look at the broker's log, then: cdc -p FILE topics")
     return KafkaUnavailable(f"Kafka doesn't answer: {name}.", hint="nothing to do: it is tried again", sink=sink)
 
@@ -70,5 +77,5 @@ def _of_spark(error: Exception, text: str, sink: str) -> CdcError:
         return classify(error, sink, f"cdc -p FILE run --sink {sink}")
     # Spark's message may quote a value; its class never does.
     condition = re.search(r"\[([A-Z][A-Z0-9_.]+)\]", text)
-    what = condition[1] if condition else type(error).__name__
-    return SinkError(f"Spark failed: {what}.", hint="the log has the trace", sink=sink)
+    description = condition[1] if condition else type(error).__name__
+    return SinkError(f"Spark failed: {description}.", hint="the log has the trace", sink=sink)

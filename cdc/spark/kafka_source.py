@@ -1,4 +1,4 @@
-"""Whole topics as one batch: every committed record below a position.
+"""Topics as one Spark batch: every committed record below a position, or in ranges of offsets.
 
 In:  the broker, the positions to read up to. Out: records as Spark's Kafka source gives them; counts of them.
 Invariant: no row leaves the executors.
@@ -15,23 +15,25 @@ from cdc.model.position import Position
 
 FETCH_OPTIONS = {
     "kafka.isolation.level": "read_committed",
-    # How long the broker may hold an empty answer: paid for each partition whose last offsets are markers.
+    # Milliseconds that the broker may hold an empty answer: paid for each partition whose last
+    # offsets are markers.
     "kafka.fetch.max.wait.ms": "1",
-    # Spark asks for the topic's first and last offset at every poll, and throws away what was fetched ahead.
+    # Large polls: Spark asks for the topic's first and last offset at every poll, and throws away
+    # what was fetched ahead.
     "kafka.max.poll.records": "2000",
 }
 
 EARLIEST = -2
-"""As an offset to start from: the first that the broker has."""
+"""Start offset that stands for the first record that the broker has."""
 OffsetRanges = dict[tuple[str, int], tuple[int, int]]
-"""By topic and partition: an offset to start from, one to stop before."""
+"""By topic and partition: the offset to start from, and the one to stop before."""
 
 
 def reader_options(bootstrap: str, group: str | None = None) -> dict[str, str]:
-    """Options of Spark's Kafka source, for a stream as for a batch: whose topics, and how records are fetched.
+    """Return options of Spark's Kafka source, for a stream or a batch: the broker, and how records are fetched.
 
-    Executors keep consumers, and what these have fetched ahead, for the next reader of the same group; five minutes
-    long, so that a reader with a group of its own leaves them behind.
+    group: executors keep consumers, with what these have fetched ahead, for the next reader of the
+    same group, for five minutes. A reader with a group of its own leaves such consumers behind.
     """
     group_option = {"kafka.group.id": group} if group else {}
     return {"kafka.bootstrap.servers": bootstrap, **FETCH_OPTIONS, **group_option}
@@ -47,7 +49,7 @@ class PartitionCensus:
 
 
 def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:
-    """Every committed record below the ends: key, value binary; topic, partition, offset, timestamp."""
+    """Read every committed record below the ends: key, value binary; topic, partition, offset, timestamp."""
     ranges = {
         (topic, partition): (EARLIEST, offset)
         for topic, end in ends.items()
@@ -57,7 +59,7 @@ def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]
 
 
 def read_ranges(spark: SparkSession, bootstrap: str, spans: OffsetRanges, group: str | None = None) -> DataFrame:
-    """Every committed record of these spans, as `records` gives them."""
+    """Read every committed record of these ranges, with the columns of `read_until`."""
     starts, ends = ({place: span[index] for place, span in spans.items()} for index in (0, 1))
     return (
         spark.read.format("kafka")
@@ -77,7 +79,7 @@ def _by_topic(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int
 
 
 def census(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> dict[str, list[PartitionCensus]]:
-    """What each partition holds below the ends, by topic."""
+    """Count what each partition holds below the ends, by topic."""
     by_key = read_until(spark, bootstrap, ends).groupBy("topic", "partition", "key")
     counts = (
         by_key.agg(F.count("*").alias("records"), F.count_if(F.col("value").isNull()).alias("tombstones"))

@@ -1,8 +1,11 @@
-"""Spark's daemon of Python workers, quiet at the end: `python -m cdc.spark.python_worker`, which Spark starts.
+"""Spark's daemon of Python workers, without tracebacks at its end.
 
-A worker that waits for its next task still answers when Spark closes its Unix socket, and would print a traceback. A
-service's manager sends SIGTERM to all processes of a service at once: workers finish the batch at hand all the same,
-and end when Spark closes their daemon's standard input.
+Spark starts it as `python -m cdc.spark.python_worker`.
+
+A worker that waits for its next task still answers when Spark closes its Unix socket, and would
+print a traceback. A service manager sends SIGTERM to all processes of a service at once. The
+workers ignore it, so that they finish the batch at hand; they end when Spark closes their daemon's
+standard input.
 """
 
 import signal
@@ -15,7 +18,7 @@ _work = pyspark.daemon.worker
 
 
 def worker(sock: Any, authenticated: bool) -> int:
-    """Take one task; other than 0: there will be no further one."""
+    """Run one task. Returns 0 when the worker may take another one."""
     try:
         return _work(sock, authenticated)
     except BrokenPipeError:
@@ -23,7 +26,7 @@ def worker(sock: Any, authenticated: bool) -> int:
 
 
 def _handle(number: int, handler: Any) -> Any:
-    """`signal.signal`, but for SIGTERM."""
+    """Set a signal's handler as `signal.signal` does, but ignore SIGTERM."""
     return signal.signal(number, signal.SIG_IGN if number == signal.SIGTERM else handler)
 
 

@@ -23,7 +23,8 @@ from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink import lane_run
-from cdc.sink.contract import Batch, Outcome, SchemaMismatch, mismatch, wait_until_caught_up
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch, wait_until_caught_up
+from cdc.sink.fencing import mismatch
 from sinks.delta import executor, table_commit
 from sinks.delta.commit_pool import run_all
 from sinks.delta.executor import Staged, WarehouseWriter

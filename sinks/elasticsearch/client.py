@@ -62,6 +62,7 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The body as text."""
         return self.body.decode(errors="replace")
 
 
@@ -99,6 +100,7 @@ def _node(url: str) -> NodeConfig:
 
 
 def forget(url: str) -> None:
+    """Close this process' connections to a server."""
     if connections := _transports.pop(url, None):
         connections.close()
 
@@ -144,6 +146,7 @@ def _unreachable(url: str, reason: Cause) -> CdcError:
 
 
 def unavailable(message: str) -> SinkUnavailable:
+    """Build the error of an index that is away or busy."""
     return SinkUnavailable(message, hint=HINTS["unavailable"])
 
 

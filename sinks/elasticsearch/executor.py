@@ -56,15 +56,19 @@ class ElasticsearchWriter:
     _sent_partitions: set[tuple[str, int]] = field(default_factory=set)
 
     def start_offset(self, advance: Advance, partition: int) -> int:
+        """Return the step's start: the position moves on the driver, when all rows are durable."""
         return advance.start_offsets[partition]
 
     def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+        """Keep nothing."""
         return 0
 
     def finish(self) -> Mapping[str, Sequence[str]]:
+        """Hand over nothing."""
         return {}
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes | Superseded]:
+        """Read documents by `_mget`; for absent ones a delete asks whether a newer version was deleted."""
         alias = self.aliases[part.topic]
         with _reporting_failures():
             stored_rows: dict[str, bytes | Superseded] = dict(self._documents(alias, rows))
@@ -79,6 +83,7 @@ class ElasticsearchWriter:
         return stored_rows
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        """Send a bulk, and read every item's answer: an older version is stale, a refused document is named."""
         reasons: list[dict[str, str]] = [{} for _ in parts]
         stale: list[set[str]] = [set() for _ in parts]
         items = [item for index, part in enumerate(parts) for item in self._items(index, part)]

@@ -1,6 +1,6 @@
 """Names: which indices a sink's tables have, which of them readers see, and through which alias each is written to."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ class WritableIndex:
     writers: tuple[str, ...] = ()
 
     def writer(self, token: str) -> str:
+        """Return the alias through which the writer of this token writes."""
         return f"{self.index}{WRITER_SEPARATOR}{token}"
 
 
@@ -32,9 +33,11 @@ class Indices:
         self._server, self._pipeline, self._generation_names = server, pipeline, generation_names
 
     def alias(self, table: Table) -> str:
+        """Return the alias under which readers find the view."""
         return f"{self._pipeline}-{table.qualified}".lower()
 
     def name(self, table: Table, generation: str) -> str:
+        """Return the name of the index of a generation."""
         return f"{self.alias(table)}@{generation}"
 
     def find(self, tables: Sequence[Table]) -> dict[str, WritableIndex]:
@@ -66,6 +69,15 @@ class Indices:
             live_first = sorted(indices, key=lambda index: alias not in aliases_by_index[index])
             names_by_table[table.qualified] = [index.rpartition("@")[2] for index in live_first]
         return names_by_table
+
+    def switch_actions(
+        self, tables: Sequence[Table], live: Mapping[str, str], new: Mapping[str, str]
+    ) -> Iterator[dict[str, Any]]:
+        """Build the actions that move readers' aliases from the live indices, where there are any, to new ones."""
+        for table in tables:
+            yield {"add": {"index": new[table.qualified], "alias": self.alias(table)}}
+            if table.qualified in live:
+                yield {"remove": {"index": live[table.qualified], "alias": self.alias(table)}}
 
     def bytes(self, indices: Sequence[str]) -> int:
         """How much these take, without copies."""
@@ -99,3 +111,8 @@ class Indices:
 def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
     """Aliases that begin with the index' name are ours, also those of earlier versions."""
     return WritableIndex(index, tuple(sorted(alias for alias in aliases if alias.startswith(f"{index}."))))
+
+
+def generation_of(index: str) -> str:
+    """Return the generation that the name of an index ends with."""
+    return index.rsplit("@", 1)[1]

@@ -37,6 +37,7 @@ class Layout:
 
     @classmethod
     def of(cls, table: Table) -> "Layout":
+        """Build the layout that a table asks for now."""
         options = table.index.fields
         fields = {
             column.name: merge_field(field(column.type), options.get(column.name, {})) for column in table.columns
@@ -57,6 +58,7 @@ class Layout:
 
     @property
     def shards(self) -> int:
+        """Number of primary shards."""
         return int(self.live_settings["number_of_shards"])
 
     @property

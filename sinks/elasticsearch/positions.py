@@ -43,6 +43,10 @@ class Record:
         """Whether nothing was ever sent: there is nothing that could be deleted."""
         return self.stored is None and self.visible is None
 
+    def visible_checkpoint(self, default: Position) -> ViewCheckpoint:
+        """Build the checkpoint of what readers may have seen, as if it was stored."""
+        return ViewCheckpoint(self.visible or default, floor=self.stored.floor if self.stored else 0)
+
     def begins(self, end: Position) -> "Record":
         """Before rows of a batch that ends there are sent."""
         return replace(self, visible=_furthest(self.visible, end))
@@ -52,6 +56,7 @@ class Record:
         return replace(self, stored=stored, visible=_furthest(self.visible, stored.position))
 
     def to_json(self) -> str:
+        """Write the record as the document of `cdc-position`."""
         values: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
         if self.visible:
             values["visible"] = {"topic_id": self.visible.topic_id, "offsets": list(self.visible.offsets)}
@@ -59,6 +64,7 @@ class Record:
 
     @classmethod
     def from_item(cls, item: Mapping[str, Any], generation: str) -> "Record":
+        """Parse an item of an `_mget`'s answer."""
         source = item["_source"]
         condition = {"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]}
         stored = replace(ViewCheckpoint.from_mapping(source), generation=generation) if "topic_id" in source else None

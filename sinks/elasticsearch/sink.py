@@ -12,7 +12,7 @@ name has capitals: a bulk creates an index that isn't there, but none of such a 
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,22 +23,13 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import (
-    SWITCH_S,
-    Batch,
-    Outcome,
-    checkpoint_after,
-    mismatch,
-    must_apply,
-    require_free_space,
-    wait_until_caught_up,
-    would_go_back,
-)
+from cdc.sink.contract import SWITCH_S, Batch, Outcome, require_free_space, wait_until_caught_up, would_go_back
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sink.lane_run import run_on_executors
 from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.fields import refusals
-from sinks.elasticsearch.indices import Indices, WritableIndex
+from sinks.elasticsearch.indices import Indices, WritableIndex, generation_of
 from sinks.elasticsearch.layout import INDEX_SETTINGS, Layout, layout_error, require_same_fields, settings_error
 from sinks.elasticsearch.positions import POSITIONS, Positions, Record, RecordChanged
 from sinks.elasticsearch.scan import KEEP, SLICES, getter, group_reader, scanner
@@ -49,6 +40,8 @@ if TYPE_CHECKING:
 
 
 class Elasticsearch:
+    """The index as a sink, see `cdc.sink.contract.Sink`."""
+
     row_format: RowFormat = "documents"
     promotes_all_tables = False
 
@@ -62,6 +55,7 @@ class Elasticsearch:
         self._scans: list[str] = []
 
     def refusals(self, table: Table) -> list[str]:
+        """See `fields.refusals`."""
         return refusals(table)
 
     def prepare(self, table: Table) -> None:
@@ -86,6 +80,7 @@ class Elasticsearch:
             self._forget([place.index])
 
     def position(self, table: Table) -> ViewCheckpoint | None:
+        """Read the record of one view."""
         return self.positions([table])[table.qualified]
 
     def positions(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
@@ -94,6 +89,7 @@ class Elasticsearch:
         return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
 
     def apply(self, batch: Batch) -> Outcome:
+        """Store how far rows may be visible, send them, then store the positions."""
         writable_indices = self._indices.find([advance.table for advance in batch.advances])
         for advance in batch.advances:
             if advance.table.qualified not in writable_indices:
@@ -129,6 +125,7 @@ class Elasticsearch:
         return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, point_in_time["id"]), schema)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
+        """Read many small indices, each in one search."""
         indices = {table.qualified: self._readable(table) for table in tables}
         self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
         read, schema = group_reader(self.url, list(indices.items())), "table string, id string, document string"
@@ -147,19 +144,23 @@ class Elasticsearch:
         self._server.refresh([self.alias(table)])
 
     def close(self) -> None:
+        """Close points in time and connections."""
         with suppress(SinkError):
             self._unscan()
         forget(self.url)
 
     def alias(self, table: Table) -> str:
+        """Return the alias under which readers find the view."""
         return self._indices.alias(table)
 
     def for_generation(self, names: Mapping[str, str]) -> "Elasticsearch":
+        """Build a sink of other indices; it shares the points in time."""
         sink = Elasticsearch(self.name, self.url, self.pipeline, dict(names))
         sink._scans = self._scans
         return sink
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
+        """Compare disk and shards of the cluster with what the live indices take."""
         places = self._indices.find(tables)
         needed = self._indices.bytes([place.index for place in places.values()])
         nodes = self._server.ask("GET", "/_nodes/stats/fs")["nodes"].values()
@@ -187,15 +188,17 @@ class Elasticsearch:
             wait_until_caught_up(partial(self._is_caught_up, candidate, switched, self._records(switched)), self.name)
             self._show(switched, new_indices)
             self._server.refresh(new_indices.values())
-            self._server.switch(self._switch(switched, live, new_indices))
+            self._server.switch(self._indices.switch_actions(switched, live, new_indices))
         finally:
             self._release(live_indices)
-        return {table.qualified: _generation(live[table.qualified]) for table in switched if table.qualified in live}
+        return {table.qualified: generation_of(live[table.qualified]) for table in switched if table.qualified in live}
 
     def generations(self, table: Table) -> list[str]:
+        """List the indices of a table by generation."""
         return self._indices.generations([table])[table.qualified]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Delete the indices that are neither live nor kept, their positions first."""
         names_by_table = self._indices.generations(tables)
         candidates = ((table, name) for table in tables for name in names_by_table[table.qualified][1:])
         self._forget(
@@ -211,14 +214,6 @@ class Elasticsearch:
             )
         for settings, group in indices_by_settings.items():
             self._server.ask_groups("PUT", group, "/_settings", json.loads(settings))
-
-    def _switch(
-        self, tables: Sequence[Table], live: Mapping[str, str], fresh: Mapping[str, str]
-    ) -> Iterator[dict[str, Any]]:
-        for table in tables:
-            yield {"add": {"index": fresh[table.qualified], "alias": self.alias(table)}}
-            if table.qualified in live:
-                yield {"remove": {"index": live[table.qualified], "alias": self.alias(table)}}
 
     def _unblock(self, error: SinkUnavailable, indices: Iterable[str]) -> None:
         """Release indices that a `promote` has left blocked: it has been killed if it takes so long."""
@@ -247,7 +242,7 @@ class Elasticsearch:
         checkpoints = candidate.positions(tables)
         pairs = [(record, checkpoints[name]) for name, record in live.items() if record.visible]
         return all(
-            stored and not would_go_back(stored, _visible_checkpoint(record, stored)) for record, stored in pairs
+            stored and not would_go_back(stored, record.visible_checkpoint(stored.position)) for record, stored in pairs
         )
 
     def _make(self, table: Table) -> None:
@@ -264,7 +259,7 @@ class Elasticsearch:
             # At once with its alias: each change of the cluster's state costs as much as all else of a table's start.
             return self._create(table, index, body | {"aliases": {self.alias(table): {}}})
         self._create(table, index, body)
-        return self._server.switch(self._switch([table], live, {table.qualified: index}))
+        return self._server.switch(self._indices.switch_actions([table], live, {table.qualified: index}))
 
     def _create(self, table: Table, index: str, body: Mapping[str, Any]) -> None:
         try:
@@ -395,15 +390,5 @@ class Elasticsearch:
             ) from None
 
 
-def _visible_checkpoint(record: Record, other: ViewCheckpoint) -> ViewCheckpoint:
-    """What readers may have seen, as if it was stored."""
-    visible = record.visible or other.position
-    return ViewCheckpoint(visible, floor=record.stored.floor if record.stored else 0)
-
-
 def _token() -> str:
     return uuid4().hex[:12]
-
-
-def _generation(index: str) -> str:
-    return index.rsplit("@", 1)[1]

@@ -12,7 +12,7 @@ from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.sink.contract import mismatch
+from cdc.sink.fencing import mismatch
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
 from sinks.redis.scripts import APPLY
@@ -69,12 +69,15 @@ class RedisWriter:
     archives = False
 
     def start_offset(self, advance: Advance, partition: int) -> int:
+        """Return where the driver found the position; an earlier try of the batch may have moved it."""
         return self.pending[advance.table.topic].offsets[partition]
 
     def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
+        """Keep nothing."""
         return 0
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
+        """Read documents with one MGET."""
         keys = self._keys(part, [row.id for row in rows])
         try:
             texts: Any = client(self.url).mget(keys)
@@ -83,9 +86,11 @@ class RedisWriter:
         return {row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None}
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        """Write each part with one Lua call; a part that an earlier try has written in part is continued."""
         return [self._write(part) for part in parts]
 
     def finish(self) -> Mapping[str, Sequence[str]]:
+        """Hand over nothing."""
         return {}
 
     def _write(self, part: Part) -> Verdicts:

@@ -1,7 +1,8 @@
 """The cache's server: connections, what its URL says, and what its answers mean for who has asked."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import redis
@@ -96,6 +97,7 @@ def view_key(prefix: str, qualified: str) -> str:
 
 
 def position_key(prefix: str, qualified: str) -> str:
+    """Return the key of the hash that holds a table's checkpoint."""
     return f"{prefix}:_cdc:{_escaped(qualified)}"
 
 
@@ -112,6 +114,19 @@ def _escaped(qualified: str) -> str:
 def glob_literal(text: str) -> str:
     """Escape a text for MATCH, so that it stands for itself."""
     return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
+
+
+def run_script(script: Any, keys: list[str], arguments: Sequence[str | int | bytes], _: redis.Redis) -> Any:
+    """Call a registered script; returns its answer."""
+    return script(keys=keys, args=arguments)
+
+
+def copy_keys(keys: Sequence[str], number: int, server: redis.Redis) -> None:
+    """Copy keys to another database under the same names, in one round trip."""
+    pipeline = server.pipeline(transaction=False)
+    for key in keys:
+        pipeline.copy(key, key, str(number), replace=True)
+    pipeline.execute()
 
 
 class Failure(NamedTuple):

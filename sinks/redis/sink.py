@@ -31,13 +31,11 @@ from cdc.sink.contract import (
     Batch,
     GenerationReplaced,
     Outcome,
-    checkpoint_after,
-    mismatch,
-    must_apply,
     require_free_space,
     wait_until_caught_up,
     would_go_back,
 )
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sink.lane_run import reported_error, run_on_executors
 from sinks.redis.checkpoint import checkpoint_of, expected_fields, extra_fields
 from sinks.redis.executor import PendingAdvance, RedisWriter
@@ -48,11 +46,13 @@ from sinks.redis.server import (
     HINTS,
     at_database,
     client,
+    copy_keys,
     database,
     failure,
     forget,
     glob_literal,
     position_key,
+    run_script,
     table_of_position,
     view_key,
 )
@@ -67,6 +67,8 @@ log = structlog.get_logger()
 
 
 class Redis:
+    """The cache as a sink, see `cdc.sink.contract.Sink`. Generations change places as a whole database."""
+
     row_format: RowFormat = "documents"
     promotes_all_tables = True
 
@@ -91,6 +93,7 @@ class Redis:
         self._hints = {**HINTS, "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`"}
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
+        """Return nothing: a document may have any names."""
         return []
 
     def prepare(self, table: Table) -> None:
@@ -120,9 +123,11 @@ class Redis:
         return None
 
     def position(self, table: Table) -> ViewCheckpoint | None:
+        """Read the hash of the position, with one HGETALL."""
         return checkpoint_of(self._read_fields(table))
 
     def apply(self, batch: Batch) -> Outcome:
+        """Take over the positions, run the lane, and move partitions that had no rows."""
         pending = [step for advance in batch.advances if (step := self._pending_advance(advance, batch.writer))]
         if not pending:
             return Outcome()
@@ -156,7 +161,7 @@ class Redis:
             page = self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS)))
             more = bool(page)
             removal = ("", "") if page else ("position", generation_after)
-            if not self._ask(partial(_run, script, [key, *page], [generation, *removal])):
+            if not self._ask(partial(run_script, script, [key, *page], [generation, *removal])):
                 raise SinkUnavailable(
                     f"Generations of {name} have changed places while one was made empty.",
                     hint="nothing to do: it is tried again",
@@ -164,6 +169,7 @@ class Redis:
                 )
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+        """Read the rows in one task: all keys by SCAN, or those of the ids by MGET."""
         url, key_prefix = self.url, view_key(self.prefix, table.qualified)
 
         def rows(keys: list[str]) -> "pa.RecordBatch":
@@ -193,14 +199,17 @@ class Redis:
         return keys.mapInArrow(read_ids, "id string, document string")
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
+        """Read the rows of many tables in one pass over all keys."""
         tables_by_prefix = {view_key(self.prefix, table.qualified): table.qualified for table in tables}
         read = group_reader(self.url, self.prefix, glob_literal(f"{self.prefix}:") + "*", tables_by_prefix)
         return spark.range(1, numPartitions=1).mapInArrow(read, "table string, id string, document string")
 
     def close(self) -> None:
+        """Close this process' connection."""
         forget(self.url)
 
     def for_generation(self, names: Mapping[str, str]) -> "Redis":
+        """Build a sink of the spare database."""
         return Redis(self.name, at_database(self.url, self.spare), self.prefix, self.database, dict(names))
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
@@ -264,7 +273,7 @@ class Redis:
         candidate._ask(lambda server: server.hset(key, "generation", new_generation()))
         rows = client(self.url).scan_iter(match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
         while page := self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS))):
-            self._ask(partial(_copy_all, page, candidate.database))
+            self._ask(partial(copy_keys, page, candidate.database))
 
     def _other_tables(self, names: Collection[str]) -> list[str]:
         """Tables that lie here and aren't of these names."""
@@ -275,10 +284,12 @@ class Redis:
         self._ask(lambda server: server.srem(self._names_key, name))
 
     def generations(self, table: Table) -> list[str]:
+        """List the live generation and the one in the spare database."""
         checkpoints = (sink.position(table) for sink in (self, self.for_generation({})))
         return [stored.generation for stored in checkpoints if stored]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Empty the tables of the spare database that are not kept."""
         spare = self.for_generation({})
         for table in tables:
             if table.qualified not in keep:
@@ -303,6 +314,7 @@ class Redis:
         return f"{self.prefix}:_cdc"
 
     def position_key(self, table: Table) -> str:
+        """Return the key of the hash that holds a table's checkpoint."""
         return position_key(self.prefix, table.qualified)
 
     def _read_fields(self, table: Table) -> dict[str, str]:
@@ -358,7 +370,7 @@ class Redis:
             fields.get("topic_id", ""),
             *itertools.chain.from_iterable(offsets),
         ]
-        if not self._ask(partial(_run, script, [self.position_key(table)], arguments)):
+        if not self._ask(partial(run_script, script, [self.position_key(table)], arguments)):
             checkpoint = self.position(table)
             raise mismatch(
                 table, pending.advance.start, checkpoint.position if checkpoint else None, ours=checkpoint is None
@@ -369,7 +381,7 @@ class Redis:
         script, end = client(self.url).register_script(FINISH), pending.advance.end.offsets
         partitions = zip(range(len(end)), pending.offsets, end, strict=True)
         arguments = pending.arguments(*itertools.chain.from_iterable(partitions))
-        answer = self._ask(partial(_run, script, [self.position_key(pending.advance.table)], arguments))
+        answer = self._ask(partial(run_script, script, [self.position_key(pending.advance.table)], arguments))
         if answer[0] != "ok":
             start = pending.offsets[int(answer[-1])]
             pending.offset(answer, start, start)
@@ -384,14 +396,3 @@ class Redis:
         except redis.exceptions.RedisError as error:
             kind, message = failure(error, self.url, self.name)
             raise reported_error(kind, message, self._hints, sink=self.name) from None
-
-
-def _run(script: Any, keys: list[str], arguments: Sequence[str | int | bytes], _: redis.Redis) -> Any:
-    return script(keys=keys, args=arguments)
-
-
-def _copy_all(keys: Sequence[str], number: int, server: redis.Redis) -> None:
-    pipeline = server.pipeline(transaction=False)
-    for key in keys:
-        pipeline.copy(key, key, str(number), replace=True)
-    pipeline.execute()

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink.contract import Batch, Outcome, PositionLost, Sink, checkpoint_after
+from cdc.sink.contract import Batch, Outcome, PositionLost, Sink
+from cdc.sink.fencing import checkpoint_after
 from sinks.delta import generations
 from sinks.delta.commit_pool import run_all
 from sinks.delta.files.parquet import FileNames

@@ -22,7 +22,8 @@ from cdc.errors import SinkRejected
 from cdc.model.outcome import Advance, Applied
 from cdc.model.table import Column as TableColumn
 from cdc.model.table import IndexOptions, Table
-from cdc.sink.contract import Batch, Outcome, Sink, checkpoint_after
+from cdc.sink.contract import Batch, Outcome, Sink
+from cdc.sink.fencing import checkpoint_after
 from cdc.sink.lane import Part, Verdicts
 from cdc.sink.lane_task import LaneRun, Records
 from cdc.verify import bucket_hashes

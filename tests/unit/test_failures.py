@@ -22,7 +22,7 @@ from cdc.errors import (
 )
 from cdc.model.table import Column, Table
 from cdc.sink.contract import GenerationReplaced, PositionLost, RowsRejected, SchemaMismatch
-from cdc.sink.remedy import REMEDIES, REPORTED, SAME, Patience, Remedy, classify, given_up, remedy
+from cdc.sink.remedy import MAX_REPEATS, REMEDIES, REPORTED, Patience, Remedy, classify, exhausted, remedy
 from cdc.spark.failures import explain
 
 TABLE = Table("public", "orders", (Column("id", "integer"),), ("id",), "shop.public.orders")
@@ -147,7 +147,7 @@ def test_what_may_pass_is_tried_for_ever_what_may_not_a_few_times() -> None:
     away, lost = made(SinkUnavailable), made(WorkerLost)
     assert all(Patience().meet(away, 1) for _ in range(100))
     patience = Patience()
-    assert [patience.meet(lost, 1) for _ in range(SAME)] == [True] * (SAME - 1) + [False]
+    assert [patience.meet(lost, 1) for _ in range(MAX_REPEATS)] == [True] * (MAX_REPEATS - 1) + [False]
     assert not Patience().meet(made(SinkRejected), 1)
 
 
@@ -159,5 +159,5 @@ def test_progress_or_another_failure_starts_the_count_again() -> None:
 
 
 def test_what_is_given_up_says_how_often_it_came_back() -> None:
-    assert f"{SAME} times without any progress" in given_up(made(WorkerLost)).message
-    assert given_up(made(Fenced)).message == "It failed."
+    assert f"{MAX_REPEATS} times without any progress" in exhausted(made(WorkerLost)).message
+    assert exhausted(made(Fenced)).message == "It failed."

@@ -10,7 +10,8 @@ from cdc.errors import Fenced
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Column, Table, row_id
-from cdc.sink.contract import PositionLost, checkpoint_after, mismatch, must_apply
+from cdc.sink.contract import PositionLost
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 START, UNTIL = Position("id", (1, 2)), Position("id", (3, 2))

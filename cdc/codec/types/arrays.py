@@ -1,4 +1,4 @@
-"""Lists of one kind."""
+"""Arrays: lists of one type."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,10 @@ JAVA = re.compile(r"\[+L[\w.]+;@[0-9a-f]+", re.ASCII)
 
 
 def array(element: TypeCodec) -> TypeCodec:
-    """What the connector can't tell apart within an array is lost, as are inner arrays."""
+    """Build the codec of an array.
+
+    Values that the connector can't tell apart within one are lost, as are inner arrays.
+    """
     document, to_column, unsure = element.document, element.to_column, element.lost
     if element.name == "date":
         unsure = temporal.unsure_date

@@ -13,26 +13,36 @@ NUMBERS = "to_json(string_to_array(translate({0}::text, '()[]<>{{}}', ''), ','):
 
 
 class Point(Struct):
+    """A point as the connector writes it."""
+
     x: Float
     y: Float
 
 
 class Line(Struct):
+    """A line ax + by + c = 0 as the connector writes it."""
+
     a: Float
     b: Float
     c: Float
 
 
 class Circle(Struct):
+    """A circle as the connector writes it."""
+
     center: Point
     radius: Float
 
 
 class Shape(Struct):
+    """A segment, box or polygon: base64 of its well-known binary."""
+
     wkb: str
 
 
 class Path(Struct):
+    """A path: base64 of its well-known binary; extensions say whether it is closed."""
+
     wkb: str
     extensions: dict[str, str | None] | None = None
 
@@ -47,18 +57,22 @@ def coordinates(shape: Shape | Path, header: int) -> list[float]:
 
 
 def point(value: Point) -> list[float]:
+    """Convert to [x, y]."""
     return [float(value.x), float(value.y)]
 
 
 def line(value: Line) -> list[float]:
+    """Convert to [a, b, c]."""
     return [float(value.a), float(value.b), float(value.c)]
 
 
 def circle(value: Circle) -> list[float]:
+    """Convert to [x, y, radius]."""
     return [*point(value.center), float(value.radius)]
 
 
 def segment(shape: Shape) -> list[float]:
+    """Convert to the coordinates of both ends."""
     return coordinates(shape, 9)
 
 
@@ -74,15 +88,18 @@ def polygon(shape: Shape) -> list[float]:
 
 
 def path(shape: Path) -> dict[str, Any]:
+    """Convert to the struct of the column: closed, points."""
     closed = (shape.extensions or {}).get("closed")
     return {"closed": {"true": True, "false": False}.get(closed or ""), "points": coordinates(shape, 9)}
 
 
 def numbers(values: list[float]) -> list[float | str]:
+    """Write doubles as JSON: words where JSON has no number."""
     return [json_number(value) for value in values]
 
 
 def path_document(value: dict[str, Any]) -> dict[str, Any]:
+    """Write the struct of a path as a document holds it."""
     return {"closed": value["closed"], "points": numbers(value["points"])}
 
 

@@ -1,4 +1,4 @@
-"""What is known of one type."""
+"""The codec of one type."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class TypeCodec:
-    """How one type is held. Conversions take values that aren't null; one that is None changes nothing.
+    """How one type travels and is held. Conversions take values that aren't null; a conversion None changes nothing.
 
-    A conversion that fails with ValueError or ArithmeticError, or gives None, says that the value can't be held.
+    A conversion that fails with ValueError or ArithmeticError, or gives None, says that the value
+    can't be held.
     """
 
     name: str
@@ -25,7 +26,10 @@ class TypeCodec:
     words: tuple[str, ...] = ()
     """When given, `document` and `lost` matter only to a row whose JSON contains one of these."""
     lost: Callable[[Any], bool] | None = None
-    """Of the wire: whether the connector has damaged the value beyond repair. No view takes such a row."""
+    """Of the wire: whether the connector has damaged the value beyond repair.
+
+    No view takes such a row.
+    """
     raw: bool = False
     """The document form is JSON text, set in as it is."""
     column: str = "string"

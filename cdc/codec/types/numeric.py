@@ -28,6 +28,7 @@ Float = float | Literal["NaN", "Infinity", "-Infinity"]
 
 
 def numeric(text: str) -> str:
+    """Replace Debezium's words for NaN and the infinities by Postgres'."""
     return SPECIAL.get(text, text)
 
 
@@ -52,6 +53,7 @@ def json_number(number: float) -> float | str:
 
 
 def from_real(text: str) -> float | str:
+    """Write a number of four bytes, given as its shortest text, as JSON."""
     return json_number(float(text))
 
 

@@ -1,4 +1,4 @@
-"""Which type is of which kind."""
+"""The table of types: the codec of each Postgres type."""
 
 import re
 from dataclasses import replace
@@ -52,7 +52,7 @@ KINDS |= dict.fromkeys(
 
 @cache
 def kind(type_: str) -> TypeCodec:
-    """The kind of a type as `format_type` prints it; a type without an entry travels as its text."""
+    """Return the codec of a type as `format_type` prints it; a type without an entry travels as its text."""
     if type_.endswith("[]"):
         return array(kind(type_.removesuffix("[]")))
     name = base_type(type_)

@@ -1,6 +1,7 @@
 """Dates, times and time stamps; the connector's time.precision.mode is microseconds.
 
-Days and microseconds count from 1970. Infinity lies beyond Postgres' own range on every way, so it can't be mistaken.
+Days and microseconds count from 1970. Infinity lies beyond Postgres' own range on every way, so it
+can't be mistaken.
 """
 
 import re
@@ -22,8 +23,9 @@ ARRAY_NEVER = "+292269055-12-02T23:00:00.000000Z"
 """-infinity in an array of time stamps with a zone."""
 SECOND, MIDNIGHT = 1_000_000, 86_400_000_000
 
-# The day after the last one that two calendars give different names, twice: the connector reads arrays with a calendar
-# that has no BC and calls 1582-10-05 to 14 by the names of the days ten later.
+# The day after the last one that two calendars give different names, twice: the connector reads
+# arrays with a calendar that has no BC and calls 1582-10-05 to 14 by the names of the days ten
+# later.
 SURE_DAY = -141417
 SURE_MOMENT = SURE_DAY * MIDNIGHT
 SURE_STAMP = "1582-10-25"
@@ -81,18 +83,21 @@ def _is_infinite(days: int) -> bool:
 
 
 def date_text(days: int) -> str:
+    """Write a date, in days since 1970, as ISO 8601 or as infinity."""
     if _is_infinite(days):
         return "infinity"
     return "-infinity" if days < FIRST_DAY else _day(days)
 
 
 def to_date(days: int) -> int:
+    """Convert days since 1970 to those of the column; infinity is its first or last day."""
     if _is_infinite(days):
         return FOREVER_DAY
     return NEVER_DAY if days < FIRST_DAY else days
 
 
 def unsure_date(days: int) -> bool:
+    """Say whether an array may name a wrong date: one from before 1582-10-25."""
     return days < SURE_DAY and days not in SNAPSHOT_DAYS
 
 
@@ -114,10 +119,12 @@ def overflown(micros: int) -> bool:
 
 
 def unsure_moment(micros: int) -> bool:
+    """Say whether an array may name a wrong time stamp, in microseconds: one from before 1582-10-25."""
     return NEVER != micros < SURE_MOMENT
 
 
 def unsure_stamp(text: str) -> bool:
+    """Say whether an array may name a wrong time stamp, as text: one from before 1582-10-25."""
     return text < SURE_STAMP and not text.startswith("+")
 
 
@@ -143,11 +150,13 @@ def _micros(text: str) -> int | None:
 
 
 def from_stamp(micros: int) -> str:
+    """Write a time stamp with a zone, in microseconds, as a document holds it."""
     text = local(micros)
     return text if text.endswith("infinity") else f"{text}Z"
 
 
 def from_array(text: str) -> str:
+    """Replace the connector's text for -infinity in an array."""
     return "-infinity" if text == ARRAY_NEVER else text
 
 
@@ -160,6 +169,7 @@ def with_microseconds(text: str) -> str:
 
 
 def time(micros: int) -> str:
+    """Write a time of day, in microseconds, as text; 24:00 is one."""
     return "24:00:00.000000" if micros == MIDNIGHT else local(micros % MIDNIGHT)[11:]
 
 

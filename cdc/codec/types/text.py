@@ -9,14 +9,17 @@ from cdc.codec.types.kind import JSON, TypeCodec
 
 
 def to_bytes(text: str) -> bytes:
+    """Decode base64; raises ValueError (binascii.Error) for anything else."""
     return a2b_base64(text, strict_mode=True)
 
 
 def base64(value: bytes) -> str:
+    """Encode bytes as a document holds them."""
     return b2a_base64(value, newline=False).decode()
 
 
 def text_of_bytes(text: str) -> str:
+    """Decode base64 of UTF-8, as the connector sends types that it does not know."""
     return to_bytes(text).decode()
 
 
