@@ -1,4 +1,7 @@
-"""A dict per table: the reference that the other sinks are tested against. For tests only, it fills the driver."""
+"""The reference sink that the others are tested against: a dict per table.
+
+For tests only, it fills the driver.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -91,7 +94,8 @@ class Memory:
         """Apply the batch to copies, then put them in place together with their positions."""
         writer = MemoryWriter({advance.table.topic: self.views[advance.table.qualified] for advance in batch.advances})
         outcome = run_in_process(batch.lane(writer), batch.records, self.name)
-        # Looked at once the rows are made: from here on nobody else can come in between.
+        # Positions are compared after the rows are made: from here on no other writer can come in
+        # between.
         pending = [a for a in batch.advances if must_apply(a, self.position(a.table), batch.writer)]
         for advance in pending:
             name = advance.table.qualified

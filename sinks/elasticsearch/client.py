@@ -1,6 +1,7 @@
-"""One request to the index, of driver and executors alike: what isn't the server's own answer is an error.
+"""Requests to the index, from driver and executors: anything but the server's own good answer is an error.
 
-Elastic's own transport carries it, for bytes both ways; trying again is ours, since each item of a bulk is read.
+Elastic's transport carries them, with bytes both ways. Retries are ours, since each item of a bulk
+is read.
 """
 
 import ssl
@@ -31,12 +32,12 @@ TLS_HINTS = {
 OK, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE, BUSY, FAILED = 200, 401, 403, 404, 413, 429, 500
 BLOCKED = "cluster_block_exception"
 ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
-"""What an item is answered when the name is gone through which its writer writes: another has taken over."""
+"""Error types of an item when its writer's alias is gone: another writer has taken over."""
 TAKEN_OVER = "Another writer has taken over the view; this one stops."
 PRODUCT = "x-elastic-product"
-"""The header by which the server's answers are told from those of a proxy."""
+"""Header that tells the server's answers from those of a proxy."""
 LINE_BYTES = 3000
-"""Of names in a request's first line; the server takes 4096 bytes of it by default."""
+"""Bytes of names in a request's first line; the server takes 4096 bytes of it by default."""
 TIMEOUT = Timeout(connect=5.0, read=60.0)
 JSON, LINES = "application/json", "application/x-ndjson"
 
@@ -46,7 +47,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Refusal(SinkRejected):
-    """The server's own "no". Its `reason` may quote values: it is looked at, never shown."""
+    """The server's own refusal. Its `reason` may quote values: it is inspected, never shown."""
 
     def __init__(self, message: str, *, hint: str, status: int, kind: str = "", reason: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -54,7 +55,7 @@ class Refusal(SinkRejected):
 
 
 class Answer(NamedTuple):
-    """What the server has sent back, its body as it came."""
+    """An answer of the server, with its body as it came."""
 
     status: int
     headers: HttpHeaders
@@ -67,7 +68,7 @@ class Answer(NamedTuple):
 
 
 class _Bytes(Serializer):
-    """Hands bodies on as they are: ours are bytes already, and readers take from answers only what they need."""
+    """Passes bodies through: ours are bytes already, and readers decode only what they need."""
 
     def dumps(self, data: Any) -> bytes:
         return data.encode() if isinstance(data, str) else cast(bytes, data)
@@ -80,7 +81,10 @@ _UNTOUCHED = {kind: _Bytes() for kind in (JSON, LINES, "application/*", "text/*"
 
 
 def transport(url: str) -> Transport:
-    """The connections of this process to a server; executors keep them across batches. Any thread may use them."""
+    """Return this process' connections to a server; executors keep them across batches.
+
+    Any thread may use them.
+    """
     if url not in _transports:
         _transports[url] = Transport(
             [_node(url)], serializers=_UNTOUCHED, max_retries=0, retry_on_status=(), meta_header=False
@@ -89,7 +93,10 @@ def transport(url: str) -> Transport:
 
 
 def _node(url: str) -> NodeConfig:
-    """TLS as OpenSSL has it by default, so that SSL_CERT_FILE counts; logins of the url go into a header."""
+    """Parse a URL.
+
+    TLS has OpenSSL's defaults, so that SSL_CERT_FILE counts; a login goes into a header.
+    """
     try:
         config = url_to_node_config(url, use_default_ports_for_scheme=True)
     except ValueError:
@@ -114,18 +121,19 @@ def send_request(
     *,
     absent: bool = False,
 ) -> Answer:
-    """The server's good answer; one that says 404, too, if `absent`. A text as body is sent as lines of JSON.
+    """Send a request; returns the good answer, or a 404 if `absent`. A text as body is sent as lines of JSON.
 
     Raises:
-        SinkUnavailable: it can't be reached, is busy, has failed, or something else answers in its place.
-        Refusal: it won't.
+        SinkUnavailable: it can't be reached, is busy, has failed, or something else answers in its
+        place. Refusal: the server refuses it.
     """
     is_ndjson = isinstance(body, str | bytes)
     content = body if is_ndjson or body is None else _encode(body)
     headers = {"accept": JSON, "content-type": LINES if is_ndjson else JSON}
     target = f"{path}?{urlencode(query)}" if query else path
     try:
-        # A request may have a timeout of its own for connecting: what the type says of it leaves that out.
+        # A request may have a timeout of its own for connecting: what the type says of it leaves
+        # that out.
         meta, content_sent = transport(url).perform_request(
             method, target, body=content, headers=headers, request_timeout=cast(Any, TIMEOUT)
         )
@@ -178,7 +186,7 @@ def _good(answer: Answer) -> bool:
 
 
 def _kind(answer: Answer) -> tuple[str, str]:
-    """The type of a refusal's error, and its reason."""
+    """Parse the type and the reason of a refusal's error."""
     if _good(answer):
         return "", ""
     try:
@@ -189,7 +197,7 @@ def _kind(answer: Answer) -> tuple[str, str]:
 
 
 def decode_json(answer: Answer, url: str) -> Any:
-    """The JSON of an answer."""
+    """Decode the JSON of an answer; raises SinkUnavailable for half an answer."""
     try:
         return _decode(answer.body)
     except msgspec.DecodeError:
@@ -197,7 +205,7 @@ def decode_json(answer: Answer, url: str) -> Any:
 
 
 def join_names(names: Iterable[str]) -> Iterator[str]:
-    """Names for a request's path, joined by commas; as many at a time as fit into its line."""
+    """Join names by commas for a request's path; as many at a time as fit into its line."""
     group: list[str] = []
     for name in names:
         escaped = quote(name, safe="@")

@@ -32,7 +32,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def documents(url: str, path: str, body: Mapping[str, Any], count: int) -> Iterator[Document | None]:
-    """Answers of an `_mget` for so many documents, in its order; None only for what the server says isn't there.
+    """Read so many documents by `_mget`, in its order; None only for those that the server says are absent.
 
     Raises:
         SinkUnavailable: one can't be read.

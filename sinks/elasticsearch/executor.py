@@ -1,4 +1,4 @@
-"""What the executors do for the index: bulks made of bytes, sent to each table's alias; every item's answer is read."""
+"""The index's writer on executors: bulks of bytes to each writer's alias; the answer of every item is read."""
 
 import re
 import time
@@ -20,31 +20,35 @@ from sinks.elasticsearch.documents import documents
 from sinks.elasticsearch.ids import OWN_ID, document_id
 
 CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
-"""Of memory, of which a quarter is what is sent: documents and records alike count."""
+"""Memory of a chunk, of which a quarter is sent: records and documents both count."""
 RETRY_S = (0.1, 0.3, 1.0, 3.0)
-"""Pauses before items that the server had no room for (429, 503) are sent again; then the batch is."""
+"""Pauses before items that the server had no room for (429, 503) are sent again.
+
+After the last one the batch is repeated.
+"""
 BUSY = (429, 502, 503, 504)
 NOT_FOUND, STALE = 404, 409
 ROW_REJECTED = (400, 413)
-"""What an item is answered that will never be taken; anything else is about the index."""
+"""Status of an item that will never be accepted; any other error concerns the index."""
 FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason"
 
 
 class BulkItem(NamedTuple):
-    """One row on its way."""
+    """One item of a bulk request."""
 
     row: FoldedRow
     part: int
     line: bytes
-    """As the bulk has it: what is done, and with what document."""
+    """The item's bytes: the action, and the document if there is one."""
 
 
 @dataclass
 class ElasticsearchWriter:
-    """The way of rows into indices, through the alias of each table, by topic.
+    """Writes rows into indices. aliases: by topic, the alias through which this writer writes.
 
-    A topic that is `fresh` has an index to which nothing had been sent before the batch: until the task sends something
-    of a partition there is nothing that a delete of it could delete, and the server would remember each.
+    fresh: topics whose index had received nothing before the batch. Until the task has sent
+    something of a partition, deletes are skipped: they could delete nothing, and the server would
+    remember each.
     """
 
     url: str
@@ -73,7 +77,8 @@ class ElasticsearchWriter:
         with _reporting_failures():
             stored_rows: dict[str, bytes | Superseded] = dict(self._documents(alias, rows))
             absent = [row for row in rows if row.id not in stored_rows]
-            # A batch that ended early may have left a newer delete. There is nothing here that this one could delete.
+            # A batch that ended early may have left a newer delete. There is nothing here that this
+            # one could delete.
             items = [BulkItem(row, 0, _delete(alias, row)) for row in absent]
             for item, (_, answer) in self._answers(items):
                 if answer["status"] == STALE:
@@ -109,14 +114,14 @@ class ElasticsearchWriter:
                 yield BulkItem(row, part_index, _delete(alias, row))
 
     def _documents(self, alias: str, rows: Sequence[FoldedRow]) -> Iterator[tuple[str, bytes]]:
-        """What the view holds of these rows, each document as the text that was indexed."""
+        """Read what the view holds of these rows, each document as the text that was indexed."""
         body = {"docs": [{"_index": alias, "_id": document_id(row.id)} for row in rows]}
         for row, document in zip(rows, documents(self.url, "/_mget", body, len(rows)), strict=True):
             if document is not None:
                 yield row.id, bytes(document.source)
 
     def _answers(self, items: Sequence[BulkItem]) -> Iterator[tuple[BulkItem, tuple[str, dict[str, Any]]]]:
-        """Send items, again where the server had no room for them; what it says of each: action and answer."""
+        """Send items, repeatedly where the server has no room; yields each with its action and answer."""
         remaining = list(items)
         for pause in (*RETRY_S, None):
             if not remaining:
@@ -137,7 +142,7 @@ class ElasticsearchWriter:
                 time.sleep(pause or 0)
 
     def _post(self, items: Sequence[BulkItem]) -> list[dict[str, Any]]:
-        """The items of one bulk's answer."""
+        """Send one bulk; returns the answers of its items."""
         body = b"".join([item.line for item in items])
         response = send_request(self.url, "POST", "/_bulk", body, {"filter_path": FIELDS, "require_alias": "true"})
         answers: list[dict[str, Any]] = decode_json(response, self.url).get("items", [])
@@ -148,7 +153,7 @@ class ElasticsearchWriter:
 
 @contextmanager
 def _reporting_failures() -> Iterator[None]:
-    """What ends a task, as executors report it."""
+    """Turn errors that end a task into `Failure`, as executors report them."""
     try:
         yield
     except Fenced as error:
@@ -177,7 +182,7 @@ def _index(alias: str, row: FoldedRow) -> bytes:
 
 
 def _reason(answer: Mapping[str, Any]) -> str:
-    """The kind of an item's error. Its own reason quotes values; only the field's name may be told."""
+    """Describe an item's error by its type and field. The server's own reason quotes values."""
     error = answer.get("error", {})
     field_name = re.search(r"field \[([^\]]+)\]", error.get("reason", ""))
     return f"{error.get('type', answer['status'])}" + (f", field {field_name[1]}" if field_name else "")

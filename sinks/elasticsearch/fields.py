@@ -1,7 +1,7 @@
 """What a row looks like to Elasticsearch: the field of each Postgres type; columns that can't be fields.
 
-The mapping is explicit, nothing is guessed. What a field can't hold stays in the document, where readers see it: no
-query on the field finds it, and the row isn't refused.
+The mapping is explicit, nothing is guessed. What a field can't hold stays in the document, where
+readers see it: no query on the field finds it, and the row isn't refused.
 """
 
 import re
@@ -16,14 +16,16 @@ TEXT = {"type": "text", "fields": {"keyword": KEYWORD}}
 CASELESS = {"type": "text", "fields": {"keyword": KEYWORD | {"normalizer": "lowercase"}}}
 DATE = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
 OPAQUE = {"type": "object", "enabled": False}
-# A leaf that is longer than a term may be would have the whole row refused: its name and 4,096 characters always fit.
+# A leaf that is longer than a term may be would have the whole row refused: its name and 4,096
+# characters always fit.
 FLATTENED = {"type": "flattened", "ignore_above": 4096}
 
 # NaN and the infinities are no numbers to the index.
 REAL = {"type": "float", "ignore_malformed": True}
 DOUBLE = {"type": "double", "ignore_malformed": True}
 
-# Exact decimals come as text. The number is for ranges, sorts and sums, the text for terms of more than 15 digits.
+# Exact decimals come as text. The number is for ranges, sorts and sums, the text for terms of more
+# than 15 digits.
 EXACT_SUBFIELD = {"fields": {"exact": KEYWORD}}
 DECIMAL = DOUBLE | EXACT_SUBFIELD
 INTEGER = {"type": "long", "ignore_malformed": True} | EXACT_SUBFIELD
@@ -91,7 +93,8 @@ def merge_field(default: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
 def refusals(table: Table) -> list[str]:
     """Why an index can't hold a table as it is, a sentence for each column concerned; nothing when it can.
 
-    Pure, so that it may be asked before anything is made. A dot in a name makes a field within an object.
+    Pure, so that it may be asked before anything is made. A dot in a name makes a field within an
+    object.
     """
     names = {column.name for column in table.columns}
     return [

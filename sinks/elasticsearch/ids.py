@@ -1,4 +1,4 @@
-"""`_id` of a document: its row's id, as far as the server takes that."""
+"""The `_id` of a document: its row's id, or a hash where the server doesn't take that."""
 
 import hashlib
 

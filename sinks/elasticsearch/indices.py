@@ -1,4 +1,4 @@
-"""Names: which indices a sink's tables have, which of them readers see, and through which alias each is written to."""
+"""Indices of a sink's tables: their names, which of them readers see, and the alias that each is written through."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ INCLUDE_CLOSED = {"ignore_unavailable": "true", "expand_wildcards": "all"}
 
 @dataclass(frozen=True)
 class WritableIndex:
-    """An index, and the aliases through which it is written to: one, as soon as somebody has begun."""
+    """An index, and the aliases through which it is written: one, once a writer has taken it over."""
 
     index: str
     writers: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Indices:
         return f"{self.alias(table)}@{generation}"
 
     def find(self, tables: Sequence[Table]) -> dict[str, WritableIndex]:
-        """The index of each table, by its name, for those that have one."""
+        """Find the index of each table; by table name, for the tables that have one."""
         if self._generation_names is not None:
             tables_by_index = {self.name(table, self._generation_names[table.qualified]): table for table in tables}
             aliases_by_index = self._aliases_of(tables_by_index)
@@ -59,7 +59,7 @@ class Indices:
         }
 
     def generations(self, tables: Sequence[Table]) -> dict[str, list[str]]:
-        """The names of all that exist, of each table, the live one first."""
+        """List the names of all generations of each table, the live one first."""
         aliases = [self.alias(table) for table in tables]
         paths = [f"{quote(aliases[0], safe='@')}@*"] if len(aliases) == 1 else [self._pipeline_pattern]
         aliases_by_index = self._read_aliases(paths)
@@ -80,7 +80,7 @@ class Indices:
                 yield {"remove": {"index": live[table.qualified], "alias": self.alias(table)}}
 
     def bytes(self, indices: Sequence[str]) -> int:
-        """How much these take, without copies."""
+        """Sum up the bytes of these indices, without replicas."""
         query = {"filter_path": "indices.*.primaries.store.size_in_bytes", "ignore_unavailable": "true"}
         stats: dict[str, Any] = {}
         for group in self._paths(indices):
@@ -92,12 +92,12 @@ class Indices:
         return f"{quote(self._pipeline.lower(), safe='')}-*"
 
     def _paths(self, names: Iterable[str]) -> list[str]:
-        """Of a request about these names: with all of the pipeline, and more, if they don't fit into one."""
+        """Build request paths for these names; one for all indices of the pipeline if they don't fit into one."""
         groups = list(join_names(names))
         return groups if len(groups) <= 1 else [self._pipeline_pattern]
 
     def _aliases_of(self, names: Iterable[str]) -> dict[str, set[str]]:
-        """The indices of these names, and perhaps others, each with its aliases; closed ones are there, too."""
+        """Read the indices of these names, perhaps others too, each with its aliases; closed ones are included."""
         return self._read_aliases(self._paths(names))
 
     def _read_aliases(self, paths: Iterable[str]) -> dict[str, set[str]]:
@@ -109,7 +109,7 @@ class Indices:
 
 
 def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
-    """Aliases that begin with the index' name are ours, also those of earlier versions."""
+    """Select the writers' aliases: those that begin with the index' name, also of earlier versions."""
     return WritableIndex(index, tuple(sorted(alias for alias in aliases if alias.startswith(f"{index}."))))
 
 

@@ -1,7 +1,8 @@
 """Layouts: what the index of a table is made with, and whether one that is there was made with the same.
 
-An index has its layout noted in its mapping's `_meta`. The server refuses some changes of a field, but takes others
-without a word, and what it holds already is found by none of them: so what was asked for is compared, not what it says.
+An index has its layout noted in its mapping's `_meta`. The server refuses some changes of a field,
+but takes others without a word, and what it holds already is found by none of them: so what was
+asked for is compared, not what it says.
 """
 
 import json
@@ -20,7 +21,7 @@ INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_dele
 """gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the server itself has in
 hand when their writer's alias goes; a client waits a minute for an answer."""
 BULK_LOAD_SETTINGS = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
-"""What makes a bulk load cheap while nobody reads."""
+"""Settings that make a bulk load cheap while nobody reads."""
 OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 NOTE = "cdc"
 NUMBERS = (DOUBLE["type"], INTEGER["type"])
@@ -46,13 +47,16 @@ class Layout:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "Layout":
-        """What an index was made with. One of an earlier version has no note, and nothing that a file asked for."""
+        """Read the layout that an index was made with.
+
+        One of an earlier version has no note and no options.
+        """
         note = mapping.get("_meta", {}).get(NOTE)
         return cls(note["fields"], note["settings"]) if note else cls(dict(_flat(mapping)), {})
 
     @property
     def live_settings(self) -> dict[str, Any]:
-        """All settings of an index that readers see."""
+        """All settings of an index that is live."""
         replica_settings = {"auto_expand_replicas": False} if "number_of_replicas" in self.settings else {}
         return {**INDEX_SETTINGS, **replica_settings, **self.settings}
 
@@ -71,22 +75,22 @@ class Layout:
         }
 
     def mapping(self, previous: "Layout | None" = None) -> dict[str, Any]:
-        """Fields and note; what has been noted of columns that are gone stays so."""
+        """Build the mapping: fields and note. Notes of dropped columns stay."""
         noted_fields = {**previous.fields, **self.fields} if previous else self.fields
         note = {"fields": noted_fields, "settings": self.settings}
         return {"_meta": {NOTE: note}, "properties": {**self.fields, **OWN_FIELDS}}
 
     def body(self, *, is_live: bool) -> dict[str, Any]:
-        """A new index. Not strict: the log may hold records from before a column was dropped."""
+        """Build the request for a new index. Not strict: the log may hold records from before a column was dropped."""
         settings = self.live_settings if is_live else self.live_settings | BULK_LOAD_SETTINGS
         return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
 
     def changed_fields(self, existing: "Layout") -> list[str]:
-        """The columns whose fields aren't what they were when an index was made."""
+        """List the columns whose fields differ from those of an existing index."""
         return [name for name, field in self.fields.items() if existing.fields.get(name, field) != field]
 
     def changed_settings(self, existing: "Layout") -> dict[str, Any]:
-        """The settings that are others than when an index was made; None for one that is the server's by now."""
+        """Return the settings that differ from an existing index; None for one that is the server's default now."""
         settings, existing_settings = self.live_settings, existing.live_settings
         return {
             name: settings.get(name)
@@ -112,7 +116,10 @@ def require_same_fields(table: Table, sink: str, layout: Layout, existing: Layou
 
 
 def layout_error(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Refusal:
-    """What the server's "no" to a layout means: it tells of the layout alone, so its own words may be shown."""
+    """Build the error for a refused layout.
+
+    The server's words concern the layout alone, so they may be shown.
+    """
     if error.status != 400 or error.kind == CLOSED:
         return error
     reason = error.reason.removeprefix("Failed to parse mapping: ").partition(". ")[0].rstrip(".")
@@ -130,7 +137,7 @@ def layout_error(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Re
 
 
 def settings_error(table: Table, sink: str, settings: Mapping[str, Any]) -> SchemaMismatch:
-    """Of settings that an index takes only when it is made."""
+    """Build the error for settings that an index takes only when it is created."""
     names = ", ".join(sorted(settings))
     return SchemaMismatch(
         table, sink, f"The index of {table.qualified} in {sink} was made with other settings: {names}."
@@ -138,7 +145,7 @@ def settings_error(table: Table, sink: str, settings: Mapping[str, Any]) -> Sche
 
 
 def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields by their columns: the server has made objects of names with dots."""
+    """List fields by column: the server has made objects of names with dots."""
     for name, properties in mapping.get("properties", {}).items():
         if "properties" in properties:
             yield from _flat(properties, f"{outer}{name}.")
@@ -147,7 +154,7 @@ def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, An
 
 
 def _columns_concerned(table: Table, reason: str) -> Iterator[str]:
-    """The columns that a refusal names, or else those for which the file asks for something that it names."""
+    """List the columns that a refusal names, or else those whose options in the pipeline file it names."""
     quoted = set(re.findall(r"\[([^\]]+)\]", reason))
     columns = [column.name for column in table.columns if column.name in quoted]
     if columns:

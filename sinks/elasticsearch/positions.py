@@ -1,8 +1,8 @@
 """How far each index has got: documents of the index `cdc-position`, changed by if_seq_no compare-and-set alone.
 
-A record also says how far rows may be *visible*: a batch writes that down before its first row. So whoever finds a
-batch cut half way knows what readers may have seen of it, and of two writers who begin at the same place only one
-gets as far as sending rows.
+A record also says how far rows may be *visible*: a batch writes that down before its first row. So
+whoever finds a batch cut half way knows what readers may have seen of it, and of two writers who
+begin at the same place only one gets as far as sending rows.
 """
 
 import json
@@ -20,7 +20,7 @@ CONFLICT = 409
 
 
 class RecordChanged(Exception):
-    """The record of an index isn't the one that was read any more."""
+    """The record of an index has changed since it was read."""
 
     def __init__(self, index: str) -> None:
         super().__init__(index)
@@ -40,7 +40,7 @@ class Record:
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing was ever sent: there is nothing that could be deleted."""
+        """Whether no row was ever sent, so that there is nothing to delete."""
         return self.stored is None and self.visible is None
 
     def visible_checkpoint(self, default: Position) -> ViewCheckpoint:
@@ -48,11 +48,14 @@ class Record:
         return ViewCheckpoint(self.visible or default, floor=self.stored.floor if self.stored else 0)
 
     def begins(self, end: Position) -> "Record":
-        """Before rows of a batch that ends there are sent."""
+        """Build the record to store before rows of a batch are sent that ends at this position."""
         return replace(self, visible=_furthest(self.visible, end))
 
     def ends(self, stored: ViewCheckpoint) -> "Record":
-        """When its rows are durable. What an earlier batch has shown beyond that stays visible."""
+        """Build the record to store when the rows are durable.
+
+        Rows that an earlier batch has shown stay visible.
+        """
         return replace(self, stored=stored, visible=_furthest(self.visible, stored.position))
 
     def to_json(self) -> str:
@@ -87,7 +90,7 @@ class Positions:
         self._server = server
 
     def read(self, indices: Mapping[str, str]) -> dict[str, Record]:
-        """The record of each index, by the same keys. Only `found: false` says that there is none."""
+        """Read the record of each index, by the same keys. Only `found: false` says that there is none."""
         if not indices:
             return {}
         answer = self._server.ask("POST", f"/{POSITIONS}/_mget", {"ids": list(indices.values())})
@@ -107,7 +110,9 @@ class Positions:
         raise unavailable(f"The position of {index} can't be read: {kind or 'there is no answer'}.")
 
     def write(self, records: Sequence[tuple[str, Record]]) -> list[Record]:
-        """All that are as they were read; durable on return, with the conditions of the next change.
+        """Store the records that are still as they were read; returns them with the conditions of the next change.
+
+        Durable on return.
 
         Raises:
             Moved: one was not. The others are written.
@@ -134,7 +139,7 @@ class Positions:
         ]
 
     def forget(self, indices: Sequence[str]) -> None:
-        """Before the indices themselves go: one that has lost its rows must not have a position."""
+        """Delete records; called before the indices are deleted, so that no index without rows has a position."""
         if not indices:
             return
         lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]

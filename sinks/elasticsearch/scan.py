@@ -1,4 +1,4 @@
-"""How executors read an index: all documents of a point in time, or some by `_id`, each as the text that was sent."""
+"""Reading an index on executors: all documents of a point in time, or some by `_id`, each as the text that was sent."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 PAGE_ROWS = 2000
 GROUP_ROWS = 5000
-"""Of an index that is read in one search; no more than 10,000, unless its settings say so."""
+"""Rows of an index that one search reads at most; the server allows 10,000 by default."""
 SLICES = 2
 KEEP = "2m"
 """How long a point in time waits for its next reader."""
@@ -26,7 +26,7 @@ _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 def scanner(url: str, pit: str) -> Read:
-    """Reads the slices whose numbers it is given, of one point in time."""
+    """Build a reader of one point in time; its input are numbers of slices."""
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for number in (number for part in parts for number in part.column("id").to_pylist()):
@@ -37,7 +37,7 @@ def scanner(url: str, pit: str) -> Read:
 
 
 def getter(url: str, index: str) -> Read:
-    """Reads the documents of the rows whose ids it is given, as far as there are any."""
+    """Build a reader of documents by row id; absent ones are left out."""
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for part in parts:
@@ -51,9 +51,9 @@ def getter(url: str, index: str) -> Read:
 
 
 def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
-    """Reads (table, index) pairs, those of each slice whose number it is given, an index in one search.
+    """Build a reader of (table, index) pairs, each index in one search; its input are numbers of slices.
 
-    One that isn't there, or has as many documents as a search gives at most, has a row without an id.
+    An index that is absent, or has more documents than one search returns, has a row without an id.
     """
     limit = GROUP_ROWS
 
@@ -71,7 +71,7 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
 
 
 def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, str | None]]:
-    """Id and source of all documents of an index as of one moment, or one without an id."""
+    """Read id and source of all documents of an index as of one moment; one row without an id if that fails."""
     query = {"size": limit, "sort": ["_doc"], "track_total_hits": False}
     try:
         text = send_request(url, "POST", f"/{quote(index, safe='@')}/_search", query, COMPLETE_RESULTS).text

@@ -1,4 +1,4 @@
-"""Requests of one at a time: what is asked about indices goes out in as few of them as fit."""
+"""The server of the driver: requests about indices, in as few as fit."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,14 +11,17 @@ SHARDS = "cluster.max_shards_per_node"
 
 
 class Server:
-    """The server of a sink. Raises SinkUnavailable where trying again can help, and SinkRejected where it can't."""
+    """The server of a sink.
+
+    Raises SinkUnavailable where trying again can help, and SinkRejected where it can't.
+    """
 
     def __init__(self, sink: str, url: str) -> None:
         self._sink, self._url = sink, url
 
     @property
     def name(self) -> str:
-        """How it is called in messages."""
+        """Name of the server in messages."""
         return f"the index at {address(self._url)}"
 
     def ask(
@@ -30,7 +33,7 @@ class Server:
         *,
         absent: object = None,
     ) -> Any:
-        """One request. A 404 of the server's own answers `absent`, when that is given."""
+        """Send one request; returns its JSON, or `absent` for the server's own 404 when that is given."""
         try:
             answer = send_request(self._url, method, path, body, query, absent=absent is not None)
             return absent if answer.status == NOT_FOUND else decode_json(answer, self._url)
@@ -41,11 +44,11 @@ class Server:
     def ask_groups(
         self, method: str, names: Iterable[str], path: str, body: object = None, **options: Any
     ) -> list[Any]:
-        """The same request for many indices, in groups."""
+        """Send the same request for many indices, in groups; returns one answer per group."""
         return [self.ask(method, f"/{group}{path}", body, **options) for group in join_names(names)]
 
     def refresh(self, names: Iterable[str], query: Mapping[str, str] | None = None) -> None:
-        """Let searches see what is written."""
+        """Refresh indices, so that searches see what is written."""
         for answer in self.ask_groups("POST", names, "/_refresh", query=query):
             if answer["_shards"]["failed"]:
                 raise unavailable(f"Not all of {self.name} could be refreshed.")
@@ -57,7 +60,7 @@ class Server:
             raise unavailable(f"Not all of {self.name} knows its new aliases yet.")
 
     def create(self, index: str, body: Mapping[str, Any]) -> None:
-        """An index; does nothing when it is there."""
+        """Create an index; does nothing when it exists."""
         try:
             self.ask("PUT", f"/{next(join_names([index]))}", body)
         except Refusal as error:
@@ -68,7 +71,7 @@ class Server:
             raise
 
     def require_shards(self, needed: int) -> None:
-        """Refuse what the cluster would refuse half way: as many more indices of one shard."""
+        """Raise SinkRejected when the cluster has no room for so many more shards: it would refuse half-way."""
         health = self.ask("GET", "/_cluster/health")
         settings = self.ask("GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"})
         configured = (settings[level].get(SHARDS) for level in ("transient", "persistent", "defaults"))

@@ -1,13 +1,14 @@
 """Elasticsearch: a document per row in the index behind the alias <pipeline>-<schema>.<table>.
 
-Whole documents by `index` and `delete` with version_type=external_gte and version = Kafka offset, so an older change
-never wins, whoever sends it. The executors make the bulks, send them, and read every item's answer.
-Positions are documents of the index `cdc-position`, one for each index, changed by if_seq_no compare-and-set: before
-the first bulk of a batch it says how far rows may be visible, after the last one how far they are.
-A generation is an index <alias>@<generation>; the alias says which one readers see.
-The versions of deleted documents are forgotten after `gc_deletes`, and by a node that restarts. So a bulk that comes
-late must not be taken at all: each writer writes through an alias of its own, which whoever takes over removes. Its
-name has capitals: a bulk creates an index that isn't there, but none of such a name.
+Whole documents by `index` and `delete` with version_type=external_gte and version = Kafka offset,
+so an older change never wins, whoever sends it. The executors make the bulks, send them, and read
+every item's answer. Positions are documents of the index `cdc-position`, one for each index,
+changed by if_seq_no compare-and-set: before the first bulk of a batch it says how far rows may be
+visible, after the last one how far they are. A generation is an index <alias>@<generation>; the
+alias says which one readers see. The versions of deleted documents are forgotten after
+`gc_deletes`, and by a node that restarts. So a bulk that comes late must not be taken at all: each
+writer writes through an alias of its own, which whoever takes over removes. Its name has capitals:
+a bulk creates an index that isn't there, but none of such a name.
 """
 
 import json
@@ -59,7 +60,7 @@ class Elasticsearch:
         return refusals(table)
 
     def prepare(self, table: Table) -> None:
-        """Create the index, or give the one that is there the fields it lacks."""
+        """Create the index, or add missing fields to an existing one."""
         self._server.create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
         if place := self._indices.find([table]).get(table.qualified):
             self._adapt(table, place.index)
@@ -67,12 +68,12 @@ class Elasticsearch:
             self._make(table)
 
     def require_fit(self, table: Table) -> None:
-        """Of fields alone: which settings an open index takes only the server can tell, by taking them."""
+        """Compare fields alone: only the server can tell which settings an open index takes, by taking them."""
         if place := self._indices.find([table]).get(table.qualified):
             require_same_fields(table, self.name, Layout.of(table), self._read_layout(place.index))
 
     def clear(self, table: Table) -> None:
-        """A new index, which has no position yet, in place of the one that is there."""
+        """Replace the index by a new one, which has no position yet."""
         place = self._indices.find([table]).get(table.qualified)
         if self._generation_names is None:
             self._make(table)
@@ -84,7 +85,7 @@ class Elasticsearch:
         return self.positions([table])[table.qualified]
 
     def positions(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
-        """In two requests, however many there are."""
+        """Read all records in two requests, however many there are."""
         records = self._records(tables)
         return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
 
@@ -113,7 +114,10 @@ class Elasticsearch:
         return outcome
 
     def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
-        """As the contract says; the frame is good until the next scan of all rows, or for two minutes."""
+        """Read a point in time in two tasks.
+
+        The frame is valid until the next scan of all rows, or for two minutes.
+        """
         url, schema = self.url, "id string, document string"
         index = self._readable(table)
         if ids is not None:
@@ -132,7 +136,7 @@ class Elasticsearch:
         return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(read, schema)
 
     def _readable(self, table: Table) -> str:
-        """The name under which all of its rows are found."""
+        """Return the name under which a view is read: the readers' alias, or a generation's index."""
         return (
             self.alias(table)
             if self._generation_names is None
@@ -173,7 +177,8 @@ class Elasticsearch:
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it isn't ahead.
 
-        A batch that is cut by this has shown some rows already: the new generation has to have them as well.
+        A batch that is cut by this has shown some rows already: the new generation has to have them
+        as well.
         """
         live = {name: place.index for name, place in self._indices.find(tables).items()}
         new_indices = {table.qualified: self._indices.name(table, names[table.qualified]) for table in tables}
@@ -206,7 +211,7 @@ class Elasticsearch:
         )
 
     def _show(self, tables: Sequence[Table], indices: Mapping[str, str]) -> None:
-        """Take back what made the load cheap; for all indices that are settled alike in as few requests as they fit."""
+        """Restore the settings that made the load cheap; indices with the same settings share requests."""
         indices_by_settings: dict[str, list[str]] = {}
         for table in tables:
             indices_by_settings.setdefault(json.dumps(Layout.of(table).restored_settings), []).append(
@@ -216,7 +221,7 @@ class Elasticsearch:
             self._server.ask_groups("PUT", group, "/_settings", json.loads(settings))
 
     def _unblock(self, error: SinkUnavailable, indices: Iterable[str]) -> None:
-        """Release indices that a `promote` has left blocked: it has been killed if it takes so long."""
+        """Release indices that a killed `promote` has left blocked: a running one is done by then."""
         if BLOCKED not in error.message:
             return
         self._blocked_at = self._blocked_at or time.monotonic()
@@ -224,7 +229,7 @@ class Elasticsearch:
             self._release(indices)
 
     def _block(self, indices: Iterable[str]) -> None:
-        """No write is under way any more when this returns, and none begins."""
+        """Block writes; on return none is under way, and none begins."""
         for answer in self._server.ask_groups("PUT", indices, "/_block/write"):
             if not all(index.get("blocked") for index in answer["indices"]):
                 raise unavailable(f"Not all of {self._server.name} has stopped taking writes.")
@@ -238,7 +243,7 @@ class Elasticsearch:
         return self._positions.read({name: place.index for name, place in places.items()})
 
     def _is_caught_up(self, candidate: "Elasticsearch", tables: Sequence[Table], live: Mapping[str, Record]) -> bool:
-        """Whether every view beside has what readers may have seen of the live one."""
+        """Say whether every view of the candidate has what readers may have seen of the live one."""
         checkpoints = candidate.positions(tables)
         pairs = [(record, checkpoints[name]) for name, record in live.items() if record.visible]
         return all(
@@ -246,7 +251,7 @@ class Elasticsearch:
         )
 
     def _make(self, table: Table) -> None:
-        """An index; readers see it unless this sink is of another generation."""
+        """Create an index; readers see it unless this sink is of another generation."""
         generation = new_generation() if self._generation_names is None else self._generation_names[table.qualified]
         index, body = (
             self._indices.name(table, generation),
@@ -256,7 +261,8 @@ class Elasticsearch:
             return self._create(table, index, body)
         live = {name: place.index for name, place in self._indices.find([table]).items()}
         if not live:
-            # At once with its alias: each change of the cluster's state costs as much as all else of a table's start.
+            # Created with its alias: each change of the cluster's state costs as much as the rest
+            # of a table's start.
             return self._create(table, index, body | {"aliases": {self.alias(table): {}}})
         self._create(table, index, body)
         return self._server.switch(self._indices.switch_actions([table], live, {table.qualified: index}))
@@ -268,7 +274,7 @@ class Elasticsearch:
             raise layout_error(table, self.name, error) from None
 
     def _adapt(self, table: Table, index: str) -> None:
-        """Give an index that is there the fields of new columns, and settings that it takes while it is open.
+        """Add the fields of new columns to an index, and settings that it takes while it is open.
 
         Raises:
             SchemaMismatch: it was made with others, and can't be changed.
@@ -293,17 +299,17 @@ class Elasticsearch:
         return Layout.from_mapping(mappings[index]["mappings"])
 
     def _forget(self, indices: Sequence[str]) -> None:
-        """The positions first: an index that has lost its rows must not have one."""
+        """Delete positions, then indices: an index without its rows must not have a position."""
         self._positions.forget(indices)
         self._server.ask_groups("DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={})
 
     def _unscan(self) -> None:
-        """Close points in time, also of generations beside: the server holds on to all that they may need."""
+        """Close points in time, also those of other generations: the server keeps all that they may need."""
         while self._scans:
             self._server.ask("DELETE", "/_pit", {"id": self._scans.pop()}, absent={})
 
     def _take_over(self, pending: Sequence[Advance], places: Mapping[str, WritableIndex]) -> None:
-        """Let these indices be written to through this sink's aliases only, if nobody else has done so meanwhile.
+        """Replace the writers' aliases of these indices by this sink's, if no other writer has done so meanwhile.
 
         Raises:
             Fenced: somebody has.
@@ -330,7 +336,10 @@ class Elasticsearch:
             raise mismatch(pending[0].table, pending[0].start, pending[0].start, ours=False) from None
 
     def _send(self, batch: Batch, pending: Sequence[Advance], indices: Mapping[str, str], fresh: set[str]) -> Outcome:
-        """Send the rows; when it isn't known what has become of some, nothing of this try may arrive later."""
+        """Send the rows.
+
+        After a failure the writer's alias changes, so that nothing of this try can arrive later.
+        """
         aliases = {
             advance.table.topic: WritableIndex(indices[advance.table.qualified]).writer(self._token)
             for advance in pending
@@ -349,7 +358,7 @@ class Elasticsearch:
         return outcome
 
     def _refuse_missing(self, pending: Sequence[Advance]) -> None:
-        """An alias goes with its index, too: then it is the view that is gone, and nobody has taken over."""
+        """Raise PositionLost for a deleted index: its alias went with it, and no other writer has taken over."""
         places = self._indices.find([advance.table for advance in pending])
         for advance in pending:
             if advance.table.qualified not in places:
@@ -373,7 +382,7 @@ class Elasticsearch:
     def _store(
         self, pending: Sequence[Advance], indices: Mapping[str, str], records: Sequence[Record], writer: str
     ) -> list[Record]:
-        """Write down how far the views are, or may be.
+        """Store how far the views are, or may be.
 
         Raises:
             Fenced: another writer has done so since they were read.

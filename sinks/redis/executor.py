@@ -1,4 +1,4 @@
-"""What the executors do for the cache: one Lua call per part of a chunk, rows and position at once."""
+"""The cache's writer on executors: one Lua call per part of a chunk stores rows and position at once."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,30 +19,30 @@ from sinks.redis.scripts import APPLY
 from sinks.redis.server import client, failure, position_key, view_key
 
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
-"""Of a Lua call: a few milliseconds, in which nobody else is served."""
+"""Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""
 
 
 class PendingAdvance(NamedTuple):
-    """What is left of an advance: offsets to go on from, in this generation of the view, held by this writer."""
+    """The rest of an advance: the offsets to continue from, in this generation of the view, held by this writer."""
 
     advance: Advance
     offsets: tuple[int, ...]
     generation: str
     writer: str
     extra_fields: tuple[str, ...] = ()
-    """What else is stored with the position: field, value, ..."""
+    """Further fields that are stored with the position: field, value, ..."""
 
     def arguments(self, *values: str | int | bytes) -> list[str | int | bytes]:
-        """Of `APPLY` and `FINISH`."""
+        """Build ARGV of `APPLY` and `FINISH`."""
         end, now = self.advance.end, f"{time.time():.3f}"
         count = len(self.extra_fields)
         identity = (end.topic_id, self.writer, self.generation)
         return [*identity, now, end.partition_count, count, *self.extra_fields, *values]
 
     def offset(self, answer: Sequence[str], least: int, most: int) -> int:
-        """How far this writer has got by itself where a script has said `moved`.
+        """Return how far this writer itself has moved a partition, after a script answered `moved`.
 
-        It has where another try of the same task was there before this one, or an answer was lost.
+        It has moved it when another try of the same task came first, or when an answer was lost.
 
         Raises:
             Fenced, PositionLost: why it can't go on.
@@ -59,7 +59,7 @@ class PendingAdvance(NamedTuple):
 
 @dataclass
 class RedisWriter:
-    """The way of rows into the cache; dues by topic."""
+    """Writes rows into the cache. pending: by topic, the rest of each advance."""
 
     url: str
     prefix: str
@@ -94,13 +94,13 @@ class RedisWriter:
         return {}
 
     def _write(self, part: Part) -> Verdicts:
-        """One call; another where an earlier try of this task has got part of the way already."""
+        """Write a part with one call; with another one where an earlier try of this task has written a part of it."""
         pending, stale = self.pending[part.topic], frozenset[str]()
         if not part.rows and part.end_offset == part.view_offset:
             return Verdicts()
         start, end = part.view_offset, part.end_offset
         while True:
-            # Rows that a try before this one has brought are there.
+            # Skip the rows that an earlier try has written.
             rows = [row for row in part.rows.values() if row.id not in stale]
             answer = self._call(part, pending, rows, start, end)
             if answer[0] == "ok":

@@ -1,4 +1,4 @@
-"""How executors read the rows of many tables out of the cache: all of its keys are gone through once."""
+"""Reading the rows of many tables from the cache on executors, in one pass over all of its keys."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +15,10 @@ Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 
 
 def group_reader(url: str, prefix: str, match: str, tables: Mapping[str, str]) -> Read:
-    """Reads the rows of tables, which are given by `view_key`, among the keys that match, which have the prefix."""
+    """Build a reader of the rows of tables: by `view_key`, the name of each. match: the pattern of keys to scan."""
 
     def table_of(key: str) -> str | None:
-        # No name of a table has a colon there (`view_key`): what follows the next one is the id.
+        # `view_key` escapes colons in a table's name, so the id follows the next one.
         return tables.get(key[: key.find(":", len(prefix) + 1) + 1])
 
     def rows(keys: list[str]) -> "pa.RecordBatch":

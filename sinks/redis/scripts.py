@@ -1,12 +1,13 @@
-"""What runs inside the cache's server, one call at a time: each compares what it changes with what it was told of.
+"""Scripts that run inside the cache's server, one at a time: each compares a position before it changes it.
 
-A position is a hash; KEYS[1] is its key. Integers stay text: Lua's numbers are doubles. It unpacks 8,000 values at
-most.
-The generation is always compared as well: once two have changed places, the other's positions lie here.
+A position is a hash; KEYS[1] is its key. Integers stay text, because Lua's numbers are doubles. Lua
+unpacks 8,000 values at most. The generation is always compared as well: once two generations have
+changed places, the other one's positions lie here.
 """
 
-# Who holds a position is in `writer`: only that one moves it, so whoever was stopped and goes on is told.
-# ARGV: writer, generation, topic id, then partition and offset of each, as they were read. 0 when they have changed.
+# Only the writer that a position names moves it, so a stopped writer that goes on fails. ARGV:
+# writer, generation, topic id, then partition and offset of each, as they were read. Returns 0 when
+# they have changed since.
 TAKE = """
 local at = redis.call('HMGET', KEYS[1], 'generation', 'topic_id')
 if (at[1] or '') ~= ARGV[2] or (at[2] or '') ~= ARGV[3] then return 0 end
@@ -17,8 +18,9 @@ redis.call('HSET', KEYS[1], 'writer', ARGV[1])
 return 1
 """
 
-# ARGV of what moves a position: topic id, writer, generation, time, partition count, how many values follow that are
-# stored as they are, and these values: field, value, ... `first` is where the rest begins.
+# ARGV of what moves a position: topic id, writer, generation, time, partition count, how many
+# values follow that are stored as they are, and these values: field, value, ... `first` is where
+# the rest begins.
 MOVING = """
 local first = 7 + tonumber(ARGV[6])
 local at = redis.call('HMGET', KEYS[1], 'topic_id', 'writer', 'generation')
@@ -33,7 +35,8 @@ local function store(n)
 end
 """
 
-# KEYS besides: the rows. The rest of ARGV: partition, from, until, then a document per row, '' for a delete.
+# KEYS besides: the rows. The rest of ARGV: partition, from, until, then a document per row, '' for
+# a delete.
 APPLY = (
     MOVING
     + """
@@ -57,7 +60,8 @@ return {'ok'}
 """
 )
 
-# The rest of ARGV: partition, from, until, ... Each may stand anywhere between, where this writer has left it.
+# The rest of ARGV: partition, from, until, ... Each may stand anywhere between, where this writer
+# has left it.
 FINISH = (
     MOVING
     + """
@@ -72,8 +76,9 @@ return {'ok'}
 """
 )
 
-# KEYS besides: rows to remove. ARGV: generation, and if the position goes as well, 'position' and which generation is
-# there from then on, if any. 0 when the rows are another generation's: the two have changed places.
+# KEYS besides: rows to remove. ARGV: generation, and if the position goes as well, 'position' and
+# which generation is there from then on, if any. 0 when the rows are another generation's: the two
+# have changed places.
 REMOVE = """
 local generation = redis.call('HGET', KEYS[1], 'generation') or ''
 if generation ~= ARGV[1] then return 0 end
@@ -83,8 +88,8 @@ if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'generation', ARGV[3]) end
 return 1
 """
 
-# ARGV: two databases, then what was found in them when they were compared, as JSON: [{database, key, fields}]; the text
-# of a field that isn't there is ''. 0 when something has moved since.
+# ARGV: two databases, then what was found in them when they were compared, as JSON: [{database,
+# key, fields}]; the text of a field that isn't there is ''. 0 when something has moved since.
 EXCHANGE = """
 for _, found in ipairs(cjson.decode(ARGV[3])) do
   redis.call('SELECT', found.database)

@@ -1,4 +1,4 @@
-"""The cache's server: connections, what its URL says, and what its answers mean for who has asked."""
+"""The cache's server: connections, its URL, names of keys, and what its errors mean."""
 
 import re
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ PASSING = {
     "TRYAGAIN": "its cluster is moving keys",
     "OOM": "it is out of memory",
 }
-"""First words of answers that may be others in a moment, perhaps of another server behind the same name."""
+"""First words of errors that may pass in a moment, perhaps on another server behind the same name."""
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
     "hgetall hget hmget hset hsetnx hincrby mget mset del unlink strlen copy sadd srem smembers scan"
     " eval evalsha script|load select swapdb info ping hello client|setinfo"
 )
-"""All that the sink asks of a server. CONFIG isn't needed where INFO is allowed."""
+"""All commands that the sink uses. CONFIG isn't needed where INFO is allowed."""
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
@@ -49,7 +49,10 @@ _clients: dict[str, redis.Redis] = {}
 
 
 def client(url: str) -> redis.Redis:
-    """The connection of this process; executors keep it across batches."""
+    """Return this process' connections to a server; executors keep them across batches.
+
+    Any thread may use them.
+    """
     if url not in _clients:
         _clients[url] = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5)
     return _clients[url]
@@ -62,7 +65,7 @@ def forget(url: str) -> None:
 
 
 def database(url: str) -> int:
-    """The number of the database that a URL names: its path, or `db` of its query.
+    """Return the number of the database that a URL names: its path, or `db` of its query.
 
     Raises:
         SettingsError: it names none, or no server.
@@ -83,7 +86,7 @@ def database(url: str) -> int:
 
 
 def at_database(url: str, number: int) -> str:
-    """The same server, another database."""
+    """Build the URL of another database on the same server."""
     parts = urlsplit(url)
     query = {name: value for name, value in parse_qs(parts.query).items() if name != "db"}
     if parts.scheme == "unix":
@@ -92,7 +95,7 @@ def at_database(url: str, number: int) -> str:
 
 
 def view_key(prefix: str, qualified: str) -> str:
-    """How the keys of a table's rows begin; the id follows."""
+    """Return the prefix of the keys of a table's rows; the id follows it."""
     return f"{prefix}:{_escaped(qualified)}:"
 
 
@@ -102,12 +105,12 @@ def position_key(prefix: str, qualified: str) -> str:
 
 
 def table_of_position(prefix: str, key: str) -> str:
-    """Whose position lies under a key."""
+    """Return the table whose position lies under a key: the inverse of `position_key`."""
     return key.removeprefix(f"{prefix}:_cdc:").replace("%3A", ":").replace("%25", "%")
 
 
 def _escaped(qualified: str) -> str:
-    """Without a colon, which begins the id: `a` with the id b:1 isn't `a:b` with the id 1."""
+    """Escape colons, since a colon begins the id: `a` with the id b:1 isn't `a:b` with the id 1."""
     return qualified.replace("%", "%25").replace(":", "%3A")
 
 
@@ -130,16 +133,18 @@ def copy_keys(keys: Sequence[str], number: int, server: redis.Redis) -> None:
 
 
 class Failure(NamedTuple):
-    """What an answer means: `kind` is one of `failures.REPORTED`."""
+    """What an error means: `kind` is a key of `cdc.sink.remedy.REPORTED`."""
 
     kind: str
     message: str
 
 
 def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
-    """Tell what passes from what doesn't. What passes may be gone on another connection, so this one is given up.
+    """Classify an error of the server.
 
-    Messages hold the first word of an answer, its kind, and names of commands; what follows may quote what was sent.
+    For an error that may pass, idle connections are closed: a new one may reach a better server.
+    Messages quote the first word of an answer and names of commands only; the rest may quote what
+    was sent.
     """
     where = f"The cache at {address(url)}"
     if isinstance(error, FORBIDDEN):
@@ -150,7 +155,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         return _away(where, PASSING.get(word), cause(f"{error} {error.__cause__}"))
     if isinstance(error, redis.exceptions.InvalidResponse):
         return Failure("stranger", f"{where} is no Redis: it answers in another way.")
-    # Valkey calls it so where a script has asked.
+    # Valkey's wording when a script has called the command.
     if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
         command = re.search(r"'([a-z|]+)' command", str(error))
         missing_right = f"{command[1].upper()}" if command else "these keys"
@@ -167,7 +172,10 @@ def _away(where: str, state: str | None, why: Cause) -> Failure:
 
 
 def _word(error: redis.exceptions.RedisError) -> str:
-    """The kind of an answer. Older servers hide it in that of a script: ERR ... -OOM command not allowed."""
+    """Return the kind of an error. Older servers wrap it in that of a script: ERR ...
+
+    -OOM command not allowed.
+    """
     status = error.status_code or str(error).split(" ", 1)[0]
     hidden = re.search(r"-([A-Z]{3,})\b", str(error)) if status == "ERR" else None
     return hidden[1] if hidden else status

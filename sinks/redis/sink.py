@@ -1,14 +1,15 @@
 """Redis or Valkey: a JSON document per row under <prefix>:<schema>.<table>:<id>.
 
-One Lua call applies a chunk of a partition and moves that partition's position, so the two can't part. Chunks go in
-offset order; a chunk's position is its last offset + 1, and a row above it has not been written by then. So a crash
-between chunks leaves a position to go on from, and no row is ever set back.
-Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions, rows, at, generation, one field a
-partition, and what else `ViewCheckpoint` has, as JSON. Only the writer that it names moves it; a new one writes its
-name first.
-Another generation lies under the same names in another database of the server; SWAPDB exchanges the two. So every call
-names the generation that it is for: the other's positions and rows may lie here by now. The set <prefix>:_cdc names the
-tables that lie in a database: those that aren't of the pipeline any more are brought along when the two change places.
+One Lua call applies a chunk of a partition and moves that partition's position, so the two can't
+part. Chunks go in offset order; a chunk's position is its last offset + 1, and a row above it has
+not been written by then. So a crash between chunks leaves a position to go on from, and no row is
+ever set back. Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions,
+rows, at, generation, one field a partition, and what else `ViewCheckpoint` has, as JSON. Only the
+writer that it names moves it; a new one writes its name first. Another generation lies under the
+same names in another database of the server; SWAPDB exchanges the two. So every call names the
+generation that it is for: the other's positions and rows may lie here by now. The set <prefix>:_cdc
+names the tables that lie in a database: those that aren't of the pipeline any more are brought
+along when the two change places.
 """
 
 import itertools
@@ -67,7 +68,10 @@ log = structlog.get_logger()
 
 
 class Redis:
-    """The cache as a sink, see `cdc.sink.contract.Sink`. Generations change places as a whole database."""
+    """The cache as a sink, see `cdc.sink.contract.Sink`.
+
+    Generations change places as a whole database.
+    """
 
     row_format: RowFormat = "documents"
     promotes_all_tables = True
@@ -97,7 +101,7 @@ class Redis:
         return []
 
     def prepare(self, table: Table) -> None:
-        """Check that the server keeps what it is given: a view that evicts rows is no view."""
+        """Create the position, and check that the server evicts no rows."""
         policy = self._policy()
         if policy is None:
             log.warning("eviction_unknown", sink=self.name, needed="noeviction")
@@ -113,7 +117,7 @@ class Redis:
         self._ask(lambda server: server.sadd(self._names_key, table.qualified))
 
     def _policy(self) -> str | None:
-        """None where the user may see it nowhere. INFO first: managed servers have it, and no CONFIG."""
+        """Read maxmemory-policy; None where the user may read it nowhere. INFO first: managed servers lack CONFIG."""
         with suppress(SinkRejected):
             memory = self._ask(lambda server: server.info("memory"))
             if policy := memory.get("maxmemory_policy"):
@@ -140,13 +144,14 @@ class Redis:
         return outcome
 
     def clear(self, table: Table) -> None:
-        """What another generation has left beside the live one makes room for this one."""
+        """Empty the view; what another generation has left in this database makes room for it."""
         self._empty(table.qualified, self._generation_of(table), self._last_generation.get(table.qualified))
 
     def _empty(self, name: str, generation_after: str, expected_generation: str | None = None) -> None:
-        """Rows first: if this ends half-way, the position is still there to tell that it has to be done.
+        """Remove rows, then the position: if this ends half-way, the position still says that it has to be done.
 
-        `seen`: the generation of the position that has led to this. Somebody else may have made it anew since.
+        expected_generation: of the position that was read. The table is left alone if it has
+        another one by now.
         """
         key = position_key(self.prefix, name)
         script = client(self.url).register_script(REMOVE)
@@ -175,7 +180,7 @@ class Redis:
         def rows(keys: list[str]) -> "pa.RecordBatch":
             import pyarrow as pa
 
-            # A key that SCAN has named may be gone by now; MGET takes one key at least.
+            # A key that SCAN returned may have been deleted since; MGET needs one key at least.
             values = client(url).mget(keys) if keys else []
             pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
             ids, documents = [key[len(key_prefix) :] for key, _ in pairs], [value for _, value in pairs]
@@ -213,7 +218,7 @@ class Redis:
         return Redis(self.name, at_database(self.url, self.spare), self.prefix, self.database, dict(names))
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
-        """The two databases change places as a whole, so both have to be the pipeline's own."""
+        """Check memory, and that both databases are the pipeline's own, since they change places as a whole."""
         for sink in (self, self.for_generation({})):
             if key := sink._ask(sink._foreign_key):
                 raise SinkRejected(
@@ -229,7 +234,7 @@ class Redis:
             require_free_space(used, limit - used, f"the memory of the cache at {address(self.url)}", self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """One script exchanges the databases if nothing has moved since positions were compared: no view goes back."""
+        """Exchange the databases in one script, if no position has moved since they were compared."""
         if all(
             (checkpoint := self.position(table)) and checkpoint.generation == names[table.qualified] for table in tables
         ):
@@ -241,7 +246,7 @@ class Redis:
         return {table.qualified: checkpoint.generation for table, checkpoint in retained if checkpoint}
 
     def _exchanged(self, candidate: "Redis", tables: Sequence[Table]) -> bool:
-        """Whether no view beside was behind, and so both have changed places."""
+        """Exchange the databases if no view would go back; returns whether they were exchanged."""
         comparisons = []
         for live_fields, candidate_fields in zip(self._read_all(tables), candidate._read_all(tables), strict=True):
             live_checkpoint, candidate_checkpoint = checkpoint_of(live_fields), checkpoint_of(candidate_fields)
@@ -259,14 +264,14 @@ class Redis:
         return bool(self._ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))
 
     def _bring_along(self, candidate: "Redis", names: Collection[str]) -> None:
-        """What lies here of tables that the pipeline has no more stays for its readers, as it is here."""
+        """Copy tables that the pipeline has no more to the candidate, so that their readers keep them."""
         for name in candidate._other_tables(names):
             candidate._drop_table(name)
         for name in self._other_tables(names):
             self._copy(name, candidate)
 
     def _copy(self, name: str, candidate: "Redis") -> None:
-        """Under another generation: so whoever empties the one never empties the other."""
+        """Copy a table under another generation, so that emptying the one never empties the other."""
         key = position_key(self.prefix, name)
         candidate._ask(lambda server: server.sadd(self._names_key, name))
         self._ask(lambda server: server.copy(key, key, str(candidate.database), replace=True))
@@ -276,7 +281,7 @@ class Redis:
             self._ask(partial(copy_keys, page, candidate.database))
 
     def _other_tables(self, names: Collection[str]) -> list[str]:
-        """Tables that lie here and aren't of these names."""
+        """List tables in this database that aren't of these names."""
         return sorted(self._ask(lambda server: server.smembers(self._names_key)) - set(names))
 
     def _drop_table(self, name: str) -> None:
@@ -298,7 +303,10 @@ class Redis:
             spare._drop_table(name)
 
     def _foreign_key(self, server: redis.Redis) -> str | None:
-        """A key that isn't the pipeline's; whose the others are is noted: older versions didn't."""
+        """Find a key that isn't the pipeline's.
+
+        Also notes the tables of its keys, which older versions didn't.
+        """
         names, own_prefix = set(), f"{self.prefix}:"
         for key in server.scan_iter(count=SCAN_ROWS):
             if not key.startswith(own_prefix):
@@ -318,12 +326,12 @@ class Redis:
         return position_key(self.prefix, table.qualified)
 
     def _read_fields(self, table: Table) -> dict[str, str]:
-        """The fields of a position; none when there is none."""
+        """Read the fields of a position; empty when there is none."""
         fields: dict[str, str] = self._ask(lambda server: server.hgetall(self.position_key(table)))
         return self._checked(table, fields)
 
     def _read_all(self, tables: Sequence[Table]) -> list[dict[str, str]]:
-        """The fields of many positions, asked for at once."""
+        """Read the fields of many positions in one round trip."""
 
         def ask(server: redis.Redis) -> list[dict[str, str]]:
             pipeline = server.pipeline(transaction=False)
@@ -340,7 +348,7 @@ class Redis:
         return fields
 
     def _pending_advance(self, advance: Advance, writer: str) -> PendingAdvance | None:
-        """What is left to do, None when it is done: an earlier try may have got part of the way."""
+        """Return the rest of an advance, None when it is done: an earlier try may have applied a part of it."""
         fields, start, end = self._read_fields(advance.table), advance.start_offsets, advance.end
         stored = checkpoint_of(fields)
         if stored and stored.writer == writer and not advance.is_repair and distance(stored, end).comparable:
@@ -361,7 +369,7 @@ class Redis:
         return pending
 
     def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> None:
-        """Become the one that moves this position, if it is still where it was read."""
+        """Become the writer that moves this position, if it is still where it was read."""
         script, table = client(self.url).register_script(TAKE), pending.advance.table
         offsets = ((text, fields.get(text, "0")) for text in map(str, range(pending.advance.end.partition_count)))
         arguments = [
@@ -377,7 +385,7 @@ class Redis:
             )
 
     def _finish(self, pending: PendingAdvance) -> None:
-        """Move the partitions whose records were transaction markers only: no row carried their position."""
+        """Move the partitions that held transaction markers only: no row carried their position."""
         script, end = client(self.url).register_script(FINISH), pending.advance.end.offsets
         partitions = zip(range(len(end)), pending.offsets, end, strict=True)
         arguments = pending.arguments(*itertools.chain.from_iterable(partitions))
@@ -387,7 +395,7 @@ class Redis:
             pending.offset(answer, start, start)
 
     def _generation_of(self, table: Table) -> str:
-        """The name of the generation that this is the sink of; '' for the live one, whatever it is called."""
+        """Return the name of this sink's generation of a table; '' for the live one, whatever its name."""
         return self._generation_names[table.qualified] if self._generation_names else ""
 
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:
