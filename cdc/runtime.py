@@ -169,7 +169,7 @@ class Context:
 
     @cached_property
     def placeholder(self) -> str:
-        """What the connector writes for a value that the log doesn't carry. Raises ConnectorError."""
+        """The text that the connector writes for a value that the log doesn't carry. Raises ConnectorError."""
         from cdc.capture.configuration import placeholder
         from cdc.kafka.topics import Topics
 
@@ -203,9 +203,11 @@ class Context:
 class Stack(Protocol):
     """A kind of local stack: servers as processes, or servers as containers."""
 
-    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints": ...
+    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints":
+        """Start the servers that don't run. Called by `cdc up`; `progress` gets lines for people. Raises StackError."""
 
-    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]: ...
+    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
+        """Stop the servers, and return the names of those that ran. Called by `cdc down`. Raises StackError."""
 
 
 def local_stack(kind: str | None, state: Path) -> Stack:

@@ -116,7 +116,7 @@ def _reporting(name: str, work: Path) -> Iterator[None]:
 
     def report() -> None:
         while not finished.wait(SILENT_S):
-            say(f"fetching {name}: {_bytes(work) / 1e6:,.0f} MB are here")
+            say(f"fetching {name}: {_bytes(work) / 1e6:,.0f} MB so far")
 
     thread = Thread(target=report, daemon=True)
     thread.start()

@@ -39,14 +39,17 @@ class ServerDirs:
 
     @property
     def log(self) -> Path:
+        """The log file."""
         return self.home / "log" / f"{self.home.name}.log"
 
     @property
     def data(self) -> Path:
+        """The folder of the data, which outlives restarts."""
         return self.home / "data"
 
     @property
     def conf(self) -> Path:
+        """The folder of the settings, written before every start."""
         return self.home / "conf"
 
 
@@ -125,6 +128,8 @@ class Server:
 
 
 class Postgres(Server):
+    """Postgres, from a wheel."""
+
     name = "postgres"
     templates = ("postgres.postgresql.conf",)
     stop_signal = signal.SIGINT  # "fast": SIGTERM would wait for every client to leave
@@ -190,6 +195,8 @@ class JavaServer(Server):
 
 
 class Kafka(JavaServer):
+    """A Kafka broker that is its own controller."""
+
     name = "kafka"
     extra_ports = ("kafka-controller",)
     templates = ("kafka.server.properties", "kafka.log4j2.properties")
@@ -219,6 +226,8 @@ class Kafka(JavaServer):
 
 
 class Connect(JavaServer):
+    """A worker of Kafka Connect with Debezium's plugin."""
+
     name = "connect"
     starts_after = "kafka"
     templates = ("connect.server.properties", "connect.log4j2.properties")
@@ -234,6 +243,8 @@ class Connect(JavaServer):
 
 
 class Elasticsearch(Server):
+    """Elasticsearch with a single node."""
+
     name = "elasticsearch"
     extra_ports = ("elasticsearch-transport",)
     templates = (
@@ -267,6 +278,8 @@ class Elasticsearch(Server):
 
 
 class Redis(Server):
+    """The cache server: Valkey from a wheel, or the machine's own Redis."""
+
     name = "redis"
     templates = ("redis.redis.conf",)
 

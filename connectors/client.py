@@ -191,7 +191,7 @@ class Connect:
         missing = "the worker lacks the plugin or the connector: GET /connector-plugins and /connectors tell which"
         return ConnectorError(
             f"Kafka Connect at {self.server} answers {response.status_code}: {redacted(text, config)}",
-            hint=missing if response.status_code == 404 else "the worker's log says more",
+            hint=missing if response.status_code == 404 else "look at the worker's log",
             server=self.server,
         )
 

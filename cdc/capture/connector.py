@@ -180,7 +180,7 @@ class _RegistrationAttempt:
         return backfilled
 
     def _captured_before(self, previous_config: Mapping[str, str] | None) -> Mapping[str, Captured] | None:
-        """How tables were captured until now; None where neither a registration nor a configuration tells."""
+        """Find out how tables were captured until now; None where no registration and no configuration tells."""
         if self.previous:
             return self.previous.tables
         return captured_tables(previous_config, self.tables) if previous_config else None
@@ -280,7 +280,7 @@ class _RegistrationAttempt:
 def _failure_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     trace = (state.trace or "it gives no reason").rstrip(".")
     hint = next(
-        (hint for word, hint in HINTS if word in trace), "the worker's log says more; then: cdc -p FILE register"
+        (hint for word, hint in HINTS if word in trace), "look at the worker's log, then run: cdc -p FILE register"
     )
     return ConnectorError(
         f"The connector {pipeline.pipeline} has failed: {trace}.", hint=hint, connector=pipeline.pipeline
@@ -293,6 +293,6 @@ def _timeout_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
         missing = f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"
     return ConnectorError(
         f"The connector {pipeline.pipeline} was put, but nothing moved for {DEADLINE_S:.0f} s: {missing}.",
-        hint="cdc -p FILE status, and the worker's log, say more",
+        hint="run cdc -p FILE status, and look at the worker's log",
         connector=pipeline.pipeline,
     )

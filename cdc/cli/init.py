@@ -89,7 +89,14 @@ def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[
     if answer.strip() == "all":
         return list(usable)
     words = [word.strip() for word in answer.split(",") if word.strip()]
-    return [usable[int(word) - 1] if word.isdecimal() and 0 < int(word) <= len(usable) else word for word in words]
+    return [_resolve_number(word, usable) for word in words]
+
+
+def _resolve_number(word: str, usable: "Sequence[str]") -> str:
+    """Replace a number of the list by its table; any other word is a name or a pattern."""
+    if word.isdecimal() and 0 < int(word) <= len(usable):
+        return usable[int(word) - 1]
+    return word
 
 
 def _checked_pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":

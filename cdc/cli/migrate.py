@@ -53,9 +53,13 @@ def source_requirements(context: "Context") -> "SourceRequirements":
 
     pipeline = context.pipeline
     password = pipeline.source.replication_password
+    tables = []
+    for entry in pipeline.source.tables:
+        schema, _, name = entry.table.partition(".")
+        tables.append((schema, name))
     return SourceRequirements(
         pipeline=pipeline.pipeline,
-        tables=[(schema, name) for entry in pipeline.source.tables for schema, _, name in [entry.table.partition(".")]],
+        tables=tables,
         role=pipeline.replication_user,
         key_index=key_index,
         password=password.get_secret_value() if password else None,

@@ -80,7 +80,7 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
             {"asked": len(entries), "left": sorted(entry.place for entry in remaining), "waiting": waiting}
         )
     if waiting:
-        out.print(f"asked for {len(entries)}; no cdc run has taken it up yet, its next start will", highlight=False)
+        out.print(f"requested {len(entries)}; no cdc run has tried them yet, the next one will", highlight=False)
     else:
         out.print(f"{len(entries) - len(remaining)} of {len(entries)} could be applied", highlight=False)
     return None

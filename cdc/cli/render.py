@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.audit.finding import Audit
     from cdc.generations.registry import GenerationBuild
-    from cdc.observe.status import Problem, SinkStatus, Status
+    from cdc.observe.status import Problem, SinkStatus, Status, ViewStatus
     from cdc.quarantine.log import QuarantinedRecord
     from cdc.verify.comparison import Comparison
 
@@ -261,7 +261,7 @@ def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableTy
                 view.table,
                 sink.name,
                 UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
-                UNKNOWN if view.lag_seconds is None else duration(view.lag_seconds) if view.lag_seconds else "-",
+                _view_lag(view),
                 f"{view.changes:,}" if measured else UNKNOWN,
                 _age(view.at) if measured else UNKNOWN,
             )
@@ -274,6 +274,12 @@ def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableTy
     more = [Text(f"and {len(lines) - LISTED} more: --json has all of them")] if len(lines) > LISTED else []
     watch = [Text(WATCHED[snapshot.definitions], "yellow")] if snapshot.definitions in WATCHED else []
     return Group(first, *problems, *more, Text(), _hops(snapshot), Text(), views, *watch, *_holes(snapshot))
+
+
+def _view_lag(view: ViewStatus) -> str:
+    if view.lag_seconds is None:
+        return UNKNOWN
+    return duration(view.lag_seconds) if view.lag_seconds else "-"
 
 
 def _sentence(problems: Sequence[Problem], line: str) -> str:

@@ -23,7 +23,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
     """Create the topics that are missing, and show them all, unless another verb follows."""
     if context.invoked_subcommand is not None:
         if as_json:
-            raise SettingsError("--json goes behind the verb.", hint=f"cdc topics {context.invoked_subcommand} --json")
+            raise SettingsError("--json goes after the verb.", hint=f"cdc topics {context.invoked_subcommand} --json")
         return None
     from cdc.audit.lowered_settings import restore
     from cdc.kafka.topics import Topics
@@ -31,7 +31,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
     pipeline = context.obj.pipeline
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
-            say(f"the settings of {topic} are as they were before a compaction that was interrupted")
+            say(f"restored the settings of {topic}: a compaction was interrupted")
         ensured = kafka.ensure(pipeline)
         ends = kafka.ends([topic.topic for topic in ensured])
     rows = [

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -156,7 +156,8 @@ def run(
 
     with stop_on_signal() as stopping:
         try:
-            progress, errors = _apply(context.obj, sink, master, stopping, until_caught_up, for_s, as_json)
+            limits = RunLimits(stopping, until_caught_up, for_s)
+            progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
         except Exception as error:
             if not stopping.is_set():
                 raise
@@ -171,14 +172,17 @@ def run(
         raise errors[0]
 
 
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of a run: a signal, having caught up, or a number of seconds."""
+
+    stopping: "Event"
+    until_caught_up: bool
+    for_s: float | None
+
+
 def _apply(
-    context: Context,
-    chosen: list[str] | None,
-    master: str,
-    stopping: "Event",
-    until_caught_up: bool,
-    for_s: float | None,
-    as_json: bool,
+    context: Context, chosen: list[str] | None, master: str, limits: RunLimits, *, quiet: bool
 ) -> "tuple[list[Progress], list[CdcError]]":
     """Run the streams of the sinks to their end: their progress, and the errors that ended some of them."""
     from cdc.apply.progress import publish
@@ -189,10 +193,11 @@ def _apply(
     from cdc.control.definitions import compare_periodically
     from cdc.kafka.topics import Topics
 
+    stopping = limits.stopping
     pipeline, sinks = context.pipeline, context.sinks(chosen)
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
-            say(f"the settings of {topic} are as they were before a compaction that was interrupted")
+            say(f"restored the settings of {topic}: a compaction was interrupted")
         kafka.check(pipeline)
         registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
     if stopping.is_set():
@@ -200,13 +205,15 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with spark_on(master) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
-        with compare_periodically(context.load) as uncompared_s, render.live(err, quiet=as_json) as show:
+        with compare_periodically(context.load) as uncompared_s, render.live(err, quiet=quiet) as show:
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.runs, progress, uncompared_s())
                 show(progress)
 
-            errors = supervise(streams, stopping, until_caught_up=until_caught_up, for_s=for_s, on_tick=tick)
+            errors = supervise(
+                streams, stopping, until_caught_up=limits.until_caught_up, for_s=limits.for_s, on_tick=tick
+            )
     for sink in sinks:
         sink.close()
     return [stream.progress for stream in streams], errors

@@ -95,12 +95,12 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, ti
         message = f"There is no connector {pipeline.pipeline}: no change reaches the views."
         raise ConnectorError(message, hint="cdc -p FILE register")
     if "FAILED" in (state.connector, *state.tasks):
-        message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker tells no more'}"
+        message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker gives no reason'}"
         raise ConnectorError(full_stopped(message), hint="cdc -p FILE register")
     runs_by_sink = load_published(runs)
     if idle := [name for name in sinks if name not in runs_by_sink or runs_by_sink[name].state not in WORKING]:
-        consequence = f"what is behind there is waited for, {timeout_s:g} s at most (--timeout)"
-        say(f"no `cdc run` is known to be at work on {', '.join(idle)}: {consequence}")
+        consequence = f"views that are behind are waited for, {timeout_s:g} s at most (--timeout)"
+        say(f"no `cdc run` of this machine is at work on {', '.join(idle)}: {consequence}")
     say("starting Spark")
 
 
@@ -130,7 +130,7 @@ def seconds(text: str) -> float:
     """Parse a length of time: `90s`, `30m`, `2h`, `1d`. Raises SettingsError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not match:
-        raise SettingsError(f"{text!r} is no length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d")
+        raise SettingsError(f"{text!r} isn't a length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d")
     return float(match[1]) * UNITS_S[match[2]]
 
 
@@ -141,7 +141,9 @@ def _moment_ms(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise SettingsError(f"{text!r} is no time.", hint="2h for two hours ago, or 2026-01-31T12:00+01:00") from error
+        raise SettingsError(
+            f"{text!r} isn't a time.", hint="2h for two hours ago, or 2026-01-31T12:00+01:00"
+        ) from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
@@ -173,6 +175,8 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
     if undecided:
         first = next(result for result in results if result.undecided)
         raise UndecidedError(
-            f"{undecided:,} rows are proved neither equal nor different: they, or their view, changed at every look.",
-            hint=f"look again when less is written: cdc -p FILE verify --sink {first.sink} --table {first.table}",
+            f"{undecided:,} rows are proved neither equal nor different:"
+            " they, or their view, changed at every comparison.",
+            hint="run it again when fewer rows are written:"
+            f" cdc -p FILE verify --sink {first.sink} --table {first.table}",
         )

@@ -311,8 +311,10 @@ def _unmeasured_views(
     """Describe views that couldn't be measured: with what the sink itself holds, without lag."""
     if stored is None:
         return tuple(ViewStatus(table.qualified) for table in tables)
-    return tuple(
-        ViewStatus(table.qualified, changes=place.rows if place else 0, at=place.changed_at if place else None)
-        for table in tables
-        for place in [stored[table.topic]]
-    )
+    views = []
+    for table in tables:
+        checkpoint = stored[table.topic]
+        rows = checkpoint.rows if checkpoint else 0
+        changed_at = checkpoint.changed_at if checkpoint else None
+        views.append(ViewStatus(table.qualified, changes=rows, at=changed_at))
+    return tuple(views)

@@ -88,13 +88,13 @@ def _find_source_problems(status: Status) -> Iterator[Problem]:
         moves = False
         yield Problem("slot", message, "cdc -p FILE register", SourceError.exit_code)
     if status.definitions == "nothing":
-        message = "Nothing notes how tables change their definitions: views may become wrong."
+        message = "Changes of table definitions aren't recorded: views may become wrong."
         yield Problem("definitions", message, "cdc -p FILE migrate", SourceError.exit_code, "degraded")
     # Without a comparison a definition may change unseen. That no run is at work is a problem of each sink.
     ages = [sink.compared_s for sink in status.sinks if sink.state in WORKING and sink.compared_s is not None]
     if status.definitions == "comparison" and ages and min(ages) > LATE_S:
-        message = f"Table definitions haven't been compared for {min(ages):.0f} s: how they change isn't noted."
-        hint = "look for definitions_not_compared in the log of cdc run: it says why"
+        message = f"Table definitions haven't been compared for {min(ages):.0f} s: changes of them aren't recorded."
+        hint = "look for definitions_not_compared in the log of cdc run: it gives the reason"
         yield Problem("definitions", message, hint, SourceError.exit_code, "degraded")
     if moves and "kafka" not in unread:
         yield from _find_heartbeat_problem(status)
@@ -120,7 +120,7 @@ def _find_sink_problems(status: Status, sink: SinkStatus) -> Iterator[Problem]:
         yield Problem("run", f"{hop} {message}: {sink.error}", following, code, "down", None, sink.name, sink.since)
     elif sink.looked_s > HUNG_S and sink.state == "running":
         message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
-        yield Problem("run", message, "look at that server, and at the way to it", code, "down", None, sink.name)
+        yield Problem("run", message, "look at that server, and at the network to it", code, "down", None, sink.name)
     elif sink.state in IDLE:
         message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."
         yield Problem("run", message, _start(status, sink), code, "down", None, sink.name, sink.since)

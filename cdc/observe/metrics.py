@@ -34,7 +34,9 @@ class Metrics:
         try:
             self._server, self._thread = start_http_server(port, address, registry)
         except OSError as error:
-            raise SettingsError(f"Port {port} is taken: {error.strerror}.", hint="--metrics PORT") from error
+            raise SettingsError(
+                f"Port {port} is taken: {error.strerror}.", hint="choose another port: --metrics PORT"
+            ) from error
 
     @property
     def port(self) -> int:
