@@ -31,13 +31,15 @@ SHARES, RATES = (0.5, 0.8), (300, 1000, 2000)
 class Scale:
     """How much of everything.
 
-    rows     of the table that most parts share; `sizes` are those of the tables that are compared; `distinct` those of
+    rows     of the table that most parts share; `sizes` are those of the tables that are compared;
+    `distinct` those of
              one whose snapshot is applied
-    changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between batches count;
+    changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between
+    batches count;
              `bulk` what the connector drains and a rebuild reads: several batches of a stream
-    records  that a sink is behind, where it alone is measured
-    times    repeats what has a ratio to reach; the rest is measured once
-    seconds  of a load at a rate: at `shares` of what can be sustained, or at `rates` in transactions per second
+    records  that a sink is behind, where it alone is measured times    repeats what has a ratio to
+    reach; the rest is measured once seconds  of a load at a rate: at `shares` of what can be
+    sustained, or at `rates` in transactions per second
     """
 
     rows: int
@@ -54,7 +56,9 @@ class Scale:
 
 
 SCALES = {
-    Size.S: Scale(5_000, 10_000, 3_000, 3_000, 3_000, 10_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)),
+    Size.S: Scale(
+        5_000, 10_000, 3_000, 3_000, 3_000, 10_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)
+    ),
     Size.M: Scale(
         rows=40_000,
         distinct=200_000,
@@ -94,7 +98,9 @@ class Part:
 
 
 def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContextManager[Stage]]]:
-    """The pipelines that parts are measured at; `stage` is the first of them, and stands still for the others."""
+    """The pipelines that parts are measured at; `stage` is the first of them, and stands still for
+    the others.
+    """
     grown = [f"public.grown_{rows}" for rows in scale.sizes]
     return {
         "bench": lambda: nullcontext(stage),
@@ -104,12 +110,16 @@ def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContext
         "oltp": lambda: stage.beside(
             "oltp", [*paths.OLTP, *paths.WIDE], lambda data: paths.make_oltp(data, scale.rows)
         ),
-        "growth": lambda: stage.beside("growth", grown, lambda data: growth.make(data, scale.sizes)),
+        "growth": lambda: stage.beside(
+            "growth", grown, lambda data: growth.make(data, scale.sizes)
+        ),
     }
 
 
 def parts(scale: Scale) -> list[Part]:
-    """What can be measured, in the order in which it is. Those with tables of their own come last."""
+    """What can be measured, in the order in which it is. Those with tables of their own come
+    last.
+    """
     changes, records, times, sizes = scale.changes, scale.records, scale.times, scale.sizes
     # A round takes a minute, and its ratio is to be no more than one.
     rounds = min(2, times)
@@ -119,7 +129,9 @@ def parts(scale: Scale) -> list[Part]:
         Part("capture", lambda stage: cases.capture(stage, scale.rows, scale.bulk, times)),
         Part("decode", lambda stage: cases.decoding(stage, scale.distinct // 10, times)),
         # It empties Redis: before what runs for longer.
-        Part("distinct", lambda stage: cases.distinct(stage, scale.distinct, times), cases.DISTINCT),
+        Part(
+            "distinct", lambda stage: cases.distinct(stage, scale.distinct, times), cases.DISTINCT
+        ),
         # With folding, which the rival has less of; once, nothing is asked of them any more.
         Part("redis", lambda stage: cases.apply_redis(stage, records, 1)),
         Part("elasticsearch", lambda stage: cases.apply_elasticsearch(stage, records, 1)),
@@ -140,14 +152,18 @@ def parts(scale: Scale) -> list[Part]:
 
 def main(
     size: Annotated[Size, typer.Option(help="S: minutes; M: some twenty; L: hours.")] = Size.M,
-    only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given again.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this part; may be given again.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
 ) -> None:
     """Measure limits, rival and this pipeline in one run on the same data."""
     scale = SCALES[size]
     names = [part.name for part in parts(scale)]
     if unknown := set(only or ()) - set(names):
-        raise typer.BadParameter(f"no part {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        raise typer.BadParameter(
+            f"no part {', '.join(sorted(unknown))}; there are {', '.join(names)}"
+        )
     chosen = [part for part in parts(scale) if not only or part.name in only]
     folder = Path(tempfile.mkdtemp(prefix="cdc-bench-"))
     folder.chmod(0o755)
@@ -173,7 +189,9 @@ def main(
         # What was measured before a part failed isn't lost.
         if figures:
             out.mkdir(parents=True, exist_ok=True)
-            report.write(out / f"{size}.json", {"size": size, **asdict(scale), "took_s": took_s}, figures)
+            report.write(
+                out / f"{size}.json", {"size": size, **asdict(scale), "took_s": took_s}, figures
+            )
             plots.draw(out, size, figures)
             typer.echo(report.tables(figures))
 

@@ -1,4 +1,6 @@
-"""What Spark tells of each batch of a stream: when it began, when it was durable, how far it went."""
+"""What Spark tells of each batch of a stream: when it began, when it was durable, how far it
+went.
+"""
 
 import json
 import time
@@ -30,12 +32,16 @@ class Batch:
 
     def past(self, ends: Mapping[str, Position]) -> bool:
         return all(
-            self.ends[topic][str(at)] >= offset for topic, end in ends.items() for at, offset in enumerate(end.offsets)
+            self.ends[topic][str(at)] >= offset
+            for topic, end in ends.items()
+            for at, offset in enumerate(end.offsets)
         )
 
 
 class Watched(Stream):
-    """A stream that keeps its last query, ended or not, and when the first one was ready to begin, Unix seconds."""
+    """A stream that keeps its last query, ended or not, and when the first one was ready to begin,
+    Unix seconds.
+    """
 
     query: StreamingQuery
     began = 0.0
@@ -46,10 +52,16 @@ class Watched(Stream):
         return self.query
 
     def batches(self, ends: Mapping[str, Position] | None = None) -> list[Batch]:
-        """Those of the last query that are done; with ends, once past these: Spark tells of a batch after its end."""
+        """Those of the last query that are done; with ends, once past these: Spark tells of a batch
+        after its end.
+        """
         deadline = time.monotonic() + LATE_S
         while True:
-            found = [self._told(one) for one in self.query.recentProgress if one["sources"][0]["endOffset"]]
+            found = [
+                self._told(one)
+                for one in self.query.recentProgress
+                if one["sources"][0]["endOffset"]
+            ]
             if ends is None or (found and found[-1].past(ends)):
                 return found
             if time.monotonic() > deadline:

@@ -1,7 +1,8 @@
 """What is measured, one function a line or a few of the table.
 
-Each repeats limit, ours and rival in turn. Ours has no number unless the view equals the source afterwards. What is
-applied has been applied once before: a stream runs for weeks, and the JVM compiles during its first minute.
+Each repeats limit, ours and rival in turn. Ours has no number unless the view equals the source
+afterwards. What is applied has been applied once before: a stream runs for weeks, and the JVM
+compiles during its first minute.
 """
 
 import shutil
@@ -37,7 +38,9 @@ DISTINCT = "distinct"
 
 
 def capture(stage: Stage, rows: int, changes: int, times: int) -> Iterator[Figure]:
-    """The connector drains what was written while it was stopped; pg_recvlogical reads the same from a copied slot."""
+    """The connector drains what was written while it was stopped; pg_recvlogical reads the same
+    from a copied slot.
+    """
     figure = Figure("capture: Postgres to Kafka", "rows/s", 0.45, "limit", changes=changes)
     with (
         stage.beside("captured", ["public.captured"], lambda data: data.fill(rows)) as other,
@@ -61,23 +64,46 @@ def capture(stage: Stage, rows: int, changes: int, times: int) -> Iterator[Figur
             first, last = seen[0], seen[-1]
             if number >= 0:
                 figure.limit.append(limit)
-                figure.ours.append(changes * (last[1] - first[1]) / (last[1] - before) / (last[0] - first[0]))
+                figure.ours.append(
+                    changes * (last[1] - first[1]) / (last[1] - before) / (last[0] - first[0])
+                )
                 figure.costs.append(meter.cost)
     yield figure
 
 
 def _received(stage: Stage, slot: str, end: str) -> float:
     program = artifacts.servers().postgres_bin / "pg_recvlogical"
-    words = ["-d", stage.dsn, "-S", slot, "--start", "-f", "/dev/null", "--no-loop", "--endpos", end]
+    words = [
+        "-d",
+        stage.dsn,
+        "-S",
+        slot,
+        "--start",
+        "-f",
+        "/dev/null",
+        "--no-loop",
+        "--endpos",
+        end,
+    ]
     began = time.monotonic()
-    subprocess.run([program, *words, "-o", "proto_version=1", "-o", f"publication_names={stage.name}"], check=True)
+    subprocess.run(
+        [program, *words, "-o", "proto_version=1", "-o", f"publication_names={stage.name}"],
+        check=True,
+    )
     return time.monotonic() - began
 
 
 def decoding(stage: Stage, records: int, times: int) -> Iterator[Figure]:
-    """Bytes of the log to documents, on one core, without Spark; the rival parses and writes JSON again."""
-    figure = Figure("decode a record, make its document", "records/s", 0.0, "rival", changes=records)
-    held = [(bytes(key), bytes(value)) for key, value in stage.log().select("key", "value").limit(records).collect()]
+    """Bytes of the log to documents, on one core, without Spark; the rival parses and writes JSON
+    again.
+    """
+    figure = Figure(
+        "decode a record, make its document", "records/s", 0.0, "rival", changes=records
+    )
+    held = [
+        (bytes(key), bytes(value))
+        for key, value in stage.log().select("key", "value").limit(records).collect()
+    ]
     decoder, rows, topic = (
         RecordDecoder([stage.table], stage.context.placeholder),
         codec(stage.table),
@@ -111,7 +137,9 @@ def _behind(stage: Stage, records: int) -> int:
 
 
 def apply_redis(stage: Stage, records: int, times: int, goal: float = 0.0) -> Iterator[Figure]:
-    figure = Figure(_applied(stage, "Redis"), "records/s", goal, "rival", changes=_behind(stage, records))
+    figure = Figure(
+        _applied(stage, "Redis"), "records/s", goal, "rival", changes=_behind(stage, records)
+    )
     url = stage.endpoints.redis
     sink = Redis("cache", url, stage.name)
 
@@ -130,8 +158,16 @@ def apply_redis(stage: Stage, records: int, times: int, goal: float = 0.0) -> It
     yield figure
 
 
-def apply_elasticsearch(stage: Stage, records: int, times: int, goal: float = 0.0) -> Iterator[Figure]:
-    figure = Figure(_applied(stage, "Elasticsearch"), "records/s", goal, "rival", changes=_behind(stage, records))
+def apply_elasticsearch(
+    stage: Stage, records: int, times: int, goal: float = 0.0
+) -> Iterator[Figure]:
+    figure = Figure(
+        _applied(stage, "Elasticsearch"),
+        "records/s",
+        goal,
+        "rival",
+        changes=_behind(stage, records),
+    )
     url = stage.endpoints.elasticsearch
     sink = Elasticsearch("search", url, stage.name)
     other = rival_name(stage.table.topic)
@@ -150,10 +186,21 @@ def apply_elasticsearch(stage: Stage, records: int, times: int, goal: float = 0.
 
 
 def apply_changes(stage: Stage, records: int, times: int, goal: float = 0.0) -> Iterator[Figure]:
-    """The warehouse's log of changes alone: both append. Ours by a mirror that has all of it already."""
-    figure = Figure(_applied(stage, "Delta `changes`"), "records/s", goal, "rival", changes=_behind(stage, records))
+    """The warehouse's log of changes alone: both append. Ours by a mirror that has all of it
+    already.
+    """
+    figure = Figure(
+        _applied(stage, "Delta `changes`"),
+        "records/s",
+        goal,
+        "rival",
+        changes=_behind(stage, records),
+    )
     folder = f"{stage.folder}/changes"
-    log, other = f"{folder}/{stage.table.qualified}/changes", f"{folder}/{rival_name(stage.table.topic)}/changes"
+    log, other = (
+        f"{folder}/{stage.table.qualified}/changes",
+        f"{folder}/{rival_name(stage.table.topic)}/changes",
+    )
     stage.apply(Delta("warehouse", folder, "bench"))
     for _ in range(times):
         figure.rival.append(figure.changes / rival.alone(stage, "changes", folder))
@@ -161,7 +208,9 @@ def apply_changes(stage: Stage, records: int, times: int, goal: float = 0.0) -> 
         _ours(stage, Delta("warehouse", folder, "bench"), figure, check=False)
         held, asked = (deltalake.DeltaTable(path).count() for path in (log, other))
         if held < asked:
-            raise DivergenceError(f"the log of changes has {held} of {asked} rows.", hint="a bug in the pipeline")
+            raise DivergenceError(
+                f"the log of changes has {held} of {asked} rows.", hint="a bug in the pipeline"
+            )
         shutil.rmtree(other)
     shutil.rmtree(folder)
     yield figure
@@ -179,8 +228,12 @@ def distinct(stage: Stage, records: int, times: int) -> Iterator[Figure]:
 
 
 def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
-    """Random updates of the last table, each of another row: both write the log and merge into the mirror."""
-    figure = Figure(f"merge {changes:,} into Delta, log and mirror", "changes/s", 1.0, "rival", changes=changes)
+    """Random updates of the last table, each of another row: both write the log and merge into the
+    mirror.
+    """
+    figure = Figure(
+        f"merge {changes:,} into Delta, log and mirror", "changes/s", 1.0, "rival", changes=changes
+    )
     stage.table = next(table for table in stage.tables if table.qualified == stage.data.tables[-1])
     folder = f"{stage.folder}/rival"
     (sink,) = stage.context.sinks(["warehouse"])
@@ -202,7 +255,9 @@ def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> No
     with stage.meter() as meter:
         applied = stage.apply(sink)
     if check and not stage.equal(sink):
-        raise DivergenceError(f"{figure.name}: the view differs from its source.", hint="a bug in the pipeline")
+        raise DivergenceError(
+            f"{figure.name}: the view differs from its source.", hint="a bug in the pipeline"
+        )
     # Without the query's start, as the rival is without its own.
     figure.ours.append(figure.changes / (applied.batches()[-1].durable - applied.began))
     figure.costs.append(meter.cost)
@@ -212,6 +267,17 @@ def _limit(stage: Stage, target: str, where: str) -> float:
     """Records per second of a process that only sends what is prepared."""
     ends = {stage.table.topic: list(stage.end().offsets)}
     spans = (orjson.dumps(span).decode() for span in (rival.zero(ends), ends))
-    words = [sys.executable, "-m", "bench.limits", target, stage.endpoints.kafka, where, LIMIT, *spans]
-    records, seconds = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    words = [
+        sys.executable,
+        "-m",
+        "bench.limits",
+        target,
+        stage.endpoints.kafka,
+        where,
+        LIMIT,
+        *spans,
+    ]
+    records, seconds = subprocess.run(
+        words, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.split()
     return float(records) / float(seconds)

@@ -1,4 +1,6 @@
-"""What a measured piece of work costs: seconds by the clock, CPU seconds and peak memory of every process by name."""
+"""What a measured piece of work costs: seconds by the clock, CPU seconds and peak memory of every
+process by name.
+"""
 
 import threading
 import time
@@ -14,7 +16,9 @@ EVERY_S = 0.25
 
 @dataclass
 class Cost:
-    """Of one piece of work. cpu_s and peak_mb are by process: a server's name, spark, python, rival."""
+    """Of one piece of work. cpu_s and peak_mb are by process: a server's name, spark, python,
+    rival.
+    """
 
     seconds: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -22,10 +26,11 @@ class Cost:
 
 
 class Meter:
-    """Use as a context manager; what it found is in `cost` afterwards. `roots` are process ids by name.
+    """Use as a context manager; what it found is in `cost` afterwards. `roots` are process ids by
+    name.
 
-    Children count for their root. Those of this process are looked for anew: Java among them is `spark`, Python that
-    runs `bench.plain` is `rival`, any other Python is a worker of Spark's.
+    Children count for their root. Those of this process are looked for anew: Java among them is
+    `spark`, Python that runs `bench.plain` is `rival`, any other Python is a worker of Spark's.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -42,13 +47,20 @@ class Meter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.cost.seconds = time.monotonic() - self._began
         self._ended.set()
         self._thread.join()
         self._look()
         for process, (name, used) in self._last.items():
-            self.cost.cpu_s[name] = self.cost.cpu_s.get(name, 0.0) + used - self._first.get(process, 0.0)
+            self.cost.cpu_s[name] = (
+                self.cost.cpu_s.get(name, 0.0) + used - self._first.get(process, 0.0)
+            )
 
     def _watch(self) -> None:
         while not self._ended.wait(EVERY_S):

@@ -15,14 +15,33 @@ from cdc.model.table import Column, Table
 PLACEHOLDER = "__cdc_unavailable_0123456789abcdef0123456789abcdef"
 ROUNDS, RECORDS = 200, 1000
 TIMES = ("sched_dep", "dep_time", "arr_time")
-ROW = {"flight": 1545, "carrier": "UA", "origin": "EWR", "dest": "IAH", "tailnum": "N14228", "distance": 1400}
-SOURCE = {"version": "3.7.0.Final", "connector": "postgresql", "name": "airport", "ts_ms": 1795499992332}
-SOURCE |= {"snapshot": "false", "db": "postgres", "sequence": '["26543520","26543600"]', "ts_us": 1795499992332123}
+ROW = {
+    "flight": 1545,
+    "carrier": "UA",
+    "origin": "EWR",
+    "dest": "IAH",
+    "tailnum": "N14228",
+    "distance": 1400,
+}
+SOURCE = {
+    "version": "3.7.0.Final",
+    "connector": "postgresql",
+    "name": "airport",
+    "ts_ms": 1795499992332,
+}
+SOURCE |= {
+    "snapshot": "false",
+    "db": "postgres",
+    "sequence": '["26543520","26543600"]',
+    "ts_us": 1795499992332123,
+}
 SOURCE |= {"schema": "public", "table": "flights", "txId": 1234, "lsn": 26543600}
 
 
 def measured() -> dict[str, float]:
-    """Of a record of 1 kB: its decoding, and the row in every form, passed through or with three times converted."""
+    """Of a record of 1 kB: its decoding, and the row in every form, passed through or with three
+    times converted.
+    """
     passed = _costs("timestamp with time zone", "2013-01-01T10:15:00.000000Z")
     converted = _costs("timestamp without time zone", 1357034400100000)
     return {f"{name}, passed through": cost for name, cost in passed.items()} | {
@@ -49,7 +68,14 @@ def _table(type_: str) -> Table:
 
 
 def _record(row: dict[str, object]) -> bytes:
-    event = {"before": None, "after": row, "source": SOURCE, "transaction": None, "op": "u", "ts_ms": 1795499992400}
+    event = {
+        "before": None,
+        "after": row,
+        "source": SOURCE,
+        "transaction": None,
+        "op": "u",
+        "ts_ms": 1795499992400,
+    }
     return json.dumps(event, separators=(",", ":")).encode()
 
 

@@ -8,8 +8,9 @@ from bench.cost import Cost
 
 @dataclass
 class Figure:
-    """`ours`, `limit` and `rival` hold one value per repetition. `goal` is what the ratio of ours to `against` has to
-    be at least, or at most, and `rate` the same for ours itself; 0 where nothing is asked.
+    """`ours`, `limit` and `rival` hold one value per repetition. `goal` is what the ratio of ours
+    to `against` has to be at least, or at most, and `rate` the same for ours itself; 0 where
+    nothing is asked.
     """
 
     name: str
@@ -23,7 +24,9 @@ class Figure:
     rival: list[float] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     hops: dict[str, list[float]] = field(default_factory=dict)
-    """Of rows that were watched, seconds from their commit to each hop, in the order of the hops."""
+    """Of rows that were watched, seconds from their commit to each hop, in the order of the
+    hops.
+    """
     unseen: int = 0
     """Rows that were watched and didn't become visible in time."""
     asked: tuple[float, ...] = ()

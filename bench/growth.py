@@ -47,7 +47,9 @@ def snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
 
 
 def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
-    """Each sink alone, from Kafka; `limit` is the smallest table's cost. All rows are equally likely to be changed."""
+    """Each sink alone, from Kafka; `limit` is the smallest table's cost. All rows are equally
+    likely to be changed.
+    """
     cost: dict[tuple[str, int], list[float]] = defaultdict(list)
     meters: dict[tuple[str, int], list[Cost]] = defaultdict(list)
     for number in range(-1, times):
@@ -57,13 +59,18 @@ def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iter
             stage.drained()
             for sink in stage.context.sinks(None):
                 with stage.meter() as meter:
-                    took = sum(batch.durable - batch.began for batch in stage.apply(sink).batches(stage.ends()))
+                    took = sum(
+                        batch.durable - batch.began
+                        for batch in stage.apply(sink).batches(stage.ends())
+                    )
                 if number >= 0:
                     cost[sink.name, rows].append(took / changes * 1e6)
                     meters[sink.name, rows].append(meter.cost)
     for name, goal in GOALS.items():
         for rows in sizes[1:]:
-            figure = Figure(f"W7 {name}, {rows:,} rows / {sizes[0]:,}", "µs/change", goal, at_most=True)
+            figure = Figure(
+                f"W7 {name}, {rows:,} rows / {sizes[0]:,}", "µs/change", goal, at_most=True
+            )
             figure.changes, figure.costs = changes, meters[name, rows]
             figure.limit, figure.ours = cost[name, sizes[0]], cost[name, rows]
             yield figure

@@ -1,9 +1,11 @@
-"""How late each hop sees a commit, while all three sinks run: at one rate, and at shares of what they take for good.
+"""How late each hop sees a commit, while all three sinks run: at one rate, and at shares of what
+they take for good.
 
-The load is written by Postgres at its own pace. Beside it one row every 50 ms is changed and watched, begun when it is
-due whether or not a view shows the one before. Its commit's time is Postgres' own; that in Kafka is when the connector
-handed the record over; begin and end of the batch that holds it are Spark's; visible is when a client of the view
-first read it (`sample.probe`), which may be before all of the batch is durable.
+The load is written by Postgres at its own pace. Beside it one row every 50 ms is changed and
+watched, begun when it is due whether or not a view shows the one before. Its commit's time is
+Postgres' own; that in Kafka is when the connector handed the record over; begin and end of the
+batch that holds it are Spark's; visible is when a client of the view first read it
+(`sample.probe`), which may be before all of the batch is durable.
 """
 
 import random
@@ -35,7 +37,9 @@ Marks = dict[Mark, datetime]
 """When they were committed."""
 
 
-def latency(stage: Stage, changes: int, shares: Sequence[float], seconds: float) -> Iterator[Figure]:
+def latency(
+    stage: Stage, changes: int, shares: Sequence[float], seconds: float
+) -> Iterator[Figure]:
     """What the sinks can take for good, then the hops at shares of it."""
     with stage.running() as streams:
         _sustained(stage, streams, changes)
@@ -48,8 +52,13 @@ def latency(stage: Stage, changes: int, shares: Sequence[float], seconds: float)
 
 
 def _sustained(stage: Stage, streams: list[Watched], changes: int) -> Figure:
-    """All three at once, from the first commit until the last view has it: a bit less than what they take for good."""
-    began, figure = time.time(), Figure("sustained, one-row transactions", "changes/s", changes=changes)
+    """All three at once, from the first commit until the last view has it: a bit less than what
+    they take for good.
+    """
+    began, figure = (
+        time.time(),
+        Figure("sustained, one-row transactions", "changes/s", changes=changes),
+    )
     with stage.meter() as meter:
         stage.data.single(changes)
         figure.ours.append(changes / (stage.durable(streams) - began))
@@ -57,7 +66,9 @@ def _sustained(stage: Stage, streams: list[Watched], changes: int) -> Figure:
     return figure
 
 
-def _hops(stage: Stage, streams: list[Watched], rate: float, seconds: float, share: str = "") -> Iterator[Figure]:
+def _hops(
+    stage: Stage, streams: list[Watched], rate: float, seconds: float, share: str = ""
+) -> Iterator[Figure]:
     watches, before = _watches(stage), stage.end()
     with stage.meter() as meter:
         marks = _marked(stage, watches, rate, seconds)
@@ -91,7 +102,9 @@ def _watches(stage: Stage) -> dict[str, Watch]:
 
 
 def _marked(stage: Stage, watches: Mapping[str, Watch], rate: float, seconds: float) -> Marks:
-    """Write the load and watch the marks until the views show all of them, or have had the time to."""
+    """Write the load and watch the marks until the views show all of them, or have had the time
+    to.
+    """
     stop = threading.Event()
     with ThreadPoolExecutor(len(watches) + 1) as pool:
         jobs = [pool.submit(_watch, watch, stop) for watch in watches.values()]
@@ -119,15 +132,20 @@ def _mark(stage: Stage, watches: Mapping[str, Watch], seconds: float) -> Marks:
     chance, began = random.Random(1), time.monotonic()
     table = stage.table.qualified
     with psycopg.connect(stage.dsn, autocommit=True) as connection:
-        oldest, newest = connection.execute(f"SELECT min(id), max(id) FROM {table}").fetchone() or (1, 1)
+        oldest, newest = connection.execute(f"SELECT min(id), max(id) FROM {table}").fetchone() or (
+            1,
+            1,
+        )
         for number in range(int(seconds / MARK_S)):
             time.sleep(max(0.0, began + number * MARK_S - time.monotonic()))
             key = chance.randint(oldest, newest)
             connection.execute(
-                f"UPDATE {table} SET amount = amount + 1, updated_at = clock_timestamp() WHERE id = %s", [key]
+                f"UPDATE {table} SET amount = amount + 1, updated_at = clock_timestamp() WHERE id = %s",
+                [key],
             )
             found = connection.execute(
-                f"SELECT updated_at, pg_xact_commit_timestamp(xmin) FROM {table} WHERE id = %s", [key]
+                f"SELECT updated_at, pg_xact_commit_timestamp(xmin) FROM {table} WHERE id = %s",
+                [key],
             ).fetchone()
             if found:
                 marks[str(key), found[0]] = found[1]
@@ -138,7 +156,10 @@ def _mark(stage: Stage, watches: Mapping[str, Watch], seconds: float) -> Marks:
 
 def _arrived(stage: Stage, since: Position, marks: Marks) -> dict[Mark, tuple[int, int, float]]:
     """Partition, offset and time of each mark's record."""
-    later = [(F.col("partition") == at) & (F.col("offset") >= offset) for at, offset in enumerate(since.offsets)]
+    later = [
+        (F.col("partition") == at) & (F.col("offset") >= offset)
+        for at, offset in enumerate(since.offsets)
+    ]
     name, updated = (
         F.get_json_object(F.col(column).cast("string"), path)
         for column, path in (("key", "$.id"), ("value", "$.after.updated_at"))
@@ -146,7 +167,13 @@ def _arrived(stage: Stage, since: Position, marks: Marks) -> dict[Mark, tuple[in
     found = (
         stage.log()
         .where(reduce(or_, later))
-        .select(name.alias("id"), updated.alias("updated"), "partition", "offset", F.col("timestamp").cast("double"))
+        .select(
+            name.alias("id"),
+            updated.alias("updated"),
+            "partition",
+            "offset",
+            F.col("timestamp").cast("double"),
+        )
         .where(F.col("id").isin(sorted({key for key, _ in marks})))
     )
     rows = ((row[0], datetime.fromisoformat(row[1]), tuple(row[2:])) for row in found.collect())
@@ -154,7 +181,10 @@ def _arrived(stage: Stage, since: Position, marks: Marks) -> dict[Mark, tuple[in
 
 
 def times(
-    marks: Marks, arrived: Mapping[Mark, tuple[int, int, float]], batches: Sequence[Batch], topic: str
+    marks: Marks,
+    arrived: Mapping[Mark, tuple[int, int, float]],
+    batches: Sequence[Batch],
+    topic: str,
 ) -> dict[str, list[float]]:
     """Seconds from commit to Kafka, to the begin and to the end of the batch that holds the record.
 

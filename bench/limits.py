@@ -1,6 +1,7 @@
 """What the servers take when everything is prepared: the client only sends.
 
-Run by itself (`python -m bench.limits`), so that the time is that of one process; prints rows and seconds.
+Run by itself (`python -m bench.limits`), so that the time is that of one process; prints rows and
+seconds.
 """
 
 import sys
@@ -42,10 +43,14 @@ def to_redis(found: list[Change], url: str, prefix: str) -> float:
 
 def to_elasticsearch(found: list[Change], url: str, index: str) -> float:
     bodies = plain.bulks(found)
-    client = httpx.Client(base_url=url, timeout=120, headers={"Content-Type": "application/x-ndjson"})
+    client = httpx.Client(
+        base_url=url, timeout=120, headers={"Content-Type": "application/x-ndjson"}
+    )
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
-        for answer in pool.map(lambda body: client.post(f"/{index}/_bulk?filter_path=errors", content=body), bodies):
+        for answer in pool.map(
+            lambda body: client.post(f"/{index}/_bulk?filter_path=errors", content=body), bodies
+        ):
             answer.raise_for_status()
     return time.monotonic() - began
 

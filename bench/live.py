@@ -1,4 +1,6 @@
-"""What is measured while the pipeline runs as it would: what an idle one costs, rebuild and verification."""
+"""What is measured while the pipeline runs as it would: what an idle one costs, rebuild and
+verification.
+"""
 
 import os
 import subprocess
@@ -36,8 +38,8 @@ GB = 2**30
 def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
     """`cdc run` as a process of its own, as people restart it.
 
-    How late the views are a minute after its start and minutes later; its memory while it applies so many changes;
-    its CPU while there are none.
+    How late the views are a minute after its start and minutes later; its memory while it applies
+    so many changes; its CPU while there are none.
     """
     sinks = stage.context.sinks(None)
     used = Figure("memory of `cdc run`, three sinks", "GB", rate=3.0, at_most=True, changes=changes)
@@ -48,7 +50,10 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
         wait_until_current(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
 
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(stage.command("run"), stdout=quiet, stderr=quiet) as run, ThreadPoolExecutor(1) as pool:
+    with (
+        subprocess.Popen(stage.command("run"), stdout=quiet, stderr=quiet) as run,
+        ThreadPoolExecutor(1) as pool,
+    ):
         try:
             began = time.monotonic()
             wait_until_current(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
@@ -76,23 +81,37 @@ def _restarted(started: Mapping[str, Watch], warm: Mapping[str, Watch]) -> Itera
         sooner = Figure(f"{name} at {RATE:,.0f}/s, for one minute", "s")
         sooner.asked = tuple(STARTED_TIMES * watch.percentile(share) for share in (0.5, 0.99))
         for figure, watched in ((later, watch), (sooner, started[name])):
-            figure.hops, figure.unseen = {"visible": watched.latencies}, watched.unseen + len(watched.pending)
+            figure.hops, figure.unseen = (
+                {"visible": watched.latencies},
+                watched.unseen + len(watched.pending),
+            )
             yield figure
 
 
 def growing(stage: Stage, sizes: Sequence[int]) -> Iterator[Figure]:
-    """The memory of `cdc rebuild`, its verification included, of the largest table against that of the smallest.
+    """The memory of `cdc rebuild`, its verification included, of the largest table against that of
+    the smallest.
 
     With a small heap, which both fill: a larger one would only be filled by the larger table.
     """
-    figure = Figure(f"memory of `cdc rebuild`, {sizes[-1]:,} rows / {sizes[0]:,}", "GB", 1.1, "limit", at_most=True)
+    figure = Figure(
+        f"memory of `cdc rebuild`, {sizes[-1]:,} rows / {sizes[0]:,}",
+        "GB",
+        1.1,
+        "limit",
+        at_most=True,
+    )
     for into, table in ((figure.limit, stage.tables[0]), (figure.ours, stage.tables[-1])):
         words = stage.command("rebuild", "warehouse", "--table", table.qualified, "--keep", "0")
         little = {**os.environ, "SPARK_DRIVER_MEMORY": "640m"}
-        with subprocess.Popen(words, env=little, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as building:
+        with subprocess.Popen(
+            words, env=little, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as building:
             into.append(_peak(building, lambda: building.poll() is not None))
         if building.returncode:
-            raise DivergenceError(f"rebuild ended with {building.returncode}.", hint="a bug in the pipeline")
+            raise DivergenceError(
+                f"rebuild ended with {building.returncode}.", hint="a bug in the pipeline"
+            )
     yield figure
 
 
@@ -115,11 +134,15 @@ def _bytes(pid: int) -> int:
 
 
 def rebuilding(stage: Stage, changes: int) -> Iterator[Figure]:
-    """W8: a rebuild's replay of a snapshot and W1, against the same sink applying the same backlog as a stream."""
+    """W8: a rebuild's replay of a snapshot and W1, against the same sink applying the same backlog
+    as a stream.
+    """
     stage.data.mixed(changes)
     stage.drained()
     for name in ("cache", "search", "warehouse"):
-        figure = Figure(f"rebuild of {name}: replay", "records/s", 1.0, "limit", changes=stage.records())
+        figure = Figure(
+            f"rebuild of {name}: replay", "records/s", 1.0, "limit", changes=stage.records()
+        )
         (sink,) = stage.context.sinks([name])
         stage.apply(sink)
         sink.clear(stage.table)
@@ -139,7 +162,9 @@ def rebuilding(stage: Stage, changes: int) -> Iterator[Figure]:
 
 
 def verifying(stage: Stage, rows: int) -> Iterator[Figure]:
-    """Verification of equal views of tables that have so many rows, against a COPY and a scan of each view."""
+    """Verification of equal views of tables that have so many rows, against a COPY and a scan of
+    each view.
+    """
     sinks = stage.context.sinks(None)
     figure = Figure(f"verify {rows:,} rows in three views", "rows/s", 1 / 3, "limit", changes=rows)
     with stage.running():

@@ -1,9 +1,11 @@
-"""The whole way, Postgres to three views at once: how fast a backlog drains, beside what the CPU allows, and the rival.
+"""The whole way, Postgres to three views at once: how fast a backlog drains, beside what the CPU
+allows, and the rival.
 
-The connector stands still while the backlog is written; what is measured goes from the first record in Kafka to the
-last batch that is durable. Before that a part of the same has been applied, see `bench.cases`. What the CPU allows is
-the machine's cores over the CPU seconds of all processes per change, so the ratio tells how much of it lies idle.
-The rival is three plain consumers at once, behind the same connector, for which as much is written in the same way.
+The connector stands still while the backlog is written; what is measured goes from the first record
+in Kafka to the last batch that is durable. Before that a part of the same has been applied, see
+`bench.cases`. What the CPU allows is the machine's cores over the CPU seconds of all processes per
+change, so the ratio tells how much of it lies idle. The rival is three plain consumers at once,
+behind the same connector, for which as much is written in the same way.
 """
 
 import os
@@ -42,9 +44,14 @@ BULK = Workload("W3 one update", lambda data, changes: data.scattered(changes, c
 HOT = Workload("W6 hot keys", lambda data, changes: data.single(changes, keys="hot"))
 OLTP, WIDE = [f"public.oltp_{number}" for number in range(10)], ["public.wide"]
 UNIFORM = Workload(
-    "W2 OLTP, uniform", lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2), rate=6_000
+    "W2 OLTP, uniform",
+    lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2),
+    rate=6_000,
 )
-ZIPF = Workload("W2 OLTP, Zipf", lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2, keys="zipf"))
+ZIPF = Workload(
+    "W2 OLTP, Zipf",
+    lambda data, changes: Data(data.dsn, OLTP).single(changes, moved=0.2, keys="zipf"),
+)
 UNCHANGED = Workload("W5 wide rows", lambda data, changes: Data(data.dsn, WIDE).single(changes))
 
 
@@ -65,10 +72,14 @@ def drain(stage: Stage, changes: int, times: int, *workloads: Workload) -> Itera
 
 
 def apart(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
-    """The whole path of W1 to one view at a time: what each costs, and what all cost together (`drain`)."""
+    """The whole path of W1 to one view at a time: what each costs, and what all cost together
+    (`drain`).
+    """
     for sink in stage.pipeline.sinks:
         with stage.running([sink]) as streams:
-            figure = Figure(f"{MIXED.name}, whole path to {sink} alone", "changes/s", changes=changes)
+            figure = Figure(
+                f"{MIXED.name}, whole path to {sink} alone", "changes/s", changes=changes
+            )
             _drained(stage, streams, MIXED.write, max(100, changes // 4))
             for _ in range(times):
                 began, ended, cost = _drained(stage, streams, MIXED.write, changes)
@@ -108,8 +119,12 @@ def _figure(workload: Workload, changes: int) -> Figure:
     return Figure(f"{workload.name}, whole path", "changes/s", rate=workload.rate, changes=changes)
 
 
-def _drained(stage: Stage, streams: list[Watched], write: Write, changes: int) -> tuple[float, float, Cost]:
-    """When the first record was in Kafka and when the last batch was durable, Unix seconds; what it cost."""
+def _drained(
+    stage: Stage, streams: list[Watched], write: Write, changes: int
+) -> tuple[float, float, Cost]:
+    """When the first record was in Kafka and when the last batch was durable, Unix seconds; what it
+    cost.
+    """
     began = _released(stage, write, changes)
     with stage.meter() as meter:
         ended = stage.durable(streams)
@@ -117,7 +132,9 @@ def _drained(stage: Stage, streams: list[Watched], write: Write, changes: int) -
 
 
 def _released(stage: Stage, write: Write, changes: int) -> float:
-    """Write while the connector stands still, then let it go; when the first record was in Kafka, Unix seconds."""
+    """Write while the connector stands still, then let it go; when the first record was in Kafka,
+    Unix seconds.
+    """
     with Connect(stage.endpoints.connect) as connect:
         connect.stop(stage.name)
         write(stage.data, changes)
@@ -131,7 +148,9 @@ def _released(stage: Stage, write: Write, changes: int) -> float:
 def equal(stage: Stage, what: str) -> None:
     """Raise DivergenceError unless all views equal their source."""
     if not stage.equal(*stage.context.sinks(None)):
-        raise DivergenceError(f"{what}: a view differs from its source.", hint="a bug in the pipeline")
+        raise DivergenceError(
+            f"{what}: a view differs from its source.", hint="a bug in the pipeline"
+        )
 
 
 def book(figure: Figure, seconds: float, cost: Cost) -> None:
@@ -144,9 +163,19 @@ def book(figure: Figure, seconds: float, cost: Cost) -> None:
 def _over_time(stage: Stage, streams: list[Watched], since: float) -> dict[str, list[Span]]:
     """See `Figure.over_time`; Kafka in steps of half a second."""
     step = F.floor((F.col("timestamp").cast("double") - since) / STEP_S)
-    counted = stage.log().where(step >= -EARLY_S / STEP_S).groupBy(step.alias("step")).count().orderBy("step").collect()
+    counted = (
+        stage.log()
+        .where(step >= -EARLY_S / STEP_S)
+        .groupBy(step.alias("step"))
+        .count()
+        .orderBy("step")
+        .collect()
+    )
     arrivals = [(at * STEP_S, (at + 1) * STEP_S, count / STEP_S) for at, count in counted]
-    return {"Kafka": arrivals, **{stream.sink.name: spans(stream.batches(), since, EARLY_S) for stream in streams}}
+    return {
+        "Kafka": arrivals,
+        **{stream.sink.name: spans(stream.batches(), since, EARLY_S) for stream in streams},
+    }
 
 
 def make_oltp(data: Data, rows: int) -> None:

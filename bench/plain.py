@@ -1,9 +1,10 @@
 """The rival: the consumer that a good engineer would write in an afternoon, without Spark.
 
-One process: confluent-kafka reads, orjson parses, a dict keeps the newest record of each key of a batch; then one Lua
-call per thousand rows, `_bulk` with external versions and two batches in flight, or `deltalake`. The position goes into
-the view together with the rows (Redis, Delta) or after them (Elasticsearch, whose versions make a repetition harmless).
-It trusts its input and knows one shape of tables: no types beyond JSON's, no TOAST, no TRUNCATE, no quarantine.
+One process: confluent-kafka reads, orjson parses, a dict keeps the newest record of each key of a
+batch; then one Lua call per thousand rows, `_bulk` with external versions and two batches in
+flight, or `deltalake`. The position goes into the view together with the rows (Redis, Delta) or
+after them (Elasticsearch, whose versions make a repetition harmless). It trusts its input and knows
+one shape of tables: no types beyond JSON's, no TOAST, no TRUNCATE, no quarantine.
 """
 
 import sys
@@ -66,18 +67,32 @@ READING: dict[str, Any] = {
 
 
 def batches(
-    kafka: str, starts: Offsets, size: int, ends: Callable[[], Offsets | None], gather_s: float = POLL_S
+    kafka: str,
+    starts: Offsets,
+    size: int,
+    ends: Callable[[], Offsets | None],
+    gather_s: float = POLL_S,
 ) -> Iterator[Batch]:
-    """What all topics hold, as it comes, until `ends`, which may be told at any time: then batches are full ones."""
+    """What all topics hold, as it comes, until `ends`, which may be told at any time: then batches
+    are full ones.
+    """
     consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka, **READING})
     reached = {topic: list(offsets) for topic, offsets in starts.items()}
-    places = [(topic, at, offset) for topic, offsets in starts.items() for at, offset in enumerate(offsets)]
+    places = [
+        (topic, at, offset)
+        for topic, offsets in starts.items()
+        for at, offset in enumerate(offsets)
+    ]
     consumer.assign([confluent_kafka.TopicPartition(*place) for place in places])
     gathered: dict[str, list[Any]] = {}
     began, done = time.monotonic(), False
     while not done:
         for message in consumer.consume(size, POLL_S):
-            topic, at, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
+            topic, at, offset = (
+                message.topic() or "",
+                message.partition() or 0,
+                message.offset() or 0,
+            )
             if error := message.error():
                 if error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
                     raise SystemExit(str(error))
@@ -102,7 +117,9 @@ def batches(
 
 
 def _past(reached: Offsets, ends: Offsets) -> bool:
-    pairs = (pair for topic, last in ends.items() for pair in zip(reached[topic], last, strict=True))
+    pairs = (
+        pair for topic, last in ends.items() for pair in zip(reached[topic], last, strict=True)
+    )
     return all(offset >= end for offset, end in pairs)
 
 
@@ -154,7 +171,9 @@ def to_elasticsearch(url: str, index: str) -> Apply:
 
 
 def bulks(rows: Iterable[tuple[Any, int, dict[str, Any] | None]]) -> list[bytes]:
-    """Bodies of bulks that bring ids to their rows, of these versions; none much larger than BULK_BYTES."""
+    """Bodies of bulks that bring ids to their rows, of these versions; none much larger than
+    BULK_BYTES.
+    """
     bodies: list[bytes] = []
     lines: list[bytes] = []
     size = 0
@@ -170,15 +189,28 @@ def bulks(rows: Iterable[tuple[Any, int, dict[str, Any] | None]]) -> list[bytes]
 def item(key: Any, offset: int, row: dict[str, Any] | None) -> list[bytes]:
     """The lines of one change in a bulk."""
     about = {"_id": str(key), "version": offset, "version_type": "external_gte"}
-    return [orjson.dumps({"index": about}), orjson.dumps(row)] if row else [orjson.dumps({"delete": about})]
+    return (
+        [orjson.dumps({"index": about}), orjson.dumps(row)]
+        if row
+        else [orjson.dumps({"delete": about})]
+    )
 
 
 def _bulk(client: httpx.Client, index: str, body: bytes) -> None:
-    headers, told = {"Content-Type": "application/x-ndjson"}, {"filter_path": "errors,items.*.status"}
-    answer = client.post(f"/{index}/_bulk", content=body, headers=headers, params=told).raise_for_status().json()
+    headers, told = (
+        {"Content-Type": "application/x-ndjson"},
+        {"filter_path": "errors,items.*.status"},
+    )
+    answer = (
+        client.post(f"/{index}/_bulk", content=body, headers=headers, params=told)
+        .raise_for_status()
+        .json()
+    )
     # 409: the view has this version or a later one. 404: what is to be deleted isn't there.
     if answer["errors"] and any(
-        one["status"] not in (200, 201, 404, 409) for entry in answer["items"] for one in entry.values()
+        one["status"] not in (200, 201, 404, 409)
+        for entry in answer["items"]
+        for one in entry.values()
     ):
         raise SystemExit("a document was refused")
 
@@ -190,7 +222,9 @@ def to_changes(path: str) -> Apply:
         rows = [row or {"id": key} for _, key, _, row in records]
         columns = {name: [row.get(name) for row in rows] for name in COLUMNS.names}
         table = pa.table({**columns, "op": [op for _, _, op, _ in records]}, schema=schema)
-        deltalake.write_deltalake(path, table, mode="append", commit_properties=_committed(position))
+        deltalake.write_deltalake(
+            path, table, mode="append", commit_properties=_committed(position)
+        )
 
     return apply
 
@@ -200,7 +234,9 @@ def to_mirror(path: str) -> Apply:
         found = newest(records)
         rows = [row or {"id": key} for key, (_, row) in found.items()]
         gone = [row is None for _, row in found.values()]
-        table = pa.table({name: [row.get(name) for row in rows] for name in COLUMNS.names}, schema=COLUMNS)
+        table = pa.table(
+            {name: [row.get(name) for row in rows] for name in COLUMNS.names}, schema=COLUMNS
+        )
         table = table.append_column("gone", pa.array(gone))
         if not deltalake.DeltaTable.is_deltatable(path):
             table = table.filter(pc.invert(table["gone"])).drop_columns("gone")
@@ -208,10 +244,18 @@ def to_mirror(path: str) -> Apply:
             return
         (
             deltalake.DeltaTable(path)
-            .merge(table, "t.id = s.id", source_alias="s", target_alias="t", commit_properties=_committed(position))
+            .merge(
+                table,
+                "t.id = s.id",
+                source_alias="s",
+                target_alias="t",
+                commit_properties=_committed(position),
+            )
             .when_matched_delete("s.gone")
             .when_matched_update({name: f"s.{name}" for name in COLUMNS.names})
-            .when_not_matched_insert({name: f"s.{name}" for name in COLUMNS.names}, predicate="NOT s.gone")
+            .when_not_matched_insert(
+                {name: f"s.{name}" for name in COLUMNS.names}, predicate="NOT s.gone"
+            )
             .execute()
         )
 
@@ -246,10 +290,11 @@ def rival_name(topic: str) -> str:
 
 
 def main() -> None:
-    """Words: target, broker, where the target is, records of a batch, first offsets. The end offsets are read later.
+    """Words: target, broker, where the target is, records of a batch, first offsets. The end
+    offsets are read later.
 
-    Prints when it began to read and when the last record was durable, Unix seconds: a consumer runs for weeks, so
-    its start isn't counted.
+    Prints when it began to read and when the last record was durable, Unix seconds: a consumer runs
+    for weeks, so its start isn't counted.
     """
     target, kafka, where, size, starts = sys.argv[1:]
     first: Offsets = orjson.loads(starts)

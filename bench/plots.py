@@ -1,4 +1,6 @@
-"""The figures as pictures: rates beside their limits, throughput over time, latencies by hop, growth."""
+"""The figures as pictures: rates beside their limits, throughput over time, latencies by hop,
+growth.
+"""
 
 from collections.abc import Callable, Sequence
 from math import floor, log10
@@ -23,7 +25,9 @@ SINKS = {"Kafka": "#b8c4ce", "cache": "#c8553d", "search": "#e0a458", "warehouse
 
 def draw(folder: Path, size: str, figures: Sequence[Figure]) -> None:
     """`<size>-rates.png`, -throughput, -latency and -growth: those that there are figures for."""
-    pictures: dict[str, tuple[Callable[[Sequence[Figure]], Picture], Callable[[Figure], object]]] = {
+    pictures: dict[
+        str, tuple[Callable[[Sequence[Figure]], Picture], Callable[[Figure], object]]
+    ] = {
         "rates": (_rates, lambda one: one.unit.endswith("/s")),
         "throughput": (_throughput, lambda one: one.over_time),
         "latency": (_latency, lambda one: one.hops),
@@ -62,7 +66,13 @@ def _bars(axes: Any, figures: Sequence[Figure], labels: dict[str, str] | None = 
         held = [(name, median(values)) for name in labels if (values := getattr(figure, name))]
         for place, (name, value) in enumerate(held):
             label = labels[name] if name not in drawn else None
-            axes.barh(at + 0.27 * (place - (len(held) - 1) / 2), value, 0.26, label=label, color=COLOURS[name])
+            axes.barh(
+                at + 0.27 * (place - (len(held) - 1) / 2),
+                value,
+                0.26,
+                label=label,
+                color=COLOURS[name],
+            )
             drawn.add(name)
     axes.set_yticks(range(len(figures)), [figure.name for figure in figures])
     axes.margins(y=0.01)
@@ -80,7 +90,9 @@ def _throughput(figures: Sequence[Figure]) -> Picture:
             axes.plot(*zip(*_steps(spans), strict=True), label=name, color=SINKS[name])
         axes.set_title(figure.name, loc="left", fontsize="medium")
         axes.set_ylabel("records/s")
-    rows[0, 0].legend(frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
+    rows[0, 0].legend(
+        frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0
+    )
     rows[-1, 0].set_xlabel("seconds since the first record in Kafka")
     return picture
 
@@ -100,10 +112,14 @@ def _latency(figures: Sequence[Figure]) -> Picture:
     sinks = list(dict.fromkeys(figure.name.partition(" ")[0] for figure in figures))
     across = -(-len(figures) // len(sinks))
     size = (max(6, 3 * across + 1), 2.2 * len(sinks) + 0.8)
-    picture, rows = plt.subplots(len(sinks), across, figsize=size, squeeze=False, sharex=True, sharey=True)
+    picture, rows = plt.subplots(
+        len(sinks), across, figsize=size, squeeze=False, sharex=True, sharey=True
+    )
     picture.set_layout_engine("constrained")
     for down, sink in enumerate(sinks):
-        for axes, figure in zip(rows[down], (one for one in figures if one.name.startswith(sink)), strict=False):
+        for axes, figure in zip(
+            rows[down], (one for one in figures if one.name.startswith(sink)), strict=False
+        ):
             for hop, values in figure.hops.items():
                 shares = [100 * (at + 1) / len(values) for at in range(len(values))]
                 axes.plot(sorted(values), shares, label=hop)
@@ -112,5 +128,7 @@ def _latency(figures: Sequence[Figure]) -> Picture:
             axes.set_title(figure.name, fontsize="medium")
         rows[down, 0].set_ylabel("% of the rows watched")
     rows[-1, across // 2].set_xlabel("seconds since the commit")
-    picture.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside upper right")
+    picture.legend(
+        *rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside upper right"
+    )
     return picture

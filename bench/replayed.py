@@ -20,7 +20,9 @@ DAY = 2_500
 
 
 def replayed(stage: Stage, rates: tuple[float, ...], seconds: float) -> Iterator[Figure]:
-    """How late the last row is in the slowest view: much the same from rate to rate, until they can't keep up."""
+    """How late the last row is in the slowest view: much the same from rate to rate, until they
+    can't keep up.
+    """
     found, first = [], LOADED
     with stage.beside("airport", TABLES, _make) as other, other.running() as streams:
         for rate in rates:
@@ -30,7 +32,9 @@ def replayed(stage: Stage, rates: tuple[float, ...], seconds: float) -> Iterator
             with other.meter() as meter:
                 done = replay(other.dsn, first, last, rate=rate, limit=transactions)
                 ended = other.durable(streams)
-            figure = Figure(f"W9 replay at {done.rate:,.0f}/s, last row late", "s", changes=done.transactions)
+            figure = Figure(
+                f"W9 replay at {done.rate:,.0f}/s, last row late", "s", changes=done.transactions
+            )
             figure.ours.append(ended - began - done.seconds)
             figure.costs.append(meter.cost)
             found.append(figure)

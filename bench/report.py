@@ -25,8 +25,8 @@ PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
 def summary(figure: Figure) -> dict[str, Any]:
-    """Median, least and greatest of each series, the ratio of the medians, percentiles, CPU seconds per million changes
-    and peak memory by process.
+    """Median, least and greatest of each series, the ratio of the medians, percentiles, CPU seconds
+    per million changes and peak memory by process.
     """
     series = {name: getattr(figure, name) for name in SERIES}
     found: dict[str, Any] = {
@@ -42,10 +42,15 @@ def summary(figure: Figure) -> dict[str, Any]:
     if figure.costs:
         names = {name for cost in figure.costs for name in cost.cpu_s}
         found["cpu_s_per_million"] = {
-            name: statistics.median(cost.cpu_s.get(name, 0.0) for cost in figure.costs) / figure.changes * 1e6
+            name: statistics.median(cost.cpu_s.get(name, 0.0) for cost in figure.costs)
+            / figure.changes
+            * 1e6
             for name in sorted(names)
         }
-        found["peak_mb"] = {name: max(cost.peak_mb.get(name, 0.0) for cost in figure.costs) for name in sorted(names)}
+        found["peak_mb"] = {
+            name: max(cost.peak_mb.get(name, 0.0) for cost in figure.costs)
+            for name in sorted(names)
+        }
     return found
 
 
@@ -60,10 +65,16 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 def machine() -> dict[str, Any]:
     model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.processor(),
     )
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "cpu": model,
@@ -71,7 +82,9 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 2**30),
         "commit": head.stdout.strip(),
         "versions": {
-            name: value for name, value in vars(versions).items() if name.isupper() and isinstance(value, str)
+            name: value
+            for name, value in vars(versions).items()
+            if name.isupper() and isinstance(value, str)
         },
         "spark": SETTINGS,
     }
@@ -84,7 +97,8 @@ def write(path: Path, scale: Mapping[str, Any], figures: Sequence[Figure]) -> No
 
 
 def tables(figures: Sequence[Figure]) -> str:
-    """Markdown, as the documentation has it: rates and costs, then latencies, as far as there are any.
+    """Markdown, as the documentation has it: rates and costs, then latencies, as far as there are
+    any.
 
     `alone` is what to give to `python -m bench --only` to measure a line again.
     """
@@ -92,21 +106,38 @@ def tables(figures: Sequence[Figure]) -> str:
     late = [figure for figure in figures if figure.hops]
     hops = list(dict.fromkeys(hop for figure in late for hop in figure.hops if hop != "visible"))
     rates = [["what", *SERIES, "ratio", "asked", "met", "alone"], *lines]
-    heads = ["commit to visible, s", *PERCENTILES, "asked", "met", *(f"p50 {hop}" for hop in hops), "alone"]
+    heads = [
+        "commit to visible, s",
+        *PERCENTILES,
+        "asked",
+        "met",
+        *(f"p50 {hop}" for hop in hops),
+        "alone",
+    ]
     found = [rates] if lines else []
-    return "\n\n".join(map(_aligned, [*found, [heads, *(_late(one, hops) for one in late)]] if late else found))
+    return "\n\n".join(
+        map(_aligned, [*found, [heads, *(_late(one, hops) for one in late)]] if late else found)
+    )
 
 
 def met(figure: Figure) -> str:
-    """Whether all that is asked of a figure is reached: yes or no, or nothing where nothing is asked."""
+    """Whether all that is asked of a figure is reached: yes or no, or nothing where nothing is
+    asked.
+    """
     found = summary(figure)
     if figure.hops:
-        pairs = [(found["hops"]["visible"][name], most) for name, most in zip(ASKED, figure.asked, strict=False)]
+        pairs = [
+            (found["hops"]["visible"][name], most)
+            for name, most in zip(ASKED, figure.asked, strict=False)
+        ]
         reached = [value <= most for value, most in pairs]
     else:
         reached = [
             value <= aim if figure.at_most else value >= aim
-            for value, aim in ((found.get("ratio", nan), figure.goal), (found["ours"]["median"], figure.rate))
+            for value, aim in (
+                (found.get("ratio", nan), figure.goal),
+                (found["ours"]["median"], figure.rate),
+            )
             if aim
         ]
     return ("yes" if all(reached) else "no") if reached else ""
@@ -116,9 +147,13 @@ def told(figure: Figure) -> str:
     """What is printed as soon as it is known: all of a figure but its single values."""
     found, lines = summary(figure), [f"{figure.name}, {figure.unit}"]
     for name in (name for name in SERIES if name in found):
-        lines.append(f"{name}: {', '.join(f'{what} {_shown(value)}' for what, value in found[name].items())}")
+        lines.append(
+            f"{name}: {', '.join(f'{what} {_shown(value)}' for what, value in found[name].items())}"
+        )
     for hop, values in found.get("hops", {}).items():
-        lines.append(f"{hop}: {', '.join(f'{what} {_shown(value)}' for what, value in values.items())}")
+        lines.append(
+            f"{hop}: {', '.join(f'{what} {_shown(value)}' for what, value in values.items())}"
+        )
     for what, by_process in (("CPU s per million", "cpu_s_per_million"), ("peak MB", "peak_mb")):
         if by_process in found:
             shown = (f"{name} {_shown(value)}" for name, value in found[by_process].items())
@@ -138,13 +173,22 @@ def _cells(figure: Figure) -> list[str]:
     found = summary(figure)
     cells = [_shown(found[name]["median"]) if name in found else "" for name in SERIES]
     ratios = (
-        f"{found['ours']['median'] / found[name]['median']:.2f} of {name}" for name in SERIES[:-1] if name in found
+        f"{found['ours']['median'] / found[name]['median']:.2f} of {name}"
+        for name in SERIES[:-1]
+        if name in found
     )
     sign = "<=" if figure.at_most else ">="
     goals = [f"{sign} {figure.goal:.2g} of {figure.against}"] if figure.goal else []
     rates = [f"{sign} {_shown(figure.rate)}"] if figure.rate else []
     asked = ", ".join([*goals, *rates])
-    return [f"{figure.name}, {figure.unit}", *cells, ", ".join(ratios), asked, met(figure), figure.part]
+    return [
+        f"{figure.name}, {figure.unit}",
+        *cells,
+        ", ".join(ratios),
+        asked,
+        met(figure),
+        figure.part,
+    ]
 
 
 def _late(figure: Figure, hops: Sequence[str]) -> list[str]:

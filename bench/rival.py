@@ -1,4 +1,6 @@
-"""The rival's processes: one alone on what a topic holds, or three at once that follow all of them (`bench.plain`)."""
+"""The rival's processes: one alone on what a topic holds, or three at once that follow all of them
+(`bench.plain`).
+"""
 
 import shutil
 import subprocess
@@ -28,14 +30,27 @@ class Consumer:
     """A process that reads topics from these offsets on until it is told where they end."""
 
     def __init__(self, stage: Stage, target: str, where: str, starts: Offsets) -> None:
-        words = [target, stage.endpoints.kafka, where, str(RECORDS.get(target, 10_000)), orjson.dumps(starts).decode()]
+        words = [
+            target,
+            stage.endpoints.kafka,
+            where,
+            str(RECORDS.get(target, 10_000)),
+            orjson.dumps(starts).decode(),
+        ]
         command = [sys.executable, "-m", "bench.plain", *words]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self) -> "Consumer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -53,7 +68,9 @@ class Consumer:
         """When all until its end was durable, Unix seconds; waits until it is."""
         answer, _ = self._process.communicate(timeout=END_S)
         if self._process.returncode:
-            raise DivergenceError(f"the rival ended with {self._process.returncode}.", hint="it has printed why")
+            raise DivergenceError(
+                f"the rival ended with {self._process.returncode}.", hint="it has printed why"
+            )
         return float(answer)
 
 
@@ -71,13 +88,17 @@ def empty_index(stage: Stage, table: Table, name: str) -> None:
     url = stage.endpoints.elasticsearch
     alias = Elasticsearch("search", url, stage.name).alias(table)
     mappings = httpx.get(f"{url}/{alias}/_mapping").raise_for_status().json()
-    same = {"settings": {"number_of_shards": 1, "number_of_replicas": 0}, **next(iter(mappings.values()))}
+    same = {
+        "settings": {"number_of_shards": 1, "number_of_replicas": 0},
+        **next(iter(mappings.values())),
+    }
     httpx.delete(f"{url}/{name}", timeout=60)
     httpx.put(f"{url}/{name}", json=same, timeout=60).raise_for_status()
 
 
 class Rivals:
-    """Three consumers at once, of all topics of a stage: index, cache, and a warehouse of changes and mirror.
+    """Three consumers at once, of all topics of a stage: index, cache, and a warehouse of changes
+    and mirror.
 
     They go on from where they were, as ours do. The stage's own indices have to exist.
     """
@@ -95,7 +116,12 @@ class Rivals:
             empty_index(self._stage, table, rival_name(table.topic))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         for table in self._stage.tables:
             for index in (rival_name(table.topic), f"{rival_name(table.topic)}-position"):
                 httpx.delete(f"{self._index}/{index}", timeout=60)
@@ -104,7 +130,9 @@ class Rivals:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def catch_up(self) -> float:
-        """Apply what the topics hold: the seconds from the first read until the last view had all of it."""
+        """Apply what the topics hold: the seconds from the first read until the last view had all
+        of it.
+        """
         return self.drain(lambda began: began)
 
     def drain(self, release: Callable[[float], float]) -> float:
@@ -125,7 +153,9 @@ class Rivals:
             return max([consumer.ended() for consumer in consumers]) - began
 
     def check(self) -> None:
-        """Raise DivergenceError unless their views have as many rows as the tables: who loses some has no number."""
+        """Raise DivergenceError unless their views have as many rows as the tables: who loses some
+        has no number.
+        """
         tables = self._stage.tables
         with psycopg.connect(self._stage.dsn) as connection:
             counts = {table.topic: _count(connection, table) for table in tables}
@@ -134,12 +164,18 @@ class Rivals:
             # The other keys are positions.
             found = {"cache": (server.dbsize() - len(tables), sum(counts.values()))}
         for topic, rows in counts.items():
-            index = httpx.get(f"{self._index}/{rival_name(topic)}/_count").raise_for_status().json()["count"]
+            index = (
+                httpx.get(f"{self._index}/{rival_name(topic)}/_count")
+                .raise_for_status()
+                .json()["count"]
+            )
             mirror = deltalake.DeltaTable(f"{self._folder}/{rival_name(topic)}/mirror").count()
             found |= {f"index of {topic}": (index, rows), f"mirror of {topic}": (mirror, rows)}
         for view, (held, rows) in found.items():
             if held != rows:
-                raise DivergenceError(f"the rival's {view} has {held} of {rows} rows.", hint="a bug in bench/plain.py")
+                raise DivergenceError(
+                    f"the rival's {view} has {held} of {rows} rows.", hint="a bug in bench/plain.py"
+                )
 
 
 def _count(connection: "psycopg.Connection[tuple[int]]", table: Table) -> int:

@@ -54,7 +54,8 @@ class Servers:
         self.folder = folder
         self.endpoints = stack.up(folder / "stack", progress=lambda _: None)
         master = f"local[{3 * (os.cpu_count() or 2)}]"
-        # Many pipelines, one after the other: `cdc run`, with its own 1 GB, is a process that is measured alone.
+        # Many pipelines, one after the other: `cdc run`, with its own 1 GB, is a process that is
+        # measured alone.
         remembered = {**REMEMBERED, "spark.driver.memory": "2g"}
         self.spark: SparkSession = session(master, artifacts.spark_jars(), remembered)
 
@@ -63,22 +64,33 @@ class Servers:
         stack.down(self.folder / "stack", progress=lambda _: None)
 
     def meter(self) -> Meter:
-        return Meter({name: one["pid"] for name, one in stack.status(self.folder / "stack").items() if one["pid"]})
+        return Meter(
+            {
+                name: one["pid"]
+                for name, one in stack.status(self.folder / "stack").items()
+                if one["pid"]
+            }
+        )
 
 
 class Stage:
-    """One pipeline: its tables, its topics with their snapshot, three sinks that have applied nothing yet.
+    """One pipeline: its tables, its topics with their snapshot, three sinks that have applied
+    nothing yet.
 
     `snapshot` is what the registration cost.
     """
 
-    def __init__(self, servers: Servers, name: str, tables: Sequence[str], make: Callable[[Data], object]) -> None:
+    def __init__(
+        self, servers: Servers, name: str, tables: Sequence[str], make: Callable[[Data], object]
+    ) -> None:
         """`make` makes the tables, schema.table, and their rows."""
         self.servers, self.name = servers, name
         self.folder, self.endpoints, self.spark = servers.folder, servers.endpoints, servers.spark
         self.dsn, self.meter = self.endpoints.postgres, servers.meter
         self.file = self.folder / f"{name}.yaml"
-        self.file.write_text(FILE.format(pipeline=name, tables=", ".join(tables), **self.endpoints.to_dict()))
+        self.file.write_text(
+            FILE.format(pipeline=name, tables=", ".join(tables), **self.endpoints.to_dict())
+        )
         self.data = Data(self.dsn, tables)
         make(self.data)
         self.verb("migrate")
@@ -93,7 +105,9 @@ class Stage:
         self.drained()
 
     @contextmanager
-    def beside(self, name: str, tables: Sequence[str], make: Callable[[Data], object]) -> Iterator["Stage"]:
+    def beside(
+        self, name: str, tables: Sequence[str], make: Callable[[Data], object]
+    ) -> Iterator["Stage"]:
         """Another pipeline on the same servers, while this one's connector stands still."""
         with Connect(self.endpoints.connect) as connect:
             connect.stop(self.name)
@@ -112,7 +126,16 @@ class Stage:
         subprocess.run(self.command(*words), check=True, stdout=subprocess.DEVNULL)
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "cdc.entry", "-p", str(self.file), "--state", str(self.folder / "stack"), *words]
+        return [
+            sys.executable,
+            "-m",
+            "cdc.entry",
+            "-p",
+            str(self.file),
+            "--state",
+            str(self.folder / "stack"),
+            *words,
+        ]
 
     def ends(self, *, decided: bool = True) -> dict[str, Position]:
         """By topic; with what the connector has written and not yet committed if not `decided`."""
@@ -124,9 +147,13 @@ class Stage:
         return self.ends()[self.table.topic]
 
     def drained(self) -> list[tuple[float, int]]:
-        """Wait until all that is committed by now is in the topics; when the sum of their ends was what."""
+        """Wait until all that is committed by now is in the topics; when the sum of their ends was
+        what.
+        """
         with psycopg.connect(self.dsn) as connection:
-            (now_ms,) = connection.execute("SELECT extract(epoch FROM now())::float8 * 1000").fetchone() or (0,)
+            (now_ms,) = connection.execute(
+                "SELECT extract(epoch FROM now())::float8 * 1000"
+            ).fetchone() or (0,)
 
         def beaten(kafka: Topics) -> bool:
             beat = last_heartbeat(kafka, self.pipeline)
@@ -154,7 +181,9 @@ class Stage:
         return read_until(self.spark, self.pipeline.kafka, self.ends())
 
     def stream(self, sink: Sink) -> Watched:
-        return Watched(self.spark, sink, self.pipeline, self.context.follower, self.context.placeholder)
+        return Watched(
+            self.spark, sink, self.pipeline, self.context.follower, self.context.placeholder
+        )
 
     def apply(self, sink: Sink) -> Watched:
         """What `cdc run --until-caught-up` does for one sink, in a Spark that is warm."""
@@ -182,7 +211,10 @@ class Stage:
         def still() -> None:
             for stream in streams:
                 if stream.progress.state == "failed":
-                    raise SinkError(f"{stream.sink.name}: {stream.progress.error}", hint=stream.progress.hint or "")
+                    raise SinkError(
+                        f"{stream.sink.name}: {stream.progress.error}",
+                        hint=stream.progress.hint or "",
+                    )
 
         sinks = [stream.sink for stream in streams]
         wait_until_current(self.pipeline, self.tables, sinks, timeout_s=SETTLE_S, on_poll=still)
@@ -194,4 +226,8 @@ class Stage:
         return max(stream.batches(ends)[-1].durable for stream in streams)
 
     def equal(self, *sinks: Sink) -> bool:
-        return all(one.equal for table in self.tables for one in compare(self.spark, table, self.dsn, sinks))
+        return all(
+            one.equal
+            for table in self.tables
+            for one in compare(self.spark, table, self.dsn, sinks)
+        )

@@ -21,8 +21,8 @@ UPDATE {table} SET document = (SELECT jsonb_agg(md5(id || ' ' || n)) FROM genera
 """
 """8 kB that don't shrink below what Postgres keeps outside the row; no change touches them."""
 
-# A third each of inserts, updates and deletes, 100 rows a transaction: a block of new rows is written, rows anywhere
-# are changed, the oldest block goes. So the table keeps its size.
+# A third each of inserts, updates and deletes, 100 rows a transaction: a block of new rows is
+# written, rows anywhere are changed, the oldest block goes. So the table keeps its size.
 MIXED = f"""
 CREATE OR REPLACE PROCEDURE public.bench_mixed(changed regclass, transactions int) LANGUAGE plpgsql AS $$
 DECLARE oldest bigint; newest bigint;
@@ -45,9 +45,10 @@ BEGIN
     END LOOP;
 END $$
 """
-# One row a transaction, the tables in turn. As many of the oldest rows go as new ones come, the rest are updates. Keys
-# are drawn by age, the newest first: uniform; zipf, whose rank is distributed as 1/rank; hot, where nine of ten
-# updates meet the same 100 rows. With a rate each change waits for its time, and is made at once if that has passed.
+# One row a transaction, the tables in turn. As many of the oldest rows go as new ones come, the
+# rest are updates. Keys are drawn by age, the newest first: uniform; zipf, whose rank is
+# distributed as 1/rank; hot, where nine of ten updates meet the same 100 rows. With a rate each
+# change waits for its time, and is made at once if that has passed.
 SINGLE = f"""
 CREATE OR REPLACE PROCEDURE public.bench_single(tables text[], changes int, moved float8, keys text, rate float8)
 LANGUAGE plpgsql AS $$
@@ -94,13 +95,17 @@ class Data:
         self.dsn, self.tables = dsn, list(tables)
 
     def fill(self, rows: int, *, wide: bool = False) -> None:
-        """Make the tables with so many rows each, ids from 1; wide rows have a JSON column of 8 kB as well."""
+        """Make the tables with so many rows each, ids from 1; wide rows have a JSON column of 8 kB
+        as well.
+        """
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(MIXED)
             connection.execute(SINGLE)
             for table in self.tables:
                 connection.execute(CREATE.format(table=table))
-                connection.execute(f"INSERT INTO {table} SELECT {ROW} FROM generate_series(1, {rows}::bigint) n")
+                connection.execute(
+                    f"INSERT INTO {table} SELECT {ROW} FROM generate_series(1, {rows}::bigint) n"
+                )
                 if wide:
                     connection.execute(WIDE.format(table=table))
                 connection.execute(f"ANALYZE {table}")
@@ -109,15 +114,22 @@ class Data:
         """W1: so many changes of the first table, a third each, in transactions of 100 rows."""
         self._call("CALL public.bench_mixed(%s, %s)", self.tables[0], changes // 100)
 
-    def single(self, changes: int, *, moved: float = 0.0, keys: str = "uniform", rate: float = 0.0) -> None:
-        """W2, W6: so many transactions of one row; see SINGLE. `moved` is the share of inserts, and that of deletes.
+    def single(
+        self, changes: int, *, moved: float = 0.0, keys: str = "uniform", rate: float = 0.0
+    ) -> None:
+        """W2, W6: so many transactions of one row; see SINGLE. `moved` is the share of inserts, and
+        that of deletes.
 
         `rate` is in transactions per second; 0 is as fast as they commit.
         """
-        self._call("CALL public.bench_single(%s, %s, %s, %s, %s)", self.tables, changes, moved, keys, rate)
+        self._call(
+            "CALL public.bench_single(%s, %s, %s, %s, %s)", self.tables, changes, moved, keys, rate
+        )
 
     def scattered(self, changes: int, seed: int) -> None:
-        """W3: updates of so many rows of the first table, anywhere in it, each once, in one transaction."""
+        """W3: updates of so many rows of the first table, anywhere in it, each once, in one
+        transaction.
+        """
         self._call(
             f"UPDATE {self.tables[0]} SET amount = amount + 1, updated_at = clock_timestamp() WHERE id IN"
             f" (SELECT id FROM {self.tables[0]} ORDER BY md5(%s || id::text) LIMIT %s)",
@@ -127,5 +139,7 @@ class Data:
 
     def _call(self, statement: str, *values: object) -> None:
         # Nothing waits for the disk: a transaction of one row would take as long as that does.
-        with psycopg.connect(self.dsn, autocommit=True, options="-c synchronous_commit=off") as connection:
+        with psycopg.connect(
+            self.dsn, autocommit=True, options="-c synchronous_commit=off"
+        ) as connection:
             connection.execute(statement, values)

@@ -1,4 +1,6 @@
-"""Entry point of the command `cdc`: it handles signals from the start, also while modules are still imported."""
+"""Entry point of the command `cdc`: it handles signals from the start, also while modules are still
+imported.
+"""
 
 import os
 import signal
@@ -19,7 +21,9 @@ def main() -> NoReturn:
 
 
 def _leave(number: int, _: object) -> NoReturn:
-    """Exit before anything has begun: 0 for `cdc run`, 128 and the signal for any other verb, as shells expect."""
+    """Exit before anything has begun: 0 for `cdc run`, 128 and the signal for any other verb, as
+    shells expect.
+    """
     os._exit(0 if "run" in sys.argv else 128 + number)
 
 

@@ -22,12 +22,15 @@
     +- UndecidedError      10  a view couldn't be proved equal or different
     +- Interrupted        130  by Ctrl-C
 
-Messages say what happened and where; the hint says what to run next. Row values never appear in either.
+Messages say what happened and where; the hint says what to run next. Row values never appear in
+either.
 """
 
 
 class CdcError(Exception):
-    """An error that a person can act on; printed as a paragraph with its hint, without a traceback."""
+    """An error that a person can act on; printed as a paragraph with its hint, without a
+    traceback.
+    """
 
     exit_code = 1
 
@@ -39,7 +42,9 @@ class CdcError(Exception):
 
 
 class Unexpected(CdcError):
-    """An error without a class of its own. Its kind and place are shown, never the values it quotes."""
+    """An error without a class of its own. Its kind and place are shown, never the values it
+    quotes.
+    """
 
 
 class SettingsError(CdcError):
@@ -55,7 +60,9 @@ class StackError(CdcError):
 
 
 class SourceError(CdcError):
-    """Postgres lacks something: a role, a privilege, a publication, a slot, a table that can be captured."""
+    """Postgres lacks something: a role, a privilege, a publication, a slot, a table that can be
+    captured.
+    """
 
     exit_code = 4
 
@@ -65,7 +72,9 @@ class SourceUnavailable(SourceError):
 
 
 class AnotherServer(SourceError):
-    """Postgres isn't the server whose changes the topics hold: its positions can't be compared with theirs."""
+    """Postgres isn't the server whose changes the topics hold: its positions can't be compared with
+    theirs.
+    """
 
 
 class ConnectorError(CdcError):
@@ -99,7 +108,9 @@ class ReadTimeout(SinkUnavailable):
 
 
 class SinkRejected(SinkError):
-    """The destination refuses for good: a mapping conflict, an oversized document, a wrong setting."""
+    """The destination refuses for good: a mapping conflict, an oversized document, a wrong
+    setting.
+    """
 
 
 class ValueNotRepresentable(SinkRejected):
@@ -107,7 +118,9 @@ class ValueNotRepresentable(SinkRejected):
 
 
 class Fenced(SinkError):
-    """The stored position isn't the one this writer left: another writer is at work on the view, so this one stops."""
+    """The stored position isn't the one this writer left: another writer is at work on the view, so
+    this one stops.
+    """
 
 
 class DivergenceError(CdcError):
@@ -127,7 +140,9 @@ class WorkerLost(SparkError):
 
 
 class UndecidedError(CdcError):
-    """Rows changed at every comparison, or the view was set back: the same command may decide it later."""
+    """Rows changed at every comparison, or the view was set back: the same command may decide it
+    later.
+    """
 
     exit_code = 10
 

@@ -1,6 +1,8 @@
-"""The only place that wires: it makes the parts that a pipeline file describes, each when it is first used.
+"""The only place that wires: it makes the parts that a pipeline file describes, each when it is
+first used.
 
-In:  the options before a verb. Out: settings, tables, sinks, streams; a Spark session; the local servers.
+In:  the options before a verb. Out: settings, tables, sinks, streams; a Spark session; the local
+servers.
 """
 
 import os
@@ -59,9 +61,13 @@ class Context:
     path: Path
     state_option: Path | None
     fresh: bool = False
-    """Whether patterns match the catalog now; otherwise they mean the registered tables, once there are any."""
+    """Whether patterns match the catalog now; otherwise they mean the registered tables, once there
+    are any.
+    """
     on_worker_log: Callable[[Path | None], None] = lambda _: None
-    """Called with the path of Connect's log each time the file is loaded; None where Connect isn't a local server."""
+    """Called with the path of Connect's log each time the file is loaded; None where Connect isn't
+    a local server.
+    """
 
     @cached_property
     def state(self) -> Path:
@@ -90,7 +96,8 @@ class Context:
     def pipeline_to_show(self) -> settings.Pipeline:
         """The pipeline for verbs that only show something: known within seconds, whatever hangs.
 
-        Without Kafka the patterns match the catalog. Without Postgres as well, only the named tables remain.
+        Without Kafka the patterns match the catalog. Without Postgres as well, only the named
+        tables remain.
         """
         configured = self.load()
         if not configured.patterns:
@@ -108,7 +115,9 @@ class Context:
         return configured.with_tables([])
 
     def from_catalog(self) -> "Context":
-        """The same pipeline with patterns that match the catalog, for verbs that decide which tables are captured."""
+        """The same pipeline with patterns that match the catalog, for verbs that decide which
+        tables are captured.
+        """
         return replace(self, fresh=True)
 
     def _registered_tables(self, configured: settings.Pipeline) -> Collection[str] | None:
@@ -154,22 +163,32 @@ class Context:
         column_names.require_indexed(source.describe(connection, self.pipeline, self.refusals))
 
     def refusals(self, table: Table) -> list[str]:
-        """Say why the pipeline can't carry a table as it is: a sentence for each column concerned."""
-        views = [f"{reason} ({sink.name})" for sink in self._all_sinks for reason in sink.refusals(table)]
+        """Say why the pipeline can't carry a table as it is: a sentence for each column
+        concerned.
+        """
+        views = [
+            f"{reason} ({sink.name})" for sink in self._all_sinks for reason in sink.refusals(table)
+        ]
         return [*column_names.refusals(table), *views]
 
     @cached_property
     def _all_sinks(self) -> "list[Sink]":
-        """All sinks, made once for all tables: reading a file of 500 tables takes a third of a second."""
+        """All sinks, made once for all tables: reading a file of 500 tables takes a third of a
+        second.
+        """
         return self.sinks(None)
 
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
-        """Select a captured table by its name, schema.table; all tables for None. Raises SettingsError."""
+        """Select a captured table by its name, schema.table; all tables for None. Raises
+        SettingsError.
+        """
         return self.tables if name is None else (source.table_named(self.tables, name),)
 
     @cached_property
     def placeholder(self) -> str:
-        """The text that the connector writes for a value that the log doesn't carry. Raises ConnectorError."""
+        """The text that the connector writes for a value that the log doesn't carry. Raises
+        ConnectorError.
+        """
         from cdc.capture.configuration import placeholder
         from cdc.kafka.topics import Topics
 
@@ -177,11 +196,15 @@ class Context:
             return placeholder(self.pipeline.pipeline, kafka.cluster_id())
 
     def sinks(self, chosen: list[str] | None) -> "list[Sink]":
-        """Make the sinks of these names, or all. Raises SettingsError for a name that the file lacks."""
+        """Make the sinks of these names, or all. Raises SettingsError for a name that the file
+        lacks.
+        """
         pipeline = self.load()
         names = list(pipeline.sinks)
         if unknown := [name for name in chosen or () if name not in names]:
-            raise SettingsError(f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(names)}")
+            raise SettingsError(
+                f"There is no sink {unknown[0]} in {self.path}.", hint=f"one of: {', '.join(names)}"
+            )
         return [factory.build(pipeline, name) for name in chosen or names]
 
     @cached_property
@@ -190,28 +213,41 @@ class Context:
         from cdc.apply.schema_follower import SchemaFollower, patience_s
 
         pipeline = self.pipeline
-        with source.connect(pipeline.source.dsn) as connection, source.within(connection, patience_s(pipeline)):
+        with (
+            source.connect(pipeline.source.dsn) as connection,
+            source.within(connection, patience_s(pipeline)),
+        ):
             return SchemaFollower(self.load, source.survey(connection, pipeline).tables)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
-        """Make a stream per sink, which applies all tables and follows the file and the table definitions."""
+        """Make a stream per sink, which applies all tables and follows the file and the table
+        definitions.
+        """
         from cdc.apply.stream import Stream
 
-        return [Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks]
+        return [
+            Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks
+        ]
 
 
 class Stack(Protocol):
     """A kind of local stack: servers as processes, or servers as containers."""
 
     def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints":
-        """Start the servers that don't run. Called by `cdc up`; `progress` gets lines for people. Raises StackError."""
+        """Start the servers that don't run. Called by `cdc up`; `progress` gets lines for people.
+        Raises StackError.
+        """
 
     def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
-        """Stop the servers, and return the names of those that ran. Called by `cdc down`. Raises StackError."""
+        """Stop the servers, and return the names of those that ran. Called by `cdc down`. Raises
+        StackError.
+        """
 
 
 def local_stack(kind: str | None, state: Path) -> Stack:
-    """Choose the kind of local stack: the one given, else the one the state folder belongs to, else embedded."""
+    """Choose the kind of local stack: the one given, else the one the state folder belongs to, else
+    embedded.
+    """
     from compose import docker
 
     stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}

@@ -1,8 +1,10 @@
-"""Files of the stack: fetched once by pyspark's own Ivy, checked against pinned sha256, cached per user.
+"""Files of the stack: fetched once by pyspark's own Ivy, checked against pinned sha256, cached per
+user.
 
-A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file has
-passed, so what lies in the cache is whole and a second use needs no network. `python -m compose.artifacts`
-fetches both groups ahead of use; with `--pin` it writes new checksums, after a change of versions.
+A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file
+has passed, so what lies in the cache is whole and a second use needs no network. `python -m
+compose.artifacts` fetches both groups ahead of use; with `--pin` it writes new checksums, after a
+change of versions.
 """
 
 import fcntl
@@ -29,7 +31,8 @@ from compose.host import java, require_disk, share
 
 HERE = Path(__file__).parent
 PINS = HERE / "artifacts.sha256"
-# A stalled connection would hold the fetch for ever without it. The whole set takes about two minutes.
+# A stalled connection would hold the fetch for ever without it. The whole set takes about two
+# minutes.
 FETCH_TIMEOUT_S = 900
 SILENT_S = 4.0
 """Seconds between two messages about the progress of a fetch."""
@@ -48,13 +51,17 @@ class Servers:
 
 
 def say(line: str) -> None:
-    """Print a line about slow work on standard error, because standard output belongs to the verb."""
+    """Print a line about slow work on standard error, because standard output belongs to the
+    verb.
+    """
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def cache_dir() -> Path:
-    """Return the folder that pipelines share: `CDC_CACHE`, else root's system folder or the user's cache."""
+    """Return the folder that pipelines share: `CDC_CACHE`, else root's system folder or the user's
+    cache.
+    """
     if path := os.environ.get("CDC_CACHE"):
         return Path(path).absolute()
     if os.geteuid() == 0:
@@ -85,7 +92,9 @@ def servers() -> Servers:
 
 
 def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
-    """Return the folder of one group; its name carries its checksums: new versions never meet old files."""
+    """Return the folder of one group; its name carries its checksums: new versions never meet old
+    files.
+    """
     pins = pinned(name)
     key = hashlib.sha256(repr(sorted(pins.items())).encode()).hexdigest()[:12]
     home = cache_dir() / f"{name}-{key}"
@@ -140,7 +149,9 @@ def _bytes(folder: Path) -> int:
 
 @retry(retry=retry_if_exception_type(StackError), stop=stop_after_attempt(3), reraise=True)
 def retrieve(name: str, work: Path) -> None:
-    """Have Ivy fetch the files of a group into `work/lib`. A second try reuses the files of a failed one."""
+    """Have Ivy fetch the files of a group into `work/lib`. A second try reuses the files of a
+    failed one.
+    """
     command: list[str | Path] = [
         java(),
         # Ivy would keep its own settings and a local repository in the home folder.
@@ -151,11 +162,15 @@ def retrieve(name: str, work: Path) -> None:
         *("-retrieve", work / "lib" / "[conf]" / "[artifact](-[classifier])-[revision].[ext]"),
     ]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise _fetch_failed(name, f"no end after {FETCH_TIMEOUT_S} s") from None
     if run.returncode != 0:
-        lines = [line.strip() for line in (run.stdout + run.stderr).splitlines() if line.strip(" \t:")]
+        lines = [
+            line.strip() for line in (run.stdout + run.stderr).splitlines() if line.strip(" \t:")
+        ]
         raise _fetch_failed(name, "; ".join(lines[-6:]))
 
 
@@ -187,7 +202,9 @@ def pinned(name: str) -> dict[str, str]:
 def verify(lib: Path, pins: dict[str, str]) -> None:
     """Refuse a folder that differs from its pins in any file: missing, added or changed."""
     digests = checksums(lib)
-    wrong = sorted(path for path in pins.keys() | digests.keys() if pins.get(path) != digests.get(path))
+    wrong = sorted(
+        path for path in pins.keys() | digests.keys() if pins.get(path) != digests.get(path)
+    )
     if wrong:
         raise StackError(
             f"{len(wrong)} fetched files differ from their pinned sha256: {', '.join(wrong[:5])}",
@@ -202,7 +219,9 @@ def checksums(lib: Path) -> dict[str, str]:
     for path in sorted(lib.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
-                digests[path.relative_to(lib).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[path.relative_to(lib).as_posix()] = hashlib.file_digest(
+                    file, "sha256"
+                ).hexdigest()
     return digests
 
 
@@ -213,12 +232,14 @@ def _unpack(lib: Path) -> None:
             with zipfile.ZipFile(archive) as bundle:
                 bundle.extractall(archive.parent)  # noqa: S202
                 for entry in bundle.infolist():
-                    # zipfile drops the permissions, and with them what makes the start script executable.
+                    # zipfile drops the permissions, and with them what makes the start script
+                    # executable.
                     if mode := entry.external_attr >> 16:
                         (archive.parent / entry.filename).chmod(mode)
         else:
             with tarfile.open(archive) as tar:
-                # Python before 3.11.4 has no filters; the archive is pinned, so both ways write the same.
+                # Python before 3.11.4 has no filters; the archive is pinned, so both ways write the
+                # same.
                 tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
                 tar.extractall(archive.parent)  # noqa: S202
         archive.unlink()
@@ -242,7 +263,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def make_shared(folder: Path) -> None:
-    """Create a folder that every user may search, whatever the umask; leave an existing one alone."""
+    """Create a folder that every user may search, whatever the umask; leave an existing one
+    alone.
+    """
     if not folder.is_dir():
         make_shared(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -251,8 +274,12 @@ def make_shared(folder: Path) -> None:
 
 @contextmanager
 def scratch(cache: Path) -> Iterator[Path]:
-    """Make a work folder on the cache's filesystem, so that a rename is enough. The caller holds the cache's lock."""
-    for leftover in cache.glob(".fetch-*"):  # of a fetch that was killed: the lock says that none is at work
+    """Make a work folder on the cache's filesystem, so that a rename is enough. The caller holds
+    the cache's lock.
+    """
+    for leftover in cache.glob(
+        ".fetch-*"
+    ):  # of a fetch that was killed: the lock says that none is at work
         shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
     try:

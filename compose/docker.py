@@ -1,4 +1,6 @@
-"""Servers of the stack as containers, through `docker compose`, with the same endpoints as stack.py."""
+"""Servers of the stack as containers, through `docker compose`, with the same endpoints as
+stack.py.
+"""
 
 import subprocess
 from collections.abc import Callable
@@ -12,7 +14,13 @@ from compose.stack_state import locked_state
 
 FILE = Path(__file__).parent / "docker-compose.yml"
 # Ports that the compose file publishes on 127.0.0.1.
-PORTS = {"postgres": 15432, "kafka": 19092, "connect": 18083, "elasticsearch": 19200, "redis": 16379}
+PORTS = {
+    "postgres": 15432,
+    "kafka": 19092,
+    "connect": 18083,
+    "elasticsearch": 19200,
+    "redis": 16379,
+}
 SERVER_VERSIONS = {
     "postgres": ServerVersion("Postgres", versions.POSTGRES),
     "kafka": ServerVersion("Kafka", versions.KAFKA),
@@ -65,7 +73,9 @@ def require_engine() -> None:
 
 
 def _compose(*arguments: str) -> str:
-    run = subprocess.run(["docker", "compose", "-f", FILE, *arguments], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        ["docker", "compose", "-f", FILE, *arguments], capture_output=True, text=True, check=False
+    )
     if run.returncode != 0:
         lines = "\n".join(f"    {line}" for line in run.stderr.splitlines()[-15:])
         raise StackError(

@@ -21,4 +21,6 @@ class Endpoints:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a pipeline file may refer to."""
-        return {f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"}
+        return {
+            f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"
+        }

@@ -1,4 +1,6 @@
-"""Health checks: one real request per server. A server that is away or still starts gives False, never an error."""
+"""Health checks: one real request per server. A server that is away or still starts gives False,
+never an error.
+"""
 
 import socket
 import struct
@@ -24,7 +26,8 @@ def postgres(port: int) -> bool:
 def kafka(port: int) -> bool:
     """Ask for metadata (version 1, all topics): ready when the broker lists itself.
 
-    Written by hand, because eight bytes of the answer are enough, and a client library takes longer to load.
+    Written by hand, because eight bytes of the answer are enough, and a client library takes longer
+    to load.
     """
     client = b"cdc"
     request = struct.pack(f">hhih{len(client)}si", 3, 1, 7, len(client), client, 0)
@@ -38,7 +41,9 @@ def kafka(port: int) -> bool:
 
 
 def connect(port: int) -> bool:
-    """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its group."""
+    """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its
+    group.
+    """
     plugins = _get(f"http://127.0.0.1:{port}/connector-plugins")
     if not any(plugin.get("class") == DEBEZIUM for plugin in plugins or []):
         return False

@@ -1,4 +1,6 @@
-"""Requirements of the machine: a Java, disk space and, for root, an account that can read the servers' files."""
+"""Requirements of the machine: a Java, disk space and, for root, an account that can read the
+servers' files.
+"""
 
 import os
 import pwd
@@ -15,7 +17,9 @@ from compose import versions
 GIB = 1 << 30
 DISK_MIN_BYTES = 3 * GIB
 STATE_HINT = "choose a folder that every user may search: cdc -p FILE --state /var/lib/cdc/NAME up"
-JAVA_HINT = "install one (apt install openjdk-17-jre-headless, or brew install openjdk@17) or set JAVA_HOME"
+JAVA_HINT = (
+    "install one (apt install openjdk-17-jre-headless, or brew install openjdk@17) or set JAVA_HOME"
+)
 
 
 def java() -> Path:
@@ -28,7 +32,9 @@ def java() -> Path:
     path = Path(candidate)
     major = java_major(path)
     if major < versions.JAVA_MIN:
-        raise StackError(f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT)
+        raise StackError(
+            f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT
+        )
     # Elasticsearch is told a home folder, which a link such as /usr/bin/java doesn't have.
     return path.resolve()
 
@@ -36,7 +42,9 @@ def java() -> Path:
 def java_major(path: Path) -> int:
     """Ask a Java for its major version; 0 when it tells none."""
     try:
-        run = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        run = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 0
     match = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
@@ -64,7 +72,9 @@ class User:
 
 
 def unprivileged() -> User | None:
-    """Return the account for servers that refuse to run as root; None when the caller isn't root."""
+    """Return the account for servers that refuse to run as root; None when the caller isn't
+    root.
+    """
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam("nobody")
@@ -87,7 +97,9 @@ def share(folder: Path) -> None:
 
 
 def require_searchable(path: Path, hint: str) -> None:
-    """Refuse a path that root's unprivileged servers can't reach, naming the folder that shuts them out."""
+    """Refuse a path that root's unprivileged servers can't reach, naming the folder that shuts them
+    out.
+    """
     if os.geteuid() != 0:
         return
     for folder in reversed((path, *path.parents)):

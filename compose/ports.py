@@ -8,8 +8,9 @@ import psutil
 
 from cdc.errors import StackError
 
-# Below the range that the kernel hands to outgoing connections: a client that keeps knocking at a stopped
-# server could otherwise be given that very port, connect to itself, and keep the server from coming back.
+# Below the range that the kernel hands to outgoing connections: a client that keeps knocking at a
+# stopped server could otherwise be given that very port, connect to itself, and keep the server
+# from coming back.
 RANGE = range(15_000, 32_000)
 
 
@@ -52,5 +53,9 @@ def owner(port: int) -> int | None:
         connections = psutil.net_connections(kind="tcp")
     except psutil.AccessDenied:
         return None
-    listening = (c.pid for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port)
+    listening = (
+        c.pid
+        for c in connections
+        if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
+    )
     return next(listening, None)

@@ -1,4 +1,6 @@
-"""Processes that outlive the command that starts them. Pid and start time identify one, because pids are reused."""
+"""Processes that outlive the command that starts them. Pid and start time identify one, because
+pids are reused.
+"""
 
 import os
 import signal
@@ -27,7 +29,9 @@ class Process:
     started: float
 
     def find(self) -> psutil.Process | None:
-        """Return the living process, or None when it ended (even if its pid lives on as another's)."""
+        """Return the living process, or None when it ended (even if its pid lives on as
+        another's).
+        """
         self.exit_status()
         try:
             process = psutil.Process(self.pid)
@@ -37,12 +41,16 @@ class Process:
             return None
 
     def exit_status(self) -> int | None:
-        """Return the exit status (negative: the signal), known only to the process that started it."""
+        """Return the exit status (negative: the signal), known only to the process that started
+        it.
+        """
         child = _children.get(self.pid)
         return child.poll() if child else None
 
     def tree(self) -> list[psutil.Process]:
-        """Return the process and all that it started; when it died alone, what it left of its session."""
+        """Return the process and all that it started; when it died alone, what it left of its
+        session.
+        """
         process = self.find()
         try:
             return [process, *process.children(recursive=True)] if process else self._orphans()
@@ -50,11 +58,15 @@ class Process:
             return self._orphans()
 
     def _orphans(self) -> list[psutil.Process]:
-        # The kernel gives no new process a pid that is still the name of a session; older ones can't be ours.
+        # The kernel gives no new process a pid that is still the name of a session; older ones
+        # can't be ours.
         orphans = []
         for process in psutil.process_iter():
             try:
-                if os.getsid(process.pid) == self.pid != process.pid and process.create_time() >= self.started:
+                if (
+                    os.getsid(process.pid) == self.pid != process.pid
+                    and process.create_time() >= self.started
+                ):
                     orphans.append(process)
             except (OSError, psutil.Error):
                 continue
@@ -75,7 +87,12 @@ class Process:
 
 
 def spawn(
-    command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[str, str], user: User | None
+    command: Sequence[str | Path],
+    *,
+    home: Path,
+    log: Path,
+    env: Mapping[str, str],
+    user: User | None,
 ) -> Process:
     """Start a server in a session of its own, writing to `log`."""
     with log.open("ab") as output:
@@ -95,7 +112,14 @@ def spawn(
     return Process(child.pid, psutil.Process(child.pid).create_time())
 
 
-def run(command: Sequence[str | Path], *, home: Path, log: Path, env: Mapping[str, str], user: User | None) -> int:
+def run(
+    command: Sequence[str | Path],
+    *,
+    home: Path,
+    log: Path,
+    env: Mapping[str, str],
+    user: User | None,
+) -> int:
     """Run a preparing command to its end, writing to `log`; return its exit status."""
     with log.open("ab") as output:
         return subprocess.run(
@@ -141,7 +165,9 @@ def kill(process: Process) -> None:
 
 
 def end_leftovers(folder: Path, program: Path) -> None:
-    """End processes that a dead leader left behind: Postgres' backends, each a session of its own."""
+    """End processes that a dead leader left behind: Postgres' backends, each a session of its
+    own.
+    """
     leftovers = []
     for process in psutil.process_iter():
         try:

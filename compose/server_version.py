@@ -1,7 +1,7 @@
 """Versions of servers: which one wrote the data of a state folder, and which ones can read it.
 
-A server that meets data of a newer version, or of another kind, dies with a line in its log at best. So a
-stack checks the versions here, and records them before it starts a server.
+A server that meets data of a newer version, or of another kind, dies with a line in its log at
+best. So a stack checks the versions here, and records them before it starts a server.
 """
 
 import re
@@ -34,7 +34,9 @@ class ServerVersion:
 def readable(previous: ServerVersion, current: ServerVersion) -> bool:
     """Whether a server can read the data of another version. Newer ones of the same kind can."""
     if previous.server != current.server:
-        return (previous.server, current.server) == ("Redis", "Valkey") and previous.numbers[:2] <= REDIS_READABLE
+        return (previous.server, current.server) == ("Redis", "Valkey") and previous.numbers[
+            :2
+        ] <= REDIS_READABLE
     if current.server == "Postgres":
         return previous.numbers[:1] == current.numbers[:1]
     if current.server == "Elasticsearch":
@@ -44,9 +46,13 @@ def readable(previous: ServerVersion, current: ServerVersion) -> bool:
 
 
 def require_readable(
-    state: Path, previous_versions: Mapping[str, ServerVersion], versions: Mapping[str, ServerVersion]
+    state: Path,
+    previous_versions: Mapping[str, ServerVersion],
+    versions: Mapping[str, ServerVersion],
 ) -> None:
-    """Check that every server of a stack, by name, can read its data. Raises StackError for the first that can't."""
+    """Check that every server of a stack, by name, can read its data. Raises StackError for the
+    first that can't.
+    """
     for name, current in versions.items():
         previous = previous_versions.get(name)
         if previous and not readable(previous, current):
@@ -60,6 +66,8 @@ def require_readable(
 
 
 def version_of_snapshot(head: bytes) -> ServerVersion | None:
-    """Read from the first bytes of a cache server's file which version wrote it; None when they don't tell."""
+    """Read from the first bytes of a cache server's file which version wrote it; None when they
+    don't tell.
+    """
     match = re.search(rb"(redis|valkey)-ver.([0-9]+(?:\.[0-9]+)+)", head, re.DOTALL)
     return ServerVersion(match[1].decode().capitalize(), match[2].decode()) if match else None

@@ -1,4 +1,5 @@
-"""The five servers of the embedded stack: each one's settings, command line, environment and readiness.
+"""The five servers of the embedded stack: each one's settings, command line, environment and
+readiness.
 
 A server lives in `<state>/<name>/{data,conf,log,tmp}`; its settings are the templates in `conf/`.
 Starting and stopping it is stack.py's work.
@@ -30,7 +31,9 @@ FOLDERS = ("data", "conf", "log", "tmp")
 
 @dataclass(frozen=True)
 class ServerDirs:
-    """Folders and resources of a server: its folder, the ports of the stack, the fetched parts, the Java to use."""
+    """Folders and resources of a server: its folder, the ports of the stack, the fetched parts, the
+    Java to use.
+    """
 
     home: Path
     ports: Mapping[str, int]
@@ -54,7 +57,9 @@ class ServerDirs:
 
 
 class Server:
-    """A server of the stack; a subclass for each kind. `stack.py` starts each server in a thread of its own."""
+    """A server of the stack; a subclass for each kind. `stack.py` starts each server in a thread of
+    its own.
+    """
 
     name: str
     extra_ports: tuple[str, ...] = ()
@@ -74,7 +79,9 @@ class Server:
         return unprivileged() if self.refuses_root else None
 
     def prepare(self, dirs: ServerDirs) -> None:
-        """Write folders and settings; at the first start, create the data. Called before every start."""
+        """Write folders and settings; at the first start, create the data. Called before every
+        start.
+        """
         for name in FOLDERS:
             (dirs.home / name).mkdir(parents=True, exist_ok=True)
         for folder in (dirs.home.parent, dirs.home):
@@ -100,7 +107,9 @@ class Server:
         raise NotImplementedError
 
     def environment(self, dirs: ServerDirs) -> dict[str, str]:
-        """Return the whole environment; the caller's could change what a server does (PGDATA, CLASSPATH)."""
+        """Return the whole environment; the caller's could change what a server does (PGDATA,
+        CLASSPATH).
+        """
         tmp = str(dirs.home / "tmp")
         return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
 
@@ -109,19 +118,26 @@ class Server:
         raise NotImplementedError
 
     def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        """Return the version that is about to write this server's data; None for a server without data."""
+        """Return the version that is about to write this server's data; None for a server without
+        data.
+        """
         return None
 
     def data_version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        """Return the version that the data itself names, for a state folder from before versions were recorded."""
+        """Return the version that the data itself names, for a state folder from before versions
+        were recorded.
+        """
         return None
 
     def run(self, dirs: ServerDirs, *command: str | Path) -> None:
         """Run a preparing command as the server's user."""
-        status = run(command, home=dirs.home, log=dirs.log, env=self.environment(dirs), user=self.user())
+        status = run(
+            command, home=dirs.home, log=dirs.log, env=self.environment(dirs), user=self.user()
+        )
         if status != 0:
             raise StackError(
-                f"{self.name}: {Path(command[0]).name} ended with status {status}\n" + health.last_lines(dirs.log),
+                f"{self.name}: {Path(command[0]).name} ended with status {status}\n"
+                + health.last_lines(dirs.log),
                 hint=f"the whole log: {dirs.log}",
                 service=self.name,
             )
@@ -153,7 +169,13 @@ class Postgres(Server):
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
         config = dirs.conf / "postgresql.conf"
-        return [dirs.parts.postgres_bin / "postgres", "-D", dirs.data, "-c", f"config_file={config}"]
+        return [
+            dirs.parts.postgres_bin / "postgres",
+            "-D",
+            dirs.data,
+            "-c",
+            f"config_file={config}",
+        ]
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.postgres(ports[self.name])
@@ -183,7 +205,13 @@ class JavaServer(Server):
             dirs.java,
             *jvm_options.caller_options(),
             *jvm_options.default_options(),
-            *("-Xms128m", *self.heap, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Duser.timezone=UTC"),
+            *(
+                "-Xms128m",
+                *self.heap,
+                "-XX:+ExitOnOutOfMemoryError",
+                "-XX:-UsePerfData",
+                "-Duser.timezone=UTC",
+            ),
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={dirs.home / 'tmp'}",
             f"-Dlog4j2.configurationFile={dirs.conf / 'log4j2.properties'}",
@@ -232,7 +260,8 @@ class Connect(JavaServer):
     starts_after = "kafka"
     templates = ("connect.server.properties", "connect.log4j2.properties")
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
-    # Records die young only if the young generation has room for them: with less, a third of the time was collection.
+    # Records die young only if the young generation has room for them: with less, a third of the
+    # time was collection.
     heap = ("-Xmx768m", "-Xmn450m")
 
     def jars(self, parts: Servers) -> Path:
@@ -262,7 +291,8 @@ class Elasticsearch(Server):
         tmp = dirs.home / "tmp"
         return {
             **super().environment(dirs),
-            # The start script's own Java would leave files in the system's folder and in the user's home.
+            # The start script's own Java would leave files in the system's folder and in the user's
+            # home.
             "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
             "ES_JAVA_OPTS": shlex.join(jvm_options.caller_options()),
             "ES_JAVA_HOME": str(dirs.java.parent.parent),

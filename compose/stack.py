@@ -1,7 +1,8 @@
 """Local stack: start, repair and stop the servers of a pipeline as processes.
 
-One state folder, one stack: `stack.json` holds its ports and processes, a lock keeps two commands apart. The
-servers outlive the command. Servers that `up` has started are stopped again when it fails.
+One state folder, one stack: `stack.json` holds its ports and processes, a lock keeps two commands
+apart. The servers outlive the command. Servers that `up` has started are stopped again when it
+fails.
 """
 
 import os
@@ -29,7 +30,9 @@ Progress = Callable[[str], None]
 
 
 def state_dir(pipeline: str) -> Path:
-    """Return a pipeline's state folder: `CDC_STATE` as it is, else one of root's or the user's own."""
+    """Return a pipeline's state folder: `CDC_STATE` as it is, else one of root's or the user's
+    own.
+    """
     if path := os.environ.get("CDC_STATE"):
         return Path(path).absolute()
     if os.geteuid() == 0:
@@ -73,7 +76,9 @@ def running(state: Path) -> Endpoints | None:
 
 
 def status(state: Path) -> dict[str, dict[str, Any]]:
-    """Return pid, port, alive and rss_bytes (child processes included) of each server of the stack."""
+    """Return pid, port, alive and rss_bytes (child processes included) of each server of the
+    stack.
+    """
     record = StackState.load(state.absolute())
     return {name: _status(record, name) for name in BY_NAME if name in record.ports}
 
@@ -93,7 +98,9 @@ def kill_one(state: Path, name: str) -> None:
 
 
 def start_one(state: Path, name: str) -> None:
-    """Start one server on its old ports and data; return when it is ready. Nothing happens when it runs."""
+    """Start one server on its old ports and data; return when it is ready. Nothing happens when it
+    runs.
+    """
     with locked_state(state.absolute(), _silent) as record:
         if not record.alive(name):
             _start(record, [BY_NAME[name]], _silent)
@@ -127,7 +134,8 @@ def _healthy(record: StackState, server: Server) -> bool:
     while record.alive(server.name):
         if server.ready(record.ports):
             return True
-        # A server that was just killed and started by hand, or lost its neighbour, may need a moment.
+        # A server that was just killed and started by hand, or lost its neighbour, may need a
+        # moment.
         if time.monotonic() > deadline:
             return False
         never.wait(POLL_S)
@@ -146,17 +154,24 @@ def _stop(record: StackState, names: Iterable[str]) -> None:
 
 
 def _start(record: StackState, chosen: list[Server], progress: Progress) -> None:
-    """Start servers in parallel. When one fails, stop the others of this call and raise its error."""
+    """Start servers in parallel. When one fails, stop the others of this call and raise its
+    error.
+    """
     host.require_disk(record.state, "the state folder")
     host.require_searchable(record.state, STATE_HINT)
     java, parts = host.java(), artifacts.servers()
-    if missing := [name for server in ALL for name in server.port_names if name not in record.ports]:
+    if missing := [
+        name for server in ALL for name in server.port_names if name not in record.ports
+    ]:
         record.ports |= ports.choose(missing, record.ports.values())
         record.save()
     for server in chosen:
         for name in server.port_names:
             ports.require_free(name, record.ports[name])
-    dirs_by_server = {server: ServerDirs(record.state / server.name, record.ports, parts, java) for server in chosen}
+    dirs_by_server = {
+        server: ServerDirs(record.state / server.name, record.ports, parts, java)
+        for server in chosen
+    }
     _record_versions(record, dirs_by_server)
     launch = _Launch(record, progress)
     try:
@@ -171,9 +186,15 @@ def _record_versions(record: StackState, dirs_by_server: Mapping[Server, ServerD
 
     This comes before the start, because a server may write before it is ready.
     """
-    versions = {server.name: version for server, dirs in dirs_by_server.items() if (version := server.version(dirs))}
+    versions = {
+        server.name: version
+        for server, dirs in dirs_by_server.items()
+        if (version := server.version(dirs))
+    }
     previous_versions = {
-        server.name: version for server, dirs in dirs_by_server.items() if (version := server.data_version(dirs))
+        server.name: version
+        for server, dirs in dirs_by_server.items()
+        if (version := server.data_version(dirs))
     }
     require_readable(record.state, previous_versions | record.versions, versions)
     record.versions |= versions
@@ -212,7 +233,9 @@ class _Launch:
             self.failure = error
             self.cancelled.set()
 
-    def _start_server(self, server: Server, dirs: ServerDirs, dependency: Future[None] | None) -> None:
+    def _start_server(
+        self, server: Server, dirs: ServerDirs, dependency: Future[None] | None
+    ) -> None:
         try:
             server.prepare(dirs)
             if dependency:
@@ -225,12 +248,16 @@ class _Launch:
 
     def _launch(self, server: Server, dirs: ServerDirs) -> None:
         environment = server.environment(dirs)
-        started = process.spawn(server.command(dirs), home=dirs.home, log=dirs.log, env=environment, user=server.user())
+        started = process.spawn(
+            server.command(dirs), home=dirs.home, log=dirs.log, env=environment, user=server.user()
+        )
         self.record.add_process(server.name, started)
         deadline = time.monotonic() + START_DEADLINE_S
         while not server.ready(dirs.ports):
             if started.find() is None:
-                raise _start_failed(server, dirs, f"ended with status {started.exit_status()} while starting")
+                raise _start_failed(
+                    server, dirs, f"ended with status {started.exit_status()} while starting"
+                )
             if time.monotonic() > deadline:
                 raise _start_failed(server, dirs, f"isn't ready after {START_DEADLINE_S:.0f} s")
             if self.cancelled.wait(POLL_S):

@@ -1,6 +1,7 @@
 """State of a stack, `stack.json` in its state folder.
 
-Its kind, its ports and the versions that wrote its data are kept for good, processes while they run.
+Its kind, its ports and the versions that wrote its data are kept for good, processes while they
+run.
 """
 
 import fcntl
@@ -20,7 +21,9 @@ from compose.server_version import ServerVersion
 
 
 class StackState:
-    """The record of a stack. It is written to a new file and renamed, so that a reader never sees half of it."""
+    """The record of a stack. It is written to a new file and renamed, so that a reader never sees
+    half of it.
+    """
 
     def __init__(
         self,
@@ -43,9 +46,14 @@ class StackState:
         try:
             document = json.loads((state / "stack.json").read_text())
             processes = {name: Process(**entry) for name, entry in document["processes"].items()}
-            # Records of older versions have neither key; at that time every stack consisted of processes.
-            versions = {name: ServerVersion(**entry) for name, entry in document.get("written", {}).items()}
-            return cls(state, document["ports"], processes, versions, document.get("stack", "embedded"))
+            # Records of older versions have neither key; at that time every stack consisted of
+            # processes.
+            versions = {
+                name: ServerVersion(**entry) for name, entry in document.get("written", {}).items()
+            }
+            return cls(
+                state, document["ports"], processes, versions, document.get("stack", "embedded")
+            )
         except (FileNotFoundError, NotADirectoryError):
             return cls(state, {}, {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -67,7 +75,9 @@ class StackState:
         os.replace(fresh, self.state / "stack.json")
 
     def claim(self, stack: str) -> None:
-        """Claim the folder for one kind of stack. Raises StackError when it belongs to the other kind."""
+        """Claim the folder for one kind of stack. Raises StackError when it belongs to the other
+        kind.
+        """
         if self.stack not in (None, stack):
             raise StackError(
                 f"{self.state} is the state of a stack of kind {self.stack}, so it can't become one of kind {stack}",
@@ -117,7 +127,9 @@ def locked_state(state: Path, progress: Callable[[str], None]) -> Iterator[Stack
         make_shared(state)
         lock = (state / "stack.lock").open("w")
     except OSError as error:
-        raise StackError(f"{state} can't be written: {error.strerror}", hint=STATE_HINT, path=str(state)) from error
+        raise StackError(
+            f"{state} can't be written: {error.strerror}", hint=STATE_HINT, path=str(state)
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,11 +140,15 @@ def locked_state(state: Path, progress: Callable[[str], None]) -> Iterator[Stack
 
 
 def known_endpoints(state: Path) -> Endpoints | None:
-    """Return the endpoints of a stack of either kind that was ever started, whether or not its servers live."""
+    """Return the endpoints of a stack of either kind that was ever started, whether or not its
+    servers live.
+    """
     record = StackState.load(state.absolute())
     return record.endpoints() if record.ports else None
 
 
 def stack_kind(state: Path) -> str | None:
-    """Return which kind of stack a state folder is of: embedded or compose; None before the first `cdc up`."""
+    """Return which kind of stack a state folder is of: embedded or compose; None before the first
+    `cdc up`.
+    """
     return StackState.load(state.absolute()).stack

@@ -1,4 +1,6 @@
-"""Versions of all servers and jars. A unit test compares the module files, the compose file and the lock with it."""
+"""Versions of all servers and jars. A unit test compares the module files, the compose file and the
+lock with it.
+"""
 
 KAFKA = "4.2.1"
 CONNECT = KAFKA
@@ -14,7 +16,8 @@ DELTA = "4.4.0"
 UNITY_CATALOG = "0.6.0"
 SPARK_JARS = {
     "spark-sql-kafka-0-10_2.13": SPARK,
-    # Older than Spark on purpose: newer ones can't be resolved everywhere, and only a Kerberos class differs.
+    # Older than Spark on purpose: newer ones can't be resolved everywhere, and only a Kerberos
+    # class differs.
     "spark-token-provider-kafka-0-10_2.13": "4.0.0",
     "kafka-clients": "3.9.2",
     "commons-pool2": "2.12.1",

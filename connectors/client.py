@@ -18,22 +18,30 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from cdc.errors import ConnectorError
 
 TIMEOUT_S = 10.0
-"""Seconds to wait for an answer. Checking a configuration connects to Postgres, which may be slow to fail."""
+"""Seconds to wait for an answer. Checking a configuration connects to Postgres, which may be slow
+to fail.
+"""
 REBALANCE_S = 30.0
 """Seconds that a rebalance of the workers, or stopping a connector, may take."""
 TRACE_CHARACTERS = 300
 SECRET = re.compile(r"password|secret|token|credential|jaas", re.IGNORECASE)
-IN_TEXT = re.compile(r"(?i)(password\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s,;&]+)|(://[^/\s:@]*:)[^@\s]+(?=@)")
+IN_TEXT = re.compile(
+    r"(?i)(password\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s,;&]+)|(://[^/\s:@]*:)[^@\s]+(?=@)"
+)
 
 
 @dataclass(frozen=True)
 class ConnectorState:
-    """State of a connector and its tasks in Connect's words: RUNNING, FAILED, STOPPED; MISSING when there is none."""
+    """State of a connector and its tasks in Connect's words: RUNNING, FAILED, STOPPED; MISSING when
+    there is none.
+    """
 
     connector: str
     tasks: tuple[str, ...] = ()
     trace: str | None = None
-    """Of the part that has failed: the first line of its trace and, where that says more, the last cause."""
+    """Of the part that has failed: the first line of its trace and, where that says more, the last
+    cause.
+    """
 
     @property
     def running(self) -> bool:
@@ -51,12 +59,16 @@ class _RebalancingError(Exception):
 
 
 class Connect:
-    """A Connect cluster, reached through one of its workers. Every method may raise ConnectorError."""
+    """A Connect cluster, reached through one of its workers. Every method may raise
+    ConnectorError.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConnectorError("`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file")
+            raise ConnectorError(
+                "`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file"
+            )
         self.server = f"{parts.hostname}:{parts.port or parts.scheme}"
         self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
 
@@ -64,7 +76,10 @@ class Connect:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._client.close()
 
@@ -81,11 +96,15 @@ class Connect:
             raise _invalid(config["name"], faults)
 
     def config(self, name: str) -> dict[str, str] | None:
-        """Read the configuration as it was put, passwords included; None when there is no such connector."""
+        """Read the configuration as it was put, passwords included; None when there is no such
+        connector.
+        """
         return self._call("GET", f"/connectors/{name}/config", missing=None)  # type: ignore[no-any-return]
 
     def put(self, name: str, config: Mapping[str, str]) -> None:
-        """Create the connector or give it this configuration; tasks restart only when it differs."""
+        """Create the connector or give it this configuration; tasks restart only when it
+        differs.
+        """
         self._call("PUT", f"/connectors/{name}/config", config)
 
     def state(self, name: str) -> ConnectorState:
@@ -96,19 +115,30 @@ class Connect:
         parts = [body["connector"], *body["tasks"]]
         trace = next((part.get("trace") for part in parts if part["state"] == "FAILED"), None)
         tasks = tuple(task["state"] for task in body["tasks"])
-        return ConnectorState(body["connector"]["state"], tasks, _summarize_trace(trace) if trace else None)
+        return ConnectorState(
+            body["connector"]["state"], tasks, _summarize_trace(trace) if trace else None
+        )
 
     def restart_failed(self, name: str) -> None:
         """Restart the connector and its tasks where they have failed."""
         self._call("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=true")
 
     def delete(self, name: str) -> None:
-        """Delete the connector but not its offsets: put again, it continues from them. A missing one is no error."""
+        """Delete the connector but not its offsets: put again, it continues from them. A missing
+        one is no error.
+        """
         self._call("DELETE", f"/connectors/{name}", missing=None)
 
     def create_stopped(self, name: str, config: Mapping[str, str]) -> None:
-        """Create the connector without starting it: its offsets can be read before it does anything."""
-        self._call("POST", "/connectors", config, {"name": name, "config": dict(config), "initial_state": "STOPPED"})
+        """Create the connector without starting it: its offsets can be read before it does
+        anything.
+        """
+        self._call(
+            "POST",
+            "/connectors",
+            config,
+            {"name": name, "config": dict(config), "initial_state": "STOPPED"},
+        )
 
     def offsets(self, name: str) -> list[dict[str, Any]]:
         """Read the connector's stored source offsets; empty when it has never sent a record."""
@@ -172,7 +202,9 @@ class Connect:
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
         try:
-            response = self._client.request(method, path, json=dict(body) if body is not None else None)
+            response = self._client.request(
+                method, path, json=dict(body) if body is not None else None
+            )
         except httpx.HTTPError as error:
             raise ConnectorError(
                 f"Kafka Connect at {self.server} can't be reached: {type(error).__name__}.",
@@ -218,4 +250,6 @@ def _invalid(name: str, faults: Mapping[str, list[str]]) -> ConnectorError:
     hint = "correct the pipeline file, then run: cdc -p FILE register"
     if "password authentication failed" in everything or "does not exist" in everything:
         hint = "check source.replication_user and source.replication_password, then: cdc -p FILE migrate"
-    return ConnectorError(f"The connector {name} would not start. {'; '.join(texts)}.", hint=hint, connector=name)
+    return ConnectorError(
+        f"The connector {name} would not start. {'; '.join(texts)}.", hint=hint, connector=name
+    )

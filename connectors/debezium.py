@@ -1,4 +1,5 @@
-"""Settings of Debezium that every pipeline shares, and the patterns in which its settings list names.
+"""Settings of Debezium that every pipeline shares, and the patterns in which its settings list
+names.
 
 Plain data and text: `cdc.capture.configuration` adds the settings of one pipeline file.
 """
@@ -22,35 +23,42 @@ TEMPLATE = {
     "exactly.once.support": "required",
     "transaction.boundary": "poll",
     "tombstones.on.delete": "true",
-    # A truncate event has no key, which a compacted topic rejects; a row of cdc.truncation stands for it.
+    # A truncate event has no key, which a compacted topic rejects; a row of cdc.truncation stands
+    # for it.
     "skipped.operations": "t",
     "decimal.handling.mode": "string",
     # Numbers keep 24:00, years BC and infinity apart; as text 24:00 would become 00:00.
     "time.precision.mode": "microseconds",
     "interval.handling.mode": "string",
-    # Arrives as base64 in JSON, too. The mode "base64" would write null for a large value that an update left alone.
+    # Arrives as base64 in JSON, too. The mode "base64" would write null for a large value that an
+    # update left alone.
     "binary.handling.mode": "bytes",
     "hstore.handling.mode": "json",
-    # A value that the connector can't convert stops it. By default it would become null, with a line in the log.
+    # A value that the connector can't convert stops it. By default it would become null, with a
+    # line in the log.
     "event.converting.failure.handling.mode": "fail",
-    # Columns of types that Debezium doesn't know arrive as Postgres' own text. By default they would be left out.
+    # Columns of types that Debezium doesn't know arrive as Postgres' own text. By default they
+    # would be left out.
     "include.unknown.datatypes": "true",
-    # Of the logical messages in Postgres' log only the tokens of `cdc.client`: other messages are other programs'.
+    # Of the logical messages in Postgres' log only the tokens of `cdc.client`: other messages are
+    # other programs'.
     "message.prefix.include.list": r"cdc\.token",
     "signal.data.collection": "cdc.signal",
     "signal.enabled.channels": "source",
-    # Each chunk of an incremental snapshot costs two rows of cdc.signal and a round trip through the log.
+    # Each chunk of an incremental snapshot costs two rows of cdc.signal and a round trip through
+    # the log.
     "incremental.snapshot.chunk.size": "4096",
-    # These headers repeat the origin three times in every record, for a tenth of the connector's work.
+    # These headers repeat the origin three times in every record, for a tenth of the connector's
+    # work.
     "extended.headers.enabled": "false",
     "errors.tolerance": "none",
-    # Every poll is a Kafka transaction, even an empty one. Measured idle: at 10 ms the worker takes 20 % of a core
-    # and the broker 10 %, at 50 ms 7 % and 5 %.
+    # Every poll is a Kafka transaction, even an empty one. Measured idle: at 10 ms the worker takes
+    # 20 % of a core and the broker 10 %, at 50 ms 7 % and 5 %.
     "poll.interval.ms": "50",
     "max.batch.size": "8192",
     "max.queue.size": "16384",
-    # A larger queue would be moved about in memory before anybody takes its records. Bounded in bytes, because rows
-    # may be large.
+    # A larger queue would be moved about in memory before anybody takes its records. Bounded in
+    # bytes, because rows may be large.
     "max.queue.size.in.bytes": "67108864",
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
     "key.converter.schemas.enable": "false",
@@ -64,15 +72,20 @@ TEMPLATE = {
 
 
 def name_patterns(names: Iterable[str]) -> str:
-    """Write names as one of Debezium's lists: regular expressions, made case-sensitive, because it ignores case."""
+    """Write names as one of Debezium's lists: regular expressions, made case-sensitive, because it
+    ignores case.
+    """
     return ",".join(f"(?-i:{name_pattern(name)})" for name in names)
 
 
 def name_pattern(name: str) -> str:
-    """Write a name as a pattern that matches exactly it, without a comma, a colon or white space."""
+    """Write a name as a pattern that matches exactly it, without a comma, a colon or white
+    space.
+    """
 
     def escaped(match: re.Match[str]) -> str:
-        # The escape has four digits: characters beyond them stay as they are, and mean nothing special in a pattern.
+        # The escape has four digits: characters beyond them stay as they are, and mean nothing
+        # special in a pattern.
         return f"\\u{ord(match[0]):04x}" if match[0] <= "\uffff" else match[0]
 
     return re.sub(r"[^\w.-]", escaped, name).replace(".", r"\.")
@@ -81,7 +94,11 @@ def name_pattern(name: str) -> str:
 def parse_names(patterns: str) -> list[str]:
     """Read the names of such a list, in the older form with backslashes, too."""
     listed = (pattern.replace(r"\,", ",") for pattern in re.split(r"(?<!\\),", patterns))
-    return [parse_name(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL)) for pattern in listed if pattern]
+    return [
+        parse_name(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL))
+        for pattern in listed
+        if pattern
+    ]
 
 
 def parse_name(pattern: str) -> str:

@@ -1,4 +1,6 @@
-"""The picture of rooms in docs/understand/rooms.md, drawn from the imports: `python -m docs.draw_rooms` writes it."""
+"""The picture of rooms in docs/understand/rooms.md, drawn from the imports: `python -m
+docs.draw_rooms` writes it.
+"""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -22,11 +24,16 @@ def room(module: str) -> str:
 def arrows(root: Path = ROOT) -> Arrows:
     """Every import between two rooms, wherever in a module it stands."""
     paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
-    names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    names = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
     found: dict[str, set[str]] = {room(name): set() for name in names if name != "cdc"}
     for name, path in names.items():
         for imported in _imports(path.read_text(encoding="utf-8")):
-            known = next((one for one in (imported, imported.rpartition(".")[0]) if one in names), "cdc")
+            known = next(
+                (one for one in (imported, imported.rpartition(".")[0]) if one in names), "cdc"
+            )
             if known != "cdc" and room(known) != room(name):
                 found[room(name)].add(room(known))
     return found
@@ -47,7 +54,15 @@ def order(arrows: Arrows) -> list[str]:
     Raises:
         CycleError: two rooms import each other, whatever lies between them.
     """
-    return list(reversed(list(TopologicalSorter({one: sorted(arrows[one]) for one in sorted(arrows)}).static_order())))
+    return list(
+        reversed(
+            list(
+                TopologicalSorter(
+                    {one: sorted(arrows[one]) for one in sorted(arrows)}
+                ).static_order()
+            )
+        )
+    )
 
 
 def reduced(arrows: Arrows) -> Arrows:
@@ -55,7 +70,10 @@ def reduced(arrows: Arrows) -> Arrows:
     below: dict[str, set[str]] = {}
     for one in reversed(order(arrows)):
         below[one] = arrows[one].union(*(below[other] for other in arrows[one]))
-    return {one: others - set().union(*(below[other] for other in others)) for one, others in arrows.items()}
+    return {
+        one: others - set().union(*(below[other] for other in others))
+        for one, others in arrows.items()
+    }
 
 
 def block(arrows: Arrows) -> str:
@@ -63,9 +81,14 @@ def block(arrows: Arrows) -> str:
     shown = reduced(arrows)
     lines = ["```mermaid", "flowchart TD"]
     lines += [f'    {_id(one)}["{one}"]' for one in order(arrows)]
-    lines += [f"    {_id(one)} --> {_id(other)}" for one in order(arrows) for other in sorted(shown[one])]
+    lines += [
+        f"    {_id(one)} --> {_id(other)}" for one in order(arrows) for other in sorted(shown[one])
+    ]
     lines += ["```", "", "| room | imports |", "|---|---|"]
-    lines += [f"| `{one}` | {', '.join(f'`{other}`' for other in sorted(arrows[one]))} |" for one in order(arrows)]
+    lines += [
+        f"| `{one}` | {', '.join(f'`{other}`' for other in sorted(arrows[one]))} |"
+        for one in order(arrows)
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Write the pages that are made from the code: `python -m docs.generate`. A test compares them with what is there."""
+"""Write the pages that are made from the code: `python -m docs.generate`. A test compares them with
+what is there.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What mkdocs does besides: the bench's plots lie outside this folder, beside the numbers that they are made of."""
+"""What mkdocs does besides: the bench's plots lie outside this folder, beside the numbers that they
+are made of.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,5 +19,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point to the plots where they lie in the site, as the page does to where they lie in the repository."""
+    """Point to the plots where they lie in the site, as the page does to where they lie in the
+    repository.
+    """
     return markdown.replace(LINK, "](")

@@ -1,4 +1,6 @@
-"""Migrations: append-only SQL, and whatever a pipeline needs in its source database. Knows no destination."""
+"""Migrations: append-only SQL, and whatever a pipeline needs in its source database. Knows no
+destination.
+"""
 
 from migrations.plan import describe_statement, plan, script
 from migrations.runner import CONTROL, SAMPLE, AppliedMigration, migrate

@@ -1,8 +1,9 @@
-"""Schema journal: entries that its event triggers haven't written, such as the first one of each captured table.
+"""Schema journal: entries that its event triggers haven't written, such as the first one of each
+captured table.
 
-In:  the captured tables, and which of them were published before. It only reads: the caller runs each statement.
-Out: a statement for each thing that is to be changed.
-Invariant: after this the newest entry of every captured table says what the table looks like now.
+In:  the captured tables, and which of them were published before. It only reads: the caller runs
+each statement. Out: a statement for each thing that is to be changed. Invariant: after this the
+newest entry of every captured table says what the table looks like now.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SELECT wanted.oid FROM unnest(%s::oid[]) AS wanted (oid) JOIN pg_class c USING (
 WHERE c.relkind = 'r' AND NOT cdc.has_event_triggers()
   AND NOT EXISTS (SELECT FROM cdc.storage s WHERE s.relation = c.oid)
 """
-# The same as in cdc.watch_ddl(). They are repeated, because an administrator shouldn't have to run the owner's code.
+# The same as in cdc.watch_ddl(). They are repeated, because an administrator shouldn't have to run
+# the owner's code.
 EVENT_TRIGGERS: dict[LiteralString, LiteralString] = {
     "cdc_ddl": "ddl_command_end WHEN TAG IN ('CREATE SCHEMA', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO',"
     " 'ALTER TABLE') EXECUTE FUNCTION cdc.record_ddl()",
@@ -43,14 +45,18 @@ COMPARED = "no event triggers, which take a superuser: cdc run compares table de
 
 
 def published(conn: psycopg.Connection, pipeline: str) -> set[int]:
-    """Read the oids of the tables in the pipeline's publication; empty when there is no publication."""
+    """Read the oids of the tables in the pipeline's publication; empty when there is no
+    publication.
+    """
     return {oid for (oid,) in conn.execute(PUBLISHED, [pipeline]).fetchall()}
 
 
 def ensure_journal(
     conn: psycopg.Connection, captured: Sequence[Relation], published_before: Collection[int]
 ) -> Iterator[Statement]:
-    """Add an entry for each table that is published for the first time, or whose newest entry is out of date."""
+    """Add an entry for each table that is published for the first time, or whose newest entry is
+    out of date.
+    """
     unpublished = [relation for relation in captured if relation.oid not in published_before]
     if unpublished:
         yield Statement(_note(conn, "PUBLISH", unpublished))
@@ -73,7 +79,9 @@ def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
     present = {name for (name,) in conn.execute("SELECT evtname FROM pg_event_trigger").fetchall()}
     for name, event in EVENT_TRIGGERS.items():
         if name not in present:
-            statement = f"CREATE EVENT TRIGGER {name} ON {event}; ALTER EVENT TRIGGER {name} ENABLE ALWAYS"
+            statement = (
+                f"CREATE EVENT TRIGGER {name} ON {event}; ALTER EVENT TRIGGER {name} ENABLE ALWAYS"
+            )
             exists = f"EXISTS (SELECT FROM pg_event_trigger WHERE evtname = '{name}')"
             yield Statement(
                 sql.SQL(statement),
@@ -85,5 +93,10 @@ def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
 
 
 def _note(conn: psycopg.Connection, command: str, relations: Sequence[Relation]) -> sql.Composed:
-    names = [sql.SQL("{}::regclass").format(sql.Literal(relation.identifier.as_string(conn))) for relation in relations]
-    return sql.SQL("SELECT cdc.note({}, ARRAY[{}]::oid[])").format(sql.Literal(command), sql.SQL(", ").join(names))
+    names = [
+        sql.SQL("{}::regclass").format(sql.Literal(relation.identifier.as_string(conn)))
+        for relation in relations
+    ]
+    return sql.SQL("SELECT cdc.note({}, ARRAY[{}]::oid[])").format(
+        sql.Literal(command), sql.SQL(", ").join(names)
+    )

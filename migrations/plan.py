@@ -1,7 +1,8 @@
 """Plan of `cdc migrate`: the statements it would run, and a script of them for an administrator.
 
 In:  what a pipeline needs, the catalogue. Out: statements in their order; a script for psql.
-Invariant: the transaction is read-only; no password is in a script; running a script twice does no harm.
+Invariant: the transaction is read-only; no password is in a script; running a script twice does no
+harm.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ HEAD_OF_SECRETS = f"""\
 
 
 def plan(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Statement]:
-    """List the statements that are missing. Raises SourceError for a table that can't be captured."""
+    """List the statements that are missing. Raises SourceError for a table that can't be
+    captured.
+    """
     require_idle(conn)
     require_logical(conn)
     with conn.transaction():
@@ -44,16 +47,32 @@ def _control(files: Sequence[Migration]) -> Iterator[Statement]:
         yield Statement(sql.SQL(RECORD))
     for file in files:
         name, checksum = sql.Literal(file.name), sql.Literal(file.checksum)
-        record = sql.SQL("INSERT INTO cdc.migration (name, checksum) VALUES ({}, {})").format(name, checksum)
+        record = sql.SQL("INSERT INTO cdc.migration (name, checksum) VALUES ({}, {})").format(
+            name, checksum
+        )
         recorded = sql.SQL("SELECT EXISTS (SELECT FROM cdc.migration WHERE name = {})").format(name)
         text = sql.SQL(file.sql.decode())
-        yield Statement(sql.Composed([text, record]), (f"applied {file.name}",), done_check=recorded, file=file.name)
+        yield Statement(
+            sql.Composed([text, record]),
+            (f"applied {file.name}",),
+            done_check=recorded,
+            file=file.name,
+        )
 
 
-def script(conn: psycopg.Connection, requirements: SourceRequirements, missing: Sequence[Statement]) -> str:
-    """Write the statements as a script for psql: a transaction for each run of statements of one actor."""
+def script(
+    conn: psycopg.Connection, requirements: SourceRequirements, missing: Sequence[Statement]
+) -> str:
+    """Write the statements as a script for psql: a transaction for each run of statements of one
+    actor.
+    """
     (owner,) = conn.execute("SELECT current_user").fetchone() or ("",)
-    names = {"pipeline": requirements.pipeline, "database": conn.info.dbname, "owner": owner, "role": requirements.role}
+    names = {
+        "pipeline": requirements.pipeline,
+        "database": conn.info.dbname,
+        "owner": owner,
+        "role": requirements.role,
+    }
     head = HEAD + (HEAD_OF_SECRETS if any(statement.secret for statement in missing) else "")
     plain = {name: " ".join(text.split()) for name, text in names.items()}
     lines = [head.format(**plain), "\\set ON_ERROR_STOP on"]
@@ -63,9 +82,17 @@ def script(conn: psycopg.Connection, requirements: SourceRequirements, missing: 
             lines += ["COMMIT;"] if actor else []
             actor = statement.actor
             lines += ["", "BEGIN;", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';"]
-            lines += [f"SET LOCAL ROLE {sql.Identifier(owner).as_string(conn)};"] if actor == "owner" else []
+            lines += (
+                [f"SET LOCAL ROLE {sql.Identifier(owner).as_string(conn)};"]
+                if actor == "owner"
+                else []
+            )
         # A name may contain the end of a line.
-        lines += ["", *(f"-- {' '.join(line.split())}" for line in statement.lines), *_guarded(conn, statement)]
+        lines += [
+            "",
+            *(f"-- {' '.join(line.split())}" for line in statement.lines),
+            *_guarded(conn, statement),
+        ]
     lines += ["COMMIT;"] if actor else ["-- Nothing is missing."]
     return "\n".join(lines) + "\n"
 
@@ -90,10 +117,23 @@ def _guarded(conn: psycopg.Connection, statement: Statement) -> Iterator[str]:
     yield f"{text}\n\\endif"
 
 
-def describe_statement(conn: psycopg.Connection, statement: Statement, width: int = 80) -> Iterator[str]:
-    """Describe a statement that hasn't been run: its messages, then its SQL wrapped at `width` columns."""
+def describe_statement(
+    conn: psycopg.Connection, statement: Statement, width: int = 80
+) -> Iterator[str]:
+    """Describe a statement that hasn't been run: its messages, then its SQL wrapped at `width`
+    columns.
+    """
     yield from statement.lines
-    text = "(its statements are in the file)" if statement.file else " ".join(statement.text(conn).split())
+    text = (
+        "(its statements are in the file)"
+        if statement.file
+        else " ".join(statement.text(conn).split())
+    )
     yield from textwrap.wrap(
-        text, width, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent="    ",
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )

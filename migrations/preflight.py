@@ -45,7 +45,9 @@ class Index(Protocol):
 
 
 KeyIndex = Callable[[psycopg.Connection[Any], int, str, Sequence[str]], Index]
-"""Finds the key index of a relation, by oid, name and the columns that the file names. Raises SourceError."""
+"""Finds the key index of a relation, by oid, name and the columns that the file names. Raises
+SourceError.
+"""
 
 
 @dataclass
@@ -65,7 +67,9 @@ class Relation:
     filtered: bool
     members: list[int]
     key_index: Index | None = None
-    """The unique index of the key that the pipeline file names; None where the primary key serves."""
+    """The unique index of the key that the pipeline file names; None where the primary key
+    serves.
+    """
 
     @property
     def label(self) -> str:
@@ -78,8 +82,8 @@ class Relation:
         return sql.Identifier(self.schema, self.name)
 
 
-# Row security is accepted only where a policy shows the connector every row: a snapshot would leave out hidden
-# rows without a word.
+# Row security is accepted only where a policy shows the connector every row: a snapshot would leave
+# out hidden rows without a word.
 RELATIONS = """
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistence AS persistence,
        pg_get_userbyid(c.relowner) AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
@@ -112,13 +116,16 @@ def relations(
     key_index: KeyIndex,
     keys: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Relation]:
-    """Read the captured tables, in the order given. Raises SourceError for the first that can't be captured.
+    """Read the captured tables, in the order given. Raises SourceError for the first that can't be
+    captured.
 
     `keys` names, by table, columns of a unique index that stand for a primary key.
     """
     names_in_order = list(dict.fromkeys(tables))
     if not names_in_order:
-        raise SourceError("no tables to capture", hint="list them under source.tables of the pipeline file")
+        raise SourceError(
+            "no tables to capture", hint="list them under source.tables of the pipeline file"
+        )
     schemas, names = zip(*names_in_order, strict=True)
     with conn.cursor(row_factory=class_row(Relation)) as cursor:
         parameters = {"role": role, "schemas": list(schemas), "names": list(names)}
@@ -145,14 +152,22 @@ def _unknown(conn: psycopg.Connection, table: tuple[str, str]) -> SourceError:
     ).fetchall()
     names = {name.lower(): name for (name,) in rows}
     matches = difflib.get_close_matches(label.lower(), names, n=1)
-    hint = f"did you mean {names[matches[0]]}?" if matches else "create it first; \\dt lists what is there"
+    hint = (
+        f"did you mean {names[matches[0]]}?"
+        if matches
+        else "create it first; \\dt lists what is there"
+    )
     return SourceError(f"there is no table {label} in {conn.info.dbname}", hint=hint, table=label)
 
 
 def _refuse_kind(relation: Relation) -> None:
     table = relation.label
     if relation.schema in RESERVED:
-        raise SourceError(f"{table} isn't an application's table", hint="take it out of source.tables", table=table)
+        raise SourceError(
+            f"{table} isn't an application's table",
+            hint="take it out of source.tables",
+            table=table,
+        )
     if relation.relkind not in ("r", "p"):
         raise SourceError(
             f"{table} is {NOT_TABLES.get(relation.relkind, 'no table')}; the log has rows of tables only",
@@ -163,7 +178,9 @@ def _refuse_kind(relation: Relation) -> None:
         unlogged = relation.persistence == "u"
         raise SourceError(
             f"{table} is {'unlogged' if unlogged else 'temporary'}: its rows never reach the log",
-            hint=f"run ALTER TABLE {table} SET LOGGED" if unlogged else "create it as a lasting table",
+            hint=f"run ALTER TABLE {table} SET LOGGED"
+            if unlogged
+            else "create it as a lasting table",
             table=table,
         )
     if relation.inherited:
@@ -226,7 +243,9 @@ def require_control(conn: psycopg.Connection) -> None:
 
 
 def require_publication(conn: psycopg.Connection, publication: str) -> None:
-    """Check that this role can and may change the publication, if there is one. Raises SourceError."""
+    """Check that this role can and may change the publication, if there is one. Raises
+    SourceError.
+    """
     row = conn.execute(
         "SELECT pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), puballtables"
         " FROM pg_publication WHERE pubname = %s",
@@ -250,14 +269,18 @@ def require_publication(conn: psycopg.Connection, publication: str) -> None:
 
 
 def require_role(conn: psycopg.Connection, role: str, captured: Sequence[Relation]) -> None:
-    """Check that the connector's role isn't used by an administrator or an application. Raises SourceError."""
+    """Check that the connector's role isn't used by an administrator or an application. Raises
+    SourceError.
+    """
     if role == conn.info.user:
         raise SourceError(
             f"{role} is the role that prepares the source; the connector needs its own",
             hint="name another role for the connector; it is created here",
             role=role,
         )
-    bootstrap = conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s AND oid = 10", [role]).fetchone()
+    bootstrap = conn.execute(
+        "SELECT 1 FROM pg_roles WHERE rolname = %s AND oid = 10", [role]
+    ).fetchone()
     owned = [relation.label for relation in captured if relation.owner == role]
     if bootstrap or owned:
         use = f"owns {owned[0]}" if owned else "is the server's own superuser"

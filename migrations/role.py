@@ -35,21 +35,24 @@ CONTROL_PRIVILEGES = {
     "signal": ("SELECT", "INSERT"),
 }
 
-# Tables of other pipelines, which may share the role. A publication that holds the heartbeat is a pipeline's.
+# Tables of other pipelines, which may share the role. A publication that holds the heartbeat is a
+# pipeline's.
 OF_OTHER_PIPELINES = """
 SELECT prrelid FROM pg_publication_rel
 WHERE prpubid IN (SELECT r.prpubid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                   WHERE r.prrelid = to_regclass('cdc.heartbeat') AND p.pubname <> %(pipeline)s)
 """
 
-# Whether the server has Amazon's role in place of the attribute REPLICATION, and whether our role is a member.
+# Whether the server has Amazon's role in place of the attribute REPLICATION, and whether our role
+# is a member.
 MANAGED = """
 SELECT true, coalesce(pg_has_role(to_regrole(quote_ident(%s))::oid, oid, 'MEMBER'), false)
 FROM pg_roles WHERE rolname = 'rds_replication'
 """
 LOGIN_S = 5
 
-# Objects that are open to everybody need no grant, which only their owner could give. A missing schema will be ours.
+# Objects that are open to everybody need no grant, which only their owner could give. A missing
+# schema will be ours.
 CLOSED = """
 SELECT 'CONNECT', 'DATABASE', d.datname, CASE WHEN pg_has_role(d.datdba, 'USAGE') THEN 'owner' ELSE 'administrator' END
 FROM pg_database d
@@ -79,19 +82,28 @@ WHERE a.grantee = to_regrole(quote_ident(%(role)s)) AND c.relkind IN ('r', 'p', 
 def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> Iterator[Statement]:
     """Create the role, or correct its attributes and its password."""
     columns = sql.SQL(", ").join(sql.Identifier(column) for column, _ in ATTRIBUTES.values())
-    row = conn.execute(sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]).fetchone()
+    row = conn.execute(
+        sql.SQL("SELECT {} FROM pg_roles WHERE rolname = %s").format(columns), [role]
+    ).fetchone()
     managed = conn.execute(MANAGED, [role]).fetchone() or (False, False)
     if row is None:
         yield _creation(role, managed=managed[0])
     else:
-        # Only attributes that differ, because ALTER ROLE with SUPERUSER or NOSUPERUSER takes a superuser.
+        # Only attributes that differ, because ALTER ROLE with SUPERUSER or NOSUPERUSER takes a
+        # superuser.
         attributes = zip(ATTRIBUTES.items(), row, strict=True)
-        wrong = [word for (word, (_, expected_value)), actual in attributes if actual is not expected_value]
+        wrong = [
+            word
+            for (word, (_, expected_value)), actual in attributes
+            if actual is not expected_value
+        ]
         if managed[1] and "REPLICATION" in wrong:
             wrong.remove("REPLICATION")
         if wrong:
             statement = sql.SQL("ALTER ROLE {} WITH {}").format(sql.Identifier(role), _words(wrong))
-            yield Statement(statement, (f"changed role {role} to {' '.join(wrong)}",), actor="administrator")
+            yield Statement(
+                statement, (f"changed role {role} to {' '.join(wrong)}",), actor="administrator"
+            )
     if password is not None and (row is None or not _has_password(conn, role, password)):
         yield _password(conn, role, password)
 
@@ -100,10 +112,20 @@ def _creation(role: str, *, managed: bool) -> Statement:
     name = sql.Identifier(role)
     run = sql.SQL("CREATE ROLE {} WITH {}").format(name, _words(list(ATTRIBUTES)))
     if managed:
-        # Amazon's administrators may not grant the attribute, but membership of a role that stands for it.
-        run = sql.SQL("CREATE ROLE {name} WITH LOGIN; GRANT rds_replication TO {name}").format(name=name)
-    exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})").format(sql.Literal(role))
-    return Statement(run, (f"created role {role} ({' '.join(ATTRIBUTES)})",), actor="administrator", done_check=exists)
+        # Amazon's administrators may not grant the attribute, but membership of a role that stands
+        # for it.
+        run = sql.SQL("CREATE ROLE {name} WITH LOGIN; GRANT rds_replication TO {name}").format(
+            name=name
+        )
+    exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})").format(
+        sql.Literal(role)
+    )
+    return Statement(
+        run,
+        (f"created role {role} ({' '.join(ATTRIBUTES)})",),
+        actor="administrator",
+        done_check=exists,
+    )
 
 
 def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
@@ -119,12 +141,21 @@ def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
 
 
 def _has_password(conn: psycopg.Connection, role: str, password: str) -> bool:
-    """Whether this is the role's password. True as well where nobody can tell, because then it isn't changed."""
-    if conn.execute("SELECT has_table_privilege('pg_catalog.pg_authid', 'SELECT')").fetchone() == (True,):
-        (stored,) = conn.execute("SELECT rolpassword FROM pg_authid WHERE rolname = %s", [role]).fetchone() or (None,)
+    """Whether this is the role's password. True as well where nobody can tell, because then it
+    isn't changed.
+    """
+    if conn.execute("SELECT has_table_privilege('pg_catalog.pg_authid', 'SELECT')").fetchone() == (
+        True,
+    ):
+        (stored,) = conn.execute(
+            "SELECT rolpassword FROM pg_authid WHERE rolname = %s", [role]
+        ).fetchone() or (None,)
         return _verifies(stored or "", password)
-    # Tried by a login. A server that trusts this address accepts any password, so success proves nothing.
-    login = make_conninfo(conn.info.dsn, user=role, password=password, options="", connect_timeout=LOGIN_S)
+    # Tried by a login. A server that trusts this address accepts any password, so success proves
+    # nothing.
+    login = make_conninfo(
+        conn.info.dsn, user=role, password=password, options="", connect_timeout=LOGIN_S
+    )
     try:
         psycopg.connect(login).close()
     except psycopg.OperationalError as error:
@@ -147,13 +178,21 @@ def _verifies(stored: str, password: str) -> bool:
 def ensure_privileges(
     conn: psycopg.Connection, role: str, pipeline: str, captured: Sequence[Relation]
 ) -> Iterator[Statement]:
-    """Grant missing privileges; revoke others in captured schemas, in `cdc` and on tables captured until now."""
+    """Grant missing privileges; revoke others in captured schemas, in `cdc` and on tables captured
+    until now.
+    """
     expected = {(relation.schema, relation.name, "SELECT") for relation in captured}
-    expected |= {("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words}
+    expected |= {
+        ("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words
+    }
     rows = conn.execute(GRANTED, {"role": role, "pipeline": pipeline}).fetchall()
     granted = {(schema, table, word) for schema, table, word, _ in rows}
     schemas = {schema for schema, _, _ in expected}
-    revocable = {(schema, table, word) for schema, table, word, published in rows if published or schema in schemas}
+    revocable = {
+        (schema, table, word)
+        for schema, table, word, published in rows
+        if published or schema in schemas
+    }
     for schema, table, word in sorted(expected - granted):
         yield _change(conn, "GRANT {} ON {} TO {}", word, sql.Identifier(schema, table), role)
     for schema, table, word in sorted(revocable - expected - _of_other_pipelines(conn, pipeline)):
@@ -162,9 +201,15 @@ def ensure_privileges(
 
 def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iterator[Statement]:
     """Add the pipeline's heartbeat row, and allow its role to update that row alone."""
-    names = {"policy": sql.Identifier(pipeline), "role": sql.Identifier(role), "row": sql.Literal(pipeline)}
+    names = {
+        "policy": sql.Identifier(pipeline),
+        "role": sql.Identifier(role),
+        "row": sql.Literal(pipeline),
+    }
     if not _has_heartbeat(conn, pipeline):
-        insert = sql.SQL("INSERT INTO cdc.heartbeat (pipeline) VALUES ({row}) ON CONFLICT DO NOTHING")
+        insert = sql.SQL(
+            "INSERT INTO cdc.heartbeat (pipeline) VALUES ({row}) ON CONFLICT DO NOTHING"
+        )
         yield Statement(insert.format(**names), (f"added the heartbeat of {pipeline}",))
     row = conn.execute(
         "SELECT polroles = ARRAY[to_regrole(quote_ident(%s))::oid] FROM pg_policy"
@@ -188,13 +233,24 @@ def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iter
 def _has_heartbeat(conn: psycopg.Connection, pipeline: str) -> bool:
     if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
         return False
-    return conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [pipeline]).fetchone() is not None
+    return (
+        conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [pipeline]).fetchone()
+        is not None
+    )
 
 
-def ensure_entry(conn: psycopg.Connection, role: str, schemas: Sequence[str]) -> Iterator[Statement]:
-    """Grant the role CONNECT on the database and USAGE on the schemas, where neither it nor PUBLIC has it."""
-    for word, kind, name, actor in conn.execute(CLOSED, {"role": role, "schemas": list(schemas)}).fetchall():
-        yield _change(conn, f"GRANT {{}} ON {kind} {{}} TO {{}}", word, sql.Identifier(name), role, actor)
+def ensure_entry(
+    conn: psycopg.Connection, role: str, schemas: Sequence[str]
+) -> Iterator[Statement]:
+    """Grant the role CONNECT on the database and USAGE on the schemas, where neither it nor PUBLIC
+    has it.
+    """
+    for word, kind, name, actor in conn.execute(
+        CLOSED, {"role": role, "schemas": list(schemas)}
+    ).fetchall():
+        yield _change(
+            conn, f"GRANT {{}} ON {kind} {{}} TO {{}}", word, sql.Identifier(name), role, actor
+        )
 
 
 def _of_other_pipelines(conn: psycopg.Connection, pipeline: str) -> set[tuple[str, str, str]]:

@@ -1,8 +1,10 @@
-"""Runner of migrations: applies numbered SQL files in order, each once and in a transaction of its own.
+"""Runner of migrations: applies numbered SQL files in order, each once and in a transaction of its
+own.
 
-In:  a folder of `NNNN_what.sql`, numbered from 0001 without gaps; a connection that may create a schema.
-Out: rows of `cdc.migration`; a file's name there is `<folder kind>/<file>`, so folders don't clash.
-Invariant: the recorded checksum is that of the bytes that were run; files are append-only.
+In:  a folder of `NNNN_what.sql`, numbered from 0001 without gaps; a connection that may create a
+schema. Out: rows of `cdc.migration`; a file's name there is `<folder kind>/<file>`, so folders
+don't clash. Invariant: the recorded checksum is that of the bytes that were run; files are
+append-only.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ OLDEST = 140000
 
 @dataclass(frozen=True)
 class AppliedMigration:
-    """A migration that is applied. `now`: by this run; only then its `notices` from Postgres are known."""
+    """A migration that is applied. `now`: by this run; only then its `notices` from Postgres are
+    known.
+    """
 
     name: str
     checksum: str
@@ -59,8 +63,9 @@ class Migration:
 def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMigration]:
     """Apply the files of `folder` that haven't been applied; returns all of them, in order.
 
-    The connection must not be inside a transaction. Waits for another migrator, then applies the files that remain.
-    Raises SourceError: wrong wal_level, missing privilege, an edited, missing, duplicate or failing file.
+    The connection must not be inside a transaction. Waits for another migrator, then applies the
+    files that remain. Raises SourceError: wrong wal_level, missing privilege, an edited, missing,
+    duplicate or failing file.
     """
     require_idle(conn)
     files = migrations(folder)
@@ -71,7 +76,9 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMig
             checksums = recorded(conn, folder_kind(folder))
             _refuse_rewritten(files, checksums)
             return [
-                AppliedMigration(file.name, file.checksum, now=False) if file.name in checksums else _apply(conn, file)
+                AppliedMigration(file.name, file.checksum, now=False)
+                if file.name in checksums
+                else _apply(conn, file)
                 for file in files
             ]
     except psycopg.Error as error:
@@ -87,24 +94,38 @@ def folder_kind(folder: Path) -> str:
 
 
 def migrations(folder: Path) -> list[Migration]:
-    """Read the folder's files in order. Raises SourceError for a wrong name, a duplicate number or a gap."""
+    """Read the folder's files in order. Raises SourceError for a wrong name, a duplicate number or
+    a gap.
+    """
     names = sorted(path.name for path in folder.glob("*.sql"))
     for expected, name in enumerate(names, start=1):
         match = NUMBERED.fullmatch(name)
         if match is None:
-            raise SourceError(f"{name} isn't a migration's name", hint="name it NNNN_what.sql, lower case", file=name)
+            raise SourceError(
+                f"{name} isn't a migration's name",
+                hint="name it NNNN_what.sql, lower case",
+                file=name,
+            )
         number = int(match[1])
         if number != expected:
-            problem = "has another file's number" if number < expected else f"leaves {expected:04} out"
+            problem = (
+                "has another file's number" if number < expected else f"leaves {expected:04} out"
+            )
             hint = "number the files of a folder 0001, 0002, ... without gaps"
             raise SourceError(f"{name} {problem}", hint=hint, file=name)
     if not names:
-        raise SourceError(f"no migrations in {folder.name}", hint="name a folder that holds 0001_what.sql")
-    return [Migration(f"{folder_kind(folder)}/{name}", (folder / name).read_bytes()) for name in names]
+        raise SourceError(
+            f"no migrations in {folder.name}", hint="name a folder that holds 0001_what.sql"
+        )
+    return [
+        Migration(f"{folder_kind(folder)}/{name}", (folder / name).read_bytes()) for name in names
+    ]
 
 
 def require_idle(conn: psycopg.Connection) -> None:
-    """Check that no transaction is open: it would make every commit below a savepoint. Raises ValueError."""
+    """Check that no transaction is open: it would make every commit below a savepoint. Raises
+    ValueError.
+    """
     if conn.info.transaction_status != TransactionStatus.IDLE:
         raise ValueError("the connection is inside a transaction; commit it first")
 
@@ -115,7 +136,8 @@ def require_logical(conn: psycopg.Connection) -> None:
         (level,) = conn.execute("SELECT current_setting('wal_level')").fetchone() or ("unknown",)
     if conn.info.server_version < OLDEST:
         raise SourceError(
-            f"Postgres {conn.info.server_version // 10000} is too old", hint=f"use {OLDEST // 10000} or newer"
+            f"Postgres {conn.info.server_version // 10000} is too old",
+            hint=f"use {OLDEST // 10000} or newer",
         )
     if level != "logical":
         raise SourceError(
@@ -163,7 +185,10 @@ def recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
         with conn.transaction():
             if conn.execute("SELECT to_regclass('cdc.migration')").fetchone() == (None,):
                 return {}
-            rows = conn.execute("SELECT name, checksum FROM cdc.migration WHERE starts_with(name, %s)", [f"{folder}/"])
+            rows = conn.execute(
+                "SELECT name, checksum FROM cdc.migration WHERE starts_with(name, %s)",
+                [f"{folder}/"],
+            )
             return dict(rows.fetchall())
     except psycopg.errors.InsufficientPrivilege as error:
         grant = "GRANT USAGE ON SCHEMA cdc, and SELECT and INSERT ON cdc.migration,"
@@ -171,7 +196,9 @@ def recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
 
 
 def pending(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Migration]:
-    """List the files that haven't been applied. Raises SourceError for an applied file that was changed since."""
+    """List the files that haven't been applied. Raises SourceError for an applied file that was
+    changed since.
+    """
     files, checksums = migrations(folder), recorded(conn, folder_kind(folder))
     _refuse_rewritten(files, checksums)
     return [file for file in files if file.name not in checksums]
@@ -205,7 +232,10 @@ def _apply(conn: psycopg.Connection, file: Migration) -> AppliedMigration:
     try:
         with conn.transaction():
             conn.execute(file.sql)
-            conn.execute("INSERT INTO cdc.migration (name, checksum) VALUES (%s, %s)", [file.name, file.checksum])
+            conn.execute(
+                "INSERT INTO cdc.migration (name, checksum) VALUES (%s, %s)",
+                [file.name, file.checksum],
+            )
     except psycopg.Error as error:
         raise SourceError(
             f"{file.name}{_line(file, error)}: {error.diag.message_primary or 'the connection was lost'}",

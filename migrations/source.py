@@ -1,9 +1,9 @@
 """Preparation of a source for one pipeline: role, publication, triggers, replica identities.
 
-In:  the pipeline's name, its tables, the connector's role. Out: a line for each thing that was changed.
-Invariant: everything is checked before anything is created. A second run changes nothing; a run with another list of
-tables moves the source to that list. Statements that the role may not run are skipped and named; any other failure
-rolls everything back.
+In:  the pipeline's name, its tables, the connector's role. Out: a line for each thing that was
+changed. Invariant: everything is checked before anything is created. A second run changes nothing;
+a run with another list of tables moves the source to that list. Statements that the role may not
+run are skipped and named; any other failure rolls everything back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from migrations.statement import Outcome, Statement, carry_out
 from migrations.truncation import ensure_triggers, reset_floors
 
 PUBLISH = "insert, update, delete, truncate"
-# Creating a trigger takes a lock that waits for open transactions, and every later query waits behind it.
+# Creating a trigger takes a lock that waits for open transactions, and every later query waits
+# behind it.
 LOCK_TIMEOUT = "10s"
 
 
@@ -40,8 +41,8 @@ LOCK_TIMEOUT = "10s"
 class SourceRequirements:
     """Requirements of a pipeline for its source database. `tables` are (schema, table).
 
-    `keys` names, by schema.table, columns of a unique index that stand for a primary key; `key_index` finds it, as
-    whoever describes the captured tables does.
+    `keys` names, by schema.table, columns of a unique index that stand for a primary key;
+    `key_index` finds it, as whoever describes the captured tables does.
     """
 
     pipeline: str
@@ -57,8 +58,11 @@ class Unprivileged(SourceError):
 
     def __init__(self, conn: psycopg.Connection, outcome: Outcome) -> None:
         role, database = conn.info.user, conn.info.dbname
-        # Only the administrator's are named, where there are any: the others were refused because of them.
-        missing = [statement for statement in outcome.refused if statement.actor == "administrator"] or outcome.refused
+        # Only the administrator's are named, where there are any: the others were refused because
+        # of them.
+        missing = [
+            statement for statement in outcome.refused if statement.actor == "administrator"
+        ] or outcome.refused
         texts = "; ".join(statement.text(conn) for statement in missing)
         super().__init__(
             f"role {role} may not run what is still needed: {texts}",
@@ -72,11 +76,12 @@ class Unprivileged(SourceError):
 def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[str]:
     """Prepare the source for the pipeline's connector.
 
-    The connection must not be inside a transaction, and its role must own the tables. Lines that start with
-    `note:` say what could not be done and isn't needed.
+    The connection must not be inside a transaction, and its role must own the tables. Lines that
+    start with `note:` say what could not be done and isn't needed.
 
     Raises:
-        Unprivileged: the role may not do all of it; the rest is done. SourceError: then nothing has been changed.
+        Unprivileged: the role may not do all of it; the rest is done. SourceError: then nothing has
+            been changed.
     """
     require_idle(conn)
     require_logical(conn)
@@ -84,7 +89,9 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
         with migration_lock(conn), conn.transaction():
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
             require_complete(conn)
-            outcome = carry_out(conn, required_statements(conn, requirements, check_source(conn, requirements)))
+            outcome = carry_out(
+                conn, required_statements(conn, requirements, check_source(conn, requirements))
+            )
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise SourceError(
             f"a table stayed locked for {LOCK_TIMEOUT} by another transaction",
@@ -103,7 +110,9 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
 def heartbeat_query(pipeline: str) -> str:
     """Write the statement that the connector runs every few seconds as its heartbeat."""
     return (
-        sql.SQL("UPDATE cdc.heartbeat SET beat = beat + 1, at = clock_timestamp() WHERE pipeline = {}")
+        sql.SQL(
+            "UPDATE cdc.heartbeat SET beat = beat + 1, at = clock_timestamp() WHERE pipeline = {}"
+        )
         .format(sql.Literal(pipeline))
         .as_string()
     )
@@ -116,7 +125,9 @@ def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> 
         SourceError: a table can't be captured, or something belongs to another role.
     """
     require_control(conn)
-    captured = relations(conn, requirements.tables, requirements.role, requirements.key_index, requirements.keys)
+    captured = relations(
+        conn, requirements.tables, requirements.role, requirements.key_index, requirements.keys
+    )
     require_publication(conn, requirements.pipeline)
     require_role(conn, requirements.role, captured)
     return captured
@@ -132,7 +143,9 @@ def required_statements(
     role, pipeline = requirements.role, requirements.pipeline
     yield from _ensure_creation(conn, pipeline)
     yield from ensure_role(conn, role, requirements.password)
-    yield from ensure_entry(conn, role, sorted({relation.schema for relation in captured} | {"cdc"}))
+    yield from ensure_entry(
+        conn, role, sorted({relation.schema for relation in captured} | {"cdc"})
+    )
     # Before the publication changes: the tables in it tell which privileges are out of date.
     yield from ensure_privileges(conn, role, pipeline, captured)
     yield from ensure_heartbeat(conn, role, pipeline)
@@ -147,7 +160,9 @@ def required_statements(
 
 
 def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statement]:
-    """Grant the owner CREATE on the database, where it has to create a schema or publication and may not."""
+    """Grant the owner CREATE on the database, where it has to create a schema or publication and
+    may not.
+    """
     closed = conn.execute(
         "SELECT current_user FROM (SELECT) AS one WHERE NOT has_database_privilege(current_database(), 'CREATE')"
         " AND (to_regnamespace('cdc') IS NULL OR NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %s))",
@@ -155,15 +170,21 @@ def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statem
     ).fetchone()
     if closed:
         owner, database = closed[0], conn.info.dbname
-        grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(database), sql.Identifier(owner))
-        yield Statement(grant, (f"GRANT CREATE ON DATABASE {database} TO {owner}",), actor="administrator")
+        grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
+            sql.Identifier(database), sql.Identifier(owner)
+        )
+        yield Statement(
+            grant, (f"GRANT CREATE ON DATABASE {database} TO {owner}",), actor="administrator"
+        )
 
 
 def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
-    """Set REPLICA IDENTITY FULL where a column can be TOASTed; elsewhere change only one that lacks the key.
+    """Set REPLICA IDENTITY FULL where a column can be TOASTed; elsewhere change only one that lacks
+    the key.
 
-    Without FULL an update that leaves a TOASTed column alone doesn't carry its value, so the log alone
-    couldn't rebuild the row. NOTHING, or another index, would make updates fail or hide the key.
+    Without FULL an update that leaves a TOASTed column alone doesn't carry its value, so the log
+    alone couldn't rebuild the row. NOTHING, or another index, would make updates fail or hide the
+    key.
     """
     rows = conn.execute(
         "SELECT n.nspname, c.relname, c.relreplident = 'f',"
@@ -178,7 +199,9 @@ def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[S
             continue
         identity = _identity(relation)
         yield Statement(
-            sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(sql.Identifier(schema, name), identity),
+            sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(
+                sql.Identifier(schema, name), identity
+            ),
             (f"set REPLICA IDENTITY {identity.as_string(conn)} on {schema}.{name}",),
         )
 
@@ -192,7 +215,9 @@ def _identity(relation: Relation) -> sql.Composable:
     return sql.SQL("USING INDEX {}").format(sql.Identifier(relation.key_index.name))
 
 
-def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[Statement]:
+def _ensure_publication(
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+) -> Iterator[Statement]:
     name = sql.Identifier(pipeline)
     expected = {(relation.schema, relation.name) for relation in captured}
     expected |= {("cdc", table) for table in CONTROL_TABLES}
@@ -204,22 +229,36 @@ def _ensure_publication(conn: psycopg.Connection, pipeline: str, captured: Seque
         ).fetchall()
     )
     if not conn.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [pipeline]).fetchone():
-        create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, options)
-        exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = {})").format(sql.Literal(pipeline))
-        yield Statement(create, (f"created publication {pipeline} of {len(expected)} tables",), done_check=exists)
+        create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
+            name, tables, options
+        )
+        exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = {})").format(
+            sql.Literal(pipeline)
+        )
+        yield Statement(
+            create,
+            (f"created publication {pipeline} of {len(expected)} tables",),
+            done_check=exists,
+        )
         return
     if listed != expected or _is_partial(conn, pipeline):
         lines = [f"publishing {'.'.join(table)}" for table in sorted(expected - listed)]
         lines += [f"no longer publishing {'.'.join(table)}" for table in sorted(listed - expected)]
         lines = lines or [f"made publication {pipeline} hold its tables whole"]
-        yield Statement(sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables), tuple(lines))
+        yield Statement(
+            sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables), tuple(lines)
+        )
     if not _has_options(conn, pipeline):
         lines = [f"set publication {pipeline} to {options.as_string(conn)}"]
-        yield Statement(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options), tuple(lines))
+        yield Statement(
+            sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options), tuple(lines)
+        )
 
 
 def _options(conn: psycopg.Connection) -> sql.Composable:
-    options = sql.SQL("publish = {}, publish_via_partition_root = true").format(sql.Literal(PUBLISH))
+    options = sql.SQL("publish = {}, publish_via_partition_root = true").format(
+        sql.Literal(PUBLISH)
+    )
     if conn.info.server_version >= 180000:
         # Otherwise a stored generated column is in the snapshot but never in the stream, and with
         # REPLICA IDENTITY FULL Postgres refuses every update of its table.
@@ -237,7 +276,9 @@ def _has_options(conn: psycopg.Connection, pipeline: str) -> bool:
 
 
 def _is_partial(conn: psycopg.Connection, pipeline: str) -> bool:
-    """Whether rows or columns of a published table are left out, or a whole schema is published: from 15 on."""
+    """Whether rows or columns of a published table are left out, or a whole schema is published:
+    from 15 on.
+    """
     if conn.info.server_version < 150000:
         return False
     return conn.execute(

@@ -14,13 +14,16 @@ from psycopg import sql
 
 Actor = Literal["owner", "administrator"]
 NOT_GRANTED = "01007"
-"""SQLSTATE of a warning that stands for an error: a role without the grant option has granted nothing."""
+"""SQLSTATE of a warning that stands for an error: a role without the grant option has granted
+nothing.
+"""
 PASSWORD = "replication_password"  # noqa: S105  # the name of a psql variable
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, and the messages to report once it has run: `lines`, empty where there is nothing to report.
+    """A statement, and the messages to report once it has run: `lines`, empty where there is
+    nothing to report.
 
     `actor`: the role that has to run it, the owner of the tables or an administrator.
     """
@@ -33,7 +36,9 @@ class Statement:
     secret: sql.Composable | None = None
     """The text that is printed in place of `run`, where that contains a secret."""
     skip_note: str | None = None
-    """The note to report when the role may not run it; None where the pipeline can't work without it."""
+    """The note to report when the role may not run it; None where the pipeline can't work without
+    it.
+    """
     file: str | None = None
     """The migration file that the statement comes from."""
 
@@ -44,14 +49,18 @@ class Statement:
 
 @dataclass
 class Outcome:
-    """The outcome of statements: messages of those that ran, those that were refused, notes on optional ones."""
+    """The outcome of statements: messages of those that ran, those that were refused, notes on
+    optional ones.
+    """
 
     messages: list[str] = field(default_factory=list)
     refused: list[Statement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def record_refusal(self, statement: Statement) -> None:
-        """Count a statement that the role may not run: as refused, or as a note where it is optional."""
+        """Count a statement that the role may not run: as refused, or as a note where it is
+        optional.
+        """
         if statement.skip_note is None:
             self.refused.append(statement)
         elif statement.skip_note not in self.notes:
@@ -72,7 +81,10 @@ def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outc
     try:
         for statement in statements:
             warnings.clear()
-            if not _execute(conn, statement, repeated=bool(outcome.refused)) or NOT_GRANTED in warnings:
+            if (
+                not _execute(conn, statement, repeated=bool(outcome.refused))
+                or NOT_GRANTED in warnings
+            ):
                 outcome.record_refusal(statement)
             else:
                 outcome.messages += statement.lines
@@ -84,7 +96,8 @@ def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outc
 def _execute(conn: psycopg.Connection, statement: Statement, *, repeated: bool) -> bool:
     """Run a statement; false when the role may not run it.
 
-    `repeated`: an earlier statement was refused, so this one may be about a role that doesn't exist yet.
+    `repeated`: an earlier statement was refused, so this one may be about a role that doesn't exist
+    yet.
     """
     try:
         with conn.transaction():

@@ -1,8 +1,9 @@
-"""Triggers that record TRUNCATE: of a captured table as its floor, of a partition alone in the journal.
+"""Triggers that record TRUNCATE: of a captured table as its floor, of a partition alone in the
+journal.
 
 In:  the captured tables. It only reads: the caller runs each statement before it takes the next.
-Out: a statement for each change; none when all triggers are right already.
-Invariant: every table and partition that can lose rows to a TRUNCATE has a trigger that fires whoever truncates.
+Out: a statement for each change; none when all triggers are right already. Invariant: every table
+and partition that can lose rows to a TRUNCATE has a trigger that fires whoever truncates.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from migrations.preflight import Relation
 from migrations.role import OF_OTHER_PIPELINES
 from migrations.statement import Statement
 
-TABLE, PARTITIONED, PARTITION = "record_truncation", "begin_truncation", "record_partition_truncation"
+TABLE, PARTITIONED, PARTITION = (
+    "record_truncation",
+    "begin_truncation",
+    "record_partition_truncation",
+)
 TRIGGERS = {TABLE: ("cdc_truncation", "AFTER"), PARTITIONED: ("cdc_truncating", "BEFORE")}
-"""Name and time of the triggers, by the function they execute. `cdc.adopt_partitions` makes those of partitions."""
+"""Name and time of the triggers, by the function they execute. `cdc.adopt_partitions` makes those
+of partitions.
+"""
 SECOND = ("cdc_truncating", "cdc_truncation_done")
 """Triggers that come with another one, whose message is enough for both."""
 
@@ -40,8 +47,8 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE part.isleaf
 ORDER BY 1
 """
-# Floors of a server that was restored or replaced: its LSNs start again, so every change would lie below such a
-# floor.
+# Floors of a server that was restored or replaced: its LSNs start again, so every change would lie
+# below such a floor.
 BEYOND = "SELECT table_name FROM cdc.truncation WHERE lsn > pg_current_wal_insert_lsn() ORDER BY 1"
 RESET = """
 UPDATE cdc.truncation SET lsn = '0/0', at = clock_timestamp()
@@ -49,7 +56,9 @@ WHERE lsn > pg_current_wal_insert_lsn() AND table_name = {}
 """
 
 
-def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]) -> Iterator[Statement]:
+def ensure_triggers(
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+) -> Iterator[Statement]:
     """Create the triggers of captured tables; drop those of tables that are captured no longer."""
     functions = [TABLE, PARTITIONED, PARTITION]
     rows = conn.execute(PRESENT, {"pipeline": pipeline, "functions": functions}).fetchall()
@@ -59,21 +68,34 @@ def ensure_triggers(conn: psycopg.Connection, pipeline: str, captured: Sequence[
         if (relation.oid, TABLE) not in watched:
             yield _addition(relation, TABLE, f"recording TRUNCATE of {relation.label}")
         if relation.relkind == "p":
-            expected |= {(relation.oid, PARTITIONED), *((member, PARTITION) for member in relation.members)}
+            expected |= {
+                (relation.oid, PARTITIONED),
+                *((member, PARTITION) for member in relation.members),
+            }
             if (relation.oid, PARTITIONED) not in watched:
                 yield _addition(relation, PARTITIONED)
             yield from _adoption(conn, relation)
     for oid, schema, table, trigger, function, _, elsewhere in rows:
         if (oid, function) not in expected and not elsewhere:
             drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
-            lines = (f"no longer recording TRUNCATE of {schema}.{table}",) if trigger not in SECOND else ()
-            yield Statement(drop.format(sql.Identifier(trigger), sql.Identifier(schema, table)), lines)
+            lines = (
+                (f"no longer recording TRUNCATE of {schema}.{table}",)
+                if trigger not in SECOND
+                else ()
+            )
+            yield Statement(
+                drop.format(sql.Identifier(trigger), sql.Identifier(schema, table)), lines
+            )
 
 
 def _adoption(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
-    """Add the triggers of partitions, by the function that an event trigger calls for later partitions, too."""
+    """Add the triggers of partitions, by the function that an event trigger calls for later
+    partitions, too.
+    """
     leaves = conn.execute(LEAVES, {"root": relation.oid}).fetchall()
-    if lines := tuple(f"recording TRUNCATE of partition {leaf}" for leaf, unwatched in leaves if unwatched):
+    if lines := tuple(
+        f"recording TRUNCATE of partition {leaf}" for leaf, unwatched in leaves if unwatched
+    ):
         adopt = sql.SQL("SELECT cdc.adopt_partitions({}::regclass)")
         yield Statement(adopt.format(sql.Literal(relation.identifier.as_string(conn))), lines)
 
@@ -88,7 +110,9 @@ def reset_floors(conn: psycopg.Connection) -> Iterator[Statement]:
 
 
 def _addition(relation: Relation, function: str, *lines: str) -> Statement:
-    """Add a trigger. It is ALWAYS enabled, because a TRUNCATE that comes by replication counts, too."""
+    """Add a trigger. It is ALWAYS enabled, because a TRUNCATE that comes by replication counts,
+    too.
+    """
     name, when = TRIGGERS[function]
     return Statement(
         sql.SQL(

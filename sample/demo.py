@@ -57,14 +57,18 @@ class Demo:
     def play(self) -> int:
         """All of it; 0 when every view equals the source."""
         self.step("starting Postgres, Kafka, Connect, Elasticsearch and Valkey")
-        endpoints = stack.up(self.state, progress=lambda line: console.print(f"         [dim]{line}[/]"))
+        endpoints = stack.up(
+            self.state, progress=lambda line: console.print(f"         [dim]{line}[/]")
+        )
         self.pipeline = settings.load(PIPELINE, endpoints.environment())
         self.dsn = self.pipeline.source.dsn
         self.step("migrating: control schema, connector role, publication, the sample's tables")
         self.verb("migrate", "--sample")
         self.step("loading January 2013 as rows that were there before")
         loaded = load(self.dsn, *LOADED)
-        console.print("         " + ", ".join(f"{rows:,} {table}" for table, rows in loaded.items()))
+        console.print(
+            "         " + ", ".join(f"{rows:,} {table}" for table, rows in loaded.items())
+        )
         self.step("registering the connector; it takes a snapshot")
         self.verb("register")
         with source.connect(self.dsn) as connection:
@@ -73,7 +77,9 @@ class Demo:
         self.step("applying to three views: cdc run")
         self.start_run()
         self.snapshot(loaded)
-        self.step(f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s")
+        self.step(
+            f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s"
+        )
         done, probe = self.live()
         self.step("waiting until the views hold everything")
         late = barrier.wait_until_current(
@@ -88,25 +94,47 @@ class Demo:
         show_reads(self, busiest)
         wrong = [one for one in found if not one.equal]
         if wrong:
-            raise DivergenceError(f"{len(wrong)} views differ from Postgres.", hint="see the table above")
+            raise DivergenceError(
+                f"{len(wrong)} views differ from Postgres.", hint="see the table above"
+            )
         return 0
 
     def verb(self, *words: str) -> None:
         """Run a verb of the command line as a user would; its error is the demo's."""
-        command = [sys.executable, "-m", "cdc.entry", "-p", str(PIPELINE), "--state", str(self.state), *words]
+        command = [
+            sys.executable,
+            "-m",
+            "cdc.entry",
+            "-p",
+            str(PIPELINE),
+            "--state",
+            str(self.state),
+            *words,
+        ]
         done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         if done.returncode:
             sys.exit(done.returncode)
 
     def start_run(self) -> None:
-        command = [sys.executable, "-m", "cdc.entry", "-p", str(PIPELINE), "--state", str(self.state), "run"]
+        command = [
+            sys.executable,
+            "-m",
+            "cdc.entry",
+            "-p",
+            str(PIPELINE),
+            "--state",
+            str(self.state),
+            "run",
+        ]
         with (self.state / "run.log").open("ab") as log:
             self.run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def running(self) -> None:
         if self.run is not None and self.run.poll() is not None:
             lines = (self.state / "run.log").read_text(errors="replace").splitlines()[-12:]
-            raise SinkError("cdc run has ended: " + " / ".join(lines), hint=f"see {self.state / 'run.log'}")
+            raise SinkError(
+                "cdc run has ended: " + " / ".join(lines), hint=f"see {self.state / 'run.log'}"
+            )
 
     def stop_run(self) -> None:
         if self.run is not None:
@@ -157,7 +185,9 @@ class Demo:
         from cdc.spark.session import session
 
         spark = session("local[*]", artifacts.spark_jars())
-        found = [one for table in self.tables for one in compare(spark, table, self.dsn, self.sinks)]
+        found = [
+            one for table in self.tables for one in compare(spark, table, self.dsn, self.sinks)
+        ]
         flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[attr-defined]
         query = f"SELECT carrier, count(*), round(avg(arr_delay), 1) FROM {flights} GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
         busiest = [tuple(row) for row in spark.sql(query).collect()]
@@ -166,14 +196,22 @@ class Demo:
 
 
 def show_views(found: Sequence[Comparison]) -> None:
-    grid = Grid(title="\nEvery view against Postgres", box=None, title_justify="left", title_style="bold")
+    grid = Grid(
+        title="\nEvery view against Postgres", box=None, title_justify="left", title_style="bold"
+    )
     for heading, side in (("table", "left"), ("view", "left"), ("source rows", "right"), ("view rows", "right"),
                           ("differences", "right")):  # fmt: skip
         grid.add_column(heading, justify=side)  # type: ignore[arg-type]
     for one in found:
         wrong = one.missing + one.extra + one.different
         colour = "red" if wrong else "green"
-        grid.add_row(one.table, one.sink, f"{one.source_rows:,}", f"{one.view_rows:,}", f"[{colour}]{wrong}[/]")
+        grid.add_row(
+            one.table,
+            one.sink,
+            f"{one.source_rows:,}",
+            f"{one.view_rows:,}",
+            f"[{colour}]{wrong}[/]",
+        )
     console.print(grid)
 
 
@@ -196,13 +234,19 @@ def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     """One read per view, as an application would make it."""
     search, cache = demo.pipeline.sinks["search"], demo.pipeline.sinks["cache"]
     url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[attr-defined]
-    hits = httpx.post(url, json={"query": {"match": {"name": "kennedy"}}, "size": 3}).json()["hits"]["hits"]
+    hits = httpx.post(url, json={"query": {"match": {"name": "kennedy"}}, "size": 3}).json()[
+        "hits"
+    ]["hits"]
     key = f"{demo.pipeline.pipeline}:public.planes:N14228"
     plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[attr-defined]
     console.print("\n[bold]One read of each[/]")
-    console.print(f"search     airports named kennedy: {', '.join(hit['_source']['name'] for hit in hits)}")
+    console.print(
+        f"search     airports named kennedy: {', '.join(hit['_source']['name'] for hit in hits)}"
+    )
     console.print(f"cache      GET {key}\n           {str(plane)[:68]}...")
-    console.print("warehouse  " + ", ".join(f"{c}: {n:,} flights, {d} min late" for c, n, d in busiest))
+    console.print(
+        "warehouse  " + ", ".join(f"{c}: {n:,} flights, {d} min late" for c, n, d in busiest)
+    )
 
 
 def show_next(demo: Demo) -> None:
@@ -210,7 +254,9 @@ def show_next(demo: Demo) -> None:
     assert endpoints
     console.print("\n[bold]It goes on running.[/] Look around:")
     console.print(f"  .venv/bin/cdc -p sample/airport.yaml --state {demo.state} status")
-    console.print(f"  psql {endpoints.postgres} -c \"UPDATE airlines SET name = 'Hello' WHERE carrier = 'UA'\"")
+    console.print(
+        f"  psql {endpoints.postgres} -c \"UPDATE airlines SET name = 'Hello' WHERE carrier = 'UA'\""
+    )
     console.print(f"  curl {endpoints.elasticsearch}/airport-public.airlines/_doc/UA")
     console.print(
         f"  kill {demo.run.pid if demo.run else ''}; .venv/bin/cdc -p sample/airport.yaml --state {demo.state} down"
@@ -242,13 +288,17 @@ def main() -> int:
             demo.start_run()
             show_next(demo)
         else:
-            console.print('\nWhere to look next: KEEP=1 make demo leaves it running; README.md, "Your own tables".')
+            console.print(
+                '\nWhere to look next: KEEP=1 make demo leaves it running; README.md, "Your own tables".'
+            )
         return code
     except CdcError as error:
         print_error(error)
         return error.exit_code
     except psycopg.Error as error:
-        print_error(SinkError(f"Postgres: {error}", hint="see the log of postgres in the state folder"))
+        print_error(
+            SinkError(f"Postgres: {error}", hint="see the log of postgres in the state folder")
+        )
         return 4
     finally:
         if not keep or sys.exc_info()[0]:

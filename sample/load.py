@@ -1,7 +1,8 @@
 """Put days of 2013 into the sample schema as rows that were always there: the past.
 
-In:  a database with the sample schema; a range of New York days. Out: rows of every table, complete flights.
-Invariant: one transaction; what is there already is left as it is, so loading twice adds nothing.
+In:  a database with the sample schema; a range of New York days. Out: rows of every table, complete
+flights. Invariant: one transaction; what is there already is left as it is, so loading twice adds
+nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ from cdc.errors import CdcError, SourceError
 from sample import nyc2013
 
 Database = Annotated[str, typer.Argument(help="DSN of the database that has the sample schema")]
-FirstDay = Annotated[datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="first day, in 2013")]
+FirstDay = Annotated[
+    datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="first day, in 2013")
+]
 LastDay = Annotated[datetime, typer.Option("--to", formats=["%Y-%m-%d"], help="last day, included")]
 CHUNK_ROWS = 50_000
 
 
-def load(dsn: str, start: date, end: date, *, progress: Callable[[str, int], None] | None = None) -> dict[str, int]:
-    """Load the reference tables, and flights and weather of the days; returns the rows added per table.
+def load(
+    dsn: str, start: date, end: date, *, progress: Callable[[str, int], None] | None = None
+) -> dict[str, int]:
+    """Load the reference tables, and flights and weather of the days; returns the rows added per
+    table.
 
-    `progress` is told of each table as it is done. Raises SourceError: no such schema, no such privilege.
+    `progress` is told of each table as it is done. Raises SourceError: no such schema, no such
+    privilege.
     """
     frames = {
         "airlines": nyc2013.airlines(),
@@ -53,12 +60,19 @@ def failed(error: psycopg.Error) -> SourceError:
     """What a database error means to somebody who works with the sample."""
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
         return SourceError(
-            "the database lacks the sample schema", hint="run cdc -p sample/airport.yaml migrate --sample"
+            "the database lacks the sample schema",
+            hint="run cdc -p sample/airport.yaml migrate --sample",
         )
     if error.diag.message_primary is None:
-        return SourceError(f"no connection to Postgres: {error}", hint="check the DSN; cdc up prints it")
+        return SourceError(
+            f"no connection to Postgres: {error}", hint="check the DSN; cdc up prints it"
+        )
     denied = isinstance(error, psycopg.errors.InsufficientPrivilege)
-    hint = "connect as the owner of the sample's tables" if denied else "the server's log has the details"
+    hint = (
+        "connect as the owner of the sample's tables"
+        if denied
+        else "the server's log has the details"
+    )
     return SourceError(f"Postgres refused: {error.diag.message_primary}", hint=hint)
 
 
@@ -67,9 +81,9 @@ def _copy(conn: psycopg.Connection, table: str, frame: pd.DataFrame) -> int:
     target, staged = sql.Identifier("public", table), sql.Identifier(f"loading_{table}")
     columns = sql.SQL(", ").join(map(sql.Identifier, frame.columns))
     conn.execute(
-        sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
-            staged, columns, target
-        )
+        sql.SQL(
+            "CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA"
+        ).format(staged, columns, target)
     )
     with conn.cursor() as cursor:
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(staged, columns)

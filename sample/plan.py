@@ -1,9 +1,10 @@
-"""Days of operation as transactions: what an operations desk writes while flights are sold, leave and land.
+"""Days of operation as transactions: what an operations desk writes while flights are sold, leave
+and land.
 
 In:  a range of New York days and a seed. Out: transactions in the order of their event time.
-Invariants: the same arguments give the same plan; a row belongs to one lane for good, and the transactions
-of a lane touch rows of that lane only. So lanes may run at the same time, each in its own order: the outcome
-is the same, and no two of them ever wait for each other's rows.
+Invariants: the same arguments give the same plan; a row belongs to one lane for good, and the
+transactions of a lane touch rows of that lane only. So lanes may run at the same time, each in its
+own order: the outcome is the same, and no two of them ever wait for each other's rows.
 """
 
 from __future__ import annotations
@@ -67,14 +68,18 @@ def plan(start: date, end: date, seed: int = 1) -> list[Transaction]:
     """The live transactions of those days, by event time; a flight is scheduled hours ahead."""
     flights = records(nyc2013.flights(start, end))
     transactions = _banked([step for row in flights for step in _life(row, seed)], seed)
-    transactions += [step for row in records(nyc2013.weather(start, end)) for step in _observed(row, seed)]
+    transactions += [
+        step for row in records(nyc2013.weather(start, end)) for step in _observed(row, seed)
+    ]
     transactions += _fleet(flights, start, end, seed)
     return sorted(transactions, key=lambda step: step.at)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as plain Python values, gaps as None."""
-    columns = [[None if pd.isna(value) else _plain(value) for value in frame[name]] for name in frame]
+    columns = [
+        [None if pd.isna(value) else _plain(value) for value in frame[name]] for name in frame
+    ]
     names = [str(name) for name in frame]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -90,12 +95,16 @@ def _key(table: str, row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _dice(seed: int, of: object) -> Random:
-    """Dice of its own for each thing, so that one more flight doesn't change what happens to the others."""
+    """Dice of its own for each thing, so that one more flight doesn't change what happens to the
+    others.
+    """
     return Random(f"{seed} {of}")  # noqa: S311
 
 
 def _lane(row: dict[str, Any]) -> str:
-    """Flights of one carrier that leave one airport in one hour: enough for a bank of departures."""
+    """Flights of one carrier that leave one airport in one hour: enough for a bank of
+    departures.
+    """
     return f"flights {row['carrier']} {row['origin']} {row['sched_dep']:%Y-%m-%dT%H}"
 
 
@@ -142,7 +151,9 @@ UNKNOWN_YET = dict.fromkeys(
 
 
 def _life(row: dict[str, Any], seed: int) -> list[Transaction]:
-    """A flight from its schedule to its end, as the data has it, with a desk's second thoughts added."""
+    """A flight from its schedule to its end, as the data has it, with a desk's second thoughts
+    added.
+    """
     rng = _dice(seed, _key("flights", row))
     flight = _Flight(row | UNKNOWN_YET | {"status": "scheduled"})
     scheduled = row["sched_dep"]
@@ -172,7 +183,9 @@ def _life(row: dict[str, Any], seed: int) -> list[Transaction]:
 
 
 def _rearranged(flight: _Flight, scheduled: datetime, rng: Random) -> None:
-    """Things that happen to a few flights before they leave, among them those that break naive pipelines."""
+    """Things that happen to a few flights before they leave, among them those that break naive
+    pipelines.
+    """
     roll = rng.random()
     if roll < 0.03:
         flight.exchange(scheduled - timedelta(minutes=110), "exchange", remark="rebooked")
@@ -181,7 +194,9 @@ def _rearranged(flight: _Flight, scheduled: datetime, rng: Random) -> None:
         flight.insert(scheduled - timedelta(minutes=95), "reinstate")
     elif roll < 0.045:
         # No flight of 2013 has a number above 8500, so the new key is free.
-        flight.update(scheduled - timedelta(minutes=100), "renumber", flight=flight.row["flight"] + 9000)
+        flight.update(
+            scheduled - timedelta(minutes=100), "renumber", flight=flight.row["flight"] + 9000
+        )
 
 
 def _cancelled(flight: _Flight, scheduled: datetime, rng: Random) -> None:
@@ -205,7 +220,9 @@ def _corrected(flight: _Flight, row: dict[str, Any], rng: Random) -> None:
 
 
 def _remark(rng: Random) -> str:
-    """Now and then a page of hexadecimal: too long to stay in the row, so Postgres moves it out of line."""
+    """Now and then a page of hexadecimal: too long to stay in the row, so Postgres moves it out of
+    line.
+    """
     text = rng.choice(REMARKS)
     return f"{text}\n{rng.randbytes(2500).hex()}" if rng.random() < 0.04 else text
 
@@ -213,8 +230,8 @@ def _remark(rng: Random) -> str:
 def _banked(steps: list[Transaction], seed: int) -> list[Transaction]:
     """Let some departures of a lane within ten minutes commit together.
 
-    They commit at the time of the last one; a flight's next event is later than that, because nothing flies
-    for less than twenty minutes.
+    They commit at the time of the last one; a flight's next event is later than that, because
+    nothing flies for less than twenty minutes.
     """
     banks: dict[tuple[str, int], list[Transaction]] = defaultdict(list)
     kept = []
@@ -241,15 +258,23 @@ def _observed(row: dict[str, Any], seed: int) -> Iterator[Transaction]:
     provisional = rng.random() < 0.5
     first = row | {"pressure": None, "wind_gust": None, "visib": None} if provisional else row
     at = row["time_hour"] + timedelta(minutes=2 + rng.randrange(8))
-    yield Transaction(at, "observe", lane, (Change("weather", "insert", _key("weather", row), first),))
+    yield Transaction(
+        at, "observe", lane, (Change("weather", "insert", _key("weather", row), first),)
+    )
     if provisional:
         values = {name: row[name] for name in ("pressure", "wind_gust", "visib")}
         later = at + timedelta(minutes=15 + rng.randrange(30))
-        yield Transaction(later, "amend", lane, (Change("weather", "update", _key("weather", row), values),))
+        yield Transaction(
+            later, "amend", lane, (Change("weather", "update", _key("weather", row), values),)
+        )
 
 
-def _fleet(flights: Iterable[dict[str, Any]], start: date, end: date, seed: int) -> Iterator[Transaction]:
-    """Each day a few of the planes that fly are refitted, and now and then an airline takes another name."""
+def _fleet(
+    flights: Iterable[dict[str, Any]], start: date, end: date, seed: int
+) -> Iterator[Transaction]:
+    """Each day a few of the planes that fly are refitted, and now and then an airline takes another
+    name.
+    """
     known = {row["tailnum"]: row for row in records(nyc2013.planes())}
     carriers = records(nyc2013.airlines())
     flown: dict[date, set[str]] = defaultdict(set)
@@ -263,7 +288,9 @@ def _fleet(flights: Iterable[dict[str, Any]], start: date, end: date, seed: int)
             values = {"seats": max(2, known[tailnum]["seats"] + rng.choice((-6, -4, 2, 6)))}
             if rng.random() < 0.3:
                 values = {"engine": f"{known[tailnum]['engine']} (overhauled {day})"}
-            yield _single(dawn + timedelta(minutes=rng.randrange(720)), "refit", "planes", tailnum, values)
+            yield _single(
+                dawn + timedelta(minutes=rng.randrange(720)), "refit", "planes", tailnum, values
+            )
         if rng.random() < 0.5:
             airline = rng.choice(carriers)
             values = {"name": f"{airline['name']} (since {day})"}

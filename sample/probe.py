@@ -1,7 +1,9 @@
-"""Commit-to-visible latency as a client sees it: watch rows of the replay until each view shows them.
+"""Commit-to-visible latency as a client sees it: watch rows of the replay until each view shows
+them.
 
-The commit's time is Postgres' own (`pg_xact_commit_timestamp`); visible means that a plain client of the view reads a
-row that is at least as new: GET in Redis, a document by its id in Elasticsearch, a committed version in Delta.
+The commit's time is Postgres' own (`pg_xact_commit_timestamp`); visible means that a plain client
+of the view reads a row that is at least as new: GET in Redis, a document by its id in
+Elasticsearch, a committed version in Delta.
 """
 
 import json
@@ -81,7 +83,9 @@ class Probe:
             watching.result()
 
     def on_commit(self, table: str, key: tuple[Any, ...], _: datetime) -> None:
-        """Take a row now and then. The replay's next change of this key comes after this call, on its thread."""
+        """Take a row now and then. The replay's next change of this key comes after this call, on
+        its thread.
+        """
         if table != "flights":
             return
         with self._lock:
@@ -115,7 +119,9 @@ def elasticsearch_watch(url: str, pipeline: str, table: str) -> Watch:
     client = httpx.Client(base_url=url, timeout=GIVE_UP_S)
 
     def find(ids: list[str]) -> Mapping[str, datetime]:
-        answer = client.post(f"/{pipeline}-{table}/_mget", json={"ids": ids}).raise_for_status().json()
+        answer = (
+            client.post(f"/{pipeline}-{table}/_mget", json={"ids": ids}).raise_for_status().json()
+        )
         return {doc["_id"]: _updated(doc["_source"]) for doc in answer["docs"] if doc.get("found")}
 
     return Watch(find, 0.02)
@@ -134,7 +140,9 @@ def delta_watch(path: str, table: str) -> Watch:
         listed = ", ".join("'" + key.replace("'", "''") + "'" for key in ids)
         query = f"SELECT _cdc_id, updated_at FROM rows WHERE _cdc_id IN ({listed})"
         rows = deltalake.QueryBuilder().register("rows", delta).execute(query).read_all()
-        return dict(zip(*(rows.column(name).to_pylist() for name in ("_cdc_id", "updated_at")), strict=True))
+        return dict(
+            zip(*(rows.column(name).to_pylist() for name in ("_cdc_id", "updated_at")), strict=True)
+        )
 
     return Watch(find, 0.2)
 

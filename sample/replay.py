@@ -1,9 +1,9 @@
 """Run days of operation against the sample schema, at a steady rate, as an application would.
 
-In:  a plan (sample.plan). Out: its transactions, committed; how many, how fast.
-Invariants: open loop: a transaction is due at its place in the plan whatever happened to those before it, and
-being late shows in the result. Each lane runs in order on one connection, so the outcome depends on the seed
-alone, not on how many connections there are.
+In:  a plan (sample.plan). Out: its transactions, committed; how many, how fast. Invariants: open
+loop: a transaction is due at its place in the plan whatever happened to those before it, and being
+late shows in the result. Each lane runs in order on one connection, so the outcome depends on the
+seed alone, not on how many connections there are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class _Run:
     failed: threading.Event = field(default_factory=threading.Event)
 
     def wait_for(self, place: int) -> float | None:
-        """Wait until the transaction at that place of the plan is due; how late it is, or None to stop."""
+        """Wait until the transaction at that place of the plan is due; how late it is, or None to
+        stop.
+        """
         due = self.began + place / self.rate
         while not (self.stop.is_set() or self.failed.is_set()):
             left = due - time.monotonic()
@@ -68,8 +70,12 @@ class _Run:
             self.stop.wait(min(left, NOTICE_S))
         return None
 
-    def work(self, conn: psycopg.Connection, share: list[tuple[int, Transaction]]) -> tuple[Counter[str], float]:
-        """Commit one connection's share; returns how many of each kind, and the greatest lateness."""
+    def work(
+        self, conn: psycopg.Connection, share: list[tuple[int, Transaction]]
+    ) -> tuple[Counter[str], float]:
+        """Commit one connection's share; returns how many of each kind, and the greatest
+        lateness.
+        """
         kinds: Counter[str] = Counter()
         latest = 0.0
         try:
@@ -102,11 +108,13 @@ def replay(
     stop: threading.Event | None = None,
     limit: int | None = None,
 ) -> Replayed:
-    """Commit the live transactions of those days at `rate` per second; `limit` takes the first so many.
+    """Commit the live transactions of those days at `rate` per second; `limit` takes the first so
+    many.
 
-    `on_commit(table, key, committed_at)` is called after each commit for each row that it changed, with the
-    key that the row has from then on, in the thread that committed. `stop` ends the replay early.
-    Raises SourceError: the days are there already, or Postgres refuses; SettingsError: days, rate.
+    `on_commit(table, key, committed_at)` is called after each commit for each row that it changed,
+    with the key that the row has from then on, in the thread that committed. `stop` ends the replay
+    early. Raises SourceError: the days are there already, or Postgres refuses; SettingsError: days,
+    rate.
     """
     if not (rate > 0 and connections >= 1):
         raise SettingsError(
@@ -117,7 +125,10 @@ def replay(
     shares = _shares(steps, connections)
     try:
         _require_absent(dsn, start, end)
-        with ExitStack() as opened, ThreadPoolExecutor(connections, thread_name_prefix="replay") as pool:
+        with (
+            ExitStack() as opened,
+            ThreadPoolExecutor(connections, thread_name_prefix="replay") as pool,
+        ):
             conns = [opened.enter_context(psycopg.connect(dsn, autocommit=True)) for _ in shares]
             run = _Run(rate, time.monotonic(), stop or threading.Event(), on_commit)
             outcomes = list(pool.map(run.work, conns, shares))
@@ -176,7 +187,9 @@ def _statement(change: Change) -> tuple[sql.Composed, list[Any]]:
 @cache
 def _text(table: str, op: str, columns: tuple[str, ...]) -> sql.Composed:
     target = sql.Identifier("public", table)
-    where = sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(column)) for column in KEYS[table])
+    where = sql.SQL(" AND ").join(
+        sql.SQL("{} = %s").format(sql.Identifier(column)) for column in KEYS[table]
+    )
     names = [sql.Identifier(column) for column in columns]
     if op == "insert":
         places = sql.SQL(", ").join([sql.SQL("%s")] * len(names))
@@ -186,7 +199,9 @@ def _text(table: str, op: str, columns: tuple[str, ...]) -> sql.Composed:
     if op == "delete":
         return sql.SQL("DELETE FROM {} WHERE {}").format(target, where)
     assigned = sql.SQL(", ").join(sql.SQL("{} = %s").format(name) for name in names)
-    return sql.SQL("UPDATE {} SET {}, updated_at = clock_timestamp() WHERE {}").format(target, assigned, where)
+    return sql.SQL("UPDATE {} SET {}, updated_at = clock_timestamp() WHERE {}").format(
+        target, assigned, where
+    )
 
 
 def main(
@@ -202,12 +217,24 @@ def main(
     """Replay days of New York's flights of 2013 as live transactions."""
     with explained():
         typer.echo(f"Replaying {start:%Y-%m-%d} to {end:%Y-%m-%d} at {rate:g} transactions/s")
-        done = replay(dsn, start.date(), end.date(), rate=rate, seed=seed, connections=connections, limit=limit)
+        done = replay(
+            dsn,
+            start.date(),
+            end.date(),
+            rate=rate,
+            seed=seed,
+            connections=connections,
+            limit=limit,
+        )
         for kind, count in sorted(done.by_kind.items(), key=lambda entry: -entry[1]):
             typer.echo(f"  {kind:<10} {count:>8,}")
-        typer.echo(f"Done: {done.transactions:,} transactions in {done.seconds:.1f} s, {done.rate:.0f}/s")
+        typer.echo(
+            f"Done: {done.transactions:,} transactions in {done.seconds:.1f} s, {done.rate:.0f}/s"
+        )
         if done.behind_s > 1:
-            typer.echo(f"Behind the asked rate by up to {done.behind_s:.1f} s: this machine can't keep it up")
+            typer.echo(
+                f"Behind the asked rate by up to {done.behind_s:.1f} s: this machine can't keep it up"
+            )
 
 
 if __name__ == "__main__":

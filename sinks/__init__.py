@@ -5,4 +5,6 @@ from sinks.elasticsearch.settings import Elasticsearch
 from sinks.redis.settings import Redis
 
 SETTINGS = (Elasticsearch, Redis, Delta)
-"""The kinds that come with the pipeline: an entry point of `cdc.sinks`, see `cdc.config.sink_kinds`."""
+"""The kinds that come with the pipeline: an entry point of `cdc.sinks`, see
+`cdc.config.sink_kinds`.
+"""

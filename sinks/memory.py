@@ -92,7 +92,9 @@ class Memory:
 
     def apply(self, batch: Batch) -> Outcome:
         """Apply the batch to copies, then put them in place together with their positions."""
-        writer = MemoryWriter({advance.table.topic: self.views[advance.table.qualified] for advance in batch.advances})
+        writer = MemoryWriter(
+            {advance.table.topic: self.views[advance.table.qualified] for advance in batch.advances}
+        )
         outcome = run_in_process(batch.lane(writer), batch.records, self.name)
         # Positions are compared after the rows are made: from here on no other writer can come in
         # between.
@@ -101,8 +103,13 @@ class Memory:
             name = advance.table.qualified
             self.views[name] = writer.views[advance.table.topic]
             applied = outcome.applied[name]
-            self.stored[name] = checkpoint_after(advance, self.stored.get(name), applied, batch.writer, self.generation)
-        return replace(outcome, applied={a.table.qualified: outcome.applied[a.table.qualified] for a in pending})
+            self.stored[name] = checkpoint_after(
+                advance, self.stored.get(name), applied, batch.writer, self.generation
+            )
+        return replace(
+            outcome,
+            applied={a.table.qualified: outcome.applied[a.table.qualified] for a in pending},
+        )
 
     def clear(self, table: Table) -> None:
         """Empty the view and forget its position."""
@@ -121,11 +128,19 @@ class Memory:
         """Exchange views and checkpoints with the generation."""
         if self.generations_by_name.keys().isdisjoint(names.values()):
             return {}
-        wait_until_caught_up(lambda: is_caught_up(self, self.for_generation(names), tables), self.name)
-        retained_name, candidate = new_generation(), self.generations_by_name.pop(next(iter(names.values())))
+        wait_until_caught_up(
+            lambda: is_caught_up(self, self.for_generation(names), tables), self.name
+        )
+        retained_name, candidate = (
+            new_generation(),
+            self.generations_by_name.pop(next(iter(names.values()))),
+        )
         for table in tables:
             table_name = table.qualified
-            self.views[table_name], candidate.views[table_name] = candidate.views[table_name], self.views[table_name]
+            self.views[table_name], candidate.views[table_name] = (
+                candidate.views[table_name],
+                self.views[table_name],
+            )
             live_checkpoint, candidate_checkpoint = (
                 self.stored.pop(table_name, None),
                 candidate.stored.pop(table_name, None),
@@ -140,7 +155,11 @@ class Memory:
         """List the live generation, "", and the others."""
         return [
             "",
-            *(name for name, generation in self.generations_by_name.items() if table.qualified in generation.views),
+            *(
+                name
+                for name, generation in self.generations_by_name.items()
+                if table.qualified in generation.views
+            ),
         ]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
@@ -151,10 +170,14 @@ class Memory:
                     generation.views.pop(table.qualified, None)
                     generation.stored.pop(table.qualified, None)
 
-    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+    def scan(
+        self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
+    ) -> "DataFrame":
         """Build a frame of the rows."""
         view = self.views.get(table.qualified, {})
-        rows = list(view.items()) if ids is None else [(key, view[key]) for key in ids if key in view]
+        rows = (
+            list(view.items()) if ids is None else [(key, view[key]) for key in ids if key in view]
+        )
         return spark.createDataFrame(rows, "id string, document string")
 
     def close(self) -> None:

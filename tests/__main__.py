@@ -1,7 +1,8 @@
-"""Every test, `make test`: two halves side by side, for one alone keeps a core waiting; then those that measure.
+"""Every test, `make test`: two halves side by side, for one alone keeps a core waiting; then those
+that measure.
 
-The second half ends with the latter, once the first has ended. Ctrl-C reaches both, and is waited for: they stop their
-servers.
+The second half ends with the latter, once the first has ended. Ctrl-C reaches both, and is waited
+for: they stop their servers.
 """
 
 import os
@@ -13,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 MOVED = tuple(
-    f"tests/scenarios/test_{name}.py" for name in ("audit", "backlog", "compaction", "source_faults", "types")
+    f"tests/scenarios/test_{name}.py"
+    for name in ("audit", "backlog", "compaction", "source_faults", "types")
 )
 """Scenarios of the first half, so that both end at about the same time."""
 HALVES: Mapping[str, Sequence[str]] = {
@@ -26,7 +28,9 @@ RESULT = re.compile(r"(FAILED|ERROR) |=+ .*\b(passed|failed|errors?)\b.* =+$")
 CONTAINER_TESTS = "tests/containers"
 """Tests that need a Docker engine: in no half, collected with `--stack containers` only."""
 BESIDE = "CDC_TESTS_BESIDE"
-"""In the second half's environment: the first one's process, for whose end a test waits that measures."""
+"""In the second half's environment: the first one's process, for whose end a test waits that
+measures.
+"""
 
 
 def main(halves: Mapping[str, Sequence[str]]) -> int:
@@ -51,11 +55,15 @@ def main(halves: Mapping[str, Sequence[str]]) -> int:
 
 def _pytest(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
     command, told = [sys.executable, "-m", "pytest", *words], {**os.environ, **environment}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=told)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=told
+    )
 
 
 def _pass_on(name: str, run: "subprocess.Popen[str]", results: list[str]) -> None:
-    """Print whole lines, so that the halves don't mix within one; note what failed and how many tests passed."""
+    """Print whole lines, so that the halves don't mix within one; note what failed and how many
+    tests passed.
+    """
     assert run.stdout
     with run.stdout:
         for line in run.stdout:

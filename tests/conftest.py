@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# For every JVM that the tests start: none lives long enough for what the second compiler is worth. It took a third of
-# Spark's CPU in its first five minutes. Without it Java keeps 48 MB for compiled code; Spark fills them within
-# minutes, and from then on nothing is compiled. What the first one does is cheap, so it needn't wait
-# (`cdc.model.jvm_options`).
+# For every JVM that the tests start: none lives long enough for what the second compiler is worth.
+# It took a third of Spark's CPU in its first five minutes. Without it Java keeps 48 MB for compiled
+# code; Spark fills them within minutes, and from then on nothing is compiled. What the first one
+# does is cheap, so it needn't wait (`cdc.model.jvm_options`).
 os.environ.setdefault(
     "JAVA_TOOL_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
@@ -56,18 +56,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the tests that need a Docker engine, unless it is asked for: none of them is skipped."""
+    """Leave out the tests that need a Docker engine, unless it is asked for: none of them is
+    skipped.
+    """
     needs_engine = collection_path.is_relative_to(Path(__file__).parents[1] / CONTAINER_TESTS)
     return True if needs_engine and config.getoption("--stack") != "containers" else None
 
 
 def pytest_report_header() -> list[str]:
-    pinned = {name: value for name, value in vars(versions).items() if name.isupper() and isinstance(value, str)}
+    pinned = {
+        name: value
+        for name, value in vars(versions).items()
+        if name.isupper() and isinstance(value, str)
+    }
     return [f"{name.lower()}: {value}" for name, value in sorted(pinned.items())]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put those that measure last; with containers, leave out those that need Connect to be a process."""
+    """Put those that measure last; with containers, leave out those that need Connect to be a
+    process.
+    """
     if config.getoption("--stack") == "containers":
         excluded = [item for item in items if item.get_closest_marker("own_source")]
         config.hook.pytest_deselected(items=excluded)
@@ -77,7 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """One that measures waits until the tests beside it have ended; its own time begins after that."""
+    """One that measures waits until the tests beside it have ended; its own time begins after
+    that.
+    """
     beside = os.environ.get(BESIDE)
     if beside and item.get_closest_marker("measures") and psutil.pid_exists(int(beside)):
         psutil.Process(int(beside)).wait()
@@ -132,7 +142,9 @@ def postgres_dsn(stack: Stack, unique: str) -> Iterator[str]:
 
 
 def _without_slots(admin: "psycopg.Connection[tuple[Any, ...]]", database: str) -> bool:
-    """Drop the slots that a test's connector left; one that is still read is dropped at the next try."""
+    """Drop the slots that a test's connector left; one that is still read is dropped at the next
+    try.
+    """
     left = admin.execute(
         "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", [database]
     ).fetchall()

@@ -1,4 +1,6 @@
-"""Write a stream's batches to its sink, one after the other, and settle the quarantine's entries of cured rows."""
+"""Write a stream's batches to its sink, one after the other, and settle the quarantine's entries of
+cured rows.
+"""
 
 from collections.abc import Callable
 
@@ -8,9 +10,7 @@ from tenacity import Retrying
 from cdc.apply.plan import Ends
 from cdc.apply.redrive import Redrive
 from cdc.apply.views import Views
-from cdc.config.settings import Pipeline
 from cdc.errors import SinkError
-from cdc.kafka.topics import Topics
 from cdc.model.outcome import Applied
 from cdc.quarantine.log import QuarantineKey
 from cdc.quarantine.rejection import ToQuarantine
@@ -20,28 +20,30 @@ from cdc.sink.rejection import Rejection, Stop
 
 
 class BatchWriter:
-    """The writer of one sink; one thread uses it. `total` counts records since the start, `batches` batches."""
+    """The writer of one sink; one thread uses it.
+
+    `total` counts records since the start, `batches` the batches.
+    """
 
     def __init__(
         self,
         spark: SparkSession,
-        pipeline: Pipeline,
-        kafka: Topics,
         views: Views,
         writer: str,
         retry_batch: Callable[[], Retrying],
         *,
         shadow: bool = False,
     ) -> None:
-        """`shadow`: readers don't see the views, and redrives of the sink's quarantine aren't for them."""
-        self._spark, self._pipeline, self._views = spark, pipeline, views
+        """With `shadow` readers don't see the views, and redrives aren't for them."""
+        self._spark, self._pipeline, self._views = spark, views.pipeline, views
         self._writer, self._retry_batch, self._shadow = writer, retry_batch, shadow
-        self._quarantine = SinkQuarantine(spark, views.sink.name, pipeline, kafka)
+        self._quarantine = SinkQuarantine(spark, views.sink.name, views.pipeline, views.kafka)
         self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
         self.total, self.batches = Applied(), 0
 
     def process_redrives(self) -> None:
-        """Load the quarantine and redrive the requested entries, before the first batch after a start.
+        """Load the quarantine and redrive the requested entries, before the first batch after a
+        start.
 
         Raises:
             CdcError: what the sink raises.
@@ -49,7 +51,9 @@ class BatchWriter:
         self._quarantine.refresh()
         if self._quarantine.requests and not self._shadow:
             kafka, views = self._pipeline.kafka, self._views
-            Redrive(self._spark, kafka, self._quarantine, views, self._writer, self._to_quarantine).run()
+            Redrive(
+                self._spark, kafka, self._quarantine, views, self._writer, self._to_quarantine
+            ).run()
 
     def redrive_requested(self) -> bool:
         """Whether there are requests to redrive entries of the sink."""
@@ -60,7 +64,8 @@ class BatchWriter:
         return bool(self._quarantine.requests)
 
     def write(self, records: DataFrame, ends: Ends) -> None:
-        """Make a batch durable in the sink. Takes records of Spark's Kafka source, and the offsets where they end.
+        """Make a batch durable in the sink. Takes records of Spark's Kafka source, and the offsets
+        where they end.
 
         Raises:
             CdcError: from the sink; from a record if the pipeline says `on_error: stop`.
@@ -73,11 +78,21 @@ class BatchWriter:
             self._live_entries = frozenset(self._quarantine.open)
         for attempt in self._retry_batch():
             with attempt:
-                # At each attempt: records that an earlier attempt has rejected aren't rejected again.
-                if (self._quarantine.open or attempt.retry_state.attempt_number > 1) and self._quarantine.has_changed():
+                # At each attempt: records that an earlier attempt has rejected aren't rejected
+                # again.
+                if (
+                    self._quarantine.open or attempt.retry_state.attempt_number > 1
+                ) and self._quarantine.has_changed():
                     self._quarantine.refresh()
                 entries = self._quarantine.entries(step.table.topic for step in steps)
-                batch = Batch(self._writer, tuple(steps), records, self._views.reading, self._rejection, entries)
+                batch = Batch(
+                    self._writer,
+                    tuple(steps),
+                    records,
+                    self._views.reading,
+                    self._rejection,
+                    entries,
+                )
                 outcome = self._views.sink.apply(batch)
         self._account(outcome)
         self._views.advance(steps)
@@ -88,7 +103,9 @@ class BatchWriter:
 
     @property
     def _to_quarantine(self) -> ToQuarantine:
-        return ToQuarantine(self._pipeline.kafka, self._pipeline.quarantine_topic, self._views.sink.name)
+        return ToQuarantine(
+            self._pipeline.kafka, self._pipeline.quarantine_topic, self._views.sink.name
+        )
 
     def _account(self, outcome: Outcome) -> None:
         for applied in outcome.applied.values():
@@ -103,4 +120,6 @@ class BatchWriter:
             self._quarantine.refresh()
         if cured := self._quarantine.entries_cured_by(outcome.cured):
             # Entries from before a build began belong to the live views.
-            self._quarantine.settle([entry for entry in cured if entry not in (self._live_entries or ())])
+            self._quarantine.settle(
+                [entry for entry in cured if entry not in (self._live_entries or ())]
+            )

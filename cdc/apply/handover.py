@@ -1,4 +1,6 @@
-"""Hand batches over from Spark's thread, which plans them, to the thread that owns the stream and applies them."""
+"""Hand batches over from Spark's thread, which plans them, to the thread that owns the stream and
+applies them.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -25,7 +27,9 @@ class Handover(Generic[T]):
         self._turn = threading.Lock()
 
     def give(self, content: T) -> None:
-        """Give a batch and wait until the owner has handled it; returns at once if the handover is closed."""
+        """Give a batch and wait until the owner has handled it; returns at once if the handover is
+        closed.
+        """
         parcel = _Parcel(content)
         with self._turn:
             if self._closed.is_set():
@@ -39,7 +43,9 @@ class Handover(Generic[T]):
 
     @contextmanager
     def receive(self, timeout_s: float) -> Iterator[T | None]:
-        """Receive a batch, which counts as handled when the block ends; None if none comes within that time."""
+        """Receive a batch, which counts as handled when the block ends; None if none comes within
+        that time.
+        """
         try:
             parcel = self._queue.get(timeout=timeout_s)
         except Empty:

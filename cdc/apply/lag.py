@@ -39,7 +39,9 @@ class Lag:
         self._planned = ends
 
     def progress(self, last: Progress, plan: ResumePlan, applied: Applied, **news: Any) -> Progress:
-        """The next snapshot. `lag_records` is 0 only if the views had reached the ends seen last."""
+        """The next snapshot. `lag_records` is 0 only if the views had reached the ends seen
+        last.
+        """
         now = time.time()
         remaining = self._remaining(plan, now)
         if remaining == 0:
@@ -55,7 +57,9 @@ class Lag:
         return replace(last, **{**measured, **news})
 
     def _remaining(self, plan: ResumePlan, now: float) -> int | None:
-        """Offsets to the ends seen last. There may be more by now, so that 0 is valid for a while only."""
+        """Offsets to the ends seen last. There may be more by now, so that 0 is valid for a while
+        only.
+        """
         offsets = max(plan.behind(self._ends), plan.behind(self._planned))
         return offsets if offsets or now - self._looked_at < STALE_S else None
 

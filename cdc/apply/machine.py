@@ -60,7 +60,9 @@ class Continue:
 
 @dataclass(frozen=True)
 class Restart:
-    """Load the plan anew and start the query from there; `table` is whose change it is, where it is of one."""
+    """Load the plan anew and start the query from there; `table` is whose change it is, where it is
+    of one.
+    """
 
     reason: Reason
     table: str | None = None
@@ -71,7 +73,9 @@ class Restart:
 
 @dataclass(frozen=True)
 class WaitForPromotion:
-    """Apply nothing for a moment, so that the generation that readers are being shown can draw level."""
+    """Apply nothing for a moment, so that the generation that readers are being shown can draw
+    level.
+    """
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,9 @@ def _at_end(plan: ResumePlan) -> Stop:
 
 
 def _after_control(previous: ControlState, current: ControlState) -> Restart:
-    """Restart for anything new in the control topics, before records are applied that may depend on it."""
+    """Restart for anything new in the control topics, before records are applied that may depend on
+    it.
+    """
     if current.registration == previous.registration:
         for table, lsn in current.floors.lsns.items():
             if lsn != previous.floors.lsns.get(table):
@@ -160,7 +166,10 @@ def _after_control(previous: ControlState, current: ControlState) -> Restart:
 
 def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
     """Restart for the first reason that holds, with its table."""
-    views, standby = observed.views or {}, observed.standby != plan.standby or observed.standby_returns
+    views, standby = (
+        observed.views or {},
+        observed.standby != plan.standby or observed.standby_returns,
+    )
     reasons: dict[Reason, str | bool | None] = {
         Reason.SWITCHED: _switched(plan, views),
         Reason.STANDBY: standby and not plan.shadow,
@@ -191,13 +200,18 @@ def _reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
         planned, current = plan.shapes[table.topic], topics.get(table.topic)
         if current is None:
             continue
-        if (current.topic_id, current.partition_count) != (planned.topic_id, planned.partition_count):
+        if (current.topic_id, current.partition_count) != (
+            planned.topic_id,
+            planned.partition_count,
+        ):
             return table.qualified
     return None
 
 
 def _went_back(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
-    """A table whose view is behind its planned position. One that is ahead has another writer: `apply` tells."""
+    """A table whose view is behind its planned position. One that is ahead has another writer:
+    `apply` tells.
+    """
     for table in plan.tables:
         left_at = plan.live.get(table.topic)
         if table.topic not in views or left_at is None:

@@ -1,4 +1,6 @@
-"""Everything a run needs to resume one sink: positions, floors, tables that wait. Loaded again at every restart."""
+"""Everything a run needs to resume one sink: positions, floors, tables that wait. Loaded again at
+every restart.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,9 @@ Ends = Mapping[str, Mapping[int, int]]
 
 
 class ControlState(NamedTuple):
-    """The contents of the control topics. `version` changes whenever something was written there."""
+    """The contents of the control topics. `version` changes whenever something was written
+    there.
+    """
 
     version: int = 0
     floors: Floors = Floors()
@@ -27,12 +31,16 @@ class ControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """Where a run resumes. `tables` go on; positions and generations are by topic, facts of waiting tables by name."""
+    """Where a run resumes. `tables` go on; positions and generations are by topic, facts of waiting
+    tables by name.
+    """
 
     control: ControlState = field(default_factory=ControlState)
     tables: tuple[Table, ...] = ()
     positions: Mapping[str, Position | None] = field(default_factory=dict)
-    """Where reading resumes: the older position of the live view and its standby; None: offset zero."""
+    """Where reading resumes: the older position of the live view and its standby; None: offset
+    zero.
+    """
     live: Mapping[str, Position | None] = field(default_factory=dict)
     """Positions of the live views."""
     generations: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +69,8 @@ class ResumePlan:
     def steps(self, ends: Ends) -> list[Advance]:
         """The steps of a batch that ends at `ends`, for the views that lack some of its records.
 
-        A batch may begin before a view's position, because another view is further behind, and may end before it, too.
+        A batch may begin before a view's position, because another view is further behind, and may
+        end before it, too.
         """
         steps = []
         for table in self.tables:
@@ -71,12 +80,22 @@ class ResumePlan:
             start = position.offsets if position else (0,) * shape.partition_count
             last = tuple(max(offset, end[partition]) for partition, offset in enumerate(start))
             if last != start:
-                steps.append(Advance(table, position, Position(shape.topic_id, last), self.floor(table)))
+                steps.append(
+                    Advance(table, position, Position(shape.topic_id, last), self.floor(table))
+                )
         return steps
 
-    def advanced(self, steps: Sequence[Advance], live: Mapping[str, Position | None]) -> "ResumePlan":
-        """The plan after a batch of these steps; `live` are the positions of the live views then."""
-        return replace(self, positions={**self.positions, **{s.table.topic: s.end for s in steps}}, live=dict(live))
+    def advanced(
+        self, steps: Sequence[Advance], live: Mapping[str, Position | None]
+    ) -> "ResumePlan":
+        """The plan after a batch of these steps; `live` are the positions of the live views
+        then.
+        """
+        return replace(
+            self,
+            positions={**self.positions, **{s.table.topic: s.end for s in steps}},
+            live=dict(live),
+        )
 
     def offsets(self) -> dict[str, dict[str, int]]:
         """Where reading starts, per topic and partition, as Spark takes it."""
@@ -89,7 +108,10 @@ class ResumePlan:
     def behind(self, ends: Ends) -> int:
         """How many offsets the live views lack to `ends`."""
         return sum(
-            max(0, offset - (position.offsets[partition] if (position := self.live.get(topic)) else 0))
+            max(
+                0,
+                offset - (position.offsets[partition] if (position := self.live.get(topic)) else 0),
+            )
             for topic, end in ends.items()
             for partition, offset in end.items()
         )

@@ -1,4 +1,6 @@
-"""The progress of a sink's stream as its owner publishes it: an immutable snapshot that any thread may read."""
+"""The progress of a sink's stream as its owner publishes it: an immutable snapshot that any thread
+may read.
+"""
 
 import json
 import os
@@ -40,7 +42,9 @@ class Progress:
     applied: Applied = field(default_factory=Applied)
     rows_per_s: float = 0.0
     lag_records: int | None = None
-    """Records that remain, at least; None: unknown, because the topics' ends aren't known or are too old."""
+    """Records that remain, at least; None: unknown, because the topics' ends aren't known or are
+    too old.
+    """
     lag_seconds: float | None = None
     """For how long records have remained, at least; None as above."""
     looked_s: float = 0.0
@@ -72,12 +76,15 @@ class Progress:
         return replace(
             self,
             looked_s=0.0 if self.busy or self.state not in WORKING else round(age_s, 1),
-            lag_seconds=self.lag_seconds + age_s if behind and self.lag_seconds is not None else self.lag_seconds,
+            lag_seconds=self.lag_seconds + age_s
+            if behind and self.lag_seconds is not None
+            else self.lag_seconds,
         )
 
 
 def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None = None) -> None:
-    """Write each sink's progress to a file that `cdc status` on this machine reads; nothing else depends on it.
+    """Write each sink's progress to a file that `cdc status` on this machine reads; nothing else
+    depends on it.
 
     `compared_s`: see `Progress.compared_s`.
     """
@@ -85,13 +92,20 @@ def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None
     for snapshot in progress:
         path = folder / f"{snapshot.sink}.json"
         fresh = path.with_suffix(".new")
-        record = {**asdict(snapshot), "compared_s": compared_s, "pid": os.getpid(), "at": time.time()}
+        record = {
+            **asdict(snapshot),
+            "compared_s": compared_s,
+            "pid": os.getpid(),
+            "at": time.time(),
+        }
         fresh.write_text(json.dumps(record), encoding="utf-8")
         fresh.replace(path)
 
 
 def load_published(folder: Path) -> dict[str, Progress]:
-    """The progress that runs on this machine have published, by sink; a dead run is shown as not running."""
+    """The progress that runs on this machine have published, by sink; a dead run is shown as not
+    running.
+    """
     names = {field.name for field in fields(Progress)}
     progress = {}
     for path in sorted(folder.glob("*.json")):
@@ -100,12 +114,16 @@ def load_published(folder: Path) -> dict[str, Progress]:
         state = RunState(record["state"])
         if state in WORKING and not _alive(record["pid"], record["at"]):
             state = RunState.NOT_RUNNING
-        progress[record["sink"]] = Progress(**{**values, "state": state, "applied": Applied(**record["applied"])})
+        progress[record["sink"]] = Progress(
+            **{**values, "state": state, "applied": Applied(**record["applied"])}
+        )
     return progress
 
 
 def _alive(pid: int, written_at: float) -> bool:
-    """Whether the run lives: its process exists, and has written lately, since the pid may be another process's."""
+    """Whether the run lives: its process exists, and has written lately, since the pid may be
+    another process's.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

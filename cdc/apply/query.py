@@ -16,14 +16,18 @@ from cdc.apply.plan import Ends, ResumePlan
 from cdc.spark.kafka_source import reader_options
 
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
-"""The folder for Spark's checkpoint, if it exists. It needn't outlive the run, and is written twice a batch."""
+"""The folder for Spark's checkpoint, if it exists. It needn't outlive the run, and is written twice
+a batch.
+"""
 LIGHT = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
-"""Session settings for sinks that store nothing in files. A checkpoint without checksum files saves 60 ms a batch."""
+"""Session settings for sinks that store nothing in files. A checkpoint without checksum files saves
+60 ms a batch.
+"""
 
 
 def light(spark: SparkSession) -> SparkSession:
@@ -45,12 +49,17 @@ def checkpoint(sink: str) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def read(spark: SparkSession, bootstrap: str, writer: str, plan: ResumePlan, limit: int) -> DataFrame:
+def read(
+    spark: SparkSession, bootstrap: str, writer: str, plan: ResumePlan, limit: int
+) -> DataFrame:
     """The stream of records from the plan's positions on: key, value, topic, partition, offset."""
     return (
         spark.readStream.format("kafka")
         .options(**reader_options(bootstrap, writer))
-        .option("assign", json.dumps({topic: list(range(s.partition_count)) for topic, s in plan.shapes.items()}))
+        .option(
+            "assign",
+            json.dumps({topic: list(range(s.partition_count)) for topic, s in plan.shapes.items()}),
+        )
         .option("startingOffsets", json.dumps(plan.offsets()))
         .option("failOnDataLoss", "true")
         .option("maxOffsetsPerTrigger", limit)
@@ -69,7 +78,9 @@ def planned_ends(folder: str, batch_id: int) -> Ends:
 
 
 def latest(query: StreamingQuery) -> tuple[Ends, float]:
-    """The ends of the topics that the query saw last, and when, in Unix seconds; 0 if it hasn't looked yet."""
+    """The ends of the topics that the query saw last, and when, in Unix seconds; 0 if it hasn't
+    looked yet.
+    """
     progress = query.lastProgress
     ends = progress["sources"][0]["latestOffset"] if progress and progress["sources"] else None
     if not progress or not ends:
@@ -79,4 +90,7 @@ def latest(query: StreamingQuery) -> tuple[Ends, float]:
 
 
 def _ends(parsed: dict[str, dict[str, int]]) -> Ends:
-    return {topic: {int(partition): offset for partition, offset in ends.items()} for topic, ends in parsed.items()}
+    return {
+        topic: {int(partition): offset for partition, offset in ends.items()}
+        for topic, ends in parsed.items()
+    }

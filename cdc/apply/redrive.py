@@ -1,6 +1,7 @@
 """Redrive rows in quarantine: write them as of the topic, at the position of the view.
 
-Each row is folded from its first record in quarantine up to that position, so that newer changes win.
+Each row is folded from its first record in quarantine up to that position, so that newer changes
+win.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,9 @@ Rows = Mapping[QuarantineKey, str]
 
 
 class Redrive:
-    """Answers the redrive requests of one sink; no other writer may move its positions meanwhile."""
+    """Answers the redrive requests of one sink; no other writer may move its positions
+    meanwhile.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,8 @@ class Redrive:
         self._writer, self._rejection = writer, rejection
 
     def run(self) -> None:
-        """Settle the entries that can be written now; others get their newest reason. Raises errors of the sink.
+        """Settle the entries that can be written now; others get their newest reason. Raises errors
+        of the sink.
 
         The standby gets the same rows, as of its own position.
         """
@@ -48,7 +52,9 @@ class Redrive:
         requested = {request.row or request.place for request in requests}
         for table in self._views.plan.tables:
             entries = [entry for entry in self._quarantine.open if entry.topic == table.topic]
-            rows = self._identified(table, [entry for entry in entries if (entry.row or entry.place) in requested])
+            rows = self._identified(
+                table, [entry for entry in entries if (entry.row or entry.place) in requested]
+            )
             standby_at, live_at = sink.standby_at.get(table.topic), sink.live_at.get(table.topic)
             outcome = Outcome()
             if live_at and (live_rows := _rows_before(rows, live_at)):
@@ -60,12 +66,18 @@ class Redrive:
         self._quarantine.settle(requests)
 
     def _identified(self, table: Table, entries: list[QuarantineKey]) -> Rows:
-        """The row of each entry. A key that couldn't be read may be readable now; entries without one are left out."""
+        """The row of each entry. A key that couldn't be read may be readable now; entries without
+        one are left out.
+        """
         rows = {entry: entry.id for entry in entries if entry.id is not None}
         unread = {(entry.partition, entry.offset): entry for entry in entries if entry.id is None}
         if unread:
             decoder = RecordDecoder([table], self._views.reading.placeholder)
-            for record in self._quarantine.read_records(unread.values()).select("key", "partition", "offset").collect():
+            for record in (
+                self._quarantine.read_records(unread.values())
+                .select("key", "partition", "offset")
+                .collect()
+            ):
                 key = None if record["key"] is None else bytes(record["key"])
                 if row_id := decoder.row_id(table.topic, key):
                     rows[unread[record["partition"], record["offset"]]] = row_id
@@ -76,10 +88,14 @@ class Redrive:
         records = self._records(table, position, rows)
         only = {table.topic: frozenset(rows.values())}
         entries = self._quarantine.entries([table.topic])
-        return Batch(self._writer, (step,), records, self._views.reading, self._rejection, entries, only)
+        return Batch(
+            self._writer, (step,), records, self._views.reading, self._rejection, entries, only
+        )
 
     def _records(self, table: Table, position: Position, rows: Rows) -> DataFrame:
-        """The records in quarantine, and all records of their partitions from the first of them on."""
+        """The records in quarantine, and all records of their partitions from the first of them
+        on.
+        """
         spans: kafka_source.OffsetRanges = {}
         for partition in {entry.partition for entry in rows}:
             first = min(entry.offset for entry in rows if entry.partition == partition)
@@ -91,11 +107,17 @@ class Redrive:
 
 def _rows_before(rows: Rows, position: Position) -> Rows:
     """The rows of entries before a position; the view will read later entries by itself."""
-    return {entry: row for entry, row in rows.items() if entry.offset < position.offsets[entry.partition]}
+    return {
+        entry: row
+        for entry, row in rows.items()
+        if entry.offset < position.offsets[entry.partition]
+    }
 
 
 def _settled(rows: Rows, outcome: Outcome) -> list[QuarantineKey]:
-    """The entries that are applied now, or void. If the outcome lists all rejections, all others are applied."""
+    """The entries that are applied now, or void. If the outcome lists all rejections, all others
+    are applied.
+    """
     rejected = {(record.topic, record.partition, record.offset) for record in outcome.rejected}
     applied = outcome.complete
     return [

@@ -1,7 +1,8 @@
 """Follow the pipeline file and the definitions of the captured tables while the pipeline runs.
 
-Views have the columns that tables have now. Rows that a definition changed or removed without an event are requested
-again: the connector sends them through the log, so that the topic itself is correct.
+Views have the columns that tables have now. Rows that a definition changed or removed without an
+event are requested again: the connector sends them through the log, so that the topic itself is
+correct.
 """
 
 import threading
@@ -23,7 +24,9 @@ from cdc.postgres.source import Connection, UnknownExclude
 from cdc.sink.remedy import classify
 
 PATIENCE_S, TABLE_S = 30.0, 0.5
-"""How long Postgres may take to describe tables, in all and for each: a run that is stopped waits no longer."""
+"""How long Postgres may take to describe tables, in all and for each: a run that is stopped waits
+no longer.
+"""
 log = structlog.get_logger()
 
 
@@ -33,7 +36,9 @@ def patience_s(pipeline: Pipeline) -> float:
 
 
 class SchemaFollower:
-    """Describes the tables for all streams of a run. Requests rows only once, however many runs there are."""
+    """Describes the tables for all streams of a run. Requests rows only once, however many runs
+    there are.
+    """
 
     def __init__(self, load: Callable[[], Pipeline], tables: Sequence[Table]) -> None:
         self._load, self._pipeline = load, load()
@@ -41,17 +46,21 @@ class SchemaFollower:
         self._refused: dict[str, list[str]] = {}
         self._requested: set[int] = set()
         self._described: int | None = None
-        """The id of the newest definition when Postgres was asked last; the constructor's caller has just asked."""
+        """The id of the newest definition when Postgres was asked last; the constructor's caller
+        has just asked.
+        """
         self._registered = Registration()
         self._turn = threading.Lock()
 
     def __call__(
         self, history: Sequence[Definition], registration: Registration
     ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
-        """The tables as they are now, or as they were last if Postgres is down; and problems, by table.
+        """The tables as they are now, or as they were last if Postgres is down; and problems, by
+        table.
 
         Raises:
-            SourceUnavailable: Postgres is down, and a definition or the registration has changed since it was asked.
+            SourceUnavailable: Postgres is down, and a definition or the registration has changed
+                since it was asked.
         """
         with self._turn:
             try:
@@ -82,14 +91,29 @@ class SchemaFollower:
                 if isinstance(failure, SourceUnavailable) and news:
                     raise failure from error
                 log.warning("tables_not_described", error=failure.message, hint=failure.hint)
-            carried = [name for name in captured if name in self._tables and name not in self._refused]
-            return [self._shaped(name, history, registration) for name in carried], gone | self._refused
+            carried = [
+                name for name in captured if name in self._tables and name not in self._refused
+            ]
+            return [
+                self._shaped(name, history, registration) for name in carried
+            ], gone | self._refused
 
-    def _shaped(self, name: str, history: Sequence[Definition], registration: Registration) -> Table:
-        """The table, with `reshaped` if its topic holds columns that it no longer has: dropped or excluded ones."""
+    def _shaped(
+        self, name: str, history: Sequence[Definition], registration: Registration
+    ) -> Table:
+        """The table, with `reshaped` if its topic holds columns that it no longer has: dropped or
+        excluded ones.
+        """
         table, captured = self._tables[name], registration.tables.get(name, Captured())
-        excluded = next(entry.exclude for entry in self._pipeline.source.tables if entry.table == name)
-        former = {column.name for entry in history if entry.table == name for column in entry.columns or ()}
+        excluded = next(
+            entry.exclude for entry in self._pipeline.source.tables if entry.table == name
+        )
+        former = {
+            column.name
+            for entry in history
+            if entry.table == name
+            for column in entry.columns or ()
+        }
         never_sent = set(excluded) - set(captured.withdrawn)
         lost = former - {column.name for column in table.columns} - never_sent
         return replace(table, reshaped=bool(lost or captured.withdrawn))
@@ -97,16 +121,23 @@ class SchemaFollower:
     def _gone_tables(self, results: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {result.table: result for result in results}
         hint = "write its name of now into the pipeline file, or take it out, then: cdc -p FILE migrate, and register"
-        return {table: [result.reason, hint] for table, result in latest.items() if result.kind == "gone"}
+        return {
+            table: [result.reason, hint]
+            for table, result in latest.items()
+            if result.kind == "gone"
+        }
 
     def _describe(self, connection: Connection, gone: Mapping[str, list[str]]) -> None:
-        remaining = tuple(entry for entry in self._pipeline.source.tables if entry.table not in gone)
+        remaining = tuple(
+            entry for entry in self._pipeline.source.tables if entry.table not in gone
+        )
         narrowed = self._pipeline.model_copy(
             update={"source": self._pipeline.source.model_copy(update={"tables": remaining})}
         )
         survey = source.survey(connection, narrowed)
         self._tables |= {table.qualified: table for table in survey.tables}
-        # A table is captured as a whole or refused aloud: half of its columns would silently pass for all.
+        # A table is captured as a whole or refused aloud: half of its columns would silently pass
+        # for all.
         self._refused = {}
         for name, error in survey.refused.items():
             if isinstance(error, UnknownExclude) and name in self._tables:
@@ -128,7 +159,9 @@ class SchemaFollower:
 
 
 def _compare(connection: Connection) -> None:
-    """Compare definitions; differences come through the log. After a failure `cdc run` retries in a few seconds."""
+    """Compare definitions; differences come through the log. After a failure `cdc run` retries in a
+    few seconds.
+    """
     try:
         definitions.compare(connection)
     except (SourceError, psycopg.Error) as error:
@@ -139,7 +172,8 @@ def _compare(connection: Connection) -> None:
 
 
 def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
-    """The pipeline with the columns and keys that the connector sends; those of the file count once registered.
+    """The pipeline with the columns and keys that the connector sends; those of the file count once
+    registered.
 
     Raises:
         SettingsError: a pattern matches no registered table.
@@ -150,4 +184,6 @@ def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
         captured = registration.tables.get(entry.table)
         sent = {"exclude": captured.exclude, "key": captured.key} if captured else {}
         entries.append(entry.model_copy(update=sent))
-    return pipeline.model_copy(update={"source": pipeline.source.model_copy(update={"tables": tuple(entries)})})
+    return pipeline.model_copy(
+        update={"source": pipeline.source.model_copy(update={"tables": tuple(entries)})}
+    )

@@ -1,10 +1,12 @@
-"""Run one sink's streaming query: resume at the sink's position, apply batch after batch, go on after a failure.
+"""Run one sink's streaming query: resume at the sink's position, apply batch after batch, go on
+after a failure.
 
-Only the sink's own position counts. Spark's checkpoint is created for every start and thrown away. So a restart is
-cheap, and answers everything that changes under a running query: see `machine`.
+Only the sink's own position counts. Spark's checkpoint is created for every start and thrown away.
+So a restart is cheap, and answers everything that changes under a running query: see `machine`.
 
-One thread owns a stream, the one in `run`: it alone observes, applies, decides and publishes. Spark's thread hands each
-batch over and waits. `stop` sets an event. `progress` is a snapshot that any thread may read.
+One thread owns a stream, the one in `run`: it alone observes, applies, decides and publishes.
+Spark's thread hands each batch over and waits. `stop` sets an event. `progress` is a snapshot that
+any thread may read.
 """
 
 import threading
@@ -20,14 +22,29 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, stop_when_event_set
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_when_event_set,
+)
 from tenacity.wait import wait_exponential
 
 from cdc.apply.batch_size import BatchSize
 from cdc.apply.batch_writer import BatchWriter
 from cdc.apply.handover import Handover
 from cdc.apply.lag import Lag
-from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
+from cdc.apply.machine import (
+    Continue,
+    Decision,
+    Observed,
+    Reason,
+    Restart,
+    Stop,
+    WaitForPromotion,
+    decide,
+)
 from cdc.apply.progress import Progress, RunState
 from cdc.apply.query import checkpoint, latest, light, planned_ends, read
 from cdc.apply.views import DescribeTables, Views
@@ -41,7 +58,9 @@ from cdc.sink.remedy import Patience, Remedy, remedy
 from cdc.spark.failures import explain
 
 LOOK_S = 1.0
-"""Seconds between checks of the control topics while idle. A busy stream checks before each batch."""
+"""Seconds between checks of the control topics while idle. A busy stream checks before each
+batch.
+"""
 POLL_S = 0.05
 """Seconds between checks whether a promotion is still under way."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
@@ -69,7 +88,8 @@ class Stream:
         *,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """`describe` returns the tables as they are now, at every start; `placeholder` is the connector's.
+        """`describe` returns the tables as they are now, at every start; `placeholder` is the
+        connector's.
 
         `names`: the generation to apply to, by table, if readers don't see it.
         """
@@ -80,7 +100,7 @@ class Stream:
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
         self._watch = Watch(self._views)
         self._batches = BatchWriter(
-            spark, pipeline, self._kafka, self._views, self._writer, self._retry_batch, shadow=names is not None
+            spark, self._views, self._writer, self._retry_batch, shadow=names is not None
         )
         self._handover = Handover[Planned]()
         self._stopping = threading.Event()
@@ -88,7 +108,8 @@ class Stream:
         self._batch_size = BatchSize(self._kafka)
 
     def run(self, *, until_caught_up: bool = False) -> None:
-        """Apply until stopped, or until all records are applied that were in the topics at the start.
+        """Apply until stopped, or until all records are applied that were in the topics at the
+        start.
 
         Raises:
             CdcError: no retry can mend it.
@@ -129,7 +150,10 @@ class Stream:
                 # Whether a promotion explains it can't be decided now.
                 failure = unread
         reached = tuple(
-            sorted((topic, position.offsets if position else ()) for topic, position in plan.positions.items())
+            sorted(
+                (topic, position.offsets if position else ())
+                for topic, position in plan.positions.items()
+            )
         )
         observed = Observed(
             self._views.control,
@@ -141,13 +165,17 @@ class Stream:
         decision = decide(plan, observed)
         if decision == Restart(Reason.FAILURE):
             self._report_waiting(failure, self._patience.count)
-            self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._patience.count - 1)))
+            self._stopping.wait(
+                min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._patience.count - 1))
+            )
         return decision
 
     def _report_restart(self, restart: Restart) -> None:
         """Count and log every restart: none is free, and a person may look for its cause."""
         self._restarts[restart.reason] += 1
-        log.info("query_restarted", sink=self.sink.name, reason=str(restart.reason), table=restart.table)
+        log.info(
+            "query_restarted", sink=self.sink.name, reason=str(restart.reason), table=restart.table
+        )
         self._publish(restarts=dict(self._restarts), restarted=str(restart))
 
     def _end(self, stop: Stop) -> None:
@@ -171,12 +199,15 @@ class Stream:
                 return self._follow(query, folder)
             finally:
                 self._handover.close()
-                # Spark's process may be gone, which is reported elsewhere; without an owner its batches do nothing.
+                # Spark's process may be gone, which is reported elsewhere; without an owner its
+                # batches do nothing.
                 with suppress(PySparkException, Py4JError, OSError):
                     query.stop()
 
     def _follow(self, query: StreamingQuery, folder: str) -> Decision:
-        """Apply the query's batches, and observe while there are none, until a decision ends the query."""
+        """Apply the query's batches, and observe while there are none, until a decision ends the
+        query.
+        """
         decision: Decision = Continue()
         while isinstance(decision, Continue | WaitForPromotion):
             with self._handover.receive(LOOK_S) as batch:
@@ -194,23 +225,33 @@ class Stream:
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         plan, handover = self._views.plan, self._handover
-        records = read(self._spark, self._pipeline.kafka, self._writer, plan, self._batch_size.limit(plan))
+        records = read(
+            self._spark, self._pipeline.kafka, self._writer, plan, self._batch_size.limit(plan)
+        )
         # Each sink has a scheduler pool, so that a long warehouse job doesn't delay the cache.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
-        # Fewer tasks: each costs a worker's time, and a chunk may hold records of several partitions.
+        # Fewer tasks: each costs a worker's time, and a chunk may hold records of several
+        # partitions.
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        writer = records.select(*COLUMNS).coalesce(tasks).writeStream.option("checkpointLocation", folder)
+        writer = (
+            records.select(*COLUMNS)
+            .coalesce(tasks)
+            .writeStream.option("checkpointLocation", folder)
+        )
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
         else:
             trigger_s = self._pipeline.sinks[self.sink.name].trigger_s
             writer = writer.trigger(processingTime=f"{int(trigger_s * 1000)} milliseconds")
-        return writer.foreachBatch(lambda frame, number: handover.give(Planned(frame, number))).start()
+        return writer.foreachBatch(
+            lambda frame, number: handover.give(Planned(frame, number))
+        ).start()
 
     def _apply(self, records: DataFrame, folder: str, number: int) -> Decision:
         """Apply one batch, unless an observation calls for a restart first."""
         ends = planned_ends(folder, number)
-        # Observed after the batch's end is known, so that nothing is missed that the batch could depend on.
+        # Observed after the batch's end is known, so that nothing is missed that the batch could
+        # depend on.
         decision = self._yield_to_promotion()
         if not isinstance(decision, Continue):
             return decision
@@ -231,14 +272,20 @@ class Stream:
         decision = decide(self._views.plan, self._watch.observe(self._views.plan))
         while isinstance(decision, WaitForPromotion) and not self._stopping.wait(POLL_S):
             waited_s = time.monotonic() - began
-            decision = decide(self._views.plan, self._watch.observe(self._views.plan, waited_s=waited_s))
+            decision = decide(
+                self._views.plan, self._watch.observe(self._views.plan, waited_s=waited_s)
+            )
         return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
 
     def _observe_idle(self, query: StreamingQuery) -> Decision:
-        """Observe between batches, and decide. A server that doesn't answer is asked again later."""
+        """Observe between batches, and decide. A server that doesn't answer is asked again
+        later.
+        """
         self._lag.take(*latest(query))
         try:
-            observed = self._watch.observe(self._views.plan, quarantine=self._batches.redrive_requested())
+            observed = self._watch.observe(
+                self._views.plan, quarantine=self._batches.redrive_requested()
+            )
         except CdcError as error:
             if self.progress.error != error.message:
                 log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
@@ -255,13 +302,15 @@ class Stream:
     def _retry_batch(self) -> Retrying:
         """Retry a step after a pause, until the stream is stopped.
 
-        Not once the log may have lost records that the views need: a start of the query checks that.
+        Not once the log may have lost records that the views need: a start of the query checks
+        that.
         """
         return Retrying(
             retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),
             wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
             sleep=sleep_using_event(self._stopping),
-            stop=stop_when_event_set(self._stopping) | (lambda _: time.time() > self._views.plan.sure_until),  # type: ignore[operator]
+            stop=stop_when_event_set(self._stopping)
+            | (lambda _: time.time() > self._views.plan.sure_until),  # type: ignore[operator]
             before_sleep=self._wait,
             reraise=True,
         )

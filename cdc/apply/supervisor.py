@@ -1,8 +1,8 @@
 """Run the streams of several sinks: start, watch and stop them, and publish their progress.
 
-A stream that fails for good ends alone, and is reported as failed from then on; the others go on. Each stream has a
-thread of its own, which alone works on it: a sink that never answers doesn't keep other streams from being reported or
-stopped.
+A stream that fails for good ends alone, and is reported as failed from then on; the others go on.
+Each stream has a thread of its own, which alone works on it: a sink that never answers doesn't keep
+other streams from being reported or stopped.
 """
 
 import os
@@ -38,7 +38,9 @@ class Feed(Protocol):
         """Apply until stopped, in the calling thread. Raises errors that no retry can mend."""
 
     def stop(self) -> None:
-        """Make `run` end after the batch at hand; any thread may call it, and it returns at once."""
+        """Make `run` end after the batch at hand; any thread may call it, and it returns at
+        once.
+        """
 
 
 def supervise(
@@ -49,7 +51,8 @@ def supervise(
     for_s: float | None = None,
     on_tick: Tick = lambda _: None,
 ) -> list[CdcError]:
-    """Run until every stream has ended, `for_s` is over or `stopping` is set. Batches at hand are finished.
+    """Run until every stream has ended, `for_s` is over or `stopping` is set. Batches at hand are
+    finished.
 
     Returns the errors that ended streams, in the order of the streams.
     """
@@ -92,7 +95,9 @@ class _Watch:
         progress = self._feed.progress.aged(now)
         if self.failure:
             error, hint = self.failure.message, self.failure.hint
-            progress = replace(progress, state=RunState.FAILED, error=error, hint=hint, looked_s=0.0)
+            progress = replace(
+                progress, state=RunState.FAILED, error=error, hint=hint, looked_s=0.0
+            )
         if progress.state != self._state:
             self._state, self._state_since = progress.state, now
         self._aside_since = {table: self._aside_since.get(table, now) for table in progress.aside}
@@ -105,12 +110,16 @@ class _Watch:
             failure = classify(error, self._name, f"cdc -p FILE run --sink {self._name}")
             cause = error.__cause__ or not isinstance(error, CdcError)
             details = {"exception": trace(error)} if cause else {}
-            log.error("sink_failed", sink=self._name, error=failure.message, hint=failure.hint, **details)
+            log.error(
+                "sink_failed", sink=self._name, error=failure.message, hint=failure.hint, **details
+            )
             self.failure = failure
 
 
 class _Reporter:
-    """Passes reports on; an error of the receiver, such as a full disk, must not end the streams."""
+    """Passes reports on; an error of the receiver, such as a full disk, must not end the
+    streams.
+    """
 
     def __init__(self, on_tick: Tick) -> None:
         self._on_tick, self._failed = on_tick, False

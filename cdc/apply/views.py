@@ -27,12 +27,18 @@ from cdc.postgres.schema_changes import Definition
 from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
 
 log = structlog.get_logger()
-DescribeTables = Callable[[Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]]
-"""Takes the journal of definitions and the registration; returns the tables as they are now, and problems by table."""
+DescribeTables = Callable[
+    [Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]
+]
+"""Takes the journal of definitions and the registration; returns the tables as they are now, and
+problems by table.
+"""
 
 
 class Views:
-    """The views of one sink. `plan` is as of the last `load`; `sink` takes the batches. One thread uses it."""
+    """The views of one sink. `plan` is as of the last `load`; `sink` takes the batches. One thread
+    uses it.
+    """
 
     def __init__(
         self,
@@ -63,19 +69,24 @@ class Views:
         return self.registry.for_sink(self.sink.name)
 
     def read_control(self, ends: Mapping[str, Position] | None = None) -> ControlState:
-        """The state of the control topics; `ends`: their ends, if just asked for. Raises ConnectorError."""
+        """The state of the control topics; `ends`: their ends, if just asked for. Raises
+        ConnectorError.
+        """
         if ends is None or self._control.has_changed(ends):
             self._control.read()
             topics = self._control
             version = self.control.version + 1
-            self.control = ControlState(version, topics.floors, topics.definitions, topics.registration)
+            self.control = ControlState(
+                version, topics.floors, topics.definitions, topics.registration
+            )
         return self.control
 
     def load(self) -> ResumePlan:
         """Load positions from the sink, and make sure that the log can continue each view.
 
         Raises:
-            CdcError: what sink and broker raise; GenerationReplaced when the generation isn't to be kept current
+            CdcError: what sink and broker raise; GenerationReplaced when the generation isn't to be
+                kept current
                 any more.
         """
         control = self.read_control()
@@ -84,7 +95,9 @@ class Views:
         tables, troubled = self.describe(control.definitions, control.registration)
         self._retire(tables)
         existing = self.kafka.existing(table.topic for table in tables)
-        logs = self._continuity.read([table.topic for table in tables if table.topic in existing]).logs
+        logs = self._continuity.read(
+            [table.topic for table in tables if table.topic in existing]
+        ).logs
         views, blocked = self._sort(tables, troubled, existing)
         standby = self._follow_standby(views)
         self._record_holes(list(views))
@@ -96,7 +109,9 @@ class Views:
             tables=tuple(views),
             positions=self.sink.oldest_positions(),
             live=dict(self.sink.live_at),
-            generations={table.topic: stored.generation for table, stored in views.items() if stored},
+            generations={
+                table.topic: stored.generation for table, stored in views.items() if stored
+            },
             shapes={table.topic: logs[table.topic].end for table in views},
             sure_until=self._continuity.sure_until,
         )
@@ -108,7 +123,9 @@ class Views:
         self.plan = self.plan.advanced(steps, self.sink.live_at)
         unnamed = [step.table for step in steps if step.table.topic not in self.plan.generations]
         generations = {
-            table.topic: stored.generation for table in unnamed if (stored := self.sink.live_position(table))
+            table.topic: stored.generation
+            for table in unnamed
+            if (stored := self.sink.live_position(table))
         }
         if generations:
             self.plan = replace(self.plan, generations={**self.plan.generations, **generations})
@@ -124,13 +141,18 @@ class Views:
     def _sort(
         self, tables: Sequence[Table], troubled: Mapping[str, list[str]], existing: Collection[str]
     ) -> tuple[dict[Table, ViewCheckpoint | None], ResumePlan]:
-        """The tables that can go on, with their checkpoints; a plan with the facts about the others."""
+        """The tables that can go on, with their checkpoints; a plan with the facts about the
+        others.
+        """
         blocked, unheld, waiting = dict(troubled), set(troubled), list[Table]()
         refusals, fine = list(_unread(tables, troubled)), list[Table]()
         for table in tables:
             if table.topic not in existing:
                 waiting.append(table)
-                blocked[table.qualified] = [f"there is no topic {table.topic} yet", "cdc -p FILE register"]
+                blocked[table.qualified] = [
+                    f"there is no topic {table.topic} yet",
+                    "cdc -p FILE register",
+                ]
             elif error := refusal_error(table, self.sink.refusals, self.sink.name):
                 unheld.add(table.qualified)
                 refusals.append(error)
@@ -150,12 +172,17 @@ class Views:
         if blocked and not views:
             raise _no_table_error(blocked, refusals, self.sink.name)
         waiting_plan = ResumePlan(
-            blocked=blocked, refused=tuple(refusals), waiting=tuple(waiting), unheld=frozenset(unheld)
+            blocked=blocked,
+            refused=tuple(refusals),
+            waiting=tuple(waiting),
+            unheld=frozenset(unheld),
         )
         return views, waiting_plan
 
     def _standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """The checkpoints, in as few requests as possible; empty if tables have to be asked one by one."""
+        """The checkpoints, in as few requests as possible; empty if tables have to be asked one by
+        one.
+        """
         try:
             standing = self.standing(tables)
         except SinkRejected:
@@ -163,7 +190,9 @@ class Views:
         self._continuity.load_next_records((table, standing[table.qualified]) for table in tables)
         return standing
 
-    def _prepared(self, table: Table, standing: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
+    def _prepared(
+        self, table: Table, standing: Mapping[str, ViewCheckpoint | None]
+    ) -> ViewCheckpoint | None:
         """The checkpoint of the live view, once it is ready to go on."""
         name, sink = table.qualified, self.sink.live
         stored = standing[name] if name in standing else sink.position(table)
@@ -190,7 +219,9 @@ class Views:
         standby = self.sink_generations.standby_names if self.names is None else {}
         self.sink.resume(standby, views, self._floor, refuse)
         if self.sink.discontinued:
-            log.warning("generation_removed", sink=self.sink.name, error=self.sink.discontinued.message)
+            log.warning(
+                "generation_removed", sink=self.sink.name, error=self.sink.discontinued.message
+            )
             self._remove([table for table in views if table.qualified in standby])
             standby = {}
             self.sink.resume(standby, views, self._floor, refuse)
@@ -200,10 +231,14 @@ class Views:
         """Record the changes that a log of changes misses, before its position moves past them."""
         archive = self.sink.live
         if self.names is None and isinstance(archive, Archive):
-            self._continuity.record_holes(self.sink.name, [(table, archive.archived(table)) for table in tables])
+            self._continuity.record_holes(
+                self.sink.name, [(table, archive.archived(table)) for table in tables]
+            )
 
     def _refuse_replaced(self) -> None:
-        """Raise Replaced if the generation was removed: preparing it again would leave it behind unused."""
+        """Raise Replaced if the generation was removed: preparing it again would leave it behind
+        unused.
+        """
         work = self.sink_generations.work
         if self.names and not (isinstance(work, GenerationBuild) and work.names == self.names):
             raise GenerationReplaced(*next(iter(self.names.items())), self.sink.name)
@@ -216,7 +251,9 @@ class Views:
             self._remove(expired)
 
     def _remove(self, tables: Sequence[Table]) -> None:
-        """Remove a generation, first from the registry: after a failure its files are leftovers, not a rollback."""
+        """Remove a generation, first from the registry: after a failure its files are leftovers,
+        not a rollback.
+        """
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
         self.sink.drop_unreferenced(tables, {})
         self.registry.read()
@@ -224,7 +261,9 @@ class Views:
     def _lsns(self) -> dict[str, int]:
         """By topic: the LSN of the current server below which changes are dead."""
         lsns = self.plan.control.floors.lsns
-        return {table.topic: lsn for table in self.plan.tables if (lsn := lsns.get(table.qualified))}
+        return {
+            table.topic: lsn for table in self.plan.tables if (lsn := lsns.get(table.qualified))
+        }
 
     def _since(self) -> dict[str, tuple[int, ...]]:
         """The first offsets that count, of topics that are read from earlier offsets on."""
@@ -243,11 +282,13 @@ def prepare(
     floor: int,
     refuse: Callable[[ViewCheckpoint | None], object],
 ) -> ViewCheckpoint | None:
-    """Make a live view ready to go on from its checkpoint `stored`. Returns the checkpoint; None if it starts anew.
+    """Make a live view ready to go on from its checkpoint `stored`. Returns the checkpoint; None if
+    it starts anew.
 
-    A view without a position, or from before `floor`, the number of its table's last floor, is cleared. Its rows would
-    stay for ever otherwise: no record removes a row that is dead, or whose tombstone was compacted away. `refuse`
-    raises if the log can't make the view again, and is called before the view is cleared.
+    A view without a position, or from before `floor`, the number of its table's last floor, is
+    cleared. Its rows would stay for ever otherwise: no record removes a row that is dead, or whose
+    tombstone was compacted away. `refuse` raises if the log can't make the view again, and is
+    called before the view is cleared.
     """
     if stored is None or stored.floor < floor:
         refuse(None)
@@ -257,7 +298,9 @@ def prepare(
     return stored
 
 
-def _no_table_error(blocked: Mapping[str, Sequence[str]], refusals: Sequence[CdcError], sink: str) -> CdcError:
+def _no_table_error(
+    blocked: Mapping[str, Sequence[str]], refusals: Sequence[CdcError], sink: str
+) -> CdcError:
     """The error if no table can go on."""
     if refusals:
         return refusals[0]

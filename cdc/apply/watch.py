@@ -1,4 +1,6 @@
-"""Observe changes since a plan was loaded: in control topics, registry, sink and log. Decides nothing."""
+"""Observe changes since a plan was loaded: in control topics, registry, sink and log. Decides
+nothing.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,9 @@ from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 
 RECHECK_S = 10.0
-"""Seconds between checks of the sink itself: a waiting table may fit by now, a view may be lost or cleared."""
+"""Seconds between checks of the sink itself: a waiting table may fit by now, a view may be lost or
+cleared.
+"""
 SETTLING_S = 10.0
 """How long after a promotion the former writer of the promoted generation may still be at work."""
 
@@ -35,8 +39,11 @@ class Watch:
         self._looked_at = time.monotonic()
         self._changed_at, self._retained = generations.changed_at, dict(generations.retained)
 
-    def observe(self, plan: ResumePlan, *, waited_s: float = 0.0, quarantine: bool = False) -> Observed:
-        """The facts since the plan was loaded, in one request; the sink is asked after a command, and every 10 s.
+    def observe(
+        self, plan: ResumePlan, *, waited_s: float = 0.0, quarantine: bool = False
+    ) -> Observed:
+        """The facts since the plan was loaded, in one request; the sink is asked after a command,
+        and every 10 s.
 
         Raises:
             CdcError: from the broker and, if they are asked, from the sink and Postgres.
@@ -82,15 +89,24 @@ class Watch:
         return facts
 
     def switching(self, plan: ResumePlan) -> bool:
-        """Whether a promotion may explain another writer at the views: it is under way, or has just been."""
+        """Whether a promotion may explain another writer at the views: it is under way, or has just
+        been.
+        """
         self._views.registry.read()
         generations = self._views.sink_generations
-        lately = any(time.time() - retained.at < SETTLING_S for retained in generations.retained.values())
+        lately = any(
+            time.time() - retained.at < SETTLING_S for retained in generations.retained.values()
+        )
         if lately or generations.promotion_in_progress or self._retained != generations.retained:
             return True
         standing = self._views.standing(plan.tables)
-        pairs = ((plan.generations.get(table.topic), standing[table.qualified]) for table in plan.tables)
-        return any(generation and stored and stored.generation != generation for generation, stored in pairs)
+        pairs = (
+            (plan.generations.get(table.topic), standing[table.qualified]) for table in plan.tables
+        )
+        return any(
+            generation and stored and stored.generation != generation
+            for generation, stored in pairs
+        )
 
     def _unblocked(self, waiting: Sequence[Table]) -> str | None:
         """A table that waited for its topic or its view and can go on now."""
@@ -112,10 +128,14 @@ class Watch:
         return True
 
     def _redescribed(self, unheld: frozenset[str]) -> str | None:
-        """A table that was refused for its columns and can go on, since they were renamed or excluded."""
+        """A table that was refused for its columns and can go on, since they were renamed or
+        excluded.
+        """
         if not unheld:
             return None
         views = self._views
         tables, troubled = views.describe(views.control.definitions, views.control.registration)
         candidates = [table for table in tables if table.qualified in unheld - troubled.keys()]
-        return next((table.qualified for table in candidates if not views.sink.refusals(table)), None)
+        return next(
+            (table.qualified for table in candidates if not views.sink.refusals(table)), None
+        )

@@ -56,7 +56,12 @@ class Auditor:
     """
 
     def __init__(
-        self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, placeholder: str, sinks: Sequence[Sink]
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        kafka: Topics,
+        placeholder: str,
+        sinks: Sequence[Sink],
     ) -> None:
         self._spark, self._pipeline, self._kafka, self._sinks = spark, pipeline, kafka, sinks
         self._placeholder = placeholder
@@ -88,13 +93,17 @@ class Auditor:
                 findings += [_key_finding(kind, ids) for kind, ids in fold.wrong.items()]
         if repaired:
             return replace(self.audit(table), repaired=repaired)
-        findings += [row_finding(kind, fold.counts[kind]) for kind in COUNTED_KINDS if fold.counts[kind]]
+        findings += [
+            row_finding(kind, fold.counts[kind]) for kind in COUNTED_KINDS if fold.counts[kind]
+        ]
         findings = [finding.for_table(table.qualified) for finding in findings]
         findings.sort(key=lambda finding: not finding.defect)
         counts = (fold.counts[name] for name in ("records", "keys", "tombstones"))
         return Audit(table.qualified, table.topic, tuple(findings), *counts)
 
-    def _backfill_damaged(self, table: Table, damaged: Sequence[DataFrame], timeout_s: float) -> int:
+    def _backfill_damaged(
+        self, table: Table, damaged: Sequence[DataFrame], timeout_s: float
+    ) -> int:
         deadline, total = time.monotonic() + timeout_s, 0
         listed = reduce(DataFrame.union, damaged).distinct().toLocalIterator()
         while ids := [row["id"] for row in itertools.islice(listed, IDS_PER_BACKFILL)]:
@@ -105,7 +114,9 @@ class Auditor:
     def _fold_topic(self, table: Table, frames: ExitStack) -> TopicFold:
         assessments = self._persist(frames, self._assess(table))
         observation = Observation()
-        rows = self._persist(frames, newest_states(assessments.observe(observation, *_count_columns())))
+        rows = self._persist(
+            frames, newest_states(assessments.observe(observation, *_count_columns()))
+        )
         (counts,) = rows.agg(
             F.count("*").alias("keys"),
             F.count_distinct("id").alias("ids"),
@@ -132,9 +143,14 @@ class Auditor:
         start_offsets = {table.topic: control.registration.start(table.topic, end.topic_id)}
         reading = DecodeOptions(self._placeholder, floors, start_offsets)
         classifier = RecordClassifier(
-            table, reading, self._warehouse, last_silent_change_lsn(control.definitions, table.qualified)
+            table,
+            reading,
+            self._warehouse,
+            last_silent_change_lsn(control.definitions, table.qualified),
         )
-        topic_records = kafka_source.read_until(self._spark, self._pipeline.kafka, {table.topic: end})
+        topic_records = kafka_source.read_until(
+            self._spark, self._pipeline.kafka, {table.topic: end}
+        )
         classify = freeze_gc_after(classifier.work)
         return topic_records.select(*log_rows.RECORDS).mapInArrow(classify, log_rows.SUMMARY)
 
@@ -159,7 +175,10 @@ def newest_states(assessments: DataFrame) -> DataFrame:
     """
     living = F.when(F.col("living"), F.col("offset"))
     states = {"outdated": F.col("outdated"), "partial": F.col("missing").isNotNull()}
-    columns = (F.coalesce(F.max_by(state, living), F.lit(False)).alias(name) for name, state in states.items())
+    columns = (
+        F.coalesce(F.max_by(state, living), F.lit(False)).alias(name)
+        for name, state in states.items()
+    )
     return assessments.where("id IS NOT NULL").groupBy("id", "partition").agg(*columns)
 
 

@@ -24,7 +24,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cdc.audit.lowered_settings import SEGMENT_MS, LoweredSettings, SegmentRoller, refuse_concurrent, restore
+from cdc.audit.lowered_settings import (
+    SEGMENT_MS,
+    LoweredSettings,
+    SegmentRoller,
+    refuse_concurrent,
+    restore,
+)
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
@@ -111,7 +117,11 @@ def compact(
 
 
 def required_views(
-    tables: Sequence[Table], sinks: Sequence[Sink], generations: Callable[[str], Generations], *, tombstones: bool
+    tables: Sequence[Table],
+    sinks: Sequence[Sink],
+    generations: Callable[[str], Generations],
+    *,
+    tombstones: bool,
 ) -> list[View]:
     """Return the views that must have applied a record before it may be removed.
 
@@ -119,13 +129,22 @@ def required_views(
     builds at work; a build that no command works on begins again when it has missed a tombstone.
     """
     if not tombstones:
-        return [(sink.name, table, sink.position) for sink in sinks if sink.row_format == "events" for table in tables]
+        return [
+            (sink.name, table, sink.position)
+            for sink in sinks
+            if sink.row_format == "events"
+            for table in tables
+        ]
     views: list[View] = [(sink.name, table, sink.position) for sink in sinks for table in tables]
     for sink in sinks:
         for names, state in _standby_generations(generations(sink.name)):
             generation_sink = sink.for_generation(names)
             label = f"the generation of {sink.name} that is {state}"
-            views += [(label, table, generation_sink.position) for table in tables if table.qualified in names]
+            views += [
+                (label, table, generation_sink.position)
+                for table in tables
+                if table.qualified in names
+            ]
     return views
 
 
@@ -161,7 +180,9 @@ def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Posi
     Raises Discontinued for one that never gets there.
     """
     committed_ends = kafka.ends(list(ends)) if views else {}
-    if open_topics := [topic for topic, end in committed_ends.items() if not distance(end, ends[topic]).reached]:
+    if open_topics := [
+        topic for topic, end in committed_ends.items() if not distance(end, ends[topic]).reached
+    ]:
         return [f"a transaction in {topic} is open" for topic in open_topics]
     unread = []
     for name, table, position in views:
@@ -170,11 +191,16 @@ def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Posi
         unread.append((name, table, pending_records(table.topic, checkpoint, ends[table.topic])))
     # Aborted records and transaction markers need not be applied: look for the next committed
     # record instead.
-    next_records = kafka.next_records({place for _, _, places in unread for place in places}, decided=True)
+    next_records = kafka.next_records(
+        {place for _, _, places in unread for place in places}, decided=True
+    )
     return [
         f"{table.qualified} in {name} has not caught up"
         for name, table, places in unread
-        if any((record := next_records[place]) and record[0] < ends[place[0]].offsets[place[1]] for place in places)
+        if any(
+            (record := next_records[place]) and record[0] < ends[place[0]].offsets[place[1]]
+            for place in places
+        )
     ]
 
 
@@ -196,7 +222,9 @@ def _await_views(
         time.sleep(0.5)
 
 
-def _count_after_cleaning(count: Count, goal: Mapping[str, Position]) -> "Mapping[str, Sequence[PartitionCensus]]":
+def _count_after_cleaning(
+    count: Count, goal: Mapping[str, Position]
+) -> "Mapping[str, Sequence[PartitionCensus]]":
     """Count once the broker has had time to clean.
 
     It needs about as long as the counting, so wait that long, too.
@@ -209,7 +237,9 @@ def _count_after_cleaning(count: Count, goal: Mapping[str, Position]) -> "Mappin
     return counts
 
 
-def _unfinished_topics(counts: "Mapping[str, Sequence[PartitionCensus]]", *, tombstones: bool) -> dict[str, str]:
+def _unfinished_topics(
+    counts: "Mapping[str, Sequence[PartitionCensus]]", *, tombstones: bool
+) -> dict[str, str]:
     """Describe the topics that aren't compacted yet, in words by topic."""
     unfinished = {}
     for topic, partitions in counts.items():
@@ -237,7 +267,9 @@ def _timeout_error(unfinished: Mapping[str, str], timeout_s: float) -> Connector
     )
 
 
-def _result(topic: str, before: "Sequence[PartitionCensus]", counts: "Sequence[PartitionCensus]") -> CompactionResult:
+def _result(
+    topic: str, before: "Sequence[PartitionCensus]", counts: "Sequence[PartitionCensus]"
+) -> CompactionResult:
     return CompactionResult(
         topic,
         sum(partition.records for partition in before),

@@ -95,7 +95,9 @@ class Audit:
         """Return the fields of a report, with those that are derived."""
         return {
             **asdict(self),
-            "findings": [{**asdict(finding), "defect": finding.defect} for finding in self.findings],
+            "findings": [
+                {**asdict(finding), "defect": finding.defect} for finding in self.findings
+            ],
             "saved": self.saved,
             "dirty_ratio": self.dirty_ratio,
             "replayable": self.replayable,

@@ -49,7 +49,9 @@ def refuse_concurrent(kafka: Topics, pipeline: Pipeline) -> None:
     """Raise ConnectorError when another compaction of the pipeline is at work."""
     ledger = Ledger(pipeline, kafka).read()
     if ledger.lowered and not ledger.is_interrupted():
-        raise ConnectorError("Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end")
+        raise ConnectorError(
+            "Another `cdc topics compact` of this pipeline is at work.", hint="wait for it to end"
+        )
 
 
 def _restore_settings(kafka: Topics, ledger: Ledger) -> list[str]:
@@ -57,7 +59,11 @@ def _restore_settings(kafka: Topics, ledger: Ledger) -> list[str]:
     kafka.override({topic: _owned_settings(ledger.lowered[topic]) for topic in existing})
     for compactions, tombstones in ((ledger.compacted, False), (ledger.tombstones_removed, True)):
         unfinished = {topic: compactions[topic] for topic in compactions if topic in ledger.lowered}
-        finished = {topic: replace(entry, ended=now) for topic, entry in unfinished.items() if not entry.ended}
+        finished = {
+            topic: replace(entry, ended=now)
+            for topic, entry in unfinished.items()
+            if not entry.ended
+        }
         ledger.add_compactions(finished, tombstones=tombstones)
     ledger.forget_lowered(ledger.lowered)
     return sorted(existing)
@@ -73,7 +79,9 @@ class LoweredSettings:
     Writes a heartbeat to the ledger every second.
     """
 
-    def __init__(self, kafka: Topics, pipeline: Pipeline, topics: Sequence[str], *, tombstones: bool) -> None:
+    def __init__(
+        self, kafka: Topics, pipeline: Pipeline, topics: Sequence[str], *, tombstones: bool
+    ) -> None:
         self._kafka, self._topics, self._tombstones = kafka, topics, tombstones
         self._ledger = Ledger(pipeline, kafka)
         self._original = kafka.overrides(topics)
@@ -87,7 +95,10 @@ class LoweredSettings:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
             _restore_settings(self._kafka, self._ledger.read())
@@ -101,7 +112,9 @@ class LoweredSettings:
 
         Returns ends above everything that can be cleaned.
         """
-        self._kafka.override({topic: {**_owned_settings(self._original[topic]), **ROLLING} for topic in self._topics})
+        self._kafka.override(
+            {topic: {**_owned_settings(self._original[topic]), **ROLLING} for topic in self._topics}
+        )
         roller.roll(places)
         self._kafka.override(dict.fromkeys(self._topics, OPEN_SEGMENT))
         return self._kafka.ends(self._topics, decided=False)
@@ -142,7 +155,10 @@ class SegmentRoller:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._producer.close()
 
@@ -160,7 +176,10 @@ class SegmentRoller:
                     future.get(timeout=TIMEOUT_MS / 1000)
                 self._producer.abort_transaction()
         except ConnectorError as error:
-            if isinstance(error.__cause__, kafka.errors.ProducerFencedError | kafka.errors.InvalidProducerEpochError):
+            if isinstance(
+                error.__cause__,
+                kafka.errors.ProducerFencedError | kafka.errors.InvalidProducerEpochError,
+            ):
                 raise ConnectorError(
                     "Another `cdc topics compact` of this pipeline has begun; this one stops.",
                     hint="wait for the other to end",

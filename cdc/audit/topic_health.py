@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from cdc.audit.finding import RENEW_HINT, Finding
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity, Discontinued, check_shape
+from cdc.kafka.log_continuity import (
+    COMPACTION_LAG,
+    RETENTION,
+    Continuity,
+    Discontinued,
+    check_shape,
+)
 from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
@@ -19,7 +25,8 @@ from cdc.model.table import Table
 CONTROL_TABLES = ("cdc.truncation", "cdc.ddl")
 """Tables of the control schema whose topics a replay reads as well."""
 RETENTION_HINT = (
-    "a longer changes_retention_hours in the pipeline file, then cdc -p FILE topics, keeps it from coming again"
+    "a longer changes_retention_hours in the pipeline file, then cdc -p FILE topics, "
+    "keeps it from coming again"
 )
 
 
@@ -28,12 +35,17 @@ def topic_findings(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Find
     topics = [table.topic, *map(pipeline.topic, CONTROL_TABLES)]
     existing = kafka.existing(topics)
     missing = [topic for topic in topics if topic not in existing]
-    findings = [Finding("missing", 1, f"there is no topic {topic}", "cdc -p FILE register") for topic in missing]
+    findings = [
+        Finding("missing", 1, f"there is no topic {topic}", "cdc -p FILE register")
+        for topic in missing
+    ]
     present = [topic for topic in topics if topic in existing]
     settings, starts = kafka.settings(present), kafka.starts(present)
     specs = topic_specs(pipeline)
     for topic in present:
-        findings += _shape_findings(topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"])
+        findings += _shape_findings(
+            topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"]
+        )
     if table.topic in existing:
         requirements = (
             ("tombstones", RETENTION, pipeline.delete_retention_hours),
@@ -43,7 +55,9 @@ def topic_findings(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Find
             actual_h = int(settings[table.topic][name]) / 3_600_000
             if actual_h < required_h:
                 what = f"{subject} are kept for {actual_h:g} h, the pipeline file says {required_h:g} h"
-                findings.append(Finding("retention", 1, what, "cdc -p FILE topics brings it up to the file"))
+                findings.append(
+                    Finding("retention", 1, what, "cdc -p FILE topics brings it up to the file")
+                )
     return findings
 
 
@@ -54,7 +68,12 @@ def view_findings(
     continuity = Continuity(pipeline, kafka).read([table.topic])
     continuity.load_next_records((table, checkpoint) for checkpoint in views.values())
     findings = [
-        Finding("holes", 1, f"the log of changes in {name} may lack superseded records: {hole}", RETENTION_HINT)
+        Finding(
+            "holes",
+            1,
+            f"the log of changes in {name} may lack superseded records: {hole}",
+            RETENTION_HINT,
+        )
         for name in views
         for hole in continuity.ledger.holes(name, table.topic)
         if hole.end.topic_id == continuity.logs[table.topic].end.topic_id
@@ -72,10 +91,18 @@ def view_findings(
 def _shape_findings(topic: str, partitions: int, start: Position, policy: str) -> Iterator[Finding]:
     count = start.partition_count
     # Two checks, so that either mistake is a finding of its own: each lets the other one pass.
-    for kind, expected, actual_policy in (("partitions", partitions, "compact"), ("policy", count, policy)):
+    for kind, expected, actual_policy in (
+        ("partitions", partitions, "compact"),
+        ("policy", count, policy),
+    ):
         try:
             check_shape(topic, expected, count, actual_policy)
         except ConnectorError as error:
             yield Finding(kind, 1, error.message, error.hint)
     if lost := sum(offset > 0 for offset in start.offsets):
-        yield Finding("start", lost, f"{lost} partitions of {topic} no longer hold their first records", RENEW_HINT)
+        yield Finding(
+            "start",
+            lost,
+            f"{lost} partitions of {topic} no longer hold their first records",
+            RENEW_HINT,
+        )

@@ -31,15 +31,20 @@ def configuration(
 ) -> dict[str, str]:
     """Make the whole configuration, passwords included: never print it.
 
-    `unpublished` names, by table, generated columns that the log doesn't carry (`source.unreplicated_columns`).
+    `unpublished` names, by table, generated columns that the log doesn't carry
+    (`source.unreplicated_columns`).
 
     Raises:
         SettingsError: for a DSN that only libpq can use.
     """
     name = pipeline.pipeline
     captured = [table.qualified for table in tables] + list(CONTROL_TABLES)
-    excluded = [f"{entry.table}.{column}" for entry in pipeline.source.tables for column in entry.exclude]
-    excluded += [f"{table}.{column}" for table, columns in (unpublished or {}).items() for column in columns]
+    excluded = [
+        f"{entry.table}.{column}" for entry in pipeline.source.tables for column in entry.exclude
+    ]
+    excluded += [
+        f"{table}.{column}" for table, columns in (unpublished or {}).items() for column in columns
+    ]
     config = {
         **CONNECTOR,
         "name": name,
@@ -56,7 +61,9 @@ def configuration(
     if excluded:
         config["column.exclude.list"] = name_patterns(excluded)
     keyed = [entry for entry in pipeline.source.tables if entry.key]
-    if keys := [f"{name_pattern(entry.table)}:{','.join(map(name_pattern, entry.key))}" for entry in keyed]:
+    if keys := [
+        f"{name_pattern(entry.table)}:{','.join(map(name_pattern, entry.key))}" for entry in keyed
+    ]:
         config["message.key.columns"] = ";".join(keys)
     return config
 
@@ -65,25 +72,36 @@ def captured_tables(config: Mapping[str, str], tables: Sequence[Table]) -> dict[
     """Read from a connector's configuration how it sends those of the tables that it captures."""
     included = parse_names(config.get("table.include.list", ""))
     excluded = parse_names(config.get("column.exclude.list", ""))
-    entries = (entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry)
-    keys = {parse_name(table): tuple(map(parse_name, columns.split(","))) for table, columns in entries}
+    entries = (
+        entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry
+    )
+    keys = {
+        parse_name(table): tuple(map(parse_name, columns.split(","))) for table, columns in entries
+    }
     captured = {}
     for table in tables:
         name = table.qualified
         if name in included:
-            columns = [column.removeprefix(f"{name}.") for column in excluded if column.startswith(f"{name}.")]
+            columns = [
+                column.removeprefix(f"{name}.")
+                for column in excluded
+                if column.startswith(f"{name}.")
+            ]
             captured[name] = Captured(tuple(columns), keys.get(name, ()))
     return captured
 
 
 def placeholder(pipeline: str, cluster_id: str) -> str:
-    """Derive the placeholder: what the connector writes for a TOASTed value that the log doesn't carry.
+    """Derive the placeholder: what the connector writes for a TOASTed value that the log doesn't
+    carry.
 
-    It has to live exactly as long as the topics, so it is derived from the id of the cluster that holds
-    them: the same after a connector was deleted, and unknown to somebody who may only write rows and
-    would like to forge it.
+    It has to live exactly as long as the topics, so it is derived from the id of the cluster that
+    holds them: the same after a connector was deleted, and unknown to somebody who may only write
+    rows and would like to forge it.
     """
-    return f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
+    return (
+        f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
+    )
 
 
 def _database(pipeline: Pipeline) -> dict[str, str]:
@@ -101,7 +119,8 @@ def _database(pipeline: Pipeline) -> dict[str, str]:
         "database.dbname": parameters.get("dbname") or parameters.get("user") or "postgres",
         "database.user": user,
     }
-    # Passed on as it is: "${file:...}" and the like are resolved by a config provider of the worker.
+    # Passed on as it is: "${file:...}" and the like are resolved by a config provider of the
+    # worker.
     if pipeline.source.replication_password:
         config["database.password"] = pipeline.source.replication_password.get_secret_value()
     for name in ("sslmode", "sslrootcert"):

@@ -1,7 +1,8 @@
 """Registration: put the connector, and wait until a change has come through it.
 
-In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error with the command that repairs it.
-Invariant: everything that can be checked is checked before the first topic is created.
+In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error with the
+command that repairs it. Invariant: everything that can be checked is checked before the first topic
+is created.
 """
 
 import time
@@ -26,9 +27,13 @@ from migrations.statement import carry_out
 from migrations.truncation import reset_floors
 
 DEADLINE_S = 60.0
-"""Seconds without any progress after which a registration fails. A snapshot that moves has no limit."""
+"""Seconds without any progress after which a registration fails. A snapshot that moves has no
+limit.
+"""
 STALE_S = 10.0
-"""Seconds for which Connect may still report the failure of a task that it was just told to restart."""
+"""Seconds for which Connect may still report the failure of a task that it was just told to
+restart.
+"""
 SILENT_S = 4.0
 """Seconds between two messages while waiting for the heartbeat."""
 POLL_S = 0.25
@@ -39,7 +44,10 @@ HINTS = (
         "the slot has lost changes: stop the connector, delete its offsets and itself through Connect's REST"
         " interface, then run cdc -p FILE register and cdc -p FILE rebuild",
     ),
-    ("password authentication failed", "check source.replication_password, then: cdc -p FILE migrate"),
+    (
+        "password authentication failed",
+        "check source.replication_password, then: cdc -p FILE migrate",
+    ),
     ("publication", "cdc -p FILE migrate"),
     ("permission denied", "cdc -p FILE migrate"),
     (
@@ -51,14 +59,18 @@ HINTS = (
 
 @dataclass(frozen=True)
 class RegistrationResult:
-    """The outcome of a registration. `changed` is false when the connector had this configuration already."""
+    """The outcome of a registration. `changed` is false when the connector had this configuration
+    already.
+    """
 
     connector: str
     changed: bool
     created: list[str]
     """Topics that were created."""
     sent: list[str]
-    """Tables that are backfilled: new in a running pipeline, or with another key or other columns."""
+    """Tables that are backfilled: new in a running pipeline, or with another key or other
+    columns.
+    """
     waited_s: float
     beat: Heartbeat
 
@@ -76,10 +88,12 @@ def register(
 ) -> RegistrationResult:
     """Create or update the connector.
 
-    With `another_server` Postgres may have been replaced: its rows then replace all that the topics hold.
+    With `another_server` Postgres may have been replaced: its rows then replace all that the topics
+    hold.
 
     Raises:
-        SourceError, ConnectorError: with the command that repairs it. Topics are created only for a valid
+        SourceError, ConnectorError: with the command that repairs it. Topics are created only for a
+            valid
             configuration.
     """
     name, started = pipeline.pipeline, time.monotonic()
@@ -95,13 +109,27 @@ def register(
         previous_config = connect.config(name)
         slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
         unpublished = source.unreplicated_columns(conn, pipeline)
-        config = configuration(pipeline, tables=tables, cluster_id=topics.cluster_id(), unpublished=unpublished)
+        config = configuration(
+            pipeline, tables=tables, cluster_id=topics.cluster_id(), unpublished=unpublished
+        )
         connect.validate(config)
-        created = [topic.topic for topic in topics.ensure(pipeline) if isinstance(topic, CreatedTopic)]
+        created = [
+            topic.topic for topic in topics.ensure(pipeline) if isinstance(topic, CreatedTopic)
+        ]
         progress(f"{len(created)} topics created")
-        registration = Registration(server, tables=registrations.captured_tables(pipeline, unpublished))
+        registration = Registration(
+            server, tables=registrations.captured_tables(pipeline, unpublished)
+        )
         attempt = _RegistrationAttempt(
-            pipeline, tables, registration, previous, conn, connect, topics, progress, another_server
+            pipeline,
+            tables,
+            registration,
+            previous,
+            conn,
+            connect,
+            topics,
+            progress,
+            another_server,
         )
         backfilled = attempt.put(config, previous_config, created, slot)
         beat = attempt.wait_for_heartbeat()
@@ -127,7 +155,9 @@ class _RegistrationAttempt:
     min_offset: int = 0
     """Offset in the heartbeat topic: a heartbeat at or after it is newer than the registration."""
     old_pid: int | None = None
-    """Process that reads the slot before its task restarts: the last heartbeats of the old task don't count."""
+    """Process that reads the slot before its task restarts: the last heartbeats of the old task
+    don't count.
+    """
     stale_until: float = 0.0
     stopped: bool = False
     """Whether this registration has stopped the connector."""
@@ -137,7 +167,9 @@ class _RegistrationAttempt:
     def server_changed(self) -> bool:
         """Whether the topics hold the log of another server."""
         previous, server = self.previous, self.registration.server
-        return self.another_server and (previous is None or server is None or previous.server != server)
+        return self.another_server and (
+            previous is None or server is None or previous.server != server
+        )
 
     def put(
         self,
@@ -167,7 +199,11 @@ class _RegistrationAttempt:
             self.old_pid = slot.active_pid if slot else None
         # Last: a registration that is killed before this finds the same backfills again.
         next_registration = (self.previous or self.registration).renew(
-            self.registration.server, self.registration.tables, captured or {}, void_ends, moved=self.server_changed
+            self.registration.server,
+            self.registration.tables,
+            captured or {},
+            void_ends,
+            moved=self.server_changed,
         )
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
@@ -179,8 +215,12 @@ class _RegistrationAttempt:
             self.stale_until = time.monotonic() + STALE_S
         return backfilled
 
-    def _captured_before(self, previous_config: Mapping[str, str] | None) -> Mapping[str, Captured] | None:
-        """Find out how tables were captured until now; None where no registration and no configuration tells."""
+    def _captured_before(
+        self, previous_config: Mapping[str, str] | None
+    ) -> Mapping[str, Captured] | None:
+        """Find out how tables were captured until now; None where no registration and no
+        configuration tells.
+        """
         if self.previous:
             return self.previous.tables
         return captured_tables(previous_config, self.tables) if previous_config else None
@@ -196,7 +236,8 @@ class _RegistrationAttempt:
         if new_tables.takes_snapshot(self.connect.offsets(name)):
             if not restarts:
                 return [], {}
-            # Asked again with the task stopped: a floor above a snapshot that ends just now would make all of it dead.
+            # Asked again with the task stopped: a floor above a snapshot that ends just now would
+            # make all of it dead.
             self._stop_connector()
             if new_tables.takes_snapshot(self.connect.offsets(name)):
                 if void_ends := new_tables.set_floor_before_snapshot(
@@ -225,8 +266,14 @@ class _RegistrationAttempt:
             self.progress(line)
 
     def _void_control_topics(self) -> list[str]:
-        """Name the control topics whose entries are another server's: the snapshot sends them again."""
-        return [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")] if self.server_changed else []
+        """Name the control topics whose entries are another server's: the snapshot sends them
+        again.
+        """
+        return (
+            [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")]
+            if self.server_changed
+            else []
+        )
 
     def _stop_connector(self) -> None:
         if not self.stopped:
@@ -245,7 +292,9 @@ class _RegistrationAttempt:
             if records != previous_records:
                 previous_records, deadline = records, time.monotonic() + DEADLINE_S
             if time.monotonic() > reported_at + SILENT_S:
-                self.progress(f"waiting for a heartbeat to come through; {records} records in the topics")
+                self.progress(
+                    f"waiting for a heartbeat to come through; {records} records in the topics"
+                )
                 reported_at = time.monotonic()
             if time.monotonic() > deadline:
                 raise _timeout_error(self.pipeline, self.state or ConnectorState("MISSING"))
@@ -254,7 +303,9 @@ class _RegistrationAttempt:
     def _check_heartbeat(self) -> Heartbeat | None:
         state = self.connect.state(self.pipeline.pipeline)
         if state != self.state:
-            self.progress(f"connector {state.connector}, task {', '.join(state.tasks) or 'not started'}")
+            self.progress(
+                f"connector {state.connector}, task {', '.join(state.tasks) or 'not started'}"
+            )
             self.state = state
         if state.failed and time.monotonic() > self.stale_until:
             raise _failure_error(self.pipeline, state)
@@ -280,17 +331,22 @@ class _RegistrationAttempt:
 def _failure_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     trace = (state.trace or "it gives no reason").rstrip(".")
     hint = next(
-        (hint for word, hint in HINTS if word in trace), "look at the worker's log, then run: cdc -p FILE register"
+        (hint for word, hint in HINTS if word in trace),
+        "look at the worker's log, then run: cdc -p FILE register",
     )
     return ConnectorError(
-        f"The connector {pipeline.pipeline} has failed: {trace}.", hint=hint, connector=pipeline.pipeline
+        f"The connector {pipeline.pipeline} has failed: {trace}.",
+        hint=hint,
+        connector=pipeline.pipeline,
     )
 
 
 def _timeout_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
     missing = f"no heartbeat has arrived in {pipeline.heartbeat_topic}"
     if not state.running:
-        missing = f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"
+        missing = (
+            f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"
+        )
     return ConnectorError(
         f"The connector {pipeline.pipeline} was put, but nothing moved for {DEADLINE_S:.0f} s: {missing}.",
         hint="run cdc -p FILE status, and look at the worker's log",

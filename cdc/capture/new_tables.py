@@ -1,10 +1,10 @@
 """Backfills at a registration: rows that the connector wouldn't send by itself.
 
-These are the rows of tables that come to a pipeline after its first snapshot, and of tables that are sent
-with other columns or another key from now on.
-In:  the registration's connections, how tables were captured before. Out: requests for their rows; floors.
-Invariant: nothing here runs while the connector does, so that a request is read by a connector that knows
-the table. A crash at any point leaves a trace by which the next registration finds what is missing.
+These are the rows of tables that come to a pipeline after its first snapshot, and of tables that
+are sent with other columns or another key from now on. In:  the registration's connections, how
+tables were captured before. Out: requests for their rows; floors. Invariant: nothing here runs
+while the connector does, so that a request is read by a connector that knows the table. A crash at
+any point leaves a trace by which the next registration finds what is missing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,7 +23,9 @@ from cdc.postgres.truncation_floor import raise_floor
 
 @dataclass(frozen=True)
 class Backfill:
-    """A table whose rows have to be sent. `reset_floor`: the records its topic holds by now are dead from then on."""
+    """A table whose rows have to be sent. `reset_floor`: the records its topic holds by now are
+    dead from then on.
+    """
 
     table: Table
     reason: str
@@ -35,7 +37,9 @@ def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
 
     def finished(offset: Mapping[str, object]) -> bool:
         # A blocking snapshot is one on request, after the first, and isn't begun again.
-        return offset.get("snapshot") in (None, "BLOCKING") or bool(offset.get("snapshot_completed"))
+        return offset.get("snapshot") in (None, "BLOCKING") or bool(
+            offset.get("snapshot_completed")
+        )
 
     return not any(finished(offset) for offset in offsets)
 
@@ -48,10 +52,12 @@ def find_backfills(
     current: Mapping[str, Captured],
     created: Collection[str],
 ) -> list[Backfill]:
-    """Find tables that no snapshot will copy, yet whose topics lack rows as they are sent from now on.
+    """Find tables that no snapshot will copy, yet whose topics lack rows as they are sent from now
+    on.
 
-    `previous` is how tables were captured until now; None when nobody knows: the connector was deleted by somebody who
-    had registered it with an older version. `created` are the topics that were made just now.
+    `previous` is how tables were captured until now; None when nobody knows: the connector was
+    deleted by somebody who had registered it with an older version. `created` are the topics that
+    were made just now.
     """
     ends = topics.ends([table.topic for table in tables])
 
@@ -60,7 +66,8 @@ def find_backfills(
             return True
         if previous is not None:
             return table.qualified not in previous
-        # Nobody knows what a deleted connector captured: an empty topic of a table with rows was never filled.
+        # Nobody knows what a deleted connector captured: an empty topic of a table with rows was
+        # never filled.
         return not any(ends[table.topic].offsets) and _has_rows(conn, table)
 
     backfills = []
@@ -76,21 +83,28 @@ def find_backfills(
     return backfills
 
 
-def request_backfills(conn: Connection, topics: Topics, requests: Iterable[Backfill]) -> dict[str, Position]:
-    """Request all rows of tables. Returns the ends of the topics whose records are all dead from now on."""
+def request_backfills(
+    conn: Connection, topics: Topics, requests: Iterable[Backfill]
+) -> dict[str, Position]:
+    """Request all rows of tables. Returns the ends of the topics whose records are all dead from
+    now on.
+    """
     listed = list(requests)
     ends = topics.ends([request.table.topic for request in listed], decided=False)
     for request in listed:
         end = ends[request.table.topic]
         name = f"{request.reason.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
         resend(conn, request.table, id=name, reset_floor=request.reset_floor)
-    return {request.table.topic: ends[request.table.topic] for request in listed if request.reset_floor}
+    return {
+        request.table.topic: ends[request.table.topic] for request in listed if request.reset_floor
+    }
 
 
 def set_floor_before_snapshot(
     conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str] = ()
 ) -> dict[str, Position]:
-    """Set a floor before another first snapshot, because rows deleted since the last one have no record.
+    """Set a floor before another first snapshot, because rows deleted since the last one have no
+    record.
 
     Returns the ends of the topics that hold records; `control_topics` are void as well.
     """
@@ -102,5 +116,7 @@ def set_floor_before_snapshot(
 
 
 def _has_rows(conn: Connection, table: Table) -> bool:
-    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(table.schema, table.name))
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(
+        sql.Identifier(table.schema, table.name)
+    )
     return conn.execute(query).fetchone() == (True,)

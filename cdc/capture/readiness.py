@@ -40,7 +40,9 @@ FROM pg_roles r WHERE rolname = %s
 MIGRATE = "cdc -p FILE migrate"
 
 
-def require_ready(conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool) -> Slot | None:
+def require_ready(
+    conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool
+) -> Slot | None:
     """Check slot, publication, role and heartbeat. Returns the slot, if there is one already.
 
     `ours`: Connect has a connector of the pipeline's name.
@@ -91,7 +93,9 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
 def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> None:
     row = conn.execute(PUBLICATION, [name]).fetchone()
     if row is None:
-        raise SourceError(f"There is no publication {name} in {conn.info.dbname}.", hint=MIGRATE, publication=name)
+        raise SourceError(
+            f"There is no publication {name} in {conn.info.dbname}.", hint=MIGRATE, publication=name
+        )
     owner, owned, complete, published, partial = row
     if not owned:
         raise SourceError(
@@ -100,9 +104,15 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
             publication=name,
         )
     if missing := [table for table in (*tables, *CONTROL_TABLES) if table not in published]:
-        raise SourceError(f"Publication {name} lacks {', '.join(missing)}.", hint=MIGRATE, publication=name)
+        raise SourceError(
+            f"Publication {name} lacks {', '.join(missing)}.", hint=MIGRATE, publication=name
+        )
     if not complete or partial:
-        problem = f"leaves out rows or columns of {', '.join(partial)}" if partial else "leaves out operations or roots"
+        problem = (
+            f"leaves out rows or columns of {', '.join(partial)}"
+            if partial
+            else "leaves out operations or roots"
+        )
         raise SourceError(f"Publication {name} {problem}.", hint=MIGRATE, publication=name)
 
 
@@ -116,7 +126,9 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
     names = [(table.schema, table.name) for table in tables]
     names += [("cdc", table.removeprefix("cdc.")) for table in CONTROL_TABLES]
     schemas, relations = (list(part) for part in zip(*names, strict=True))
-    unreadable = conn.execute(UNREADABLE, {"schemas": schemas, "tables": relations, "role": role}).fetchall()
+    unreadable = conn.execute(
+        UNREADABLE, {"schemas": schemas, "tables": relations, "role": role}
+    ).fetchall()
     if unreadable:
         listed = ", ".join(name for (name,) in unreadable)
         raise SourceError(f"Role {role} may not read (or beat) {listed}.", hint=MIGRATE, role=role)

@@ -1,7 +1,9 @@
-"""Renewal of topics that can't make views any more: of another shape, cut, or with keys in other partitions.
+"""Renewal of topics that can't make views any more: of another shape, cut, or with keys in other
+partitions.
 
-In:  the pipeline file, the tables. Out: empty topics as the file says, and requests for all rows of their tables.
-Invariant: the connector is stopped while a topic is deleted. The next registration mends what a crash leaves.
+In:  the pipeline file, the tables. Out: empty topics as the file says, and requests for all rows of
+their tables. Invariant: the connector is stopped while a topic is deleted. The next registration
+mends what a crash leaves.
 """
 
 from collections.abc import Callable, Sequence

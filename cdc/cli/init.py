@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from cdc.config.settings import Pipeline
     from cdc.postgres.source import Connection
 
-Dsn = Annotated[str | None, typer.Option("--dsn", help="Database to read. Default: the one that `cdc up` starts.")]
+Dsn = Annotated[
+    str | None,
+    typer.Option("--dsn", help="Database to read. Default: the one that `cdc up` starts."),
+]
 TableOptions = Annotated[
-    list[str] | None, typer.Option("--tables", help="Table, or a pattern like 'public.*'. Repeatable.")
+    list[str] | None,
+    typer.Option("--tables", help="Table, or a pattern like 'public.*'. Repeatable."),
 ]
 
 
@@ -27,7 +31,9 @@ def add_to(app: typer.Typer) -> None:
     app.command()(init)
 
 
-def init(context: typer.Context, dsn: Dsn = None, tables: TableOptions = None, as_json: Json = False) -> None:
+def init(
+    context: typer.Context, dsn: Dsn = None, tables: TableOptions = None, as_json: Json = False
+) -> None:
     """Write a first pipeline file from a database's catalog.
 
     The file explains itself in comments. An existing file is never overwritten.
@@ -36,14 +42,22 @@ def init(context: typer.Context, dsn: Dsn = None, tables: TableOptions = None, a
     if path.exists():
         draft.write(path, "")
     name = draft.name_for(path)
-    patterns = [table.strip() for option in tables or () for table in option.split(",") if table.strip()]
+    patterns = [
+        table.strip() for option in tables or () for table in option.split(",") if table.strip()
+    ]
     stack_draft = draft.PipelineDraft(name, draft.STACK, patterns or ["public.*"])
     pipeline_draft = _draft_from_database(name, dsn, patterns) if dsn else stack_draft
     draft.write(path, draft.text(pipeline_draft).replace("cdc -p FILE", f"cdc -p {path}"))
     captured = [table for table in pipeline_draft.tables if table not in pipeline_draft.refused]
     if as_json:
         refused = {table: why for table, (why, _) in pipeline_draft.refused.items()}
-        print_json({"file": str(path), "tables": captured, "left_out": {**pipeline_draft.left_out, **refused}})
+        print_json(
+            {
+                "file": str(path),
+                "tables": captured,
+                "left_out": {**pipeline_draft.left_out, **refused},
+            }
+        )
         return
     _print_result(path, pipeline_draft, captured, dsn)
 
@@ -71,12 +85,23 @@ def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draf
         pipeline = _checked_pipeline(name, dsn, patterns)
         choice = catalog.choose_tables(pipeline, candidates)
         refused = _find_refused(
-            connection, pipeline.with_tables(choice.names), patterns, {candidate.qualified for candidate in candidates}
+            connection,
+            pipeline.with_tables(choice.names),
+            patterns,
+            {candidate.qualified for candidate in candidates},
         )
     wildcards = [TableSettings(table=table) for table in patterns if "*" in table]
-    matches = {entry.table: [name for name in choice.names if entry.matches(name)] for entry in wildcards}
-    left_out = {name: why for name, why in unusable.items() if name not in patterns} if no_patterns else choice.left_out
-    return draft.PipelineDraft(name, draft.reference(dsn, name), patterns, matches, left_out, refused)
+    matches = {
+        entry.table: [name for name in choice.names if entry.matches(name)] for entry in wildcards
+    }
+    left_out = (
+        {name: why for name, why in unusable.items() if name not in patterns}
+        if no_patterns
+        else choice.left_out
+    )
+    return draft.PipelineDraft(
+        name, draft.reference(dsn, name), patterns, matches, left_out, refused
+    )
 
 
 def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[str]:
@@ -85,7 +110,9 @@ def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[
         say(f"{number:>3}  {table}")
     for table, why in unusable.items():
         say(f"  -  {table}: {why}")
-    answer = typer.prompt("Which tables? Numbers, names or patterns, separated by commas", default="all", err=True)
+    answer = typer.prompt(
+        "Which tables? Numbers, names or patterns, separated by commas", default="all", err=True
+    )
     if answer.strip() == "all":
         return list(usable)
     words = [word.strip() for word in answer.split(",") if word.strip()]
@@ -117,18 +144,26 @@ def _checked_pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline
     except ValidationError as error:
         mistake = error.errors(include_url=False, include_input=False)[0]
         problem = (
-            mistake["msg"].removeprefix("Value error, ") if mistake["type"] == "value_error" else "not schema.table"
+            mistake["msg"].removeprefix("Value error, ")
+            if mistake["type"] == "value_error"
+            else "not schema.table"
         )
-        raise SettingsError(f"--tables {', '.join(tables)}: {problem}.", hint="for example: 'public.*'") from None
+        raise SettingsError(
+            f"--tables {', '.join(tables)}: {problem}.", hint="for example: 'public.*'"
+        ) from None
 
 
 def _find_refused(
-    connection: "Connection", pipeline: "Pipeline", names: "Sequence[str]", existing: "Collection[str]"
+    connection: "Connection",
+    pipeline: "Pipeline",
+    names: "Sequence[str]",
+    existing: "Collection[str]",
 ) -> "Mapping[str, tuple[str, str]]":
     """Find the tables that can't be captured as they are: message and hint, by table.
 
     Raises:
-        SourceError: such a table was not named but matched by a pattern, or doesn't exist, or no table is left.
+        SourceError: such a table was not named but matched by a pattern, or doesn't exist, or no
+            table is left.
     """
     from cdc.postgres import source
 
@@ -142,11 +177,21 @@ def _find_refused(
 def _print_result(
     path: "Path", pipeline_draft: draft.PipelineDraft, captured: "Sequence[str]", dsn: str | None
 ) -> None:
-    left_out = {**pipeline_draft.left_out, **{table: why for table, (why, _) in pipeline_draft.refused.items()}}
-    lines = [f"wrote {path}: {', '.join(captured)}", *(f"left out {table}: {why}" for table, why in left_out.items())]
+    left_out = {
+        **pipeline_draft.left_out,
+        **{table: why for table, (why, _) in pipeline_draft.refused.items()},
+    }
+    lines = [
+        f"wrote {path}: {', '.join(captured)}",
+        *(f"left out {table}: {why}" for table, why in left_out.items()),
+    ]
     variable = f"{pipeline_draft.pipeline.upper()}_POSTGRES"
     if dsn and pipeline_draft.dsn == f"${{{variable}}}":
-        lines.append(f"then: export {variable}=... (the value of --dsn: its password isn't in the file)")
-    lines.append(f"then: cdc -p {path} up, or your own servers in the file; then migrate, register, run")
+        lines.append(
+            f"then: export {variable}=... (the value of --dsn: its password isn't in the file)"
+        )
+    lines.append(
+        f"then: cdc -p {path} up, or your own servers in the file; then migrate, register, run"
+    )
     for line in lines:
         out.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,6 @@
-"""Verb `cdc migrate`: prepare Postgres, or print what that would do, or what an administrator has to run."""
+"""Verb `cdc migrate`: prepare Postgres, or print what that would do, or what an administrator has
+to run.
+"""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +16,12 @@ if TYPE_CHECKING:
     from migrations import SourceRequirements
 
 Sample = Annotated[bool, typer.Option("--sample", help="Create the tables of the sample as well.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")]
-Sql = Annotated[bool, typer.Option("--sql", help="Print what is missing as SQL for psql; change nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")
+]
+Sql = Annotated[
+    bool, typer.Option("--sql", help="Print what is missing as SQL for psql; change nothing.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,7 +30,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def migrate(
-    context: typer.Context, sample: Sample = False, dry_run: DryRun = False, sql: Sql = False, as_json: Json = False
+    context: typer.Context,
+    sample: Sample = False,
+    dry_run: DryRun = False,
+    sql: Sql = False,
+    as_json: Json = False,
 ) -> None:
     """Prepare Postgres for the pipeline.
 
@@ -34,7 +44,10 @@ def migrate(
     from cdc.postgres import catalog, source
 
     if sample and (dry_run or sql):
-        raise SettingsError("--sample makes the tables that --dry-run and --sql look at.", hint="run it without them")
+        raise SettingsError(
+            "--sample makes the tables that --dry-run and --sql look at.",
+            hint="run it without them",
+        )
     catalog_context = context.obj.from_catalog()
     with source.connect(catalog_context.load().source.dsn) as connection:
         if sql or dry_run:
@@ -86,7 +99,9 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
         raise
     if as_json:
         recorded = [migration.name for migration in applied]
-        return print_json({"applied": now, "recorded": recorded, "done": messages, "left_out": dict(left_out)})
+        return print_json(
+            {"applied": now, "recorded": recorded, "done": messages, "left_out": dict(left_out)}
+        )
     _print_lines([*(f"applied {name}" for name in now), *messages])
     if not now and all(line.startswith("note: ") for line in messages):
         out.print("nothing to do")
@@ -94,16 +109,33 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     return None
 
 
-def _print_plan(connection: "Connection", requirements: "SourceRequirements", as_json: bool) -> None:
+def _print_plan(
+    connection: "Connection", requirements: "SourceRequirements", as_json: bool
+) -> None:
     import migrations
 
     missing = migrations.plan(connection, requirements)
     if as_json:
         return print_json(
-            {"would": [{"done": statement.lines, "sql": statement.text(connection)} for statement in missing]}
+            {
+                "would": [
+                    {"done": statement.lines, "sql": statement.text(connection)}
+                    for statement in missing
+                ]
+            }
         )
-    out.print("Nothing has been done. What cdc migrate would say, and run:" if missing else "nothing to do")
-    _print_lines([line for statement in missing for line in migrations.describe_statement(connection, statement)])
+    out.print(
+        "Nothing has been done. What cdc migrate would say, and run:"
+        if missing
+        else "nothing to do"
+    )
+    _print_lines(
+        [
+            line
+            for statement in missing
+            for line in migrations.describe_statement(connection, statement)
+        ]
+    )
     return None
 
 

@@ -1,4 +1,6 @@
-"""Verb `cdc plan`: compare the servers with the pipeline file and print what it would change. Writes nothing."""
+"""Verb `cdc plan`: compare the servers with the pipeline file and print what it would change.
+Writes nothing.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,8 @@ def add_to(app: typer.Typer) -> None:
 def plan(context: typer.Context, as_json: Json = False) -> None:
     """Show what the pipeline file would change; change nothing.
 
-    Lists what migrate, register and run would do with the file as it is now, and what they would refuse.
+    Lists what migrate, register and run would do with the file as it is now, and what they would
+    refuse.
     """
     change_plan = _make_plan(context.obj.from_catalog())
     if as_json:
@@ -74,7 +77,9 @@ def _make_plan(context: "Context") -> "Plan":
     ):
         survey = source.survey(conn, pipeline, context.refusals)
         troubles: list[CdcError] = [*survey.refused.values()]
-        state_before = _state_before(context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles)
+        state_before = _state_before(
+            context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles
+        )
         return compare(state_before, _state_after(pipeline, conn, kafka, survey.tables, troubles))
 
 
@@ -115,7 +120,11 @@ def _state_before(
 
 
 def _state_after(
-    pipeline: "Pipeline", conn: "Connection", kafka: "Topics", tables: "Sequence[Table]", troubles: "list[CdcError]"
+    pipeline: "Pipeline",
+    conn: "Connection",
+    kafka: "Topics",
+    tables: "Sequence[Table]",
+    troubles: "list[CdcError]",
 ) -> "RequestedState":
     from cdc.capture.configuration import configuration
     from cdc.control import registrations
@@ -130,7 +139,9 @@ def _state_after(
         troubles.append(error)
     unpublished = source.unreplicated_columns(conn, pipeline)
     captured = registrations.captured_tables(pipeline, unpublished)
-    config = configuration(pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished)
+    config = configuration(
+        pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished
+    )
     settings = topic_settings(pipeline, [table.topic for table in tables])
     return RequestedState(
         {table.qualified: captured[table.qualified] for table in tables},
@@ -148,22 +159,30 @@ def _unprepared(
     from cdc.cli.migrate import source_requirements
     from cdc.errors import SourceError
 
-    requirements = replace(source_requirements(context), tables=[(table.schema, table.name) for table in tables])
+    requirements = replace(
+        source_requirements(context), tables=[(table.schema, table.name) for table in tables]
+    )
     try:
-        return [line for statement in migrations.plan(conn, requirements) for line in statement.lines]
+        return [
+            line for statement in migrations.plan(conn, requirements) for line in statement.lines
+        ]
     except SourceError as error:
         troubles.append(error)
         return []
 
 
 def _idle(conn: "Connection", name: str) -> list[str]:
-    """Find the other pipelines of this database whose slots nobody reads: Postgres keeps its log for them."""
+    """Find the other pipelines of this database whose slots nobody reads: Postgres keeps its log
+    for them.
+    """
     if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
         return []
     return [pipeline for (pipeline,) in conn.execute(IDLE, [name])]
 
 
-def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") -> "Iterator[Refusal]":
+def _shapes(
+    pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]"
+) -> "Iterator[Refusal]":
     """Find topics whose number of partitions differs from the file: a refusal for each."""
     from cdc.control.change_plan import Refusal
     from cdc.errors import ConnectorError
@@ -179,7 +198,11 @@ def _shapes(pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]") ->
 
 
 def _views(
-    sinks: "Sequence[Sink]", pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]", existing: "set[str]"
+    sinks: "Sequence[Sink]",
+    pipeline: "Pipeline",
+    kafka: "Topics",
+    tables: "Sequence[Table]",
+    existing: "set[str]",
 ) -> "dict[str, dict[str, Refusal | bool]]":
     """Inspect every view, by sink and table: a refusal, or whether the view exists."""
     from cdc.control.change_plan import Refusal

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 WAIT_S = 30.0
 """Seconds that `redrive` waits for a `cdc run` to try the records again."""
 app = typer.Typer(
-    help="List, show, retry or discard records that can't be applied.", no_args_is_help=True, rich_markup_mode=None
+    help="List, show, retry or discard records that can't be applied.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
-Place = Annotated[str, typer.Argument(help="The record, as `list` shows it: sink/topic/partition/offset.")]
-Places = Annotated[list[str] | None, typer.Argument(help="Records, as `list` shows them. Default: all.")]
+Place = Annotated[
+    str, typer.Argument(help="The record, as `list` shows it: sink/topic/partition/offset.")
+]
+Places = Annotated[
+    list[str] | None, typer.Argument(help="Records, as `list` shows them. Default: all.")
+]
 
 
 @app.command("list")
@@ -48,7 +54,9 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
     with _open_log(context) as (_, quarantine_log):
         (entry_record,) = _select(_read_records(quarantine_log), [place])
         record = quarantine_log.read_record(entry_record)
-    key, value = (None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in record)
+    key, value = (
+        None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in record
+    )
     if as_json:
         return print_json({**_to_row(entry_record), "key": key, "value": value})
     for name, text in {**_to_row(entry_record), "key": key, "value": value}.items():
@@ -77,18 +85,28 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
         waiting = any(record.entry.redrive for record in quarantine_log.read())
     if as_json:
         return print_json(
-            {"asked": len(entries), "left": sorted(entry.place for entry in remaining), "waiting": waiting}
+            {
+                "asked": len(entries),
+                "left": sorted(entry.place for entry in remaining),
+                "waiting": waiting,
+            }
         )
     if waiting:
-        out.print(f"requested {len(entries)}; no cdc run has tried them yet, the next one will", highlight=False)
+        out.print(
+            f"requested {len(entries)}; no cdc run has tried them yet, the next one will",
+            highlight=False,
+        )
     else:
-        out.print(f"{len(entries) - len(remaining)} of {len(entries)} could be applied", highlight=False)
+        out.print(
+            f"{len(entries) - len(remaining)} of {len(entries)} could be applied", highlight=False
+        )
     return None
 
 
 @app.command()
 def discard(
-    context: typer.Context, places: Annotated[list[str], typer.Argument(help="Records, as `list` shows them.")]
+    context: typer.Context,
+    places: Annotated[list[str], typer.Argument(help="Records, as `list` shows them.")],
 ) -> None:
     """Remove records from quarantine without applying them.
 
@@ -116,10 +134,14 @@ def _read_records(quarantine_log: "QuarantineLog") -> "list[QuarantinedRecord]":
     return sorted(entries, key=lambda record: record.entry.order)
 
 
-def _select(records: "list[QuarantinedRecord]", places: list[str] | None) -> "list[QuarantinedRecord]":
+def _select(
+    records: "list[QuarantinedRecord]", places: list[str] | None
+) -> "list[QuarantinedRecord]":
     by_place = {record.entry.place: record for record in records}
     if unknown := [place for place in places or () if place not in by_place]:
-        raise SettingsError(f"{unknown[0]} isn't in quarantine.", hint="cdc -p FILE quarantine list")
+        raise SettingsError(
+            f"{unknown[0]} isn't in quarantine.", hint="cdc -p FILE quarantine list"
+        )
     return [by_place[place] for place in (places or by_place)]
 
 

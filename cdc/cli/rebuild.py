@@ -1,4 +1,6 @@
-"""Verbs `cdc rebuild`, `cdc rollback`, `cdc generations`: generations of views beside the live one."""
+"""Verbs `cdc rebuild`, `cdc rollback`, `cdc generations`: generations of views beside the live
+one.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +20,15 @@ if TYPE_CHECKING:
     from cdc.sink.contract import Sink
 
 KEPT_S = 3600.0
-"""Seconds that a generation is retained when another command finishes a rollback that was killed."""
+"""Seconds that a generation is retained when another command finishes a rollback that was
+killed.
+"""
 SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
-Keep = Annotated[float, typer.Option(help="Hours that the previous generation is kept current for a rollback.", min=0)]
+Keep = Annotated[
+    float,
+    typer.Option(help="Hours that the previous generation is kept current for a rollback.", min=0),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,7 +57,9 @@ def rebuild(
     # A sink that can only switch all of its views builds all of them.
     tables = context.obj.select_tables(None if destination.promotes_all_tables else table)
     if reasons := [
-        reason for captured in tables if (reason := refusal_error(captured, destination.refusals, destination.name))
+        reason
+        for captured in tables
+        if (reason := refusal_error(captured, destination.refusals, destination.name))
     ]:
         raise combined_error(reasons)
     with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
@@ -66,7 +75,9 @@ def build(
     kept_s: float,
     show: "Callable[[GenerationBuild], object]",
 ) -> "dict[str, RetainedView]":
-    """Build a new generation and promote it. Returns the generations retained for a rollback, by table."""
+    """Build a new generation and promote it. Returns the generations retained for a rollback, by
+    table.
+    """
     from cdc.apply.schema_follower import SchemaFollower
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
@@ -76,7 +87,11 @@ def build(
     from cdc.verify.verification import verify
 
     def require_equal(candidate: "Sink", tables: "Sequence[Table]") -> None:
-        table_option = f" --table {tables[0].qualified}" if len(tables) == 1 and not sink.promotes_all_tables else ""
+        table_option = (
+            f" --table {tables[0].qualified}"
+            if len(tables) == 1 and not sink.promotes_all_tables
+            else ""
+        )
         prove(
             lambda: verify(spark, context.pipeline, tables, [candidate]),
             sink.name,
@@ -85,7 +100,9 @@ def build(
 
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)
-        settle_rollback(Registry(context.pipeline, kafka), sink, context.select_tables(None), kept_s)
+        settle_rollback(
+            Registry(context.pipeline, kafka), sink, context.select_tables(None), kept_s
+        )
         job = RebuildJob(
             sink,
             tables,
@@ -98,7 +115,9 @@ def build(
         return Rebuild(spark, context.pipeline, kafka, job).run()
 
 
-def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False) -> None:
+def rollback(
+    context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False
+) -> None:
     """Switch readers back to the previous generation.
 
     It has been kept as current as the live one. Run it again to undo.
@@ -119,7 +138,8 @@ def rollback(context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: 
 def generations(
     context: typer.Context,
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove generations that no rebuild and no rollback needs.")
+        bool,
+        typer.Option("--clean", help="Remove generations that no rebuild and no rollback needs."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -138,7 +158,9 @@ def generations(
             for sink in sinks:
                 _clean(registry, sink, tables)
         registry.read()
-        rows = [_to_row(registry.for_sink(sink.name), sink, table) for sink in sinks for table in tables]
+        rows = [
+            _to_row(registry.for_sink(sink.name), sink, table) for sink in sinks for table in tables
+        ]
     if as_json:
         return print_json({"generations": rows})
     out.print(render.generations(rows))
@@ -146,7 +168,9 @@ def generations(
 
 
 def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
-    """Remove generations that nobody needs. One of a killed rebuild stays: the next rebuild continues it."""
+    """Remove generations that nobody needs. One of a killed rebuild stays: the next rebuild
+    continues it.
+    """
     from cdc.generations.claim import claim
     from cdc.generations.rollback import settle_rollback
 
@@ -167,7 +191,9 @@ def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[s
     }
 
 
-def _print_result(sink: str, retained: "Mapping[str, RetainedView]", as_json: bool, outcome: str) -> None:
+def _print_result(
+    sink: str, retained: "Mapping[str, RetainedView]", as_json: bool, outcome: str
+) -> None:
     if as_json:
         names = {table: generation.name for table, generation in retained.items()}
         keep_until = max((generation.until for generation in retained.values()), default=None)

@@ -1,6 +1,8 @@
-"""Screens of the command line, drawn from plain data: tables that fit 80 columns where names are short.
+"""Screens of the command line, drawn from plain data: tables that fit 80 columns where names are
+short.
 
-No cell is wrapped or cut, so that its content can be copied and searched. What isn't known is shown as unknown.
+No cell is wrapped or cut, so that its content can be copied and searched. What isn't known is shown
+as unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from cdc.verify.comparison import Comparison
 
 OCCASIONALLY_S = 10.0
-"""Seconds between two lines about the same sink, where only its numbers change and output is no terminal."""
+"""Seconds between two lines about the same sink, where only its numbers change and output is no
+terminal.
+"""
 SILENT_S = 4.0
 """Seconds between two progress lines of a rebuild where output is no terminal."""
 HUNG_S = 10.0
@@ -44,7 +48,13 @@ WATCHED = {
 }
 VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 ENDED = {"caught up": "ended, caught up", "stopped": "ended"}
-COLOURS = {"running": "green", "caught up": "green", "stopped": "dim", "waiting": "yellow", "failed": "red"}
+COLOURS = {
+    "running": "green",
+    "caught up": "green",
+    "stopped": "dim",
+    "waiting": "yellow",
+    "failed": "red",
+}
 
 
 def endpoints(addresses: Mapping[str, str]) -> RenderableType:
@@ -74,7 +84,12 @@ def progress(sinks: Sequence[Progress]) -> RenderableType:
     for sink in sinks:
         state = Text(sink.state, COLOURS.get(sink.state, ""))
         grid.add_row(
-            sink.sink, state, f"{sink.applied.rows:,}", f"{sink.rows_per_s:,.0f}", _waiting(sink), _behind(sink)
+            sink.sink,
+            state,
+            f"{sink.applied.rows:,}",
+            f"{sink.rows_per_s:,.0f}",
+            _waiting(sink),
+            _behind(sink),
         )
     return Group(grid, *(Text(trouble, "yellow") for sink in sinks for trouble in _troubles(sink)))
 
@@ -95,9 +110,14 @@ def _troubles(sink: Progress) -> Iterator[str]:
     if sink.looked_s >= HUNG_S and sink.state == "running":
         yield f"{sink.sink} hasn't answered for {duration(sink.looked_s)}"
     if sink.error:
-        yield _with_since(f"{sink.sink}: {_with_advice(sink.error, sink.hint or '')}", sink.state_since)
+        yield _with_since(
+            f"{sink.sink}: {_with_advice(sink.error, sink.hint or '')}", sink.state_since
+        )
     for table, (message, hint) in sink.aside.items():
-        yield _with_since(f"{sink.sink}: {table} waits: {_with_advice(message, hint)}", sink.aside_since.get(table))
+        yield _with_since(
+            f"{sink.sink}: {table} waits: {_with_advice(message, hint)}",
+            sink.aside_since.get(table),
+        )
 
 
 def _with_advice(message: str, hint: str) -> str:
@@ -113,13 +133,21 @@ def generations(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     grid = _grid("sink", "table", "live", "beside", "")
     for row in rows:
         live, *other_generations = row["generations"] or [""]
-        grid.add_row(row["sink"], row["table"], live or "first", ", ".join(other_generations), row["phase"] or "")
+        grid.add_row(
+            row["sink"],
+            row["table"],
+            live or "first",
+            ", ".join(other_generations),
+            row["phase"] or "",
+        )
     return grid
 
 
 @contextmanager
 def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationBuild], None]]:
-    """Show the phases of a rebuild and its progress: a spinner on a terminal, elsewhere a line every few seconds."""
+    """Show the phases of a rebuild and its progress: a spinner on a terminal, elsewhere a line
+    every few seconds.
+    """
     if quiet:
         yield lambda _: None
         return
@@ -133,9 +161,13 @@ def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationB
                 phases.append(build.phase)
                 console.print(f"{build.sink}: {build.phase}", highlight=False)
             remaining = (
-                f", {build.remaining_s:.0f} s left" if build.remaining_s is not None and build.phase == "replay" else ""
+                f", {build.remaining_s:.0f} s left"
+                if build.remaining_s is not None and build.phase == "replay"
+                else ""
             )
-            counts = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{remaining}"
+            counts = (
+                f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{remaining}"
+            )
             line = f"{build.sink}: {build.phase} {counts}"
             status.update(line)
             if not console.is_terminal and time.monotonic() > printed_at + SILENT_S:
@@ -147,7 +179,9 @@ def building(console: Console, *, quiet: bool) -> Iterator[Callable[[GenerationB
 
 @contextmanager
 def live(console: Console, *, quiet: bool) -> Iterator[Callable[[Sequence[Progress]], None]]:
-    """Show the progress of all sinks: a live table on a terminal, elsewhere a dated line for each change."""
+    """Show the progress of all sinks: a live table on a terminal, elsewhere a dated line for each
+    change.
+    """
     if quiet:
         yield lambda _: None
     elif console.is_terminal:
@@ -170,15 +204,22 @@ class ProgressLog:
         self._shown: dict[str, tuple[Any, Any, float]] = {}
 
     def lines(self, sinks: Sequence[Progress], now: float) -> Iterator[str]:
-        """Yield the lines that are due at `now`, Unix seconds. Called at every tick of `cdc run`."""
+        """Yield the lines that are due at `now`, Unix seconds. Called at every tick of `cdc
+        run`.
+        """
         for sink in sinks:
             state = (sink.state, sink.error, tuple(sink.aside.items()), sink.looked_s >= HUNG_S)
             numbers = (sink.applied.rows, _waiting(sink))
             shown_state, shown_numbers, shown_at = self._shown.get(sink.sink, (None, None, 0.0))
-            if state != shown_state or (numbers != shown_numbers and now - shown_at >= OCCASIONALLY_S):
+            if state != shown_state or (
+                numbers != shown_numbers and now - shown_at >= OCCASIONALLY_S
+            ):
                 self._shown[sink.sink] = state, numbers, now
                 yield f"{clock(now)} {_line(sink)}"
-                yield from (f"{clock(now)} {trouble}" for trouble in (_troubles(sink) if state != shown_state else ()))
+                yield from (
+                    f"{clock(now)} {trouble}"
+                    for trouble in (_troubles(sink) if state != shown_state else ())
+                )
 
 
 def _line(sink: Progress) -> str:
@@ -199,8 +240,16 @@ def comparisons(results: Sequence[Comparison]) -> RenderableType:
     """Draw the results of `cdc verify`, and a sample of the differences."""
     grid = _grid("table", "sink", ">source", ">view", ">missing", ">extra", ">different", "")
     for result in results:
-        counts = (result.source_rows, result.view_rows, result.missing, result.extra, result.different)
-        grid.add_row(result.table, result.sink, *(f"{count:,}" for count in counts), _verdict(result))
+        counts = (
+            result.source_rows,
+            result.view_rows,
+            result.missing,
+            result.extra,
+            result.different,
+        )
+        grid.add_row(
+            result.table, result.sink, *(f"{count:,}" for count in counts), _verdict(result)
+        )
     samples = [
         Text(
             f"{result.table} in {result.sink}: {difference.kind} {difference.id}"
@@ -215,7 +264,11 @@ def comparisons(results: Sequence[Comparison]) -> RenderableType:
 def _verdict(result: Comparison) -> Text:
     """Say the verdict; undecided rows are counted for a view that differs as well."""
     undecided = f"{result.undecided:,} undecided" if result.undecided else ""
-    words = {"equal": "equal", "undecided": undecided, "differs": ", ".join(filter(None, ("differs", undecided)))}
+    words = {
+        "equal": "equal",
+        "undecided": undecided,
+        "differs": ", ".join(filter(None, ("differs", undecided))),
+    }
     return Text(words[result.verdict], VERDICTS[result.verdict])
 
 
@@ -223,7 +276,11 @@ def audits(results: Sequence[Audit]) -> RenderableType:
     """Draw the results of `cdc topics audit`, and its findings."""
     grid = _grid("table", ">records", ">keys", ">compaction saves", ">dirty", "")
     for result in results:
-        verdict = Text("can't be replayed", "red") if not result.replayable else Text("replayable", "green")
+        verdict = (
+            Text("can't be replayed", "red")
+            if not result.replayable
+            else Text("replayable", "green")
+        )
         grid.add_row(
             result.table,
             f"{result.records:,}",
@@ -249,7 +306,8 @@ def _list_keys(keys: Sequence[str]) -> str:
 
 
 def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableType:
-    """Draw the screen of `cdc status`: problems with the command to run, then each hop, then each view.
+    """Draw the screen of `cdc status`: problems with the command to run, then each hop, then each
+    view.
 
     `lines`: a sentence for each problem, or the one that says that there is none.
     """
@@ -266,14 +324,24 @@ def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableTy
                 _age(view.at) if measured else UNKNOWN,
             )
     colour = {"ok": "green", "degraded": "yellow"}.get(verdict, "red")
-    first = Text.assemble((f"{verdict}: ", f"bold {colour}"), (_sentence(snapshot.problems[:1], lines[0]), "bold"))
+    first = Text.assemble(
+        (f"{verdict}: ", f"bold {colour}"), (_sentence(snapshot.problems[:1], lines[0]), "bold")
+    )
     problems = [
         Text(_sentence([problem], line), "red" if problem.severity == "down" else "yellow")
         for problem, line in zip(snapshot.problems[1:LISTED], lines[1:LISTED], strict=False)
     ]
-    more = [Text(f"and {len(lines) - LISTED} more: --json has all of them")] if len(lines) > LISTED else []
-    watch = [Text(WATCHED[snapshot.definitions], "yellow")] if snapshot.definitions in WATCHED else []
-    return Group(first, *problems, *more, Text(), _hops(snapshot), Text(), views, *watch, *_holes(snapshot))
+    more = (
+        [Text(f"and {len(lines) - LISTED} more: --json has all of them")]
+        if len(lines) > LISTED
+        else []
+    )
+    watch = (
+        [Text(WATCHED[snapshot.definitions], "yellow")] if snapshot.definitions in WATCHED else []
+    )
+    return Group(
+        first, *problems, *more, Text(), _hops(snapshot), Text(), views, *watch, *_holes(snapshot)
+    )
 
 
 def _view_lag(view: ViewStatus) -> str:
@@ -299,21 +367,38 @@ def _account(sink: SinkStatus) -> str:
     """Balance the records that `cdc run` has read against what became of them."""
     if not (counts := sink.applied):
         return ""
-    parts = {"applied": counts.rows, "folded": counts.folded, "stale": counts.stale, "quarantined": counts.quarantined}
-    return f"{counts.read:,} read = " + " + ".join(f"{count:,} {name}" for name, count in parts.items())
+    parts = {
+        "applied": counts.rows,
+        "folded": counts.folded,
+        "stale": counts.stale,
+        "quarantined": counts.quarantined,
+    }
+    return f"{counts.read:,} read = " + " + ".join(
+        f"{count:,} {name}" for name, count in parts.items()
+    )
 
 
 def _hops(snapshot: Status) -> RenderableType:
     grid = _grid("hop", "state", "")
     unread = {problem.part for problem in snapshot.problems}
     if slot := snapshot.slot:
-        bytes_ = f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
-        grid.add_row("slot", "active" if slot.active else Text("not read", "red"), f"{bytes_}, {slot.wal_status}")
+        bytes_ = (
+            f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
+        )
+        grid.add_row(
+            "slot",
+            "active" if slot.active else Text("not read", "red"),
+            f"{bytes_}, {slot.wal_status}",
+        )
     else:
         grid.add_row("slot", Text(UNKNOWN if "postgres" in unread else "missing", "red"))
     if connector := snapshot.connector:
         tasks = ", ".join(connector.tasks) or "none"
-        grid.add_row("connector", Text(connector.state, "" if connector.state == "RUNNING" else "red"), f"task {tasks}")
+        grid.add_row(
+            "connector",
+            Text(connector.state, "" if connector.state == "RUNNING" else "red"),
+            f"task {tasks}",
+        )
     else:
         grid.add_row("connector", Text(UNKNOWN, "red"))
     if heartbeat := snapshot.heartbeat:
@@ -323,7 +408,9 @@ def _hops(snapshot: Status) -> RenderableType:
         grid.add_row("heartbeat", Text(UNKNOWN if "kafka" in unread else "none yet", "red"))
     for sink in snapshot.sinks:
         grid.add_row(
-            sink.name, Text(ENDED.get(sink.state, sink.state), COLOURS.get(sink.state, "yellow")), _activity(sink)
+            sink.name,
+            Text(ENDED.get(sink.state, sink.state), COLOURS.get(sink.state, "yellow")),
+            _activity(sink),
         )
     return grid
 
@@ -346,7 +433,9 @@ def _age(moment: float | None) -> str:
 
 
 class Grid:
-    """A table without lines: columns as wide as their widest cell, no spaces at the end of a line."""
+    """A table without lines: columns as wide as their widest cell, no spaces at the end of a
+    line.
+    """
 
     def __init__(self, headings: Sequence[str]) -> None:
         self._right = [heading.startswith(">") for heading in headings]
@@ -367,7 +456,9 @@ class Grid:
         line = Text()
         for cell, width, right in zip(row, widths, self._right, strict=True):
             room = " " * (width - cell.cell_len)
-            line.append_text(Text.assemble(room, cell, " ") if right else Text.assemble(cell, room, " "))
+            line.append_text(
+                Text.assemble(room, cell, " ") if right else Text.assemble(cell, room, " ")
+            )
         line.rstrip()
         return line
 

@@ -23,7 +23,10 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
     """Create the topics that are missing, and show them all, unless another verb follows."""
     if context.invoked_subcommand is not None:
         if as_json:
-            raise SettingsError("--json goes after the verb.", hint=f"cdc topics {context.invoked_subcommand} --json")
+            raise SettingsError(
+                "--json goes after the verb.",
+                hint=f"cdc topics {context.invoked_subcommand} --json",
+            )
         return None
     from cdc.audit.lowered_settings import restore
     from cdc.kafka.topics import Topics
@@ -59,14 +62,16 @@ def compact(
     tombstones: Annotated[
         bool, typer.Option("--tombstones", help="Remove tombstones as well; waits for the views.")
     ] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.")] = 600,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait for the broker.")
+    ] = 600,
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
     """Have the broker compact topics now.
 
-    Waits until the views that need a topic's records have applied them. Settings that are lowered for
-    it are restored, even after a crash.
+    Waits until the views that need a topic's records have applied them. Settings that are lowered
+    for it are restored, even after a crash.
     """
     from cdc.audit.compaction import CompactionOptions, restored_on_sigterm
     from cdc.audit.compaction import compact as compact_topics
@@ -87,7 +92,9 @@ def compact(
     if as_json:
         return print_json({"topics": [asdict(topic) for topic in compacted]})
     for topic in compacted:
-        words = f"{topic.topic}: {topic.before:,} records, now {topic.records:,} of {topic.keys:,} keys"
+        words = (
+            f"{topic.topic}: {topic.before:,} records, now {topic.records:,} of {topic.keys:,} keys"
+        )
         out.print(words, highlight=False)
     return None
 
@@ -96,7 +103,8 @@ def compact(
 def renew(
     context: typer.Context,
     table: Annotated[
-        list[str], typer.Option("--table", help="Table whose topic is renewed, as schema.table. Repeatable.")
+        list[str],
+        typer.Option("--table", help="Table whose topic is renewed, as schema.table. Repeatable."),
     ],
     as_json: Json = False,
 ) -> None:
@@ -113,7 +121,9 @@ def renew(
     for captured in renewed:
         for sink in context.obj.pipeline.sinks:
             out.print(
-                call.complete_commands(f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}"),
+                call.complete_commands(
+                    f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}"
+                ),
                 highlight=False,
             )
     return None
@@ -125,9 +135,14 @@ def audit(
     table: TableName = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Send rows again that the log no longer holds completely, then audit again."),
+        typer.Option(
+            "--repair",
+            help="Send rows again that the log no longer holds completely, then audit again.",
+        ),
     ] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the repaired rows.")] = 600,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait for the repaired rows.")
+    ] = 600,
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
@@ -172,5 +187,6 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
         problem = "can't make their views again" if unreplayable else "can't continue their views"
         first = (unreplayable or defective)[0]
         raise DivergenceError(
-            f"{len(unreplayable or defective)} of {len(results)} topics {problem}.", hint=first.defects[0].hint
+            f"{len(unreplayable or defective)} of {len(results)} topics {problem}.",
+            hint=first.defects[0].hint,
         )

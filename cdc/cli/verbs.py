@@ -1,4 +1,6 @@
-"""Entry of the command line: parse the options of a verb, have `cdc.runtime` wire the parts, print and exit."""
+"""Entry of the command line: parse the options of a verb, have `cdc.runtime` wire the parts, print
+and exit.
+"""
 
 import os
 import sys
@@ -14,7 +16,18 @@ import structlog
 import typer
 
 from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify
-from cdc.cli.console import Json, Master, call, configure_logging, err, out, print_error, print_failure, print_json, say
+from cdc.cli.console import (
+    Json,
+    Master,
+    call,
+    configure_logging,
+    err,
+    out,
+    print_error,
+    print_failure,
+    print_json,
+    say,
+)
 from cdc.cli.extras import missing_extra
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
@@ -51,7 +64,9 @@ StackKind = Annotated[
 log = structlog.get_logger()
 USAGE_HINT = "cdc --help lists the verbs, cdc VERB --help the options of one"
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
-"""Three slots a core: most of a task is waiting, and a long warehouse task must not hold up the cache."""
+"""Three slots a core: most of a task is waiting, and a long warehouse task must not hold up the
+cache.
+"""
 
 
 def show_version(requested: bool) -> None:
@@ -64,13 +79,18 @@ def show_version(requested: bool) -> None:
 @app.callback()
 def options(
     context: typer.Context,
-    pipeline: Annotated[Path, typer.Option("-p", "--pipeline", help="The pipeline file.")] = Path("pipeline.yaml"),
+    pipeline: Annotated[Path, typer.Option("-p", "--pipeline", help="The pipeline file.")] = Path(
+        "pipeline.yaml"
+    ),
     state: Annotated[
         Path | None,
-        typer.Option(help="Folder where the local stack and `run` keep their state. Default: one per pipeline."),
+        typer.Option(
+            help="Folder where the local stack and `run` keep their state. Default: one per pipeline."
+        ),
     ] = None,
     _: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Take the options that all verbs share."""
@@ -115,7 +135,11 @@ def down(
 def register(
     context: typer.Context,
     another_server: Annotated[
-        bool, typer.Option("--another-server", help="Postgres was replaced: build all views again from the new server.")
+        bool,
+        typer.Option(
+            "--another-server",
+            help="Postgres was replaced: build all views again from the new server.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -131,7 +155,10 @@ def register(
         catalog.refuse_published(connection, catalog_context.pipeline)
         catalog_context.require_supported_columns(connection)
     registered = register_connector(
-        catalog_context.pipeline, catalog_context.tables, another_server=another_server, progress=say
+        catalog_context.pipeline,
+        catalog_context.tables,
+        another_server=another_server,
+        progress=say,
     )
     if as_json:
         return print_json(registered.to_dict())
@@ -143,8 +170,12 @@ def register(
 def run(
     context: typer.Context,
     sink: SinkNames = None,
-    until_caught_up: Annotated[bool, typer.Option(help="Stop when everything in the topics is applied.")] = False,
-    for_s: Annotated[float | None, typer.Option("--for", help="Stop after this many seconds.")] = None,
+    until_caught_up: Annotated[
+        bool, typer.Option(help="Stop when everything in the topics is applied.")
+    ] = False,
+    for_s: Annotated[
+        float | None, typer.Option("--for", help="Stop after this many seconds.")
+    ] = None,
     master: Master = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -161,7 +192,8 @@ def run(
         except Exception as error:
             if not stopping.is_set():
                 raise
-            # The signal also ends children of this process, so starting fails at one of them: that is no error.
+            # The signal also ends children of this process, so starting fails at one of them: that
+            # is no error.
             log.info("stopped_while_starting", error=kind(error))
             progress, errors = [], []
     if as_json:
@@ -184,7 +216,9 @@ class RunLimits:
 def _apply(
     context: Context, chosen: list[str] | None, master: str, limits: RunLimits, *, quiet: bool
 ) -> "tuple[list[Progress], list[CdcError]]":
-    """Run the streams of the sinks to their end: their progress, and the errors that ended some of them."""
+    """Run the streams of the sinks to their end: their progress, and the errors that ended some of
+    them.
+    """
     from cdc.apply.progress import publish
     from cdc.apply.supervisor import supervise
     from cdc.audit.lowered_settings import restore
@@ -205,14 +239,21 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with spark_on(master) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
-        with compare_periodically(context.load) as uncompared_s, render.live(err, quiet=quiet) as show:
+        with (
+            compare_periodically(context.load) as uncompared_s,
+            render.live(err, quiet=quiet) as show,
+        ):
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.runs, progress, uncompared_s())
                 show(progress)
 
             errors = supervise(
-                streams, stopping, until_caught_up=limits.until_caught_up, for_s=limits.for_s, on_tick=tick
+                streams,
+                stopping,
+                until_caught_up=limits.until_caught_up,
+                for_s=limits.for_s,
+                on_tick=tick,
             )
     for sink in sinks:
         sink.close()
@@ -233,7 +274,9 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
     started, pipeline = time.monotonic(), context.obj.pipeline_to_show
     readers = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
-    collected = collect(pipeline, positions=readers, progress=load_published(context.obj.runs), started=started)
+    collected = collect(
+        pipeline, positions=readers, progress=load_published(context.obj.runs), started=started
+    )
     health = diagnose(collected)
     if as_json:
         print_json(document(health))
@@ -273,7 +316,9 @@ def main() -> NoReturn:
         code = app(hoist_global_options(sys.argv[1:]), standalone_mode=False)
     except typer.Abort:
         if as_json:
-            print_failure(Interrupted("Interrupted.", hint="run the same command again to continue"))
+            print_failure(
+                Interrupted("Interrupted.", hint="run the same command again to continue")
+            )
         sys.exit(Interrupted.exit_code)
     except Exception as error:
         # Usage errors of typer print themselves.
@@ -290,7 +335,9 @@ def main() -> NoReturn:
 
 
 def _failure(error: Exception) -> CdcError:
-    """Classify an error. One without a class is a bug: its trace is logged, without the values it quotes."""
+    """Classify an error. One without a class is a bug: its trace is logged, without the values it
+    quotes.
+    """
     if isinstance(error, CdcError):
         return error
     if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):

@@ -1,4 +1,6 @@
-"""Verb `cdc verify`: compare the views with their source while applications write, once or repeatedly."""
+"""Verb `cdc verify`: compare the views with their source while applications write, once or
+repeatedly.
+"""
 
 import re
 import time
@@ -24,16 +26,26 @@ if TYPE_CHECKING:
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
 TableName = Annotated[str | None, typer.Option(help="Only this table, as schema.table.")]
 Sample = Annotated[
-    float | None, typer.Option(help="Percent of the rows to compare, different ones each time.", min=0.01, max=100)
+    float | None,
+    typer.Option(
+        help="Percent of the rows to compare, different ones each time.", min=0.01, max=100
+    ),
 ]
 Since = Annotated[
-    str | None, typer.Option(help="Only rows changed since 90s, 30m, 2h, 1d ago, or since a time with zone.")
+    str | None,
+    typer.Option(help="Only rows changed since 90s, 30m, 2h, 1d ago, or since a time with zone."),
 ]
-Rate = Annotated[float | None, typer.Option(help="Most rows per second to read from Postgres.", min=1)]
+Rate = Annotated[
+    float | None, typer.Option(help="Most rows per second to read from Postgres.", min=1)
+]
 Every = Annotated[str | None, typer.Option(help="Repeat, with a pause of this length: 30m, 1h.")]
-MetricsPort = Annotated[int | None, typer.Option(help="With --every: port from which Prometheus fetches the results.")]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="With --every: port from which Prometheus fetches the results.")
+]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for a view that is behind.")]
-Repair = Annotated[bool, typer.Option("--repair", help="Send rows that differ through the log again.")]
+Repair = Annotated[
+    bool, typer.Option("--repair", help="Send rows that differ through the log again.")
+]
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -58,30 +70,46 @@ def verify(
 ) -> None:
     """Compare rows and columns of the views with Postgres.
 
-    Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be decided.
+    Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be
+    decided.
     """
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import Options
     from cdc.verify.verification import verify as verify_views
 
     if metrics is not None and not every:
-        raise SettingsError("--metrics is for a comparison that is repeated.", hint="add --every 1h")
-    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(sink), context.obj.select_tables(table)
+        raise SettingsError(
+            "--metrics is for a comparison that is repeated.", hint="add --every 1h"
+        )
+    pipeline, sinks, tables = (
+        context.obj.pipeline,
+        context.obj.sinks(sink),
+        context.obj.select_tables(table),
+    )
 
     def compare(spark: "SparkSession") -> "list[Comparison]":
         options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
         results = verify_views(spark, pipeline, tables, sinks, options, tell=say)
-        return repair_differences(spark, pipeline, tables, sinks, options, results) if repair else results
+        return (
+            repair_differences(spark, pipeline, tables, sinks, options, results)
+            if repair
+            else results
+        )
 
-    check_connector(pipeline, [destination.name for destination in sinks], context.obj.runs, timeout)
+    check_connector(
+        pipeline, [destination.name for destination in sinks], context.obj.runs, timeout
+    )
     with spark_on(master) as spark:
         if every:
             _repeat(lambda: compare(spark), seconds(every), metrics, context.obj.runs, as_json)
         report(compare(spark), as_json)
 
 
-def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout_s: float) -> None:
-    """Find out before any waiting whether the views can catch up. Only runs of this machine are known.
+def check_connector(
+    pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout_s: float
+) -> None:
+    """Find out before any waiting whether the views can catch up. Only runs of this machine are
+    known.
 
     Raises:
         ConnectorError: no change comes through the connector.
@@ -98,16 +126,26 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, ti
         message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker gives no reason'}"
         raise ConnectorError(full_stopped(message), hint="cdc -p FILE register")
     runs_by_sink = load_published(runs)
-    if idle := [name for name in sinks if name not in runs_by_sink or runs_by_sink[name].state not in WORKING]:
+    if idle := [
+        name
+        for name in sinks
+        if name not in runs_by_sink or runs_by_sink[name].state not in WORKING
+    ]:
         consequence = f"views that are behind are waited for, {timeout_s:g} s at most (--timeout)"
         say(f"no `cdc run` of this machine is at work on {', '.join(idle)}: {consequence}")
     say("starting Spark")
 
 
 def _repeat(
-    compare: "Callable[[], list[Comparison]]", pause_s: float, port: int | None, runs: Path, as_json: bool
+    compare: "Callable[[], list[Comparison]]",
+    pause_s: float,
+    port: int | None,
+    runs: Path,
+    as_json: bool,
 ) -> NoReturn:
-    """Compare until somebody ends it. An error is printed and counted, and the next comparison is made all the same."""
+    """Compare until somebody ends it. An error is printed and counted, and the next comparison is
+    made all the same.
+    """
     from cdc.apply.progress import load_published
     from cdc.observe.metrics import Metrics
 
@@ -130,7 +168,9 @@ def seconds(text: str) -> float:
     """Parse a length of time: `90s`, `30m`, `2h`, `1d`. Raises SettingsError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not match:
-        raise SettingsError(f"{text!r} isn't a length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d")
+        raise SettingsError(
+            f"{text!r} isn't a length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d"
+        )
     return float(match[1]) * UNITS_S[match[2]]
 
 
@@ -160,7 +200,11 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
     if as_json:
         views = [result.to_dict() for result in results]
         print_json(
-            {"equal": bool(results) and all(result.equal for result in results), "undecided": undecided, "views": views}
+            {
+                "equal": bool(results) and all(result.equal for result in results),
+                "undecided": undecided,
+                "views": views,
+            }
         )
     else:
         out.print(render.comparisons(results))

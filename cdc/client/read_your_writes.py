@@ -66,13 +66,17 @@ def token(connection: "psycopg.Connection[Any]") -> str:
         Postgres refuses.
     """
     if connection.info.transaction_status != TransactionStatus.IDLE:
-        raise SourceError("A token is taken after the commit, not within a transaction.", hint="call commit() first")
+        raise SourceError(
+            "A token is taken after the commit, not within a transaction.",
+            hint="call commit() first",
+        )
     try:
         with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
             row = cursor.execute(WRITE_MESSAGE).fetchone()
     except psycopg.Error as error:
         raise SourceError(
-            f"Postgres gives no token: {type(error).__name__}.", hint="take it on the primary, as a role that may write"
+            f"Postgres gives no token: {type(error).__name__}.",
+            hint="take it on the primary, as a role that may write",
         ) from error
     assert row is not None
     return str(row[0])
@@ -199,7 +203,11 @@ def view(path: str | Path, sink: str, table: str) -> View:
     """
     context = Context(Path(path), None)
     (destination,) = context.sinks([sink])
-    return View(context.pipeline, destination, source.table_named(source.tables_by_name_only(context.pipeline), table))
+    return View(
+        context.pipeline,
+        destination,
+        source.table_named(source.tables_by_name_only(context.pipeline), table),
+    )
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""The codec: records of the log to changes, and rows in every form of a view. Plain Python over bytes.
+"""The codec: records of the log to changes, and rows in every form of a view. Plain Python over
+bytes.
 
 Neither Spark nor a server is needed: `RecordDecoder([table], placeholder).decode(topic, key,
 value)` at a prompt tells what a record says, `codec(table)` gives its row as a document and as

@@ -1,4 +1,5 @@
-"""Forms of a row in a view: a document, or the values of columns; and how a row is filled from an older one.
+"""Forms of a row in a view: a document, or the values of columns; and how a row is filled from an
+older one.
 
 A change need not carry every value of its row. A missing value is null and its column is named in
 `missing`. An older change of the same row, or the view, supplies it. No other value of the older
@@ -27,15 +28,23 @@ class Form(Protocol):
     """
 
     def converter(self, table: Table) -> Callable[[bytes], Any]:
-        """Return the conversion from the connector's JSON of a row; called once per partition and task.
+        """Return the conversion from the connector's JSON of a row; called once per partition and
+        task.
 
         The conversion raises Unreadable for a row that a view can't hold.
         """
 
     def fill(
-        self, table: Table, value: Any, missing: Sequence[str], older: Any, older_missing: Sequence[str]
+        self,
+        table: Table,
+        value: Any,
+        missing: Sequence[str],
+        older: Any,
+        older_missing: Sequence[str],
     ) -> FilledValue:
-        """Fill missing values of a row from an older state of it, which itself misses `older_missing`."""
+        """Fill missing values of a row from an older state of it, which itself misses
+        `older_missing`.
+        """
 
     def size(self, value: Any) -> int:
         """Estimate the bytes of memory that a row takes."""
@@ -59,11 +68,15 @@ class Documents:
         """Copy missing members from the older document, as text."""
         filled_members, older_members = members(value), members(older)
         # A view that was made before the column was added doesn't hold it: its value is unknown.
-        available = [name for name in missing if name in older_members and name not in older_missing]
+        available = [
+            name for name in missing if name in older_members and name not in older_missing
+        ]
         if not available:
             return FilledValue(value, tuple(missing))
         filled_members.update((name, older_members[name]) for name in available)
-        return FilledValue(joined(filled_members), tuple(name for name in missing if name not in available))
+        return FilledValue(
+            joined(filled_members), tuple(name for name in missing if name not in available)
+        )
 
     def size(self, value: bytes) -> int:
         """Count the bytes of the document."""
@@ -71,7 +84,9 @@ class Documents:
 
 
 class Values:
-    """Rows as the values of warehouse columns, in the table's order, as `pyarrow.array` takes them."""
+    """Rows as the values of warehouse columns, in the table's order, as `pyarrow.array` takes
+    them.
+    """
 
     ROW_BYTES, VALUE_BYTES = 64, 56
 
@@ -87,7 +102,9 @@ class Values:
         older: tuple[Any, ...],
         older_missing: Sequence[str],
     ) -> FilledValue:
-        """Copy missing values from the older row; a column that the table has no more is left out."""
+        """Copy missing values from the older row; a column that the table has no more is left
+        out.
+        """
         indices = {column.name: index for index, column in enumerate(table.columns)}
         filled = list(value)
         for name in missing:

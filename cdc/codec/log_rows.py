@@ -42,8 +42,8 @@ NOTHING: frozenset[str] = frozenset()
 class RecordSummary(NamedTuple):
     """What an audit needs to know of a record; as columns they are `SUMMARY`.
 
-    id        of its row; None where the key isn't one of the table
-    says      KEYLESS or FOREIGN: of no row. UNREADABLE: no change that the views can hold, also one from before a
+    id        of its row; None where the key isn't one of the table says      KEYLESS or FOREIGN: of
+    no row. UNREADABLE: no change that the views can hold, also one from before a
               TRUNCATE. DEAD: from before that, or of another server. TOMBSTONE, DELETE, ROW: what a view makes of it
     living    whether a view would make that of it; a tombstone may be dead, too
     outdated  a row from before the definition that tells what it means
@@ -63,7 +63,8 @@ class RecordSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordClassifier:
-    """Looks at the records of one topic as a rebuild of all its views would meet them. Can be pickled.
+    """Looks at the records of one topic as a rebuild of all its views would meet them. Can be
+    pickled.
 
     warehouse  whether one of the views is a warehouse, which can't hold all that the others can
     below      the LSN from which on records are what the table's definition makes of them
@@ -83,7 +84,9 @@ class RecordClassifier:
             columns = (batch.column(name).to_pylist() for name in RECORDS)
             yield _batch([self.classify(*record) for record in zip(*columns, strict=True)])
 
-    def classify(self, key: bytes | None, value: bytes | None, partition: int, offset: int) -> RecordSummary:
+    def classify(
+        self, key: bytes | None, value: bytes | None, partition: int, offset: int
+    ) -> RecordSummary:
         """Say what a rebuild would make of one record."""
         if key is None:
             return RecordSummary(partition, offset, None, KEYLESS)
@@ -96,7 +99,9 @@ class RecordClassifier:
             return RecordSummary(partition, offset, row_id, TOMBSTONE if value is None else DEAD)
         return self._change(row_id, key, value, partition, offset)
 
-    def _change(self, row_id: str, key: bytes, value: bytes | None, partition: int, offset: int) -> RecordSummary:
+    def _change(
+        self, row_id: str, key: bytes, value: bytes | None, partition: int, offset: int
+    ) -> RecordSummary:
         try:
             change = self._decoder.decode(self.table.topic, key, value)
         except Unreadable:
@@ -107,7 +112,9 @@ class RecordClassifier:
         if change.row is not None and self._codec.problem(change.row, warehouse=self.warehouse):
             return RecordSummary(partition, offset, row_id, UNREADABLE)
         if change.row is None:
-            return RecordSummary(partition, offset, row_id, TOMBSTONE if value is None else DELETE, living=True)
+            return RecordSummary(
+                partition, offset, row_id, TOMBSTONE if value is None else DELETE, living=True
+            )
         return self._row(change, change.row, partition, offset)
 
     def _row(self, change: Change, row: bytes, partition: int, offset: int) -> RecordSummary:
@@ -117,7 +124,9 @@ class RecordClassifier:
             carried &= self._columns
         carried_columns = None if carried == self._columns else sorted(carried)
         missing = list(change.missing) or None
-        return RecordSummary(partition, offset, change.id, ROW, True, outdated, missing, carried_columns)
+        return RecordSummary(
+            partition, offset, change.id, ROW, True, outdated, missing, carried_columns
+        )
 
     def _first_offset(self, partition: int) -> int:
         first_offsets = self.reading.first_offsets.get(self.table.topic, ())
@@ -145,7 +154,8 @@ class RecordClassifier:
 
 
 def unknown(table: Table) -> Work:
-    """The ids of rows whose newest change lacks a value that a view which is empty couldn't give it.
+    """The ids of rows whose newest change lacks a value that a view which is empty couldn't give
+    it.
 
     In:  `RecordSummary` of some rows, whatever is living or UNREADABLE of them; those of a row and
          partition one after the other, in the order of offsets
@@ -171,13 +181,17 @@ def unknown(table: Table) -> Work:
 
 
 class RowHistory:
-    """The changes of one row since the last that was whole: which values they leave in an empty view."""
+    """The changes of one row since the last that was whole: which values they leave in an empty
+    view.
+    """
 
     def __init__(self, columns: frozenset[str], place: tuple[str, int] | None = None) -> None:
         self.place, self._columns = place, columns
         self._known_columns, self._has_gap = NOTHING, False
 
-    def add(self, says: str, missing: Collection[str] | None, carried: Collection[str] | None) -> None:
+    def add(
+        self, says: str, missing: Collection[str] | None, carried: Collection[str] | None
+    ) -> None:
         """Take note of the next change of the row."""
         if says == ROW:
             kept_values = self._known_columns.intersection(missing or ())
@@ -204,10 +218,15 @@ def documents(table: Table) -> Work:
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoder, document = RecordDecoder([table], DecodeOptions().placeholder), codec(table).document
+        decoder, document = (
+            RecordDecoder([table], DecodeOptions().placeholder),
+            codec(table).document,
+        )
         for batch in batches:
             rows: list[tuple[str, bytes | None]] = []
-            for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
+            for key, value in zip(
+                batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True
+            ):
                 try:
                     change = decoder.decode(table.topic, key, value)
                     rows.append((change.id, None if change.row is None else document(change.row)))
@@ -226,7 +245,9 @@ def ids(table: Table) -> Work:
 
         decoder = RecordDecoder([table], DecodeOptions().placeholder)
         for batch in batches:
-            pairs = [(decoder.row_id(table.topic, key), key) for key in batch.column("key").to_pylist()]
+            pairs = [
+                (decoder.row_id(table.topic, key), key) for key in batch.column("key").to_pylist()
+            ]
             pairs_of_table = [pair for pair in pairs if pair[0] is not None]
             row_ids = pa.array([row_id for row_id, _ in pairs_of_table], pa.string())
             keys = pa.array([key for _, key in pairs_of_table], pa.binary())
@@ -240,7 +261,10 @@ def _batch(summaries: list[RecordSummary]) -> pa.RecordBatch:
 
     texts = pa.list_(pa.string())
     types = (pa.int32(), pa.int64(), pa.string(), pa.string(), pa.bool_(), pa.bool_(), texts, texts)
-    columns = [pa.array([record[index] for record in summaries], type_) for index, type_ in enumerate(types)]
+    columns = [
+        pa.array([record[index] for record in summaries], type_)
+        for index, type_ in enumerate(types)
+    ]
     return pa.RecordBatch.from_arrays(columns, names=list(RecordSummary._fields))
 
 

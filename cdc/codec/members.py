@@ -1,4 +1,6 @@
-"""Members of JSON documents, as text: values move between documents untouched, and no number is rounded."""
+"""Members of JSON documents, as text: values move between documents untouched, and no number is
+rounded.
+"""
 
 from collections.abc import Mapping
 
@@ -13,7 +15,8 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def members(document: bytes) -> dict[str, msgspec.Raw]:
-    """Split a JSON object into its members, each value as its own text; the last of several with one name wins.
+    """Split a JSON object into its members, each value as its own text; the last of several with
+    one name wins.
 
     Raises:
         Unreadable: it is no JSON object, or is nested deeper than Python goes (about a thousand
@@ -27,4 +30,8 @@ def members(document: bytes) -> dict[str, msgspec.Raw]:
 
 def joined(values: Mapping[str, msgspec.Raw | bytes]) -> bytes:
     """Join members to a JSON object: the inverse of `members`."""
-    return b"{" + b",".join([b"%b:%b" % (encode(name), value) for name, value in values.items()]) + b"}"
+    return (
+        b"{"
+        + b",".join([b"%b:%b" % (encode(name), value) for name, value in values.items()])
+        + b"}"
+    )

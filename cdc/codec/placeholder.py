@@ -20,14 +20,27 @@ from cdc.model.table import Table
 
 
 class CarriedRow(NamedTuple):
-    """A row with null in the place of every placeholder, and the names of the columns that had one."""
+    """A row with null in the place of every placeholder, and the names of the columns that had
+    one.
+    """
 
     row: bytes
     missing: tuple[str, ...]
 
 
 TEXT_ONLY = (
-    *("smallint", "integer", "bigint", "real", "double", "boolean", "text", "numeric", "money", "json"),
+    *(
+        "smallint",
+        "integer",
+        "bigint",
+        "real",
+        "double",
+        "boolean",
+        "text",
+        "numeric",
+        "money",
+        "json",
+    ),
     *("date", "time", "timetz", "timestamp", "timestamptz", "interval"),
 )
 """Kinds whose value is never missing, or has the placeholder as plain text."""
@@ -48,7 +61,9 @@ class Placeholder:
         self._text = _finder(text)
         # A table that was reshaped had other columns; one whose rows pass through may have some
         # that nobody knows yet.
-        text_only = document_words(table) is None and all(kind(item.type).name in TEXT_ONLY for item in table.columns)
+        text_only = document_words(table) is None and all(
+            kind(item.type).name in TEXT_ONLY for item in table.columns
+        )
         text_only &= not table.reshaped
         other_marks = () if text_only else (encoded, uuid_text, _compact(list(raw))[1:-1])
         self._other_marks = tuple(map(_finder, other_marks))
@@ -76,7 +91,9 @@ class Placeholder:
 
 
 def _finder(mark: str) -> Callable[[bytes], object]:
-    """Return a search for a mark in rows: a regular expression takes less than half the time of `in` here."""
+    """Return a search for a mark in rows: a regular expression takes less than half the time of
+    `in` here.
+    """
     return re.compile(re.escape(mark.encode())).search
 
 

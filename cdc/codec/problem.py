@@ -18,7 +18,9 @@ class Unreadable(ValueError):
 
 
 class ValueNotRepresentable(Unreadable):
-    """A value that a view has no way to hold, or that the connector has damaged; column is schema.table.name (type)."""
+    """A value that a view has no way to hold, or that the connector has damaged; column is
+    schema.table.name (type).
+    """
 
     def __init__(self, problem: str, column: str) -> None:
         super().__init__(problem)

@@ -33,7 +33,9 @@ def reader(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
 
 
 def checker(fields: Mapping[str, Any]) -> Callable[[bytes], None]:
-    """Build a function that raises as `reader`'s does where a member isn't of its type, and returns nothing."""
+    """Build a function that raises as `reader`'s does where a member isn't of its type, and returns
+    nothing.
+    """
     texts = [name for name, type_ in fields.items() if type_ is str]
     if any(map(UNNAMEABLE.search, fields)):
         read = reader(fields)
@@ -81,18 +83,25 @@ def _decoder(fields: Mapping[str, Any]) -> Callable[[bytes], Any]:
     """Build a decoder to a struct of these members."""
     slots = {f"f{index}": name for index, name in enumerate(fields)}
     struct_fields = [
-        (slot, type_, NULL if type_ is msgspec.Raw else None) for slot, type_ in zip(slots, _types(fields), strict=True)
+        (slot, type_, NULL if type_ is msgspec.Raw else None)
+        for slot, type_ in zip(slots, _types(fields), strict=True)
     ]
-    return msgspec.json.Decoder(msgspec.defstruct("Row", struct_fields, rename=slots, gc=False)).decode
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Row", struct_fields, rename=slots, gc=False)
+    ).decode
 
 
 def _decode_as_list(names: Sequence[str], types: Sequence[Any]) -> Callable[[bytes], Sequence[Any]]:
-    """Build the same function for names that no struct can have: it decodes the members' texts as a list."""
+    """Build the same function for names that no struct can have: it decodes the members' texts as a
+    list.
+    """
     decode = msgspec.json.Decoder(tuple[tuple(types)]).decode  # type: ignore[misc]
 
     def read(text: bytes) -> Sequence[Any]:
         values = members(text)
-        result: tuple[Any, ...] = decode(b"[" + b",".join([values.get(name, NULL) for name in names]) + b"]")
+        result: tuple[Any, ...] = decode(
+            b"[" + b",".join([values.get(name, NULL) for name in names]) + b"]"
+        )
         return result
 
     return read

@@ -21,7 +21,9 @@ class Change(msgspec.Struct, gc=False):
     """The row's id in every view."""
     op: str | None
     row: bytes | None
-    """The row as the connector's JSON, null in the place of every placeholder; None for both kinds of delete."""
+    """The row as the connector's JSON, null in the place of every placeholder; None for both kinds
+    of delete.
+    """
     missing: tuple[str, ...]
     """The columns whose value the record doesn't carry; none when it carries all."""
     lsn: int | None
@@ -65,7 +67,9 @@ class _Topic:
         self.table = table.name if has_connector_name else None
 
     def holds(self, source: _Source) -> bool:
-        """Say whether a change is of this table; a change that doesn't name a table counts as one."""
+        """Say whether a change is of this table; a change that doesn't name a table counts as
+        one.
+        """
         if source.table == self.table and source.schema == self.schema:
             return True
         if source.table is None or source.schema is None:
@@ -112,14 +116,18 @@ class RecordDecoder:
             if carried := table.carried(row):
                 row, missing = carried
         elif op != DELETE:
-            raise Unreadable("its value is no change event" if op is None else "its operation is unknown")
+            raise Unreadable(
+                "its value is no change event" if op is None else "its operation is unknown"
+            )
         if not table.holds(source):
             raise Unreadable("it is of another table")
         lsn = source.lsn if source.lsn is not None else _lsn(source.sequence)
         return Change(row_id, op, row, missing, lsn, source.ts_us)
 
     def row_id(self, topic: str, key: bytes | None) -> str | None:
-        """Return the id of the row that a key names; None when the key isn't one of the topic's table."""
+        """Return the id of the row that a key names; None when the key isn't one of the topic's
+        table.
+        """
         table = self._topics.get(topic)
         if table is None or key is None:
             return None
@@ -131,7 +139,9 @@ class RecordDecoder:
 
 
 def _validate(key: bytes, value: bytes | None) -> None:
-    """Raise Unreadable for bytes that are no UTF-8: decoding an envelope skips the parts that it passes through."""
+    """Raise Unreadable for bytes that are no UTF-8: decoding an envelope skips the parts that it
+    passes through.
+    """
     try:
         key.decode()
         if value is not None:

@@ -1,4 +1,6 @@
-"""The codec of one table: ids, and rows as the connector's JSON, as documents, as columns of the warehouse."""
+"""The codec of one table: ids, and rows as the connector's JSON, as documents, as columns of the
+warehouse.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
@@ -54,7 +56,8 @@ class TableCodec:
         ]
 
     def row_id(self, key: bytes) -> str:
-        """Return the id of a row in every view, from the connector's key JSON: the document form of its key columns.
+        """Return the id of a row in every view, from the connector's key JSON: the document form of
+        its key columns.
 
         One key column is its text, several are a JSON array; `change.row_id` is its twin.
 
@@ -67,7 +70,8 @@ class TableCodec:
                 raise Unreadable(NO_KEY)
             if self._key_converted:
                 values = [
-                    convert(value) if convert else value for convert, value in zip(self._key_forms, values, strict=True)
+                    convert(value) if convert else value
+                    for convert, value in zip(self._key_forms, values, strict=True)
                 ]
         except (*READ_ERRORS, *CONVERSION_ERRORS):
             raise Unreadable(NO_KEY) from None
@@ -123,10 +127,13 @@ class TableCodec:
         """Columns of the warehouse, with the names of the table's."""
         import pyarrow as pa
 
-        return pa.schema([(column.name, arrow(kind(column.type).column)) for column in self.table.columns])
+        return pa.schema(
+            [(column.name, arrow(kind(column.type).column)) for column in self.table.columns]
+        )
 
     def values(self, row: bytes) -> tuple[Any, ...]:
-        """Convert a row to the values of the columns of `schema`, as `pyarrow.array` takes them; None for missing ones.
+        """Convert a row to the values of the columns of `schema`, as `pyarrow.array` takes them;
+        None for missing ones.
 
         Raises:
             Unreadable: a value is none of its column's type. ValueNotRepresentable: the warehouse
@@ -170,7 +177,9 @@ class TableCodec:
         """Convert rows from the columns of `schema` back to documents."""
         import pyarrow as pa
 
-        columns = [self._texts(batch.column(column.name), kind(column.type)) for column in self._columns]
+        columns = [
+            self._texts(batch.column(column.name), kind(column.type)) for column in self._columns
+        ]
         rows = zip(*columns, strict=True) if columns else [()] * batch.num_rows
         return pa.array([self._template % row for row in rows], pa.binary()).cast(pa.string())
 
@@ -184,7 +193,9 @@ class TableCodec:
         return [encode(value) for value in values]
 
     def _mismatch(self, row: bytes) -> Unreadable:
-        """Say why a row doesn't fit the columns; names the column if the values are of the table's types."""
+        """Say why a row doesn't fit the columns; names the column if the values are of the table's
+        types.
+        """
         try:
             values = self._wire(row)
         except READ_ERRORS:
@@ -197,10 +208,14 @@ class TableCodec:
     def _not_representable(self, column: Column, value: Any) -> ValueNotRepresentable:
         if _damaged(kind(column.type), value):
             return self._damaged(column)
-        return ValueNotRepresentable(f"the warehouse can not hold its {column.name}", self._describe(column))
+        return ValueNotRepresentable(
+            f"the warehouse can not hold its {column.name}", self._describe(column)
+        )
 
     def _damaged(self, column: Column) -> ValueNotRepresentable:
-        return ValueNotRepresentable(f"the connector has damaged its {column.name}", self._describe(column))
+        return ValueNotRepresentable(
+            f"the connector has damaged its {column.name}", self._describe(column)
+        )
 
     def _describe(self, column: Column) -> str:
         return f"{self.table.qualified}.{column.name} ({column.type})"
@@ -222,13 +237,18 @@ class TableCodec:
         """Reader of a row for a document; values that need no conversion stay text."""
         kinds = {column.name: kind(column.type) for column in self._columns}
         return reader(
-            {name: type_codec.wire if _is_converted(type_codec) else msgspec.Raw for name, type_codec in kinds.items()}
+            {
+                name: type_codec.wire if _is_converted(type_codec) else msgspec.Raw
+                for name, type_codec in kinds.items()
+            }
         )
 
     @cached_property
     def _column_values(self) -> Read:
         kinds = {column.name: kind(column.type) for column in self.table.columns}
-        return reader({name: type_codec.within or type_codec.wire for name, type_codec in kinds.items()})
+        return reader(
+            {name: type_codec.within or type_codec.wire for name, type_codec in kinds.items()}
+        )
 
     @cached_property
     def _wire(self) -> Read:
@@ -249,7 +269,9 @@ def _is_converted(type_codec: TypeCodec) -> bool:
 
 
 def document_words(table: Table) -> list[bytes] | None:
-    """Return words without which a row is its own document; None when every row has to be converted."""
+    """Return words without which a row is its own document; None when every row has to be
+    converted.
+    """
     converted = [kind(column.type) for column in table.columns if _is_converted(kind(column.type))]
     if table.reshaped or any(not type_codec.words for type_codec in converted):
         return None

@@ -1,6 +1,7 @@
 """Draft a pipeline file, which `cdc init` writes once and a person goes on from.
 
-In:  a name, tables to capture, tables left out with the reasons. Out: the text of a file that is accepted as it is.
+In:  a name, tables to capture, tables left out with the reasons. Out: the text of a file that is
+accepted as it is.
 """
 
 import json
@@ -21,7 +22,9 @@ STACK = "${CDC_POSTGRES}"
 
 @dataclass(frozen=True)
 class PipelineDraft:
-    """The contents of a draft. `tables` are names and patterns; `left_out` and `refused` hold the reasons."""
+    """The contents of a draft. `tables` are names and patterns; `left_out` and `refused` hold the
+    reasons.
+    """
 
     pipeline: str
     dsn: str
@@ -44,7 +47,9 @@ def reference(dsn: str, pipeline: str, environment: Mapping[str, str] = os.envir
 
     A password belongs into the environment.
     """
-    if variable := next((name for name, value in sorted(environment.items()) if value == dsn), None):
+    if variable := next(
+        (name for name, value in sorted(environment.items()) if value == dsn), None
+    ):
         return f"${{{variable}}}"
     return f"${{{pipeline.upper()}_POSTGRES}}" if conninfo_to_dict(dsn).get("password") else dsn
 
@@ -87,11 +92,13 @@ def write(path: Path, content: str) -> None:
             file.write(content)
     except FileExistsError:
         raise SettingsError(
-            f"{path} is there already; it isn't overwritten.", hint="name another one: cdc -p NEW.yaml init"
+            f"{path} is there already; it isn't overwritten.",
+            hint="name another one: cdc -p NEW.yaml init",
         ) from None
     except OSError as error:
         raise SettingsError(
-            f"{path} can't be written: {error.strerror}.", hint="name another one: cdc -p NEW.yaml init"
+            f"{path} can't be written: {error.strerror}.",
+            hint="name another one: cdc -p NEW.yaml init",
         ) from None
 
 
@@ -109,7 +116,11 @@ def _tables(first: PipelineDraft) -> str:
 
 
 def _dsn_comment(dsn: str) -> str:
-    return "the Postgres of `cdc up`" if dsn == STACK else "an owner of the tables; wal_level = logical"
+    return (
+        "the Postgres of `cdc up`"
+        if dsn == STACK
+        else "an owner of the tables; wal_level = logical"
+    )
 
 
 def _quoted(value: str) -> str:

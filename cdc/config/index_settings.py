@@ -9,10 +9,13 @@ from cdc.config.mistakes import InvalidSetting
 
 RESERVED_SETTINGS = (
     *("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline."),
-    # A row that isn't on disk when its position is would be lost with the node, and nobody would send it again.
+    # A row that isn't on disk when its position is would be lost with the node, and nobody would
+    # send it again.
     "translog.",
 )
-"""Settings that a file can't change: documents would differ from what was sent, or a late bulk be accepted."""
+"""Settings that a file can't change: documents would differ from what was sent, or a late bulk be
+accepted.
+"""
 
 
 def _plain(tree: object) -> object:
@@ -35,7 +38,8 @@ def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
     for name, field in fields.items():
         if not isinstance(field.get("fields", {}), dict):
             raise InvalidSetting(
-                f"sub-fields of {name} are settings by name", "for example: fields: {raw: {type: keyword}}"
+                f"sub-fields of {name} are settings by name",
+                "for example: fields: {raw: {type: keyword}}",
             )
     return fields
 
@@ -43,7 +47,9 @@ def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
 def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
     flat = _flat(settings)
     if reserved := [name for name in flat if f"{name}.".startswith(RESERVED_SETTINGS)]:
-        raise InvalidSetting(f"{reserved[0]} can't be set, for the view wouldn't be sure to be right", "take it out")
+        raise InvalidSetting(
+            f"{reserved[0]} can't be set, for the view wouldn't be sure to be right", "take it out"
+        )
     for name in ("number_of_shards", "number_of_replicas"):
         if name in flat and not str(flat[name]).isdecimal():
             raise InvalidSetting(f"{name} is a whole number", f"for example: {name}: 1")
@@ -55,11 +61,11 @@ class IndexSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    fields: Annotated[dict[str, dict[str, Any]], AfterValidator(_plain), AfterValidator(_index_fields)] = Field(
-        default={}, examples=["{name: {analyzer: simple}}"]
-    )
+    fields: Annotated[
+        dict[str, dict[str, Any]], AfterValidator(_plain), AfterValidator(_index_fields)
+    ] = Field(default={}, examples=["{name: {analyzer: simple}}"])
     """Fields by column: with a `type` as they are, without one as additions to the type's own."""
-    settings: Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(_index_settings)] = Field(
-        default={}, examples=["{number_of_shards: 3}"]
+    settings: Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(_index_settings)] = (
+        Field(default={}, examples=["{number_of_shards: 3}"])
     )
     """Settings of the index in Elasticsearch's own words."""

@@ -1,4 +1,5 @@
-"""Explain a mistake in a pipeline file in the words of the file: its line, the accepted form, what to write instead.
+"""Explain a mistake in a pipeline file in the words of the file: its line, the accepted form, what
+to write instead.
 
 In:  the file's text and what yaml, pydantic or `references` found. Out: SettingsError.
 Invariant: no value is quoted, since any value may be a password in the wrong place.
@@ -71,9 +72,13 @@ def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
             f"{path}{line}: ${{{reference[1]}}} inside of {{ }} is taken apart: its braces are YAML's there.",
             hint=f'quote it: "${{{reference[1]}}}"',
         )
-    if "*" in prefix and "alias" in f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}":
+    if (
+        "*" in prefix
+        and "alias" in f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}"
+    ):
         return SettingsError(
-            f"{path}{line}: a text that begins with * is taken for something else.", hint='quote it: "*.*"'
+            f"{path}{line}: a text that begins with * is taken for something else.",
+            hint='quote it: "*.*"',
         )
     # YAML's message may quote a password that isn't in quotes itself: one that begins with * or !.
     problem = QUOTED.sub("'...'", getattr(error, "problem", None) or "not YAML")
@@ -81,7 +86,9 @@ def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
 
 
 def duplicate_error(path: Path, text: str) -> SettingsError | None:
-    """The error for a setting that occurs twice, of which YAML would silently take the last; None if there is none."""
+    """The error for a setting that occurs twice, of which YAML would silently take the last; None
+    if there is none.
+    """
     lines: dict[tuple[str, ...], int] = {}
     for keys, line in _settings(yaml.compose(text)):
         if keys in lines:
@@ -114,7 +121,11 @@ def reference_error(path: Path, text: str, reference: Reference) -> SettingsErro
             f"{prefix} has {reference.text}, which is no reference to the environment.",
             hint="write ${NAME}, or ${NAME:-default} for where it may be unset",
         )
-    stack = f", or start servers that it stands for: cdc -p {path} up" if name in STACK_VARIABLES else ""
+    stack = (
+        f", or start servers that it stands for: cdc -p {path} up"
+        if name in STACK_VARIABLES
+        else ""
+    )
     near = difflib.get_close_matches(name, STACK_VARIABLES, n=1, cutoff=0.85)
     suggestion = f"did you mean ${{{near[0]}}}? else " if near and not stack else ""
     return SettingsError(
@@ -124,16 +135,22 @@ def reference_error(path: Path, text: str, reference: Reference) -> SettingsErro
     )
 
 
-def validation_error(path: Path, text: str, error: ValidationError, model: type[BaseModel]) -> SettingsError:
+def validation_error(
+    path: Path, text: str, error: ValidationError, model: type[BaseModel]
+) -> SettingsError:
     """The error for the first mistake.
 
     An unknown setting comes first: it may be a required one, misspelt.
     """
-    listed = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
+    listed = sorted(
+        error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden"
+    )
     first = listed[0]
     keys, kinds = _resolve(model, first["loc"])
     problem, hint = _describe(first, keys, kinds)
-    return SettingsError(f"{place(path, text, keys)}: {'.'.join(keys) or 'the file'}: {problem}.", hint=hint)
+    return SettingsError(
+        f"{place(path, text, keys)}: {'.'.join(keys) or 'the file'}: {problem}.", hint=hint
+    )
 
 
 def place(path: Path, text: str, keys: Sequence[str]) -> str:
@@ -176,9 +193,15 @@ def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[
 
 def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
     if keys[-1] == "table":
-        return "a table is written schema.table", "for example: public.flights; a name with a dot can't be one"
+        return (
+            "a table is written schema.table",
+            "for example: public.flights; a name with a dot can't be one",
+        )
     if keys[0] == "sinks" and not _is_section(section):
-        return "a sink's name begins with a letter and has lower case letters, digits, _ and -", "for example: search"
+        return (
+            "a sink's name begins with a letter and has lower case letters, digits, _ and -",
+            "for example: search",
+        )
     return f"takes {section.model_fields[keys[-1]].description}", _example(keys[-1:], section)
 
 
@@ -188,7 +211,9 @@ def _example(name: Sequence[str], section: Any) -> str:
 
 
 def _resolve(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:
-    """The file's own keys to a mistake, without pydantic's names; the types of it and of all that it lies in."""
+    """The file's own keys to a mistake, without pydantic's names; the types of it and of all that
+    it lies in.
+    """
     keys: list[str] = []
     kinds: list[Any] = [model]
     for part in loc:
@@ -207,7 +232,9 @@ def _resolve(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str
 def _inside(kind: Any, part: str | int) -> Any:
     if _is_section(kind):
         return kind.model_fields[part].annotation if part in kind.model_fields else None
-    return {dict: get_args(kind)[1:2], tuple: get_args(kind)[:1], list: get_args(kind)}.get(get_origin(kind), [None])[0]
+    return {dict: get_args(kind)[1:2], tuple: get_args(kind)[:1], list: get_args(kind)}.get(
+        get_origin(kind), [None]
+    )[0]
 
 
 def _members(kind: Any) -> list[Any]:
@@ -215,7 +242,12 @@ def _members(kind: Any) -> list[Any]:
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [inner for member in get_args(kind) if member is not NoneType for inner in _members(member)]
+        return [
+            inner
+            for member in get_args(kind)
+            if member is not NoneType
+            for inner in _members(member)
+        ]
     return [kind]
 
 

@@ -1,6 +1,7 @@
 """Compare the locations of sinks, as far as their settings tell. Pure: no server is asked.
 
-Two sinks at one location would move each other's positions and overwrite each other's rows, so that is refused.
+Two sinks at one location would move each other's positions and overwrite each other's rows, so that
+is refused.
 """
 
 from collections.abc import Hashable, Mapping
@@ -13,7 +14,9 @@ LOCAL = ("localhost", "127.0.0.1", "::1", "")
 def first_shared(places: dict[str, Hashable]) -> tuple[str, str] | None:
     """The first two sinks at the same location; None if there are none."""
     pairs = combinations(places, 2)
-    return next(((first, second) for first, second in pairs if places[first] == places[second]), None)
+    return next(
+        ((first, second) for first, second in pairs if places[first] == places[second]), None
+    )
 
 
 def server(url: str, ports: Mapping[str, int]) -> tuple[str, int]:

@@ -1,7 +1,8 @@
 """Replace `${NAME}` and `${NAME:-default}` in a pipeline file by values of the environment.
 
-In:  the file's tree, an environment. Out: the tree with references replaced; `Reference`s that can't be.
-Invariant: `$` has no other meaning, and a text that looks like a reference without being one is never passed on.
+In:  the file's tree, an environment. Out: the tree with references replaced; `Reference`s that
+can't be. Invariant: `$` has no other meaning, and a text that looks like a reference without being
+one is never passed on.
 """
 
 import re
@@ -11,13 +12,22 @@ from typing import Any
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 OPENED = re.compile(r"\$\{[^{}]*\}?")
-STACK_VARIABLES = ("CDC_POSTGRES", "CDC_KAFKA", "CDC_CONNECT", "CDC_ELASTICSEARCH", "CDC_REDIS", "CDC_WAREHOUSE")
+STACK_VARIABLES = (
+    "CDC_POSTGRES",
+    "CDC_KAFKA",
+    "CDC_CONNECT",
+    "CDC_ELASTICSEARCH",
+    "CDC_REDIS",
+    "CDC_WAREHOUSE",
+)
 """The variables that `cdc up` sets for a pipeline file."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference that can't be replaced, and the keys that lead to it; `name` is None if it isn't well-formed."""
+    """A reference that can't be replaced, and the keys that lead to it; `name` is None if it isn't
+    well-formed.
+    """
 
     text: str
     keys: tuple[str, ...]
@@ -25,7 +35,9 @@ class Reference:
 
 
 class References:
-    """Replaces references; collects in `unresolved` those that it can't replace, in the order of the file."""
+    """Replaces references; collects in `unresolved` those that it can't replace, in the order of
+    the file.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -36,11 +48,15 @@ class References:
         if isinstance(node, dict):
             return {key: self.replace_in(value, (*keys, str(key))) for key, value in node.items()}
         if isinstance(node, list):
-            return [self.replace_in(value, (*keys, str(number))) for number, value in enumerate(node)]
+            return [
+                self.replace_in(value, (*keys, str(number))) for number, value in enumerate(node)
+            ]
         return self._text(node, keys) if isinstance(node, str) else node
 
     def _text(self, text: str, keys: tuple[str, ...]) -> str:
-        malformed = [match[0] for match in OPENED.finditer(text) if not REFERENCE.fullmatch(match[0])]
+        malformed = [
+            match[0] for match in OPENED.finditer(text) if not REFERENCE.fullmatch(match[0])
+        ]
         self.unresolved += [Reference(_shown(opening), keys) for opening in malformed]
 
         def replace(match: re.Match[str]) -> str:

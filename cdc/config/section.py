@@ -22,13 +22,17 @@ def readable(url: str) -> str:
     except ValueError:
         host, port = None, None
     if (not host or port == 0) and not url.startswith("unix:"):
-        raise InvalidSetting("names no host and port", "scheme://user:password@host:port, special characters as %XX")
+        raise InvalidSetting(
+            "names no host and port", "scheme://user:password@host:port, special characters as %XX"
+        )
     return url
 
 
 def _web(url: str) -> str:
     if not re.match(r"https?://[^/]", url):
-        raise InvalidSetting("needs http:// or https:// before its host", "for example: http://localhost:9200")
+        raise InvalidSetting(
+            "needs http:// or https:// before its host", "for example: http://localhost:9200"
+        )
     return readable(url)
 
 

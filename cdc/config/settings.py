@@ -1,4 +1,6 @@
-"""The pipeline file: what to capture, where to put it. Wrong input is named with its line and the accepted form."""
+"""The pipeline file: what to capture, where to put it. Wrong input is named with its line and the
+accepted form.
+"""
 
 import os
 import re
@@ -43,11 +45,15 @@ class TableSettings(Section):
 
     table: str = Field(pattern=TABLE, description="schema.table")
     partitions: int = Field(default=4, ge=1, le=1000)
-    """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to be made anew."""
+    """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to
+    be made anew.
+    """
     exclude: tuple[str, ...] = ()
     """Columns that no view has, and no topic."""
     key: tuple[str, ...] = ()
-    """Columns that tell rows apart where there is no primary key: those of a unique index, none of them nullable."""
+    """Columns that tell rows apart where there is no primary key: those of a unique index, none of
+    them nullable.
+    """
     index: IndexSettings = IndexSettings()
     """How the table's search index is made."""
 
@@ -55,7 +61,9 @@ class TableSettings(Section):
     @classmethod
     def _check_pattern(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
         if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
-            raise InvalidSetting("a pattern has letters, digits, _, - and * only", "for example: public.*")
+            raise InvalidSetting(
+                "a pattern has letters, digits, _, - and * only", "for example: public.*"
+            )
         return table
 
     @model_validator(mode="after")
@@ -73,7 +81,9 @@ class TableSettings(Section):
         return "*" in self.table
 
     def matches(self, table: str) -> bool:
-        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's name."""
+        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's
+        name.
+        """
         return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
 
 
@@ -94,7 +104,9 @@ class Source(Section):
     tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
     """Names, patterns like `public.*`, or entries with settings of their own."""
     replication_user: str | None = None
-    """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes the role."""
+    """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes
+    the role.
+    """
     replication_password: SecretStr | None = None
     """The password of that role; needless where Postgres trusts the connector's address."""
     heartbeat_s: float = Field(default=2.0, gt=0)
@@ -106,7 +118,9 @@ class Source(Section):
         names = [entry.table for entry in tables if not entry.pattern]
         rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
         if invalid := [
-            name for name in names if not all(re.fullmatch(TOPIC_CHARACTERS, part) for part in name.split("."))
+            name
+            for name in names
+            if not all(re.fullmatch(TOPIC_CHARACTERS, part) for part in name.split("."))
         ]:
             raise InvalidSetting(
                 f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(invalid)}",
@@ -114,16 +128,21 @@ class Source(Section):
             )
         listed = [entry.table for entry in tables]
         if duplicates := {name for name in listed if listed.count(name) > 1}:
-            raise InvalidSetting(f"listed twice: {', '.join(sorted(duplicates))}", "take one of them out")
+            raise InvalidSetting(
+                f"listed twice: {', '.join(sorted(duplicates))}", "take one of them out"
+            )
         lowered = [name.lower() for name in names]
         if colliding := {name for name in names if lowered.count(name.lower()) > 1}:
             shared = ", ".join(sorted(colliding))
-            raise InvalidSetting(f"an index's name is in lower case, so these would share one: {shared}", rename)
+            raise InvalidSetting(
+                f"an index's name is in lower case, so these would share one: {shared}", rename
+            )
         # The broker accepts only one of them, since its metrics don't distinguish . and _.
         flat = [name.replace(".", "_") for name in names]
         if colliding := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
             raise InvalidSetting(
-                f"topics that differ only in . and _ can't both be: {', '.join(sorted(colliding))}", rename
+                f"topics that differ only in . and _ can't both be: {', '.join(sorted(colliding))}",
+                rename,
             )
         return tables
 
@@ -133,10 +152,14 @@ SINKS = "Where the views are, by a name of your own."
 
 
 class Pipeline(Section):
-    """One pipeline. Its name is also the slot, the publication, the topic prefix and the connector."""
+    """One pipeline. Its name is also the slot, the publication, the topic prefix and the
+    connector.
+    """
 
     pipeline: str = Field(
-        pattern=NAME, description="a letter and up to 47 lower case letters, digits and _", examples=["shop"]
+        pattern=NAME,
+        description="a letter and up to 47 lower case letters, digits and _",
+        examples=["shop"],
     )
     source: Source
     """What is captured."""
@@ -148,10 +171,13 @@ class Pipeline(Section):
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
     changes_retention_hours: float = Field(default=24.0, ge=0)
-    """How long superseded records stay in the topics of a pipeline whose sinks keep every change: must exceed the
-    longest outage of these."""
+    """How long superseded records stay in the topics of a pipeline whose sinks keep every change:
+    must exceed the longest outage of these.
+    """
     on_error: Literal["quarantine", "stop"] = "quarantine"
-    """What a sink does with a record that can't be decoded or held: put it aside and go on, or stop."""
+    """What a sink does with a record that can't be decoded or held: put it aside and go on, or
+    stop.
+    """
 
     @field_validator("sinks")
     @classmethod
@@ -165,8 +191,14 @@ class Pipeline(Section):
 
     @field_validator("sinks")
     @classmethod
-    def _check_tables(cls, sinks: dict[str, SinkSettings], info: ValidationInfo) -> dict[str, SinkSettings]:
-        listed = [entry.table for entry in info.data["source"].tables] if "source" in info.data else ["*"]
+    def _check_tables(
+        cls, sinks: dict[str, SinkSettings], info: ValidationInfo
+    ) -> dict[str, SinkSettings]:
+        listed = (
+            [entry.table for entry in info.data["source"].tables]
+            if "source" in info.data
+            else ["*"]
+        )
         for name, sink in sinks.items():
             sink.refuse_strangers(name, listed)
         return sinks
@@ -188,7 +220,9 @@ class Pipeline(Section):
 
     @property
     def listed(self) -> tuple[TableSettings, ...]:
-        """The entries as the file has them, patterns included; `source.tables` may be the tables that these match."""
+        """The entries as the file has them, patterns included; `source.tables` may be the tables
+        that these match.
+        """
         return self.source.tables if self._listed is None else self._listed
 
     @property
@@ -197,7 +231,9 @@ class Pipeline(Section):
         return [entry for entry in self.listed if entry.pattern]
 
     def with_tables(self, names: Iterable[str]) -> "Pipeline":
-        """The same pipeline, with each pattern replaced by those of these tables that it matches."""
+        """The same pipeline, with each pattern replaced by those of these tables that it
+        matches.
+        """
         candidates = list(names)
         used = {entry.table for entry in self.listed if not entry.pattern}
         entries: list[TableSettings] = []
@@ -208,7 +244,9 @@ class Pipeline(Section):
             matches = [name for name in candidates if name not in used and entry.matches(name)]
             used.update(matches)
             entries += [entry.model_copy(update={"table": name}) for name in matches]
-        resolved = self.model_copy(update={"source": self.source.model_copy(update={"tables": tuple(entries)})})
+        resolved = self.model_copy(
+            update={"source": self.source.model_copy(update={"tables": tuple(entries)})}
+        )
         resolved._listed = self.listed
         return resolved
 
@@ -254,7 +292,9 @@ class Pipeline(Section):
 
     @property
     def settings_topic(self) -> str:
-        """The topic of the ledger: settings to restore, compactions, holes. See `cdc.kafka.ledger`."""
+        """The topic of the ledger: settings to restore, compactions, holes. See
+        `cdc.kafka.ledger`.
+        """
         return f"{self.pipeline}.settings"
 
 
@@ -277,11 +317,19 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
 
 @cache
 def file_model() -> type[Pipeline]:
-    """The model of a pipeline file with the installed kinds of sinks, which are known only when a file is read."""
+    """The model of a pipeline file with the installed kinds of sinks, which are known only when a
+    file is read.
+    """
     installed = kinds()
-    kind: Any = Annotated[reduce(or_, installed), Field(discriminator="type")] if len(installed) > 1 else installed[0]
+    kind: Any = (
+        Annotated[reduce(or_, installed), Field(discriminator="type")]
+        if len(installed) > 1
+        else installed[0]
+    )
     return create_model(
-        "Pipeline", __base__=Pipeline, sinks=(dict[SinkName, kind], Field(min_length=1, description=SINKS))
+        "Pipeline",
+        __base__=Pipeline,
+        sinks=(dict[SinkName, kind], Field(min_length=1, description=SINKS)),
     )
 
 
@@ -306,7 +354,9 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
             hint=f"name yours with: cdc -p FILE.yaml ...; a first one is written by: cdc -p {path} init",
         ) from None
     except UnicodeDecodeError:
-        raise SettingsError(f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.INIT_HINT) from None
+        raise SettingsError(
+            f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.INIT_HINT
+        ) from None
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:

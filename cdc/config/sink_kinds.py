@@ -1,7 +1,9 @@
-"""Find the kinds of sinks that a pipeline file may name. Each brings its settings, by an entry point.
+"""Find the kinds of sinks that a pipeline file may name. Each brings its settings, by an entry
+point.
 
-In:  the entry points of the group `cdc.sinks`, of any installed package: a class of settings each, or a tuple of them.
-Out: the classes. To add a sink is to write one, with `build`, and to name it in an entry point.
+In:  the entry points of the group `cdc.sinks`, of any installed package: a class of settings each,
+or a tuple of them. Out: the classes. To add a sink is to write one, with `build`, and to name it in
+an entry point.
 """
 
 from collections.abc import Hashable, Sequence
@@ -18,7 +20,9 @@ TRIGGER = "Seconds from the start of a batch to that of the next, at least; none
 
 
 class SinkSettings(Section):
-    """The settings of one sink. Each kind has a `type`, a literal that no other has, and its own `trigger_s`."""
+    """The settings of one sink. Each kind has a `type`, a literal that no other has, and its own
+    `trigger_s`.
+    """
 
     keeps_changes: ClassVar[bool] = False
     """Whether the sink keeps every change, not only the current rows."""
@@ -38,10 +42,14 @@ class SinkSettings(Section):
         raise NotImplementedError
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
-        """Raise InvalidSetting for a table that the settings name and `source.tables` doesn't; `name` is the sink's."""
+        """Raise InvalidSetting for a table that the settings name and `source.tables` doesn't;
+        `name` is the sink's.
+        """
 
     def build(self, name: str, pipeline: str) -> Any:
-        """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here, so that a file is read without it."""
+        """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here, so that a file is
+        read without it.
+        """
         raise NotImplementedError
 
 
@@ -50,12 +58,15 @@ def kinds() -> tuple[type[SinkSettings], ...]:
     """The settings classes of all installed kinds.
 
     Raises:
-        SettingsError: there is none, for this package itself isn't installed, or was before it had entry points.
+        SettingsError: there is none, for this package itself isn't installed, or was before it had
+            entry points.
     """
     classes: list[type[SinkSettings]] = []
     for entry in entry_points(group=GROUP):
         loaded = entry.load()
         classes += loaded if isinstance(loaded, tuple) else [loaded]
     if not classes:
-        raise SettingsError("No kind of sink is installed.", hint="install this package again: make clean setup")
+        raise SettingsError(
+            "No kind of sink is installed.", hint="install this package again: make clean setup"
+        )
     return tuple(classes)

@@ -1,4 +1,5 @@
-"""Plan the effects of a changed pipeline file: one line for each effect, under the verb that causes it.
+"""Plan the effects of a changed pipeline file: one line for each effect, under the verb that causes
+it.
 
 In:  the file with the tables that it names now; what is published, registered and applied so far.
 Out: `Plan`. Pure: `cdc.cli.plan` asks the servers.
@@ -12,7 +13,9 @@ from cdc.control.registrations import Captured, Registration
 from cdc.errors import CdcError
 
 TABLE_SETTINGS = ("table.include.list", "column.exclude.list", "message.key.columns")
-"""Settings of the connector that follow from the tables; the plan has a line for each table instead."""
+"""Settings of the connector that follow from the tables; the plan has a line for each table
+instead.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class CurrentState:
-    """The current state. A part that couldn't be read is None; the plan then says nothing about it."""
+    """The current state. A part that couldn't be read is None; the plan then says nothing about
+    it.
+    """
 
     unprepared: Sequence[str] = ()
     """Objects missing in Postgres, in the words of `cdc migrate`."""
@@ -59,7 +64,9 @@ class RequestedState:
 
 @dataclass(frozen=True)
 class Plan:
-    """The effects of each verb, in the order in which to run them; `refused` has to be resolved first."""
+    """The effects of each verb, in the order in which to run them; `refused` has to be resolved
+    first.
+    """
 
     migrate: tuple[str, ...] = ()
     register: tuple[str, ...] = ()
@@ -77,12 +84,20 @@ class Plan:
 
 def plan(current: CurrentState, requested: RequestedState) -> Plan:
     """Compare the current state with the requested one."""
-    views = [(sink, table, view) for sink, tables in current.views.items() for table, view in tables.items()]
+    views = [
+        (sink, table, view)
+        for sink, tables in current.views.items()
+        for table, view in tables.items()
+    ]
     stuck = [view for _, _, view in views if isinstance(view, Refusal)]
     return Plan(
         tuple(current.unprepared),
         tuple(_register_lines(current, requested)),
-        tuple(f"make {table} in {sink}, from its first record on" for sink, table, view in views if view is False),
+        tuple(
+            f"make {table} in {sink}, from its first record on"
+            for sink, table, view in views
+            if view is False
+        ),
         (*requested.refused, *stuck),
         requested.left_out,
         tuple(current.idle) if current.config is None else (),
@@ -90,7 +105,11 @@ def plan(current: CurrentState, requested: RequestedState) -> Plan:
 
 
 def _register_lines(current: CurrentState, requested: RequestedState) -> list[str]:
-    lines = ["create the connector; it begins with all rows of every table"] if current.config is None else []
+    lines = (
+        ["create the connector; it begins with all rows of every table"]
+        if current.config is None
+        else []
+    )
     registered = current.registration.tables if current.registration else {}
     if current.config is not None:
         for table, now in requested.tables.items():
@@ -104,7 +123,9 @@ def _register_lines(current: CurrentState, requested: RequestedState) -> list[st
         lines += [f"restart the connector with another {', '.join(changed)}"] if changed else []
     for table, settings in requested.settings.items():
         if changed := _changed_settings(current.topics.get(table, settings), settings):
-            lines.append(f"set {', '.join(f'{name} = {settings[name]}' for name in changed)} on the topic of {table}")
+            lines.append(
+                f"set {', '.join(f'{name} = {settings[name]}' for name in changed)} on the topic of {table}"
+            )
     return lines
 
 
@@ -113,15 +134,25 @@ def _table_lines(table: str, was: Captured | None, now: Captured) -> list[str]:
     if was is None:
         return [f"capture {table}: all its rows are sent, beside the stream"]
     if was.key != now.key:
-        return [f"give {table} another key: what was sent of it until now is dead, all its rows are sent again"]
+        return [
+            f"give {table} another key: what was sent of it until now is dead, all its rows are sent again"
+        ]
     hidden, shown = sorted(now.unsent - was.unsent), sorted(was.unsent - now.unsent)
-    lines = [f"withdraw {', '.join(hidden)} of {table} from every view: all its rows are sent again"] if hidden else []
-    return lines + ([f"capture {', '.join(shown)} of {table}: all its rows are sent again"] if shown else [])
+    lines = (
+        [f"withdraw {', '.join(hidden)} of {table} from every view: all its rows are sent again"]
+        if hidden
+        else []
+    )
+    return lines + (
+        [f"capture {', '.join(shown)} of {table}: all its rows are sent again"] if shown else []
+    )
 
 
 def _changed_settings(
     current: Mapping[str, str], requested: Mapping[str, str], excluded: Collection[str] = ()
 ) -> list[str]:
-    """The names of settings that differ; not their values, since one of the connector's is a password."""
+    """The names of settings that differ; not their values, since one of the connector's is a
+    password.
+    """
     names = [name for name in requested if current.get(name) != requested[name]]
     return [name for name in names if name not in excluded]

@@ -1,4 +1,5 @@
-"""Read the control topics: floors of tables, their definitions over time, and how the connector sends them.
+"""Read the control topics: floors of tables, their definitions over time, and how the connector
+sends them.
 
 In:  the topics of `cdc.truncation` and `cdc.ddl`, the registration. Out: floors, definitions, and whether they have
 changed since.
@@ -31,7 +32,9 @@ class Truncations:
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
         self._kafka, self._pipeline = kafka, pipeline
         self._truncation = pipeline.topic("cdc.truncation")
-        self._tails = {self._truncation: Tail(kafka, self._truncation, begin=self._forget, take=self._take)}
+        self._tails = {
+            self._truncation: Tail(kafka, self._truncation, begin=self._forget, take=self._take)
+        }
         self._ends_read: dict[str, Position] = {}
         self._lsns: dict[str, tuple[int, int]] = {}
         """By table: the offset and the LSN of its last TRUNCATE."""
@@ -59,19 +62,25 @@ class Truncations:
             tail.read(ends[topic])
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether `read` would find something. `ends`: the ends of the topics, including undecided records."""
+        """Whether `read` would find something. `ends`: the ends of the topics, including undecided
+        records.
+        """
         current_ends = ends or self._ends(decided=False)
         registered_topic = self._pipeline.registered_topic
         renewed = current_ends[registered_topic] != self._ends_read.get(registered_topic)
         return renewed or any(tail.has_changed(current_ends) for tail in self._tails.values())
 
     def _start(self, topic: str) -> int:
-        """The first offset with a record of the current server; LSNs of another server can't be compared."""
+        """The first offset with a record of the current server; LSNs of another server can't be
+        compared.
+        """
         end = self._ends_read.get(topic)
         return sum(self.registration.start(topic, end.topic_id)) if end else 0
 
     def _decided_ends(self) -> dict[str, Position]:
-        """The ends of the topics, once every record is committed or aborted: markers reach topics one by one."""
+        """The ends of the topics, once every record is committed or aborted: markers reach topics
+        one by one.
+        """
         all_ends, deadline = self._ends(decided=False), time.monotonic() + WAIT_S
         while (ends := self._ends(decided=True)) != all_ends:
             if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
 """Compare definitions of captured tables with the journal, if no event triggers write it.
 
-In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like an event trigger's.
-Invariant: a failure is logged and retried; only the caller waits.
+In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like
+an event trigger's. Invariant: a failure is logged and retried; only the caller waits.
 """
 
 import threading
@@ -44,18 +44,23 @@ def watch(conn: Connection) -> Watch:
 
 
 def compare(conn: Connection) -> int:
-    """Write an entry for each definition that differs from the journal, and adopt new partitions. Returns the entries.
+    """Write an entry for each definition that differs from the journal, and adopt new partitions.
+    Returns the entries.
 
     Raises:
-        SourceError: `cdc migrate` has to run first. psycopg.Error: among others while a table is locked.
+        SourceError: `cdc migrate` has to run first. psycopg.Error: among others while a table is
+            locked.
     """
     kind = watch(conn)
     if kind == "event triggers":
         return 0
     if kind == "nothing":
-        raise SourceError("Nothing notes how the captured tables change.", hint="cdc -p FILE migrate")
+        raise SourceError(
+            "Nothing notes how the captured tables change.", hint="cdc -p FILE migrate"
+        )
     row: tuple[int] | None = conn.execute("SELECT cdc.compare_definitions()").fetchone()
-    # In a transaction of its own, because it locks tables: the entries must not depend on the locks.
+    # In a transaction of its own, because it locks tables: the entries must not depend on the
+    # locks.
     _adopt(conn)
     return row[0] if row else 0
 
@@ -73,7 +78,8 @@ def _adopt(conn: Connection) -> None:
 
 @contextmanager
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
-    """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else waiting.
+    """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else
+    waiting.
 
     Yields a function that returns the seconds since the last comparison.
     """
@@ -94,12 +100,18 @@ class _Comparisons:
         reported: str | None = None
         while not self.stopping.wait(COMPARE_S):
             try:
-                with source.connect(self._load().source.dsn) as connection, source.within(connection, PATIENCE_S):
+                with (
+                    source.connect(self._load().source.dsn) as connection,
+                    source.within(connection, PATIENCE_S),
+                ):
                     compare(connection)
                 self.compared, reported = time.monotonic(), None
-            # After any failure this thread has to go on. `cdc status` says if nothing was compared for long.
+            # After any failure this thread has to go on. `cdc status` says if nothing was compared
+            # for long.
             except Exception as error:
                 failure = classify(error, "the comparison of definitions")
                 if failure.message != reported:
-                    log.warning("definitions_not_compared", error=failure.message, hint=failure.hint)
+                    log.warning(
+                        "definitions_not_compared", error=failure.message, hint=failure.hint
+                    )
                 reported = failure.message

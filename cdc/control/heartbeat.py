@@ -1,4 +1,5 @@
-"""Read the newest heartbeat of a pipeline: the row that its connector updates in Postgres, as it arrived in Kafka.
+"""Read the newest heartbeat of a pipeline: the row that its connector updates in Postgres, as it
+arrived in Kafka.
 
 It proves that changes come through; a connector can be RUNNING without that.
 """
@@ -13,7 +14,9 @@ from cdc.kafka.topics import Topics
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A heartbeat; times are Unix milliseconds: `committed_ms` by Postgres' clock, `arrived_ms` by the connector's."""
+    """A heartbeat; times are Unix milliseconds: `committed_ms` by Postgres' clock, `arrived_ms` by
+    the connector's.
+    """
 
     offset: int
     committed_ms: int
@@ -26,7 +29,9 @@ class Heartbeat:
 
 
 def last_heartbeat(topics: Topics, pipeline: Pipeline) -> Heartbeat | None:
-    """The newest heartbeat that came from the log. The connector sends none before its snapshot is complete."""
+    """The newest heartbeat that came from the log. The connector sends none before its snapshot is
+    complete.
+    """
 
     def streamed(record: Record) -> bool:
         return _heartbeat(record, pipeline.pipeline) is not None
@@ -36,7 +41,9 @@ def last_heartbeat(topics: Topics, pipeline: Pipeline) -> Heartbeat | None:
 
 
 def _heartbeat(record: Record, pipeline: str) -> Heartbeat | None:
-    """The heartbeat in a record; None for another pipeline's row, and for a record that isn't from the log."""
+    """The heartbeat in a record; None for another pipeline's row, and for a record that isn't from
+    the log.
+    """
     envelope = json.loads(record.value) if record.value else {}
     row, source = envelope.get("after") or {}, envelope.get("source") or {}
     if envelope.get("op") not in ("c", "u") or row.get("pipeline") != pipeline:

@@ -1,8 +1,9 @@
-"""The registration: what `cdc register` last gave the connector, stored in Kafka beside the topics it describes.
+"""The registration: what `cdc register` last gave the connector, stored in Kafka beside the topics
+it describes.
 
-In:  the topic `<pipeline>.registered`, one record. Out: `Registration`: whose log the topics hold, since which offsets,
-and with which columns and keys.
-Invariant: written while the connector is stopped, so that it holds for every later record.
+In:  the topic `<pipeline>.registered`, one record. Out: `Registration`: whose log the topics hold,
+since which offsets, and with which columns and keys. Invariant: written while the connector is
+stopped, so that it holds for every later record.
 """
 
 import json
@@ -16,7 +17,8 @@ from cdc.model.position import Position, Server
 
 KEY = b"registration"
 TAKE_OVER = (
-    "cdc -p FILE migrate, then cdc -p FILE register --another-server, which makes every view again from a new snapshot"
+    "cdc -p FILE migrate, then cdc -p FILE register --another-server, "
+    "which makes every view again from a new snapshot"
 )
 
 
@@ -43,14 +45,18 @@ class Captured:
         return cls(**{name: tuple(columns) for name, columns in fields.items()})
 
     def with_withdrawn(self, previous: "Captured") -> "Captured":
-        """The same, with the columns whose values the topic holds since the previous registration."""
+        """The same, with the columns whose values the topic holds since the previous
+        registration.
+        """
         hidden = (set(previous.withdrawn) | (self.unsent - previous.unsent)) & set(self.exclude)
         return Captured(self.exclude, self.key, self.unpublished, tuple(sorted(hidden)))
 
 
 @dataclass(frozen=True)
 class Registration:
-    """`epoch` counts the servers that the topics hold records of: LSNs of two epochs can't be compared."""
+    """`epoch` counts the servers that the topics hold records of: LSNs of two epochs can't be
+    compared.
+    """
 
     server: Server | None = None
     """None if the server doesn't tell its identity."""
@@ -87,8 +93,12 @@ class Registration:
         *,
         moved: bool,
     ) -> "Registration":
-        """The next registration: how tables are sent from now on and were sent before, and the ends of dead topics."""
-        sent = {name: table.with_withdrawn(previous.get(name, table)) for name, table in tables.items()}
+        """The next registration: how tables are sent from now on and were sent before, and the ends
+        of dead topics.
+        """
+        sent = {
+            name: table.with_withdrawn(previous.get(name, table)) for name, table in tables.items()
+        }
         return Registration(server or self.server, self.epoch + moved, sent, {**self.since, **dead})
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
@@ -98,7 +108,9 @@ class Registration:
 
 
 def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> None:
-    """Raise SettingsError if the file has other columns or another key for a table than the connector sends."""
+    """Raise SettingsError if the file has other columns or another key for a table than the
+    connector sends.
+    """
     for entry in pipeline.source.tables:
         sent = registration.tables.get(entry.table) if registration else None
         if sent and (set(sent.exclude) != set(entry.exclude) or sent.key != entry.key):
@@ -111,7 +123,9 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
 
 
 def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
-    """Raise SettingsError for a pattern that matches no registered table: checks of no table always pass."""
+    """Raise SettingsError for a pattern that matches no registered table: checks of no table always
+    pass.
+    """
     for entry in pipeline.patterns:
         if not any(entry.matches(name) for name in names):
             raise SettingsError(
@@ -133,8 +147,12 @@ def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> N
         )
 
 
-def refuse_another(registration: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
-    """Raise AnotherServer if the topics hold the log of another server, as far as both are known."""
+def refuse_another(
+    registration: Registration | None, server: Server | None, pipeline: Pipeline
+) -> None:
+    """Raise AnotherServer if the topics hold the log of another server, as far as both are
+    known.
+    """
     registered = registration.server if registration else None
     if registered is None or server is None or registered.system == server.system:
         return
@@ -146,21 +164,33 @@ def refuse_another(registration: Registration | None, server: Server | None, pip
     )
 
 
-def refuse_promoted(registration: Registration | None, server: Server | None, pipeline: Pipeline) -> None:
-    """Raise SourceError if a standby was promoted since: the topics may hold changes that it hadn't received."""
+def refuse_promoted(
+    registration: Registration | None, server: Server | None, pipeline: Pipeline
+) -> None:
+    """Raise SourceError if a standby was promoted since: the topics may hold changes that it hadn't
+    received.
+    """
     registered = registration.server if registration else None
-    if registered is None or server is None or registered == server or registered.system != server.system:
+    if (
+        registered is None
+        or server is None
+        or registered == server
+        or registered.system != server.system
+    ):
         return
     raise SourceError(
         f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
         f" {registered.timeline}. Changes that it hadn't got by then may be in the topics and views.",
-        hint="cdc -p FILE verify tells; if nothing was lost: cdc -p FILE register; else: " + TAKE_OVER,
+        hint="cdc -p FILE verify tells; if nothing was lost: cdc -p FILE register; else: "
+        + TAKE_OVER,
         server=server.system,
     )
 
 
 def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
-    """The last registration; None if there is none, or an older version wrote it. Raises ConnectorError."""
+    """The last registration; None if there is none, or an older version wrote it. Raises
+    ConnectorError.
+    """
     if not topics.existing([pipeline.registered_topic]):
         return None
     record = topics.last_record(pipeline.registered_topic, lambda candidate: candidate.key == KEY)
@@ -172,7 +202,9 @@ def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> Non
     topics.write(pipeline.registered_topic, [(KEY, registration.to_json().encode())])
 
 
-def captured_tables(pipeline: Pipeline, unpublished: Mapping[str, Iterable[str]]) -> dict[str, Captured]:
+def captured_tables(
+    pipeline: Pipeline, unpublished: Mapping[str, Iterable[str]]
+) -> dict[str, Captured]:
     """How the pipeline file wants each table sent, by table."""
     return {
         entry.table: Captured(entry.exclude, entry.key, tuple(unpublished.get(entry.table, ())))

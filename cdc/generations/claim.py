@@ -92,13 +92,18 @@ class Claim:
         retained = [table for table in tables if table in self.generations.retained]
         self._registry.forget_retained(self._sink, retained)
 
-    def complete(self, retained: Mapping[str, RetainedView] | None = None, tables: Sequence[str] = ()) -> None:
+    def complete(
+        self, retained: Mapping[str, RetainedView] | None = None, tables: Sequence[str] = ()
+    ) -> None:
         """Remove the job from the registry.
 
         Of `tables`, only the views in `retained` are retained from now on.
         """
         views = retained or {}
-        records = ((("kept", self._sink, table), asdict(views[table]) if table in views else None) for table in tables)
+        records = (
+            (("kept", self._sink, table), asdict(views[table]) if table in views else None)
+            for table in tables
+        )
         self._registry.write(*records, (("work", self._sink), None))
 
     def run_ticks(self, stopped: Event) -> None:
@@ -116,7 +121,9 @@ class Claim:
     def release(self) -> None:
         """Remove the claim. If that fails, others wait until this command counts as dead."""
         try:
-            self._registry.write(*(((kind, self._sink, self._command), None) for kind in ("tick", "claim")))
+            self._registry.write(
+                *(((kind, self._sink, self._command), None) for kind in ("tick", "claim"))
+            )
         except CdcError as error:
             log.warning("claim_not_released", sink=self._sink, error=error.message)
 
@@ -151,7 +158,9 @@ class Claim:
                 return
             if self.generations.alive_at[command] != first_tick:
                 raise self._conflict("is at work")
-        self._registry.write((("claim", self._sink, command), None), (("tick", self._sink, command), None))
+        self._registry.write(
+            (("claim", self._sink, command), None), (("tick", self._sink, command), None)
+        )
 
     def _conflict(self, reason: str) -> SettingsError:
         return SettingsError(

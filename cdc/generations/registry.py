@@ -117,7 +117,11 @@ class Generations:
         """
         promoted = self.work.names if isinstance(self.work, Rollback) else {}
         now = time.time()
-        current = {table: view for table, view in self.retained.items() if view.until > now or table in promoted}
+        current = {
+            table: view
+            for table, view in self.retained.items()
+            if view.until > now or table in promoted
+        }
         return {table: view.name for table, view in current.items()}
 
     @property
@@ -129,12 +133,18 @@ class Generations:
     @property
     def in_progress(self) -> bool:
         """Whether a live command works on the sink now, or waits to."""
-        return any(time.time() - self.alive_at.get(command, 0.0) < STALE_S for command in self.claims)
+        return any(
+            time.time() - self.alive_at.get(command, 0.0) < STALE_S for command in self.claims
+        )
 
     @property
     def promotion_in_progress(self) -> bool:
         """Whether a command is showing readers another generation at this moment."""
-        return self.work is not None and self.work.phase in ("promote", "rolling back") and self.in_progress
+        return (
+            self.work is not None
+            and self.work.phase in ("promote", "rolling back")
+            and self.in_progress
+        )
 
     def needed_names(self) -> dict[str, str]:
         """Return the generation beside the live one that must not be removed, by table."""
@@ -183,7 +193,10 @@ class Registry:
 
         None as a value deletes the entry.
         """
-        dumped = [(json.dumps(key).encode(), value and json.dumps(value).encode()) for key, value in records]
+        dumped = [
+            (json.dumps(key).encode(), value and json.dumps(value).encode())
+            for key, value in records
+        ]
         self._kafka.write(self.topic, dumped)
 
     def forget_retained(self, sink: str, tables: Sequence[str]) -> None:

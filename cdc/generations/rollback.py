@@ -10,7 +10,9 @@ from cdc.model.table import Table
 from cdc.sink.contract import Sink
 
 
-def rollback(registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float) -> dict[str, RetainedView]:
+def rollback(
+    registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float
+) -> dict[str, RetainedView]:
     """Show readers the retained generation, and retain the live one in its place.
 
     Returns the retained views by table.
@@ -33,7 +35,9 @@ def rollback(registry: Registry, sink: Sink, tables: Sequence[Table], retention_
         return _promote(own_claim, sink, tables, names, retention_s)
 
 
-def settle_rollback(registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float) -> None:
+def settle_rollback(
+    registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float
+) -> None:
     """Complete a rollback that was killed, or undo it where it has promoted no view yet.
 
     Afterwards all views of the sink are of the same side, and the registry lists what is retained.
@@ -51,11 +55,19 @@ def settle_rollback(registry: Registry, sink: Sink, tables: Sequence[Table], ret
 
 
 def retain(
-    own_claim: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], retention_s: float
+    own_claim: Claim,
+    sink: Sink,
+    tables: Sequence[Table],
+    names: Mapping[str, str],
+    retention_s: float,
 ) -> dict[str, RetainedView]:
     """Record the generations of these tables to retain, and remove all others but the live ones."""
     now = time.time()
-    retained = {table: RetainedView(name, now + retention_s, now) for table, name in names.items() if retention_s > 0}
+    retained = {
+        table: RetainedView(name, now + retention_s, now)
+        for table, name in names.items()
+        if retention_s > 0
+    }
     own_claim.complete(retained, [table.qualified for table in tables])
     sink.drop_unreferenced(tables, {table: view.name for table, view in retained.items()})
     return retained
@@ -68,7 +80,11 @@ def previous_generations(sink: Sink, tables: Sequence[Table]) -> dict[str, str]:
 
 
 def _promote(
-    own_claim: Claim, sink: Sink, tables: Sequence[Table], names: Mapping[str, str], retention_s: float
+    own_claim: Claim,
+    sink: Sink,
+    tables: Sequence[Table],
+    names: Mapping[str, str],
+    retention_s: float,
 ) -> dict[str, RetainedView]:
     affected = [table for table in tables if table.qualified in names]
     own_claim.announce(Rollback(sink.name, names))
@@ -79,10 +95,22 @@ def _promote(
             own_claim.complete()
         raise
     unreported = [table for table in affected if table.qualified not in previous]
-    return retain(own_claim, sink, affected, {**previous_generations(sink, unreported), **previous}, retention_s)
+    return retain(
+        own_claim,
+        sink,
+        affected,
+        {**previous_generations(sink, unreported), **previous},
+        retention_s,
+    )
 
 
 def _any_live(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:
     """Whether any of these generations is live."""
-    views = ((names[table.qualified], sink.position(table)) for table in tables if table.qualified in names)
-    return any(checkpoint is not None and checkpoint.generation == name for name, checkpoint in views)
+    views = (
+        (names[table.qualified], sink.position(table))
+        for table in tables
+        if table.qualified in names
+    )
+    return any(
+        checkpoint is not None and checkpoint.generation == name for name, checkpoint in views
+    )

@@ -18,7 +18,15 @@ from cdc.kafka.log_continuity import Discontinued
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Outcome, PositionLost, RowsRejected, SchemaMismatch, Sink, positions
+from cdc.sink.contract import (
+    Batch,
+    Outcome,
+    PositionLost,
+    RowsRejected,
+    SchemaMismatch,
+    Sink,
+    positions,
+)
 from cdc.sink.lane import Entries
 from cdc.sink.rejection import Rejected, Skip, Stop
 from cdc.sink.remedy import Remedy, remedy
@@ -60,12 +68,17 @@ class StandbySink(Sink):
 
         `refuse` raises Discontinued where the log can't continue a view of the standby.
         """
-        self.live_at = {table.topic: checkpoint.position if checkpoint else None for table, checkpoint in views.items()}
+        self.live_at = {
+            table.topic: checkpoint.position if checkpoint else None
+            for table, checkpoint in views.items()
+        }
         self.standby_at, self.discontinued, self._retry_at = {}, None, float("inf")
         self._standby = self.live.for_generation(names) if names else None
         # Right after a promotion the registry still lists the generation that has just become live;
         # skip it.
-        standby_tables = [table for table, live in views.items() if _is_standby(names.get(table.qualified), live)]
+        standby_tables = [
+            table for table, live in views.items() if _is_standby(names.get(table.qualified), live)
+        ]
         if not standby_tables:
             return
         try:
@@ -100,7 +113,9 @@ class StandbySink(Sink):
     ) -> None:
         try:
             name = table.qualified
-            checkpoint = checkpoints[name] if name in checkpoints else self._standby_sink.position(table)
+            checkpoint = (
+                checkpoints[name] if name in checkpoints else self._standby_sink.position(table)
+            )
             if checkpoint and checkpoint.floor < floor:
                 self._standby_sink.clear(table)
                 checkpoint = None
@@ -112,7 +127,9 @@ class StandbySink(Sink):
             self.standby_at[table.topic] = checkpoint.position if checkpoint else None
         except SchemaMismatch as error:
             # After a rebuild with other columns, say. The standby of the other tables goes on.
-            log.warning("standby_dropped", sink=self.name, table=table.qualified, error=error.message)
+            log.warning(
+                "standby_dropped", sink=self.name, table=table.qualified, error=error.message
+            )
 
     @property
     def may_retry(self) -> bool:
@@ -123,11 +140,16 @@ class StandbySink(Sink):
     def is_caught_up(self) -> bool:
         """Whether there is a standby and none of its views is behind the live one."""
         pairs = [(position, self.live_at.get(topic)) for topic, position in self.standby_at.items()]
-        return bool(pairs) and all(live is None or distance(standby, live).reached for standby, live in pairs)
+        return bool(pairs) and all(
+            live is None or distance(standby, live).reached for standby, live in pairs
+        )
 
     def oldest_positions(self) -> dict[str, Position | None]:
         """Return the older position of both generations, by topic. Both have everything below."""
-        return {topic: _older_position(live, self.standby_at.get(topic, live)) for topic, live in self.live_at.items()}
+        return {
+            topic: _older_position(live, self.standby_at.get(topic, live))
+            for topic, live in self.live_at.items()
+        }
 
     def live_position(self, table: Table) -> ViewCheckpoint | None:
         """Return the position of the live view."""
@@ -157,7 +179,11 @@ class StandbySink(Sink):
             CdcError, PySparkException, Py4JJavaError: what the live sink raises.
         """
         steps = _advances_from(batch.advances, self.standby_at) if self._standby else []
-        rejection = self._apply_to_standby(replace(batch, advances=tuple(steps), rejection=Stop())) if steps else None
+        rejection = (
+            self._apply_to_standby(replace(batch, advances=tuple(steps), rejection=Stop()))
+            if steps
+            else None
+        )
         outcome = self._apply_live(batch)
         if rejection and (outcome.rejected or any(batch.entries.values())):
             remaining = _advances_from(batch.advances, self.standby_at)
@@ -190,7 +216,9 @@ class StandbySink(Sink):
             return
         self.standby_at |= {step.table.topic: step.end for step in batch.advances}
         if unmatched := _rejected_by_standby_only(outcome, live, batch.entries):
-            reasons = {(rejected.topic, rejected.id or ""): rejected.reason for rejected in unmatched}
+            reasons = {
+                (rejected.topic, rejected.id or ""): rejected.reason for rejected in unmatched
+            }
             self.drop(RowsRejected(reasons, self.name))
         elif not (outcome.complete and live.complete):
             self.drop(
@@ -243,7 +271,9 @@ class StandbySink(Sink):
         """Empty the live view."""
         self.live.clear(table)
 
-    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+    def scan(
+        self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
+    ) -> "DataFrame":
         """Read the live view."""
         return self.live.scan(table, spark, ids)
 
@@ -277,7 +307,9 @@ def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries)
 
     Leaves out those that the live views reject, now or earlier, and those that are cured since.
     """
-    live_places = {(rejected.topic, rejected.partition, rejected.offset) for rejected in live.rejected}
+    live_places = {
+        (rejected.topic, rejected.partition, rejected.offset) for rejected in live.rejected
+    }
     return [
         rejected
         for rejected in standby.rejected
@@ -300,7 +332,9 @@ def _older_position(live: Position | None, standby: Position | None) -> Position
     return Position(live.topic_id, tuple(map(min, live.offsets, standby.offsets)))
 
 
-def _advances_from(advances: Sequence[Advance], positions_by_topic: Mapping[str, Position | None]) -> list[Advance]:
+def _advances_from(
+    advances: Sequence[Advance], positions_by_topic: Mapping[str, Position | None]
+) -> list[Advance]:
     """Start the advances from these positions.
 
     Leaves out tables without a view here, and views that lack nothing.
@@ -313,5 +347,7 @@ def _advances_from(advances: Sequence[Advance], positions_by_topic: Mapping[str,
         start = position.offsets if position else (0,) * step.end.partition_count
         until = Position(step.end.topic_id, tuple(map(max, start, step.end.offsets)))
         if step.is_repair or until != position:
-            steps.append(replace(step, start=position, end=position or until if step.is_repair else until))
+            steps.append(
+                replace(step, start=position, end=position or until if step.is_repair else until)
+            )
     return steps

@@ -1,8 +1,9 @@
-"""Facts about the pipeline's topics that the broker doesn't store, in the topic `<pipeline>.settings`.
+"""Facts about the pipeline's topics that the broker doesn't store, in the topic
+`<pipeline>.settings`.
 
-In:  the topic. Out: its entries. The last entry of a key counts; a null removes the key.
-A key is the name of a topic whose settings are lowered, or a kind and its subject with a space between: a topic's name
-has none.
+In:  the topic. Out: its entries. The last entry of a key counts; a null removes the key. A key is
+the name of a topic whose settings are lowered, or a kind and its subject with a space between: a
+topic's name has none.
 """
 
 import json
@@ -27,7 +28,9 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class TopicShape:
-    """How a topic was created. With another number of partitions keys move, and their records have no order."""
+    """How a topic was created. With another number of partitions keys move, and their records have
+    no order.
+    """
 
     topic_id: str
     partitions: int
@@ -37,8 +40,8 @@ class TopicShape:
 class Compaction:
     """The last compaction of a topic on demand; times are Unix seconds.
 
-    `position`: the end of the topic when the compaction `began`; it removes records below. A reader that began before
-    the compaction `ended` may miss these; 0 means that it hasn't ended.
+    `position`: the end of the topic when the compaction `began`; it removes records below. A reader
+    that began before the compaction `ended` may miss these; 0 means that it hasn't ended.
     """
 
     position: Position
@@ -50,7 +53,8 @@ class Compaction:
 class Hole:
     """Offsets [start, end) of a topic whose superseded records may be missing in a log of changes.
 
-    They were written in [since, until), in Unix seconds, and compaction removed them before they were read.
+    They were written in [since, until), in Unix seconds, and compaction removed them before they
+    were read.
     """
 
     start: Position
@@ -68,7 +72,9 @@ class Hole:
         return f"offsets {', '.join(parts)}, written from {_utc(self.since)} to {_utc(self.until)}"
 
     def merged(self, holes: Sequence["Hole"]) -> list["Hole"]:
-        """Append this hole to earlier ones of the same log; those that reach into it become part of it."""
+        """Append this hole to earlier ones of the same log; those that reach into it become part of
+        it.
+        """
         separate, start, oldest = [], self.start, self.since
         for hole in holes:
             if self._is_after(hole):
@@ -79,10 +85,14 @@ class Hole:
         return [*separate, Hole(start, self.end, oldest, self.until)]
 
     def _is_after(self, hole: "Hole") -> bool:
-        """Whether no offset lies in both: they are of two topics, or that one ends where this one starts."""
+        """Whether no offset lies in both: they are of two topics, or that one ends where this one
+        starts.
+        """
         if hole.end.topic_id != self.end.topic_id:
             return True
-        return all(last <= first for last, first in zip(hole.end.offsets, self.start.offsets, strict=True))
+        return all(
+            last <= first for last, first in zip(hole.end.offsets, self.start.offsets, strict=True)
+        )
 
 
 class Ledger:
@@ -116,10 +126,18 @@ class Ledger:
                     entries[key] = record.value
         parsed = {key: json.loads(value) for key, value in entries.items()}
         self.lowered = {key: value for key, value in parsed.items() if " " not in key}
-        self.compacted = {topic: _compaction(value) for topic, value in _of_kind(COMPACTED, parsed).items()}
-        self.tombstones_removed = {topic: _compaction(value) for topic, value in _of_kind(UNBURIED, parsed).items()}
-        self._holes = {subject: list(map(_hole, value)) for subject, value in _of_kind(HOLES, parsed).items()}
-        self.original_shapes = {topic: TopicShape(**value) for topic, value in _of_kind(SHAPES, parsed).items()}
+        self.compacted = {
+            topic: _compaction(value) for topic, value in _of_kind(COMPACTED, parsed).items()
+        }
+        self.tombstones_removed = {
+            topic: _compaction(value) for topic, value in _of_kind(UNBURIED, parsed).items()
+        }
+        self._holes = {
+            subject: list(map(_hole, value)) for subject, value in _of_kind(HOLES, parsed).items()
+        }
+        self.original_shapes = {
+            topic: TopicShape(**value) for topic, value in _of_kind(SHAPES, parsed).items()
+        }
         return self
 
     def add_shapes(self, shapes: Mapping[str, "TopicShape"]) -> None:
@@ -167,7 +185,11 @@ class Ledger:
         """Remember compactions, by topic, before they remove anything."""
         kinds = (COMPACTED, UNBURIED) if tombstones else (COMPACTED,)
         self._write(
-            {f"{kind} {topic}": asdict(compaction) for kind in kinds for topic, compaction in compactions.items()}
+            {
+                f"{kind} {topic}": asdict(compaction)
+                for kind in kinds
+                for topic, compaction in compactions.items()
+            }
         )
 
     def write_heartbeat(self, *, at_work: bool) -> None:
@@ -177,7 +199,8 @@ class Ledger:
     def _write(self, entries: Mapping[str, Any]) -> None:
         """Write entries; durable on return. None removes a key."""
         encoded = [
-            (key.encode(), None if value is None else json.dumps(value).encode()) for key, value in entries.items()
+            (key.encode(), None if value is None else json.dumps(value).encode())
+            for key, value in entries.items()
         ]
         if encoded:
             self._kafka.write(self.topic, encoded)
@@ -185,7 +208,11 @@ class Ledger:
 
 def _of_kind(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a kind, by subject."""
-    return {key.removeprefix(f"{kind} "): value for key, value in entries.items() if key.startswith(f"{kind} ")}
+    return {
+        key.removeprefix(f"{kind} "): value
+        for key, value in entries.items()
+        if key.startswith(f"{kind} ")
+    }
 
 
 def _compaction(value: Mapping[str, Any]) -> Compaction:

@@ -1,11 +1,13 @@
 """Decide whether a topic can continue a view from its position: guarantee G5.
 
-In:  the topics' starts, ends and settings, the ledger, positions of views. Out: Discontinued, with a hint that repairs.
+In:  the topics' starts, ends and settings, the ledger, positions of views. Out: Discontinued, with
+a hint that repairs.
 
-A view that stood still misses a delete for good if compaction has removed its tombstone meanwhile. No tombstone is
-removed sooner than `delete.retention.ms` after it was written, nor sooner than that after a reader saw the row that it
-deletes: the cleaner removes that row first. So a view has missed no delete while the oldest record that it hasn't
-read, or the start of its first reading, is younger.
+A view that stood still misses a delete for good if compaction has removed its tombstone meanwhile.
+No tombstone is removed sooner than `delete.retention.ms` after it was written, nor sooner than that
+after a reader saw the row that it deletes: the cleaner removes that row first. So a view has missed
+no delete while the oldest record that it hasn't read, or the start of its first reading, is
+younger.
 """
 
 import time
@@ -26,18 +28,23 @@ if TYPE_CHECKING:
 RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
 NextRecords = Mapping[RecordAddress, tuple[int, int] | None]
-"""The offset of the first record at or after a place, and its time in Unix milliseconds; None: there is none."""
+"""The offset of the first record at or after a place, and its time in Unix milliseconds; None:
+there is none.
+"""
 RETENTION = "delete.retention.ms"
 COMPACTION_LAG = "min.compaction.lag.ms"
 HOLES_S = 60.0
-"""The shortest time between two checks of a log of changes that is too far behind; also how far behind it may be where
-nothing is set."""
+"""The shortest time between two checks of a log of changes that is too far behind; also how far
+behind it may be where nothing is set.
+"""
 LEAST_S = 1.0
 """The shortest time between two checks of any view."""
 
 
 class Discontinued(ConnectorError):
-    """The log can't continue a view; other views may go on. `kind` is the name of the finding in an audit."""
+    """The log can't continue a view; other views may go on. `kind` is the name of the finding in an
+    audit.
+    """
 
     def __init__(self, message: str, *, kind: str = "behind", hint: str, **where: object) -> None:
         super().__init__(message, hint=hint, **where)
@@ -48,7 +55,8 @@ class Discontinued(ConnectorError):
 class Log:
     """What a topic holds for the views that resume from it, as of `read_at`, in Unix seconds.
 
-    `retention_s`: how long tombstones stay. `recent`: the first offsets written within the last half of that time.
+    `retention_s`: how long tombstones stay. `recent`: the first offsets written within the last
+    half of that time.
     """
 
     start: Position
@@ -62,7 +70,9 @@ class Log:
 
 
 class Continuity:
-    """The logs of the pipeline's tables, as of the last `read`. Reads a record only if offsets don't decide."""
+    """The logs of the pipeline's tables, as of the last `read`. Reads a record only if offsets
+    don't decide.
+    """
 
     def __init__(self, pipeline: "Pipeline", kafka: "Topics") -> None:
         self._pipeline, self._kafka = pipeline, kafka
@@ -77,13 +87,24 @@ class Continuity:
         """Load starts, ends and settings of the topics, and the ledger. Raises ConnectorError."""
         self._next, self.sure_until, now = {}, float("inf"), time.time()
         self.ledger.read()
-        starts, ends, settings = self._kafka.starts(topics), self._kafka.ends(topics), self._kafka.settings(topics)
+        starts, ends, settings = (
+            self._kafka.starts(topics),
+            self._kafka.ends(topics),
+            self._kafka.settings(topics),
+        )
         configured_s = self._pipeline.delete_retention_hours * 3600
         changes_kept_s = self._pipeline.changes_kept_s
-        lags = {topic: min(changes_kept_s, int(settings[topic][COMPACTION_LAG]) / 1000) for topic in topics}
+        lags = {
+            topic: min(changes_kept_s, int(settings[topic][COMPACTION_LAG]) / 1000)
+            for topic in topics
+        }
         self._compaction_lag_s = {topic: lag or HOLES_S for topic, lag in lags.items()}
-        retention = {topic: min(configured_s, int(settings[topic][RETENTION]) / 1000) for topic in topics}
-        recent = self._kafka.offsets_since({topic: now - retention[topic] / 2 for topic in topics}, ends)
+        retention = {
+            topic: min(configured_s, int(settings[topic][RETENTION]) / 1000) for topic in topics
+        }
+        recent = self._kafka.offsets_since(
+            {topic: now - retention[topic] / 2 for topic in topics}, ends
+        )
         self.logs = {
             topic: Log(
                 starts[topic],
@@ -99,16 +120,23 @@ class Continuity:
         return self
 
     def load_next_records(self, views: Iterable[tuple[Table, ViewCheckpoint | None]]) -> None:
-        """Load the next record of each view that needs it, in one request for all. Raises ConnectorError."""
+        """Load the next record of each view that needs it, in one request for all. Raises
+        ConnectorError.
+        """
         places = {
-            place for table, stored in views for place in uncertain_records(self.logs[table.topic], table.topic, stored)
+            place
+            for table, stored in views
+            for place in uncertain_records(self.logs[table.topic], table.topic, stored)
         }
         self._next |= self._kafka.next_records(places - self._next.keys())
 
     def record_holes(self, sink: str, views: Iterable[tuple[Table, ViewCheckpoint | None]]) -> None:
-        """Write to the ledger which changes these views may miss from now on. Raises ConnectorError."""
+        """Write to the ledger which changes these views may miss from now on. Raises
+        ConnectorError.
+        """
         checkpoints = {
-            table: stored or ViewCheckpoint(Position(log.end.topic_id, (0,) * log.end.partition_count))
+            table: stored
+            or ViewCheckpoint(Position(log.end.topic_id, (0,) * log.end.partition_count))
             for table, stored in views
             for log in [self.logs[table.topic]]
         }
@@ -131,7 +159,9 @@ class Continuity:
             {t.topic: logs[t.topic].read_at - logs[t.topic].retention_s for t in broken}, self._ends
         )
         for table, stored in broken.items():
-            hole = hole_behind(logs[table.topic], table.topic, stored, self._next, removable[table.topic])
+            hole = hole_behind(
+                logs[table.topic], table.topic, stored, self._next, removable[table.topic]
+            )
             self.ledger.add_hole(sink, table.topic, hole)
 
     @property
@@ -139,23 +169,35 @@ class Continuity:
         return {topic: log.end for topic, log in self.logs.items()}
 
     def _logs_of_changes(self, topics: Sequence[str]) -> dict[str, Log]:
-        """The same logs for views that need superseded records: retention and compaction are those of such records."""
+        """The same logs for views that need superseded records: retention and compaction are those
+        of such records.
+        """
         logs = {topic: self.logs[topic] for topic in topics}
         recent = self._kafka.offsets_since(
-            {topic: log.read_at - self._compaction_lag_s[topic] / 2 for topic, log in logs.items()}, self._ends
+            {topic: log.read_at - self._compaction_lag_s[topic] / 2 for topic, log in logs.items()},
+            self._ends,
         )
         return {
-            topic: replace(log, retention_s=self._compaction_lag_s[topic], recent=recent[topic], removal=log.compaction)
+            topic: replace(
+                log,
+                retention_s=self._compaction_lag_s[topic],
+                recent=recent[topic],
+                removal=log.compaction,
+            )
             for topic, log in logs.items()
         }
 
-    def refuse(self, sink: str, table: Table, stored: ViewCheckpoint | None, *, complete: bool = False) -> None:
+    def refuse(
+        self, sink: str, table: Table, stored: ViewCheckpoint | None, *, complete: bool = False
+    ) -> None:
         """Refuse a view that the log can't continue.
 
-        `complete`: the view has once reached the end of its topic, so that its creation time doesn't count.
+        `complete`: the view has once reached the end of its topic, so that its creation time
+        doesn't count.
 
         Raises:
-            Discontinued: with the view and the command that repairs it. ConnectorError: the log can't be read.
+            Discontinued: with the view and the command that repairs it. ConnectorError: the log
+                can't be read.
         """
         log = self.logs[table.topic]
         refuse_foreign(self._kafka, sink, table, stored, log.end)
@@ -175,7 +217,9 @@ class Continuity:
         self.sure_until = min(self.sure_until, max(sure_until, log.read_at + LEAST_S))
 
 
-def pending_records(topic: str, stored: ViewCheckpoint | None, end: Position) -> list[RecordAddress]:
+def pending_records(
+    topic: str, stored: ViewCheckpoint | None, end: Position
+) -> list[RecordAddress]:
     """The address of the next record of each partition that isn't applied to its end."""
     if not distance(stored, end).comparable:
         return []
@@ -196,7 +240,11 @@ def uncertain_records(log: Log, topic: str, stored: ViewCheckpoint | None) -> li
 
 
 def safe_until(
-    log: Log, topic: str, stored: ViewCheckpoint | None, following: NextRecords, created_at: float = 0.0
+    log: Log,
+    topic: str,
+    stored: ViewCheckpoint | None,
+    following: NextRecords,
+    created_at: float = 0.0,
 ) -> float:
     """Until when a view can't have missed a delete, in Unix seconds.
 
@@ -210,23 +258,41 @@ def safe_until(
     overlaps = removal is not None and (not removal.ended or created_at < removal.ended)
     if removal and overlaps and distance(stored.position, removal.position).reach is Reach.BEHIND:
         return 0.0
-    unseen = [_unseen_since(log, address, stored, following) for address in pending_records(topic, stored, log.end)]
+    unseen = [
+        _unseen_since(log, address, stored, following)
+        for address in pending_records(topic, stored, log.end)
+    ]
     return max(created_at, min(unseen, default=log.read_at)) + log.retention_s
 
 
-def hole_behind(log: Log, topic: str, stored: ViewCheckpoint, following: NextRecords, removable: Position) -> Hole:
-    """The changes that a log of changes at this checkpoint may have missed; records below `removable` needn't stay."""
-    below = log.removal.position.offsets if log.removal and log.removal.position.topic_id == removable.topic_id else ()
+def hole_behind(
+    log: Log, topic: str, stored: ViewCheckpoint, following: NextRecords, removable: Position
+) -> Hole:
+    """The changes that a log of changes at this checkpoint may have missed; records below
+    `removable` needn't stay.
+    """
+    below = (
+        log.removal.position.offsets
+        if log.removal and log.removal.position.topic_id == removable.topic_id
+        else ()
+    )
     removed = map(max, removable.offsets, below or removable.offsets)
     end = tuple(map(max, stored.position.offsets, removed))
-    unseen = [_unseen_since(log, address, stored, following) for address in pending_records(topic, stored, log.end)]
+    unseen = [
+        _unseen_since(log, address, stored, following)
+        for address in pending_records(topic, stored, log.end)
+    ]
     oldest = min(unseen, default=log.read_at)
     latest = max(oldest, log.read_at - log.retention_s)
     return Hole(stored.position, Position(removable.topic_id, end), oldest, latest)
 
 
-def _unseen_since(log: Log, address: RecordAddress, stored: ViewCheckpoint, following: NextRecords) -> float:
-    """The earliest time at which the records from an address on may have been written, in Unix seconds."""
+def _unseen_since(
+    log: Log, address: RecordAddress, stored: ViewCheckpoint, following: NextRecords
+) -> float:
+    """The earliest time at which the records from an address on may have been written, in Unix
+    seconds.
+    """
     _, partition, offset = address
     if offset >= log.recent.offsets[partition]:
         earliest = log.read_at - log.retention_s / 2
@@ -247,7 +313,9 @@ def _unseen_since(log: Log, address: RecordAddress, stored: ViewCheckpoint, foll
     return earliest
 
 
-def refuse_foreign(kafka: "Topics", sink: str, table: Table, stored: ViewCheckpoint | None, end: Position) -> None:
+def refuse_foreign(
+    kafka: "Topics", sink: str, table: Table, stored: ViewCheckpoint | None, end: Position
+) -> None:
     """Refuse a view of another pipeline's topic: a rebuild would take it away from that pipeline.
 
     Raises:
@@ -265,11 +333,14 @@ def refuse_foreign(kafka: "Topics", sink: str, table: Table, stored: ViewCheckpo
         )
 
 
-def refuse_gap(sink: str, table: Table, start: Position, end: Position, position: Position | None) -> None:
+def refuse_gap(
+    sink: str, table: Table, start: Position, end: Position, position: Position | None
+) -> None:
     """Refuse a view at `position` that the log, from `start` to `end`, can't continue.
 
     Raises:
-        Discontinued: the topic is another one, has other partitions, or no longer holds the next record.
+        Discontinued: the topic is another one, has other partitions, or no longer holds the next
+            record.
     """
     name = table.topic
     repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
@@ -288,7 +359,8 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, position
         problem = "is not the topic that the view was made from: it has been created anew"
     elif lag.reach is Reach.REPARTITIONED:
         problem = (
-            f"has {end.partition_count} partitions, the view was made from {position.partition_count}: keys have moved"
+            f"has {end.partition_count} partitions, "
+            f"the view was made from {position.partition_count}: keys have moved"
         )
     elif any(offset < first for offset, first in zip(position.offsets, start.offsets, strict=True)):
         problem = f"has lost records that the view still needs (it starts at {list(start.offsets)})"
@@ -303,7 +375,9 @@ def refuse_gap(sink: str, table: Table, start: Position, end: Position, position
 
 
 def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:
-    """Refuse to wait for a view whose offsets count other records: it never catches up. Raises Discontinued."""
+    """Refuse to wait for a view whose offsets count other records: it never catches up. Raises
+    Discontinued.
+    """
     if lag.comparable:
         return
     repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
@@ -321,7 +395,9 @@ def renewal(table: str) -> str:
     return f"cdc -p FILE topics renew --table {table}"
 
 
-def check_shape(topic: str, partitions: int, actual: int, policy: str, original: int | None = None) -> None:
+def check_shape(
+    topic: str, partitions: int, actual: int, policy: str, original: int | None = None
+) -> None:
     """Refuse a topic that differs from what `Topics.ensure` creates. Raises ConnectorError.
 
     `original`: the number of partitions that it was created with; None if unknown.
@@ -351,5 +427,7 @@ def check_shape(topic: str, partitions: int, actual: int, policy: str, original:
 def missing_topic(topic: str) -> ConnectorError:
     """The error for a topic that doesn't exist."""
     return ConnectorError(
-        f"There is no topic {topic}.", hint="create the topics with: cdc -p FILE register", topic=topic
+        f"There is no topic {topic}.",
+        hint="create the topics with: cdc -p FILE register",
+        topic=topic,
     )

@@ -1,7 +1,8 @@
 """Read single records and their times; write the pipeline's own records.
 
-In:  the broker's address; positions from `cdc.kafka.topics`. Out: `Record`s and times, as read_committed sees them.
-Invariant: no consumer group, nothing is committed. A read times out when no record arrives, however many there are.
+In:  the broker's address; positions from `cdc.kafka.topics`. Out: `Record`s and times, as
+read_committed sees them. Invariant: no consumer group, nothing is committed. A read times out when
+no record arrives, however many there are.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ from typing import Any
 from cdc.errors import KafkaUnavailable
 from cdc.model.position import Position
 
-# kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings back.
+# kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings
+# back.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka as kafka  # noqa: PLC0414  # the one import of it in the project
@@ -48,12 +50,16 @@ class Record:
 
 
 class Records:
-    """Reads and writes single records. Connects at the first call; every method raises ConnectorError.
+    """Reads and writes single records. Connects at the first call; every method raises
+    ConnectorError.
 
-    Not `decided`: uncommitted records are read as well. `patience_s`: how long a read waits for the next record.
+    Not `decided`: uncommitted records are read as well. `patience_s`: how long a read waits for the
+    next record.
     """
 
-    def __init__(self, bootstrap: str, *, decided: bool = True, patience_s: float = TIMEOUT_MS / 1000) -> None:
+    def __init__(
+        self, bootstrap: str, *, decided: bool = True, patience_s: float = TIMEOUT_MS / 1000
+    ) -> None:
         self._bootstrap, self._decided, self._patience_s = bootstrap, decided, patience_s
         self._consumer: Any = None
         self._producer: Any = None
@@ -85,11 +91,12 @@ class Records:
     def pending(
         self, name: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], timeout_s: float
     ) -> Iterator[None]:
-        """Write records that are committed when the block ends. If the block or the process fails, they never are.
+        """Write records that are committed when the block ends. If the block or the process fails,
+        they never are.
 
-        They take their offsets at once: records written within the block come after them. Readers wait at these
-        offsets, for `timeout_s` at most if the process is killed. The next call with the same name aborts an open
-        transaction and fences its writer.
+        They take their offsets at once: records written within the block come after them. Readers
+        wait at these offsets, for `timeout_s` at most if the process is killed. The next call with
+        the same name aborts an open transaction and fences its writer.
         """
         with translated_errors(self._bootstrap):
             producer = kafka.KafkaProducer(
@@ -102,7 +109,9 @@ class Records:
             with translated_errors(self._bootstrap):
                 producer.init_transactions()
                 producer.begin_transaction()
-                for future in [producer.send(topic, key=key, value=value) for key, value in records]:
+                for future in [
+                    producer.send(topic, key=key, value=value) for key, value in records
+                ]:
                     future.get(timeout=TIMEOUT_MS / 1000)
             try:
                 yield
@@ -115,7 +124,9 @@ class Records:
         finally:
             producer.close()
 
-    def last_record(self, topic: str, start: int, end: int, accept: Callable[[Record], bool]) -> Record | None:
+    def last_record(
+        self, topic: str, start: int, end: int, accept: Callable[[Record], bool]
+    ) -> Record | None:
         """The newest record of partition 0 in [start, end) that `accept` takes.
 
         Reads ever longer tails: the last offsets of a topic are transaction markers, not records.
@@ -132,7 +143,8 @@ class Records:
     def first_records(
         self, places: list[RecordAddress], ends: Mapping[str, Position]
     ) -> dict[RecordAddress, tuple[int, int]]:
-        """The first record at or after each place: its offset, and when it was written in Unix milliseconds.
+        """The first record at or after each place: its offset, and when it was written in Unix
+        milliseconds.
 
         Left out: places after which no record is committed, and those not answered within 2 s.
         """
@@ -195,17 +207,23 @@ class Records:
     def _first(
         self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float
     ) -> dict[RecordAddress, tuple[int, int] | None]:
-        """Answers by address; None where no record is left. Addresses not answered before the deadline are left out."""
+        """Answers by address; None where no record is left. Addresses not answered before the
+        deadline are left out.
+        """
         answers: dict[RecordAddress, tuple[int, int] | None] = {}
         waiting = dict(batch)
         while waiting and time.monotonic() < deadline:
-            # Assign the partitions that wait anew: kafka-python doesn't fetch again for a partition that was
-            # paused once.
+            # Assign the partitions that wait anew: kafka-python doesn't fetch again for a partition
+            # that was paused once.
             consumer = self._reader(waiting)
             first_records: dict[Any, Any] = {}
             while not first_records and time.monotonic() < deadline:
                 polled = consumer.poll(timeout_ms=100)
-                exhausted = [tp for tp in waiting if consumer.position(tp) >= ends[tp.topic].offsets[tp.partition]]
+                exhausted = [
+                    tp
+                    for tp in waiting
+                    if consumer.position(tp) >= ends[tp.topic].offsets[tp.partition]
+                ]
                 first_records = dict.fromkeys(exhausted)
                 first_records |= {tp: first for tp, (first, *_) in polled.items()}
             for tp, record in first_records.items():
@@ -245,7 +263,9 @@ def translated_errors(bootstrap: str) -> Iterator[None]:
 
 
 def check_reachable(bootstrap: str) -> None:
-    """Raise OSError if no server listens: a client that can't start leaves sockets and a thread behind."""
+    """Raise OSError if no server listens: a client that can't start leaves sockets and a thread
+    behind.
+    """
     refusal: OSError = ConnectionRefusedError(bootstrap)
     for server in bootstrap.split(","):
         host, _, port = server.strip().rpartition(":")

@@ -1,8 +1,10 @@
-"""Follow a one-partition topic of the pipeline: each read costs only the records since the last one.
+"""Follow a one-partition topic of the pipeline: each read costs only the records since the last
+one.
 
 In:  the topic; a function that takes its records. Out: calls of it, in the order of offsets.
-Invariant: the records taken tell all that the topic ever held. A reader that was at the end within the last hours
-misses nothing that compaction removes: a tombstone stays for a day at least (`topic_specs.RETENTION_MS`).
+Invariant: the records taken tell all that the topic ever held. A reader that was at the end within
+the last hours misses nothing that compaction removes: a tombstone stays for a day at least
+(`topic_specs.RETENTION_MS`).
 """
 
 import time
@@ -13,24 +15,36 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 
 ABSENT_S = 12 * 3600.0
-"""A reader that hasn't been at the end for so long starts again: tombstones may have been removed meanwhile."""
+"""A reader that hasn't been at the end for so long starts again: tombstones may have been removed
+meanwhile.
+"""
 
 
 class Tail:
     """A reader that remembers its offset. One thread uses it.
 
-    `begin` is called before the first record, and again if the topic was created anew: all records come again then.
-    `take` gets each record once. An error of `take` is raised by `read`, and the next `read` passes that record again.
+    `begin` is called before the first record, and again if the topic was created anew: all records
+    come again then. `take` gets each record once. An error of `take` is raised by `read`, and the
+    next `read` passes that record again.
     """
 
-    def __init__(self, kafka: Topics, topic: str, *, begin: Callable[[], object], take: Callable[[Record], object]):
+    def __init__(
+        self,
+        kafka: Topics,
+        topic: str,
+        *,
+        begin: Callable[[], object],
+        take: Callable[[Record], object],
+    ):
         self.topic, self._kafka, self._begin, self._take = topic, kafka, begin, take
         self._end: Position | None = None
         self._next = 0
         self._last_at_end = 0.0
 
     def read(self, end: Position | None = None) -> None:
-        """Take the records up to the topic's end, or to `end`. After a ConnectorError the next call resumes there."""
+        """Take the records up to the topic's end, or to `end`. After a ConnectorError the next call
+        resumes there.
+        """
         end = end or self._kafka.ends([self.topic])[self.topic]
         if self._must_restart(end):
             self._begin()
@@ -45,7 +59,9 @@ class Tail:
         self._end, self._last_at_end = end, time.time()
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether `read` would take something. `ends`: ends of topics, if the caller has just asked for them."""
+        """Whether `read` would take something. `ends`: ends of topics, if the caller has just asked
+        for them.
+        """
         if self._end is None:
             return True
         end = (ends or self._kafka.ends([self.topic]))[self.topic]

@@ -1,6 +1,7 @@
 """Specify the pipeline's topics: their partitions and their settings. Pure.
 
-In:  the pipeline file. Out: by topic, what `Topics.ensure` creates and what `cdc plan` compares with.
+In:  the pipeline file. Out: by topic, what `Topics.ensure` creates and what `cdc plan` compares
+with.
 """
 
 from collections.abc import Iterable
@@ -26,14 +27,19 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
         pipeline.message_topic,
         pipeline.generations_topic,
     )
-    return {**tables, **control, f"__debezium-heartbeat.{pipeline.pipeline}": 1, **dict.fromkeys(internal, 1)}
+    return {
+        **tables,
+        **control,
+        f"__debezium-heartbeat.{pipeline.pipeline}": 1,
+        **dict.fromkeys(internal, 1),
+    }
 
 
 def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:
     """The settings that each topic gets, besides its cleanup policy.
 
-    Topics in which commands tell each other things are compacted within minutes, so that a reader needn't go through
-    entries that have long been superseded.
+    Topics in which commands tell each other things are compacted within minutes, so that a reader
+    needn't go through entries that have long been superseded.
     """
     retention_ms = int(pipeline.delete_retention_hours * 3_600_000)
     settings = {
@@ -48,7 +54,11 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
         "min.cleanable.dirty.ratio": "0.1",
     }
     internal = (pipeline.quarantine_topic, pipeline.settings_topic, pipeline.generations_topic)
-    lag = {"min.compaction.lag.ms": str(int(pipeline.changes_kept_s * 1000))} if pipeline.changes_kept_s else {}
+    lag = (
+        {"min.compaction.lag.ms": str(int(pipeline.changes_kept_s * 1000))}
+        if pipeline.changes_kept_s
+        else {}
+    )
     special = {
         **dict.fromkeys(internal, followed),
         **{pipeline.topic(entry.table): {**settings, **lag} for entry in pipeline.source.tables},

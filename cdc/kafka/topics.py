@@ -19,7 +19,15 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Ledger, TopicShape
 from cdc.kafka.log_continuity import check_shape, missing_topic
-from cdc.kafka.records import TIMEOUT_MS, Record, RecordAddress, Records, check_reachable, kafka, translated_errors
+from cdc.kafka.records import (
+    TIMEOUT_MS,
+    Record,
+    RecordAddress,
+    Records,
+    check_reachable,
+    kafka,
+    translated_errors,
+)
 from cdc.kafka.topic_specs import topic_settings, topic_specs
 from cdc.model.position import Position
 
@@ -39,7 +47,9 @@ class CreatedTopic:
 
 @dataclass(frozen=True)
 class ExistingTopic:
-    """A topic that existed; `changed` names the settings that `ensure` has set to those of the pipeline file."""
+    """A topic that existed; `changed` names the settings that `ensure` has set to those of the
+    pipeline file.
+    """
 
     topic: str
     partitions: int
@@ -55,7 +65,9 @@ class Topics:
         with translated_errors(bootstrap):
             check_reachable(bootstrap)
             self._admin = kafka.KafkaAdminClient(
-                bootstrap_servers=bootstrap, bootstrap_timeout_ms=TIMEOUT_MS, request_timeout_ms=TIMEOUT_MS
+                bootstrap_servers=bootstrap,
+                bootstrap_timeout_ms=TIMEOUT_MS,
+                request_timeout_ms=TIMEOUT_MS,
             )
         self._records = Records(bootstrap, patience_s=patience_s)
         self._undecided_records = Records(bootstrap, decided=False)
@@ -64,7 +76,10 @@ class Topics:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -89,19 +104,25 @@ class Topics:
         with translated_errors(self.bootstrap):
             shapes = self._original_shapes(pipeline)
             existing = _retry_briefly(*UNSETTLED)(self._create_missing, topics, settings, shapes)
-            changed = {topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing}
+            changed = {
+                topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing
+            }
             self._alter(changed)
             self._save_shapes(pipeline, shapes)
         return [
-            ExistingTopic(topic, count, tuple(changed[topic])) if topic in existing else CreatedTopic(topic, count)
+            ExistingTopic(topic, count, tuple(changed[topic]))
+            if topic in existing
+            else CreatedTopic(topic, count)
             for topic, count in topics.items()
         ]
 
     def check(self, pipeline: Pipeline) -> None:
-        """Refuse topics that differ from what `ensure` creates: one that was changed may have lost or moved records.
+        """Refuse topics that differ from what `ensure` creates: one that was changed may have lost
+        or moved records.
 
         Raises:
-            ConnectorError: for the first topic that is missing or has other partitions or another cleanup policy.
+            ConnectorError: for the first topic that is missing or has other partitions or another
+                cleanup policy.
         """
         topics = topic_specs(pipeline)
         with translated_errors(self.bootstrap):
@@ -132,7 +153,8 @@ class Topics:
         return next((str(topic["name"]) for topic in described if topic["error_code"] == 0), None)
 
     def ends(self, topics: Sequence[str], *, decided: bool = True) -> dict[str, Position]:
-        """The end of each topic as a read_committed reader sees it: after the last decided transaction.
+        """The end of each topic as a read_committed reader sees it: after the last decided
+        transaction.
 
         Not `decided`: after every record, including those of open transactions.
         """
@@ -142,8 +164,12 @@ class Topics:
         """The first offset that each topic still has."""
         return self._positions(topics, kafka.admin.OffsetSpec.EARLIEST)
 
-    def offsets_since(self, times: Mapping[str, float], ends: Mapping[str, Position]) -> dict[str, Position]:
-        """The first offsets written at a time or later, in Unix seconds by topic; the end where there are none."""
+    def offsets_since(
+        self, times: Mapping[str, float], ends: Mapping[str, Position]
+    ) -> dict[str, Position]:
+        """The first offsets written at a time or later, in Unix seconds by topic; the end where
+        there are none.
+        """
         specs = {topic: max(0, int(moment * 1000)) for topic, moment in times.items()}
         positions = {}
         for topic, position in self._positions(list(times), specs).items():
@@ -177,7 +203,11 @@ class Topics:
         with translated_errors(self.bootstrap):
             described = self._entries(topics)
         return {
-            topic: {name: entry["value"] for name, entry in entries.items() if entry["config_source"] == OWN_SETTING}
+            topic: {
+                name: entry["value"]
+                for name, entry in entries.items()
+                if entry["config_source"] == OWN_SETTING
+            }
             for topic, entries in described.items()
         }
 
@@ -187,12 +217,17 @@ class Topics:
             return self._settings(topics)
 
     def override(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Change settings by topic, and wait until the broker applies them; None removes a topic's own setting.
+        """Change settings by topic, and wait until the broker applies them; None removes a topic's
+        own setting.
 
-        Other settings stay. A broker learns of a change some time after its controller has accepted it.
+        Other settings stay. A broker learns of a change some time after its controller has accepted
+        it.
         """
         operations = {
-            topic: {name: ("DELETE" if value is None else "SET", value) for name, value in change.items()}
+            topic: {
+                name: ("DELETE" if value is None else "SET", value)
+                for name, value in change.items()
+            }
             for topic, change in changes.items()
         }
         with translated_errors(self.bootstrap):
@@ -200,7 +235,9 @@ class Topics:
         _retry_briefly(ConnectorError)(self._check_settings, changes)
 
     def read_all(self, topic: str) -> list[Record]:
-        """Every committed record of a one-partition topic, for the small topics that the pipeline writes itself."""
+        """Every committed record of a one-partition topic, for the small topics that the pipeline
+        writes itself.
+        """
         start, end = self.starts([topic])[topic].offsets[0], self.ends([topic])[topic].offsets[0]
         return self.read_range(topic, start, end)
 
@@ -222,31 +259,47 @@ class Topics:
         """See `Records.pending`."""
         return self._records.pending(name, topic, records, timeout_s)
 
-    def last_record(self, topic: str, accept: Callable[[Record], bool] = lambda _: True) -> Record | None:
-        """The newest committed record of a one-partition topic that `accept` takes; None if there is none."""
+    def last_record(
+        self, topic: str, accept: Callable[[Record], bool] = lambda _: True
+    ) -> Record | None:
+        """The newest committed record of a one-partition topic that `accept` takes; None if there
+        is none.
+        """
         end, start = self.ends([topic])[topic].offsets[0], self.starts([topic])[topic].offsets[0]
         return self._records.last_record(topic, start, end, accept)
 
     def write_times(self, addresses: Iterable[RecordAddress]) -> dict[RecordAddress, int]:
-        """When the first record at or after each address was written, in Unix milliseconds; see `first_records`."""
-        return {address: written_ms for address, (_, written_ms) in self.first_records(addresses).items()}
+        """When the first record at or after each address was written, in Unix milliseconds; see
+        `first_records`.
+        """
+        return {
+            address: written_ms
+            for address, (_, written_ms) in self.first_records(addresses).items()
+        }
 
-    def first_records(self, addresses: Iterable[RecordAddress]) -> dict[RecordAddress, tuple[int, int]]:
-        """The offset and the time, in Unix milliseconds, of the first record at or after each place.
+    def first_records(
+        self, addresses: Iterable[RecordAddress]
+    ) -> dict[RecordAddress, tuple[int, int]]:
+        """The offset and the time, in Unix milliseconds, of the first record at or after each
+        place.
 
         Left out: addresses after which no record is committed, and those not answered within 2 s.
         """
         places = list(addresses)
         if not places:
             return {}
-        return self._records.first_records(places, self.ends(sorted({topic for topic, _, _ in places})))
+        return self._records.first_records(
+            places, self.ends(sorted({topic for topic, _, _ in places}))
+        )
 
     def next_records(
         self, places: Collection[RecordAddress], *, decided: bool = False
     ) -> dict[RecordAddress, tuple[int, int] | None]:
-        """The offset and the time, in Unix milliseconds, of the first record at or after each place.
+        """The offset and the time, in Unix milliseconds, of the first record at or after each
+        place.
 
-        None: there is none; `decided`: none that is committed. Every place is answered. Raises ConnectorError.
+        None: there is none; `decided`: none that is committed. Every place is answered. Raises
+        ConnectorError.
         """
         if not places:
             return {}
@@ -254,7 +307,9 @@ class Topics:
         return (self._records if decided else self._undecided_records).next_records(places, ends)
 
     def remove(self, topics: Sequence[str]) -> None:
-        """Delete topics, and wait until the broker no longer lists them. Topics that don't exist are skipped."""
+        """Delete topics, and wait until the broker no longer lists them. Topics that don't exist
+        are skipped.
+        """
         with translated_errors(self.bootstrap):
             if existing := list(self._described(topics)):
                 self._admin.delete_topics(existing)
@@ -262,7 +317,9 @@ class Topics:
 
     def _check_removed(self, topics: Sequence[str]) -> None:
         if remaining := sorted(self.existing(topics)):
-            hint = "does the broker delete topics (delete.topic.enable)? then the same command again"
+            hint = (
+                "does the broker delete topics (delete.topic.enable)? then the same command again"
+            )
             raise ConnectorError(f"Topic {remaining[0]} is still there.", hint=hint)
 
     def _original_shapes(self, pipeline: Pipeline) -> dict[str, TopicShape]:
@@ -299,12 +356,16 @@ class Topics:
             partitions = _original_partitions(original.get(topic), described)
             check_shape(topic, topics[topic], len(described["partitions"]), policy, partitions)
         shapes = {
-            topic: {"num_partitions": count, "configs": {"cleanup.policy": "compact", **settings[topic]}}
+            topic: {
+                "num_partitions": count,
+                "configs": {"cleanup.policy": "compact", **settings[topic]},
+            }
             for topic, count in topics.items()
             if topic not in existing
         }
         if shapes:
-            # A request isn't all or nothing, and what a broker describes lags behind what its controller knows.
+            # A request isn't all or nothing, and what a broker describes lags behind what its
+            # controller knows.
             self._admin.create_topics(shapes, validate_only=True)
             self._admin.create_topics(shapes, wait_for_metadata=True)
         return in_force
@@ -319,12 +380,20 @@ class Topics:
     def _settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         described = self._entries(topics)
         return {
-            topic: {name: entry["value"] for name, entry in entries.items()} for topic, entries in described.items()
+            topic: {name: entry["value"] for name, entry in entries.items()}
+            for topic, entries in described.items()
         }
 
     def _entries(self, topics: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
-        resources = [kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic) for topic in topics]
-        return self._admin.describe_configs(resources, config_filter="all")["topic"] if resources else {}
+        resources = [
+            kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic)
+            for topic in topics
+        ]
+        return (
+            self._admin.describe_configs(resources, config_filter="all")["topic"]
+            if resources
+            else {}
+        )
 
     def _alter(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
         resources = [
@@ -340,7 +409,9 @@ class Topics:
         for topic, expected in changes.items():
             if {name: overrides[topic].get(name) for name in expected} != expected:
                 hint = "see the broker's log; then the same command again"
-                raise ConnectorError(f"The broker doesn't go by {topic}'s new settings yet.", hint=hint)
+                raise ConnectorError(
+                    f"The broker doesn't go by {topic}'s new settings yet.", hint=hint
+                )
 
     def _positions(
         self, topics: Sequence[str], spec: int | Mapping[str, int], decided: bool = True
@@ -358,14 +429,23 @@ class Topics:
                 raise missing_topic(missing[0])
             counts = {topic: len(described[topic]["partitions"]) for topic in topics}
             places = {
-                kafka.TopicPartition(topic, number): specs[topic] for topic in topics for number in range(counts[topic])
+                kafka.TopicPartition(topic, number): specs[topic]
+                for topic in topics
+                for number in range(counts[topic])
             }
-            level = kafka.IsolationLevel.READ_COMMITTED if decided else kafka.IsolationLevel.READ_UNCOMMITTED
+            level = (
+                kafka.IsolationLevel.READ_COMMITTED
+                if decided
+                else kafka.IsolationLevel.READ_UNCOMMITTED
+            )
             offsets = self._admin.list_partition_offsets(places, level)
         return {
             topic: Position(
                 _topic_id(described[topic]["topic_id"]),
-                tuple(int(offsets[kafka.TopicPartition(topic, number)].offset) for number in range(counts[topic])),
+                tuple(
+                    int(offsets[kafka.TopicPartition(topic, number)].offset)
+                    for number in range(counts[topic])
+                ),
             )
             for topic in topics
         }
@@ -373,12 +453,16 @@ class Topics:
 
 def _original_partitions(shape: TopicShape | None, described: Mapping[str, Any]) -> int | None:
     """The number of partitions that a topic was created with; None if unknown."""
-    return shape.partitions if shape and shape.topic_id == _topic_id(described["topic_id"]) else None
+    return (
+        shape.partitions if shape and shape.topic_id == _topic_id(described["topic_id"]) else None
+    )
 
 
 def _retry_briefly(*errors: type[Exception]) -> Retrying:
     stop = stop_after_delay(TIMEOUT_MS / 1000)
-    return Retrying(retry=retry_if_exception_type(errors), stop=stop, wait=wait_fixed(0.1), reraise=True)
+    return Retrying(
+        retry=retry_if_exception_type(errors), stop=stop, wait=wait_fixed(0.1), reraise=True
+    )
 
 
 def _topic_id(value: object) -> str:

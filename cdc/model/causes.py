@@ -10,7 +10,8 @@ from typing import NamedTuple
 class Cause(NamedTuple):
     """A reason for a failed connection, as the end of a sentence whose subject is the server.
 
-    `is_transient`: the next try may succeed. `kind` tells what to look at: see `HINTS` of its users.
+    `is_transient`: the next try may succeed. `kind` tells what to look at: see `HINTS` of its
+    users.
     """
 
     text: str
@@ -22,7 +23,9 @@ class Cause(NamedTuple):
 
 
 UNKNOWN = Cause("", is_transient=True)
-TRUST = Cause("its certificate is of a CA that isn't trusted here", is_transient=False, kind="trust")
+TRUST = Cause(
+    "its certificate is of a CA that isn't trusted here", is_transient=False, kind="trust"
+)
 NO_FILE = Cause("the file of its CA isn't there", is_transient=False, kind="trust")
 EXPIRED = Cause("its certificate has expired", is_transient=True)
 """Transient: somebody renews the certificate, and the waiting client goes on."""
@@ -54,7 +57,9 @@ CAUSES_BY_PHRASE = (
     ("timeout", SILENT),
     ("timed out", SILENT),
 )
-"""The first phrase that a text holds counts, so special ones come first: "has expired" comes with "verify failed"."""
+"""The first phrase that a text holds counts, so special ones come first: "has expired" comes with
+"verify failed".
+"""
 
 
 def cause(message: str) -> Cause:

@@ -27,7 +27,9 @@ def refusals(table: Table) -> list[str]:
 
 
 def require_indexed(tables: Iterable[Table]) -> None:
-    """Refuse `index.fields` of the pipeline file for columns that no view has. Raises SettingsError."""
+    """Refuse `index.fields` of the pipeline file for columns that no view has. Raises
+    SettingsError.
+    """
     for table in tables:
         columns = [column.name for column in table.columns]
         for name in table.index.fields:
@@ -35,7 +37,9 @@ def require_indexed(tables: Iterable[Table]) -> None:
                 near = difflib.get_close_matches(name, columns, n=1)
                 raise SettingsError(
                     f"index.fields of {table.qualified} names {name}, which is no column of its views.",
-                    hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
+                    hint=f"did you mean {near[0]}?"
+                    if near
+                    else f"its columns: {', '.join(columns)}",
                 )
 
 
@@ -47,8 +51,14 @@ def refusal_error(table: Table, refusals: Refusals, where: str = "") -> SourceEr
     sentences = refusals(table)
     if not sentences:
         return None
-    place = f"{table.qualified} can't be held by {where}" if where else f"{table.qualified} can't be captured exactly"
-    return SourceError(f"{place}: {'; '.join(sentences)}.", hint=_remedy(table, refusals), table=table.qualified)
+    place = (
+        f"{table.qualified} can't be held by {where}"
+        if where
+        else f"{table.qualified} can't be captured exactly"
+    )
+    return SourceError(
+        f"{place}: {'; '.join(sentences)}.", hint=_remedy(table, refusals), table=table.qualified
+    )
 
 
 def combined_error(errors: Sequence[SourceError]) -> SourceError:
@@ -72,10 +82,14 @@ def _remedy(table: Table, refusals: Refusals) -> str:
     steps = []
     if excluded:
         names = ", ".join(map(_in_yaml, excluded))
-        steps.append(f"write {{table: {table.qualified}, exclude: [{names}]}} in the pipeline file, or rename them")
+        steps.append(
+            f"write {{table: {table.qualified}, exclude: [{names}]}} in the pipeline file, or rename them"
+        )
     if refusals(reduced):
         rename = f"ALTER TABLE {table.qualified} RENAME COLUMN ... TO ..."
-        steps.append(f"{'for the rest ' if excluded else ''}{rename}, or choose another key (key: [...])")
+        steps.append(
+            f"{'for the rest ' if excluded else ''}{rename}, or choose another key (key: [...])"
+        )
     return "; ".join(steps)
 
 

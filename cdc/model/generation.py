@@ -1,4 +1,6 @@
-"""Name a generation, one build of a view, and read its time from the name. Standard library only."""
+"""Name a generation, one build of a view, and read its time from the name. Standard library
+only.
+"""
 
 from datetime import UTC, datetime
 
@@ -6,7 +8,9 @@ GENERATION = "%Y%m%dt%H%M%S%f"
 
 
 def new_generation() -> str:
-    """A name for a generation that begins now. Names sort by time and suit files, indices and keys."""
+    """A name for a generation that begins now. Names sort by time and suit files, indices and
+    keys.
+    """
     return datetime.now(UTC).strftime(GENERATION)
 
 

@@ -8,7 +8,9 @@ COMPILE_THRESHOLD = "-XX:CompileThresholdScaling"
 
 
 def caller_options() -> list[str]:
-    """The options in the caller's `JAVA_TOOL_OPTIONS`. A Java that inherits the environment reads them itself."""
+    """The options in the caller's `JAVA_TOOL_OPTIONS`. A Java that inherits the environment reads
+    them itself.
+    """
     return shlex.split(os.environ.get("JAVA_TOOL_OPTIONS", ""))
 
 
@@ -20,7 +22,9 @@ def default_options() -> list[str]:
     which took half of a cold start's CPU.
     """
     chosen = caller_options()
-    collector_chosen = any(option.startswith("-XX:+Use") and option.endswith("GC") for option in chosen)
+    collector_chosen = any(
+        option.startswith("-XX:+Use") and option.endswith("GC") for option in chosen
+    )
     threshold_chosen = any(option.startswith(COMPILE_THRESHOLD) for option in chosen)
     defaults = []
     if not collector_chosen:

@@ -1,4 +1,6 @@
-"""A batch's step of one table, and how many records it applied to the view. Standard library only."""
+"""A batch's step of one table, and how many records it applied to the view. Standard library
+only.
+"""
 
 from dataclasses import dataclass, fields
 
@@ -10,7 +12,8 @@ from cdc.model.table import Table
 class Advance:
     """One table's step in a batch: apply the records in [start, end), then store `end`.
 
-    `start` is None for a view that has no position yet; it then counts as offset 0 of every partition.
+    `start` is None for a view that has no position yet; it then counts as offset 0 of every
+    partition.
     """
 
     table: Table
@@ -37,7 +40,9 @@ class Advance:
 
 @dataclass
 class Applied:
-    """What one batch did to one view, in records. Each record read is counted in exactly one other number."""
+    """What one batch did to one view, in records. Each record read is counted in exactly one other
+    number.
+    """
 
     read: int = 0
     written: int = 0

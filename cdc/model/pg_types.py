@@ -19,9 +19,32 @@ CONNECTOR_TYPES = (*EXTENSIONS, *LOSSES)
 """Types outside of pg_catalog that the connector has a form of its own for."""
 NO_ELEMENTS = (
     *("bit", "money", "name", "interval", "xml", "refcursor", "bit varying", "sparsevec", "hstore"),
-    *("vector", "halfvec", "point", "line", "lseg", "box", "path", "polygon", "circle", "geometry", "geography"),
+    *(
+        "vector",
+        "halfvec",
+        "point",
+        "line",
+        "lseg",
+        "box",
+        "path",
+        "polygon",
+        "circle",
+        "geometry",
+        "geography",
+    ),
 )
-NO_KEYS = ("real", "double precision", "json", "jsonb", "hstore", "vector", "halfvec", "point", "line", "circle")
+NO_KEYS = (
+    "real",
+    "double precision",
+    "json",
+    "jsonb",
+    "hstore",
+    "vector",
+    "halfvec",
+    "point",
+    "line",
+    "circle",
+)
 
 
 def base_type(type_: str) -> str:
@@ -34,7 +57,9 @@ def base_type(type_: str) -> str:
 
 
 def loss(type_: str, *, key: bool = False) -> str | None:
-    """What the connector would lose of a column of this type; None if it carries the type exactly."""
+    """What the connector would lose of a column of this type; None if it carries the type
+    exactly.
+    """
     name = base_type(type_)
     if type_.endswith("[]"):
         if name == "time without time zone":

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 
 @dataclass(frozen=True)
 class Server:
-    """Whose log it is: the cluster that initdb made, and how often one of its standbys was promoted."""
+    """Whose log it is: the cluster that initdb made, and how often one of its standbys was
+    promoted.
+    """
 
     system: str
     timeline: int
@@ -20,7 +22,8 @@ class Server:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a topic has been applied: every record of partition p below offsets[p] is in the view.
+    """How far a topic has been applied: every record of partition p below offsets[p] is in the
+    view.
 
     The topic id tells a topic that was created anew from the former one of the same name. Offsets
     of the two count different records.
@@ -87,7 +90,9 @@ class ViewCheckpoint:
 
 
 class Reach(StrEnum):
-    """How a view relates to a position of its topic; the texts are the end of an error's sentence."""
+    """How a view relates to a position of its topic; the texts are the end of an error's
+    sentence.
+    """
 
     REACHED = "reached"
     BEHIND = "behind"

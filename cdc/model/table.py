@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 RowFormat = Literal["events", "documents"]
-"""What a sink takes: every change with its row as the connector wrote it, or rows as documents of a view."""
+"""What a sink takes: every change with its row as the connector wrote it, or rows as documents of a
+view.
+"""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One captured column; `type` is Postgres' text for it, as `format_type` prints it: numeric(10,2)."""
+    """One captured column; `type` is Postgres' text for it, as `format_type` prints it:
+    numeric(10,2).
+    """
 
     name: str
     type: str
@@ -28,7 +32,9 @@ class IndexOptions:
 
 @dataclass(frozen=True)
 class Table:
-    """A captured table; `key` names the columns that identify a row, in the order of the primary key."""
+    """A captured table; `key` names the columns that identify a row, in the order of the primary
+    key.
+    """
 
     schema: str
     name: str
@@ -36,7 +42,9 @@ class Table:
     key: tuple[str, ...]
     topic: str
     reshaped: bool = False
-    """Whether the topic holds rows with columns that the table has lost; these columns are left out."""
+    """Whether the topic holds rows with columns that the table has lost; these columns are left
+    out.
+    """
     index: IndexOptions = field(default=IndexOptions(), hash=False)
 
     @property

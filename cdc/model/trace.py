@@ -1,4 +1,6 @@
-"""Show where a failure came from without its message: those of libraries quote rows and passwords."""
+"""Show where a failure came from without its message: those of libraries quote rows and
+passwords.
+"""
 
 import re
 import traceback
@@ -10,14 +12,18 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "tests")
 HARMLESS = (ImportError, AttributeError, NameError)
 """Errors whose messages quote names of the code, never a value."""
-JAVA = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error))\b|^\s*(at [\w.$/<>]+\([\w.: ]*\))", re.MULTILINE)
+JAVA = re.compile(
+    r"^(?:Caused by: )?([\w.$]+(?:Exception|Error))\b|^\s*(at [\w.$/<>]+\([\w.: ]*\))", re.MULTILINE
+)
 
 FRAMES = 8
 """Frames shown of each Java exception; those below are Spark's own loops."""
 
 
 def trace(error: BaseException) -> str:
-    """The frames of an error and of its causes, Java's included. Messages only if they quote no value."""
+    """The frames of an error and of its causes, Java's included. Messages only if they quote no
+    value.
+    """
     return "\n".join(line for link in reversed(list(_chain(error))) for line in _describe(link))
 
 
@@ -34,7 +40,9 @@ def place(error: BaseException) -> str:
 def kind(error: BaseException) -> str:
     """The qualified class of an error, and its message if that quotes no value."""
     module = type(error).__module__
-    name = type(error).__qualname__ if module == "builtins" else f"{module}.{type(error).__qualname__}"
+    name = (
+        type(error).__qualname__ if module == "builtins" else f"{module}.{type(error).__qualname__}"
+    )
     if isinstance(error, OSError) and error.strerror:
         return f"{name} ({error.strerror})"
     return f"{name} ({error})" if isinstance(error, HARMLESS) else name

@@ -27,7 +27,11 @@ def duration(seconds: float) -> str:
 
 def since_text(moment: float | None) -> str:
     """When a state began and how long ago that is; empty if the moment is unknown. Unix seconds."""
-    return "" if moment is None else f"since {clock(moment)}, {duration(max(0.0, time.time() - moment))}"
+    return (
+        ""
+        if moment is None
+        else f"since {clock(moment)}, {duration(max(0.0, time.time() - moment))}"
+    )
 
 
 def clock(moment: float) -> str:

@@ -1,8 +1,9 @@
-"""Asks every server for the state of its hop, all at the same time, and answers in a few seconds whatever hangs.
+"""Asks every server for the state of its hop, all at the same time, and answers in a few seconds
+whatever hangs.
 
 In:  the pipeline file, a function per sink that reads its positions, what `cdc run` last published.
-Out: `Status`. A part that can't be reached, or doesn't answer in time, becomes a problem; the other parts are there.
-Invariant: reads only.
+Out: `Status`. A part that can't be reached, or doesn't answer in time, becomes a problem; the other
+parts are there. Invariant: reads only.
 """
 
 import time
@@ -20,14 +21,29 @@ from cdc.config.settings import Pipeline
 from cdc.control import registrations
 from cdc.control.definitions import Watch, watch
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import CdcError, ConnectorError, KafkaUnavailable, SinkError, SourceUnavailable, Unexpected
+from cdc.errors import (
+    CdcError,
+    ConnectorError,
+    KafkaUnavailable,
+    SinkError,
+    SourceUnavailable,
+    Unexpected,
+)
 from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_continuity import Continuity, Discontinued, pending_records
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.trace import trace
-from cdc.observe.status import ConnectorStatus, HeartbeatStatus, Problem, Severity, SinkStatus, Status, ViewStatus
+from cdc.observe.status import (
+    ConnectorStatus,
+    HeartbeatStatus,
+    Problem,
+    Severity,
+    SinkStatus,
+    Status,
+    ViewStatus,
+)
 from cdc.postgres import catalog, source
 from cdc.quarantine.log import QuarantineLog
 from cdc.sink.remedy import classify
@@ -36,7 +52,9 @@ log = structlog.get_logger()
 Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]]
 """By sink, a function that reads the checkpoints of its views: `cdc.sink.contract.positions`."""
 ANSWER_S, TABLE_S = 4.0, 0.02
-"""Seconds to wait for any answer: `ANSWER_S`, or `TABLE_S` a table where that is more (above 200 tables)."""
+"""Seconds to wait for any answer: `ANSWER_S`, or `TABLE_S` a table where that is more (above 200
+tables).
+"""
 CLASSES: Mapping[str, type[CdcError]] = {
     "postgres": SourceUnavailable,
     "connect": ConnectorError,
@@ -44,7 +62,9 @@ CLASSES: Mapping[str, type[CdcError]] = {
 }
 SERVERS = {"postgres": "Postgres", "connect": "Kafka Connect", "kafka": "Kafka"}
 POSITIONS_SHARE = 0.6
-"""The share of that time in which a sink has to tell its positions, so that lag can still be measured from them."""
+"""The share of that time in which a sink has to tell its positions, so that lag can still be
+measured from them.
+"""
 
 
 Answer = tuple[Any, Problem | None]
@@ -53,9 +73,14 @@ TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], P
 
 
 def collect(
-    pipeline: Pipeline, *, positions: Positions, progress: Mapping[str, Progress], started: float | None = None
+    pipeline: Pipeline,
+    *,
+    positions: Positions,
+    progress: Mapping[str, Progress],
+    started: float | None = None,
 ) -> Status:
-    """Ask every server at the same time. Raises nothing that a server causes, waits for none beyond ANSWER_S.
+    """Ask every server at the same time. Raises nothing that a server causes, waits for none beyond
+    ANSWER_S.
 
     `started`: when the caller began, by the monotonic clock.
     """
@@ -65,7 +90,8 @@ def collect(
     heartbeat, views, lowered = report
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
     unread = sorted(
-        (problem for _, problem in answers.values() if problem), key=lambda problem: problem.part not in SERVERS
+        (problem for _, problem in answers.values() if problem),
+        key=lambda problem: problem.part not in SERVERS,
     )
     changed = _registration_problem(registration, unread)
     return Status(
@@ -74,7 +100,11 @@ def collect(
         answers["postgres"][0],
         heartbeat,
         tuple(
-            _sink_status(name, progress.get(name), views.get(name) or _unmeasured_views(tables, answers[name][0]))
+            _sink_status(
+                name,
+                progress.get(name),
+                views.get(name) or _unmeasured_views(tables, answers[name][0]),
+            )
             for name in positions
         ),
         tuple(problem for problem in (*unread, changed, lowered) if problem),
@@ -85,14 +115,21 @@ def collect(
 def _ask_servers(
     pipeline: Pipeline, tables: Sequence[Table], positions: Positions, started: float
 ) -> "dict[str, Answer]":
-    """The answers of sinks by name, and of postgres, connect, kafka, registration and definitions."""
+    """The answers of sinks by name, and of postgres, connect, kafka, registration and
+    definitions.
+    """
     patience_s = max(ANSWER_S, len(tables) * TABLE_S)
-    requests = {name: _start_request(name, _stored(position, tables)) for name, position in positions.items()}
+    requests = {
+        name: _start_request(name, _stored(position, tables))
+        for name, position in positions.items()
+    }
 
     def stored_in_time() -> dict[str, dict[str, ViewCheckpoint | None]]:
         """The positions of the sinks that have told them in time, by sink and topic."""
         share_s = patience_s * POSITIONS_SHARE
-        stored = {name: _await_answer(name, requests[name], started, share_s)[0] for name in positions}
+        stored = {
+            name: _await_answer(name, requests[name], started, share_s)[0] for name in positions
+        }
         return {name: by_topic for name, by_topic in stored.items() if by_topic is not None}
 
     requests |= {
@@ -102,22 +139,31 @@ def _ask_servers(
         "definitions": _start_request("definitions", lambda: _definitions(pipeline)),
         "kafka": _start_request("kafka", lambda: _log(pipeline, tables, stored_in_time)),
     }
-    return {part: _await_answer(part, request, started, patience_s) for part, request in requests.items()}
+    return {
+        part: _await_answer(part, request, started, patience_s)
+        for part, request in requests.items()
+    }
 
 
 def _registration_problem(
     registration: tuple[Problem | None, Problem | None], unread: Sequence[Problem]
 ) -> Problem | None:
-    """Choose the problem of the registration. A server that is silent is reported by the request to that server."""
+    """Choose the problem of the registration. A server that is silent is reported by the request to
+    that server.
+    """
     changed, unsure = registration
     silent = {"postgres", "kafka"} & {problem.part for problem in unread}
     return unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
 
 
 def _start_request(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
-    """Send a request in a daemon thread: one that hangs ends with the program, and nobody waits for it."""
+    """Send a request in a daemon thread: one that hangs ends with the program, and nobody waits for
+    it.
+    """
     answer: Future[Answer] = Future()
-    Thread(target=lambda: answer.set_result(_ask(part, ask)), name=f"ask-{part}", daemon=True).start()
+    Thread(
+        target=lambda: answer.set_result(_ask(part, ask)), name=f"ask-{part}", daemon=True
+    ).start()
     return answer
 
 
@@ -182,7 +228,8 @@ def _connector(pipeline: Pipeline) -> ConnectorStatus:
 
 
 def _stored(
-    positions: Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]], tables: Sequence[Table]
+    positions: Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]],
+    tables: Sequence[Table],
 ) -> Callable[[], dict[str, ViewCheckpoint | None]]:
     def by_topic() -> dict[str, ViewCheckpoint | None]:
         stored = positions(tables)
@@ -196,7 +243,9 @@ def _log(
     tables: Sequence[Table],
     read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
 ) -> TopicReport:
-    """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises ConnectorError."""
+    """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises
+    ConnectorError.
+    """
     with Topics(pipeline.kafka) as topics:
         continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
@@ -270,9 +319,15 @@ def _inspect_view(
 
 
 def measure(
-    table: Table, stored: ViewCheckpoint | None, end: Position, oldest: Mapping[tuple[str, int, int], int], now: float
+    table: Table,
+    stored: ViewCheckpoint | None,
+    end: Position,
+    oldest: Mapping[tuple[str, int, int], int],
+    now: float,
 ) -> ViewStatus:
-    """Measure a view against the end of its topic. `oldest`: Unix milliseconds of the records that `waiting` names."""
+    """Measure a view against the end of its topic. `oldest`: Unix milliseconds of the records that
+    `waiting` names.
+    """
     rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
     gap = distance(stored, end)
     if not gap.comparable:

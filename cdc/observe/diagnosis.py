@@ -1,4 +1,6 @@
-"""Diagnosis of a pipeline: its problems, the worst first, each in one sentence with the command to run next."""
+"""Diagnosis of a pipeline: its problems, the worst first, each in one sentence with the command to
+run next.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +16,9 @@ SLOW_S = 5.0
 LATE_S = 60.0
 """Seconds of lag above which a view is degraded. Until then it may be catching up."""
 HUNG_S = 10.0
-"""Seconds without an answer after which a sink is reported: its own requests run into their timeout only later."""
+"""Seconds without an answer after which a sink is reported: its own requests run into their timeout
+only later.
+"""
 LOOK_AT_SOURCE = "look for a long transaction in pg_stat_activity, then at the worker's log"
 SERVERS = ("postgres", "connect", "kafka")
 IDLE = ("not running", "stopped")
@@ -25,17 +29,22 @@ STATES = {
 
 
 def diagnose(status: Status) -> Status:
-    """Complete a status with all of its problems: those that are down first, then in the order a change travels."""
+    """Complete a status with all of its problems: those that are down first, then in the order a
+    change travels.
+    """
     names = {sink.name for sink in status.sinks}
     unread = [
-        replace(problem, sink=problem.part if problem.part in names else problem.sink) for problem in status.problems
+        replace(problem, sink=problem.part if problem.part in names else problem.sink)
+        for problem in status.problems
     ]
     problems = [
         *unread,
         *_find_source_problems(status),
         *(problem for sink in status.sinks for problem in _find_sink_problems(status, sink)),
     ]
-    return replace(status, problems=tuple(sorted(problems, key=lambda problem: problem.severity != "down")))
+    return replace(
+        status, problems=tuple(sorted(problems, key=lambda problem: problem.severity != "down"))
+    )
 
 
 def verdict(status: Status) -> str:
@@ -44,18 +53,26 @@ def verdict(status: Status) -> str:
 
 
 def exit_code(status: Status) -> int:
-    """Give the exit code for a diagnosed status: the code of the worst problem's class, 0 without one."""
+    """Give the exit code for a diagnosed status: the code of the worst problem's class, 0 without
+    one.
+    """
     return status.problems[0].code if status.problems else 0
 
 
 def document(status: Status) -> dict[str, Any]:
     """Make the document of `cdc status --json`, which monitors read."""
-    judgement = {"verdict": verdict(status), "exit_code": exit_code(status), "slow_hop": slow_hop(status)}
+    judgement = {
+        "verdict": verdict(status),
+        "exit_code": exit_code(status),
+        "slow_hop": slow_hop(status),
+    }
     return {**status.to_dict(), **judgement}
 
 
 def slow_hop(status: Status) -> str:
-    """Say in one sentence, for a diagnosed status, the worst problem or else the slowest hop, and what to run next."""
+    """Say in one sentence, for a diagnosed status, the worst problem or else the slowest hop, and
+    what to run next.
+    """
     return sentence(status.problems[0]) if status.problems else _slowest(status)
 
 
@@ -65,7 +82,9 @@ def sentence(problem: Problem) -> str:
 
 
 def _hop(problem: Problem) -> str:
-    """Name the hop that can't be judged, where a problem is about a server that couldn't be read."""
+    """Name the hop that can't be judged, where a problem is about a server that couldn't be
+    read.
+    """
     if problem.part in SERVERS:
         return "Postgres -> Kafka can't be judged: "
     if problem.part == problem.sink:
@@ -74,7 +93,9 @@ def _hop(problem: Problem) -> str:
 
 
 def _find_source_problems(status: Status) -> Iterator[Problem]:
-    """Find what holds up changes between Postgres and Kafka. A server that couldn't be read gives no finding here."""
+    """Find what holds up changes between Postgres and Kafka. A server that couldn't be read gives
+    no finding here.
+    """
     stopped, connector, slot = "Postgres -> Kafka has stopped", status.connector, status.slot
     unread = {problem.part for problem in status.problems}
     moves = True
@@ -82,16 +103,28 @@ def _find_source_problems(status: Status) -> Iterator[Problem]:
         states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
         reason = f": {connector.trace}" if connector.trace else ""
         moves = False
-        yield Problem("connector", f"{stopped} ({states}){reason}", "cdc -p FILE register", ConnectorError.exit_code)
+        yield Problem(
+            "connector",
+            f"{stopped} ({states}){reason}",
+            "cdc -p FILE register",
+            ConnectorError.exit_code,
+        )
     if "postgres" not in unread and (slot is None or slot.wal_status == "lost"):
         message = f"{stopped}: the slot is {'lost' if slot else 'missing'}."
         moves = False
         yield Problem("slot", message, "cdc -p FILE register", SourceError.exit_code)
     if status.definitions == "nothing":
         message = "Changes of table definitions aren't recorded: views may become wrong."
-        yield Problem("definitions", message, "cdc -p FILE migrate", SourceError.exit_code, "degraded")
-    # Without a comparison a definition may change unseen. That no run is at work is a problem of each sink.
-    ages = [sink.compared_s for sink in status.sinks if sink.state in WORKING and sink.compared_s is not None]
+        yield Problem(
+            "definitions", message, "cdc -p FILE migrate", SourceError.exit_code, "degraded"
+        )
+    # Without a comparison a definition may change unseen. That no run is at work is a problem of
+    # each sink.
+    ages = [
+        sink.compared_s
+        for sink in status.sinks
+        if sink.state in WORKING and sink.compared_s is not None
+    ]
     if status.definitions == "comparison" and ages and min(ages) > LATE_S:
         message = f"Table definitions haven't been compared for {min(ages):.0f} s: changes of them aren't recorded."
         hint = "look for definitions_not_compared in the log of cdc run: it gives the reason"
@@ -117,13 +150,32 @@ def _find_sink_problems(status: Status, sink: SinkStatus) -> Iterator[Problem]:
     if sink.error:
         message = "waits" if sink.state == "waiting" else "has stopped"
         following = sink.hint or f"cdc -p FILE run --sink {sink.name}"
-        yield Problem("run", f"{hop} {message}: {sink.error}", following, code, "down", None, sink.name, sink.since)
+        yield Problem(
+            "run",
+            f"{hop} {message}: {sink.error}",
+            following,
+            code,
+            "down",
+            None,
+            sink.name,
+            sink.since,
+        )
     elif sink.looked_s > HUNG_S and sink.state == "running":
         message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
-        yield Problem("run", message, "look at that server, and at the network to it", code, "down", None, sink.name)
+        yield Problem(
+            "run",
+            message,
+            "look at that server, and at the network to it",
+            code,
+            "down",
+            None,
+            sink.name,
+        )
     elif sink.state in IDLE:
         message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."
-        yield Problem("run", message, _start(status, sink), code, "down", None, sink.name, sink.since)
+        yield Problem(
+            "run", message, _start(status, sink), code, "down", None, sink.name, sink.since
+        )
     else:
         yield from _find_lag_problem(status, sink)
     yield from _find_table_problems(sink)
@@ -149,8 +201,16 @@ def _behind(sink: SinkStatus) -> str:
 
 def _start(status: Status, sink: SinkStatus) -> str:
     """Choose the command that starts a sink's run: one for all sinks where none of them runs."""
-    idle = [candidate for candidate in status.sinks if candidate.state in (*IDLE, "not known here", "caught up")]
-    return "cdc -p FILE run" if len(idle) == len(status.sinks) else f"cdc -p FILE run --sink {sink.name}"
+    idle = [
+        candidate
+        for candidate in status.sinks
+        if candidate.state in (*IDLE, "not known here", "caught up")
+    ]
+    return (
+        "cdc -p FILE run"
+        if len(idle) == len(status.sinks)
+        else f"cdc -p FILE run --sink {sink.name}"
+    )
 
 
 def _find_table_problems(sink: SinkStatus) -> Iterator[Problem]:
@@ -159,25 +219,42 @@ def _find_table_problems(sink: SinkStatus) -> Iterator[Problem]:
         place = (view.table, sink.name)
         if view.problem:
             message = f"Kafka -> {sink.name} has stopped for {view.table}: {view.problem}"
-            yield Problem("table", message, view.hint or "", ConnectorError.exit_code, "degraded", *place)
+            yield Problem(
+                "table", message, view.hint or "", ConnectorError.exit_code, "degraded", *place
+            )
         if view.quarantined:
             count = f"{view.quarantined} record{'s' if view.quarantined > 1 else ''}"
             message = f"{view.table} in {sink.name} is degraded: {count} in quarantine."
             yield Problem(
-                "quarantine", message, "cdc -p FILE quarantine list", DecodeError.exit_code, "degraded", *place
+                "quarantine",
+                message,
+                "cdc -p FILE quarantine list",
+                DecodeError.exit_code,
+                "degraded",
+                *place,
             )
     for table, (reason, hint) in sink.aside.items():
         if not any(view.table == table and view.problem for view in sink.views):
             message = f"Kafka -> {sink.name} has stopped for {table}: {reason}"
             moment = sink.aside_since.get(table)
-            yield Problem("table", message, hint, SinkError.exit_code, "degraded", table, sink.name, moment)
+            yield Problem(
+                "table", message, hint, SinkError.exit_code, "degraded", table, sink.name, moment
+            )
 
 
 def _slowest(status: Status) -> str:
     """Name the slowest hop of a status without problems."""
     heartbeat = status.heartbeat
-    hops = {"Postgres -> Kafka": heartbeat.age_s if heartbeat.late else heartbeat.delay_s} if heartbeat else {}
-    hops |= {f"Kafka -> {sink.name}": sink.lag_seconds for sink in status.sinks if sink.lag_seconds is not None}
+    hops = (
+        {"Postgres -> Kafka": heartbeat.age_s if heartbeat.late else heartbeat.delay_s}
+        if heartbeat
+        else {}
+    )
+    hops |= {
+        f"Kafka -> {sink.name}": sink.lag_seconds
+        for sink in status.sinks
+        if sink.lag_seconds is not None
+    }
     slowest = max(hops, key=lambda hop: hops[hop], default="")
     if not slowest:
         return "Nothing was measured. Next: cdc -p FILE status."

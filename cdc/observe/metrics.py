@@ -1,4 +1,6 @@
-"""Metrics of `cdc verify --every` and of the runs on this machine, for Prometheus: http://HOST:PORT/metrics."""
+"""Metrics of `cdc verify --every` and of the runs on this machine, for Prometheus:
+http://HOST:PORT/metrics.
+"""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -13,7 +15,9 @@ VIEW = ("sink", "table")
 
 
 class Metrics:
-    """An HTTP endpoint with the results of the last comparison. It serves in a thread of its own until `close`."""
+    """An HTTP endpoint with the results of the last comparison. It serves in a thread of its own
+    until `close`.
+    """
 
     def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         """Start serving.
@@ -22,20 +26,36 @@ class Metrics:
             SettingsError: the port is taken.
         """
         registry = CollectorRegistry()
-        self._differences = Gauge("cdc_verify_differences", "Rows that differ.", (*VIEW, "kind"), registry=registry)
-        self._undecided = Gauge("cdc_verify_undecided", "Rows that changed at every look.", VIEW, registry=registry)
-        self._rows = Gauge("cdc_verify_source_rows", "Rows of the source that were compared.", VIEW, registry=registry)
-        self._finished_at = Gauge(
-            "cdc_verify_timestamp_seconds", "When the last comparison ended, Unix time.", registry=registry
+        self._differences = Gauge(
+            "cdc_verify_differences", "Rows that differ.", (*VIEW, "kind"), registry=registry
         )
-        self._failures = Counter("cdc_verify_failures", "Comparisons that could not be made.", registry=registry)
+        self._undecided = Gauge(
+            "cdc_verify_undecided", "Rows that changed at every look.", VIEW, registry=registry
+        )
+        self._rows = Gauge(
+            "cdc_verify_source_rows",
+            "Rows of the source that were compared.",
+            VIEW,
+            registry=registry,
+        )
+        self._finished_at = Gauge(
+            "cdc_verify_timestamp_seconds",
+            "When the last comparison ended, Unix time.",
+            registry=registry,
+        )
+        self._failures = Counter(
+            "cdc_verify_failures", "Comparisons that could not be made.", registry=registry
+        )
         restarts = "How often a sink's query was started again since its run began."
-        self._restarts = Gauge("cdc_query_restarts", restarts, ("sink", "reason"), registry=registry)
+        self._restarts = Gauge(
+            "cdc_query_restarts", restarts, ("sink", "reason"), registry=registry
+        )
         try:
             self._server, self._thread = start_http_server(port, address, registry)
         except OSError as error:
             raise SettingsError(
-                f"Port {port} is taken: {error.strerror}.", hint="choose another port: --metrics PORT"
+                f"Port {port} is taken: {error.strerror}.",
+                hint="choose another port: --metrics PORT",
             ) from error
 
     @property
@@ -53,7 +73,9 @@ class Metrics:
         self._finished_at.set(time.time())
 
     def publish_restarts(self, progress: Iterable[Progress]) -> None:
-        """Publish how often each sink of a run was restarted, and why, as the runs last wrote it."""
+        """Publish how often each sink of a run was restarted, and why, as the runs last wrote
+        it.
+        """
         for snapshot in progress:
             for reason, count in snapshot.restarts.items():
                 self._restarts.labels(snapshot.sink, reason).set(count)

@@ -19,11 +19,12 @@ Severity = Literal["down", "degraded"]
 class Problem:
     """A defect that a person has to know of, or to act on.
 
-    part      what couldn't be read: postgres, connect, kafka, registration or the name of a sink; or what
+    part      what couldn't be read: postgres, connect, kafka, registration or the name of a sink;
+    or what
               is wrong: topics, connector, slot, heartbeat, run, table, quarantine, lag
-    code      the exit code of its class of errors
-    severity  down: no change comes through, or nobody can tell; degraded: not all do, or not in time
-    since     Unix seconds, where that is known
+    code      the exit code of its class of errors severity  down: no change comes through, or
+    nobody can tell; degraded: not all do, or not in time since     Unix seconds, where that is
+    known
     """
 
     part: str
@@ -38,7 +39,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class ConnectorStatus:
-    """The connector and its tasks in Connect's words, such as RUNNING or FAILED; MISSING when there is none."""
+    """The connector and its tasks in Connect's words, such as RUNNING or FAILED; MISSING when there
+    is none.
+    """
 
     state: str
     tasks: tuple[str, ...]
@@ -47,7 +50,9 @@ class ConnectorStatus:
 
 @dataclass(frozen=True)
 class HeartbeatStatus:
-    """The last heartbeat: `age_s` since it arrived in Kafka, `delay_s` from its commit to its arrival."""
+    """The last heartbeat: `age_s` since it arrived in Kafka, `delay_s` from its commit to its
+    arrival.
+    """
 
     age_s: float
     delay_s: float
@@ -61,7 +66,9 @@ class HeartbeatStatus:
 
 @dataclass(frozen=True)
 class ViewStatus:
-    """A table in a sink. `lag_seconds` is a lower bound: the age of the oldest record that isn't applied yet."""
+    """A table in a sink. `lag_seconds` is a lower bound: the age of the oldest record that isn't
+    applied yet.
+    """
 
     table: str
     lag_records: int | None = None
@@ -69,7 +76,9 @@ class ViewStatus:
     changes: int | None = None
     """Changes applied since the view was made: more than it has rows, where rows were changed."""
     at: float | None = None
-    """Unix seconds of the last change to the view; None when nothing was ever applied, with 0 `changes`."""
+    """Unix seconds of the last change to the view; None when nothing was ever applied, with 0
+    `changes`.
+    """
     problem: str | None = None
     hint: str | None = None
     holes: tuple[str, ...] = ()
@@ -80,7 +89,9 @@ class ViewStatus:
 
 @dataclass(frozen=True)
 class SinkStatus:
-    """A sink: what its `cdc run` last published, and its views. Runs on other machines aren't known here."""
+    """A sink: what its `cdc run` last published, and its views. Runs on other machines aren't known
+    here.
+    """
 
     name: str
     state: str = "not known here"
@@ -104,12 +115,16 @@ class SinkStatus:
     def lag_seconds(self) -> float | None:
         """The largest lag of the views that aren't stopped; None when none could be measured."""
         going = (view for view in self.views if not view.problem and view.table not in self.aside)
-        return max((view.lag_seconds for view in going if view.lag_seconds is not None), default=None)
+        return max(
+            (view.lag_seconds for view in going if view.lag_seconds is not None), default=None
+        )
 
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a pipeline. A part that couldn't be read is None and has an entry in `problems`."""
+    """The state of a pipeline. A part that couldn't be read is None and has an entry in
+    `problems`.
+    """
 
     pipeline: str
     connector: ConnectorStatus | None = None

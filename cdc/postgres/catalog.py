@@ -1,8 +1,9 @@
 """Find the tables that a pipeline file names: match patterns such as `public.*` with the catalog.
 
-In:  a connection, the file's entries. Out: names of tables; those that a pattern leaves out, and why.
-Invariant: `cdc migrate` and `cdc register` decide the names, which are stored in the registration. A table that is
-created later waits for the next run of both, so that no other command sees more tables than are captured.
+In:  a connection, the file's entries. Out: names of tables; those that a pattern leaves out, and
+why. Invariant: `cdc migrate` and `cdc register` decide the names, which are stored in the
+registration. A table that is created later waits for the next run of both, so that no other command
+sees more tables than are captured.
 """
 
 import re
@@ -31,7 +32,9 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
 ORDER BY 1, 2
 """
-PUBLISHED = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
+PUBLISHED = (
+    "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
+)
 PARTITIONS_BESIDE_ROOTS = """
 SELECT n.nspname || '.' || c.relname, an.nspname || '.' || a.relname
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -80,7 +83,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The tables of a file, in its order; `left_out` holds the reason for each match that isn't captured."""
+    """The tables of a file, in its order; `left_out` holds the reason for each match that isn't
+    captured.
+    """
 
     names: tuple[str, ...]
     left_out: Mapping[str, str]
@@ -93,10 +98,12 @@ def candidates(conn: Connection) -> list[Candidate]:
 
 
 def choose_tables(pipeline: Pipeline, relations: Sequence[Candidate]) -> Choice:
-    """Choose the tables of a pipeline file. Pure. A table listed by name is chosen even if a pattern leaves it out.
+    """Choose the tables of a pipeline file. Pure. A table listed by name is chosen even if a
+    pattern leaves it out.
 
     Raises:
-        SettingsError: a pattern matches nothing that can be captured, or tables whose views would have one name.
+        SettingsError: a pattern matches nothing that can be captured, or tables whose views would
+            have one name.
     """
     listed = [entry.table for entry in pipeline.listed if not entry.pattern]
     good = [candidate.qualified for candidate in relations if candidate.obstacle is None]
@@ -107,7 +114,9 @@ def choose_tables(pipeline: Pipeline, relations: Sequence[Candidate]) -> Choice:
             for candidate in relations
             if entry.matches(candidate.qualified) and candidate.qualified not in listed
         ]
-        left_out |= {candidate.qualified: candidate.obstacle for candidate in matched if candidate.obstacle}
+        left_out |= {
+            candidate.qualified: candidate.obstacle for candidate in matched if candidate.obstacle
+        }
         if not any(entry.matches(name) for name in [*good, *listed]):
             raise _no_match(entry.table, relations, left_out)
     owners = {shared: name for name in listed for shared in shared_names(name)}
@@ -124,7 +133,9 @@ def choose_tables(pipeline: Pipeline, relations: Sequence[Candidate]) -> Choice:
 
 
 def find_tables(conn: Connection, pipeline: Pipeline) -> Choice:
-    """Choose the tables of the file in this database. Queries it only for patterns. Raises SettingsError."""
+    """Choose the tables of the file in this database. Queries it only for patterns. Raises
+    SettingsError.
+    """
     return choose_tables(pipeline, candidates(conn) if pipeline.patterns else [])
 
 
@@ -136,7 +147,8 @@ def refuse_published(conn: Connection, pipeline: Pipeline) -> None:
 
 
 def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) -> None:
-    """Raise SourceError for a captured table that a pattern now leaves out: nobody has removed it from the file.
+    """Raise SourceError for a captured table that a pattern now leaves out: nobody has removed it
+    from the file.
 
     A partition of a captured table is no such table: its rows come as rows of that table.
     """
@@ -164,7 +176,9 @@ def listed_partitions(conn: Connection, names: Iterable[str]) -> dict[str, Sourc
             hint=f"take {partition} out of source.tables",
             table=partition,
         )
-        for partition, root in conn.execute(PARTITIONS_BESIDE_ROOTS, {"names": list(names)}).fetchall()
+        for partition, root in conn.execute(
+            PARTITIONS_BESIDE_ROOTS, {"names": list(names)}
+        ).fetchall()
     }
 
 
@@ -180,7 +194,9 @@ def _refuse_alike(names: Sequence[str]) -> None:
                 )
 
 
-def _no_match(pattern: str, relations: Sequence[Candidate], left_out: Mapping[str, str]) -> SettingsError:
+def _no_match(
+    pattern: str, relations: Sequence[Candidate], left_out: Mapping[str, str]
+) -> SettingsError:
     if excluded := list(left_out):
         return SettingsError(
             f"{pattern} in source.tables matches no table that can be captured: {excluded[0]} is left out"
@@ -189,5 +205,6 @@ def _no_match(pattern: str, relations: Sequence[Candidate], left_out: Mapping[st
         )
     schemas = sorted({candidate.schema for candidate in relations if candidate.obstacle is None})
     return SettingsError(
-        f"{pattern} in source.tables matches no table.", hint=f"tables are in: {', '.join(schemas) or 'no schema yet'}"
+        f"{pattern} in source.tables matches no table.",
+        hint=f"tables are in: {', '.join(schemas) or 'no schema yet'}",
     )

@@ -1,7 +1,8 @@
 """Ask the running connector to send rows of a table again, while it goes on with the log.
 
-In:  a connection of the table's owner, the table. Out: a row of cdc.signal, which the connector reads from the log.
-Invariant: a request has an id and is made once; a crash before the commit makes none.
+In:  a connection of the table's owner, the table. Out: a row of cdc.signal, which the connector
+reads from the log. Invariant: a request has an id and is made once; a crash before the commit makes
+none.
 """
 
 from psycopg import sql
@@ -14,9 +15,11 @@ from cdc.postgres.truncation_floor import raise_floor
 
 ID_CHARACTERS = 42
 
-# Debezium writes two rows for each chunk that it reads, and never looks at them again: it takes them from the log.
+# Debezium writes two rows for each chunk that it reads, and never looks at them again: it takes
+# them from the log.
 SWEEP = "DELETE FROM cdc.signal WHERE type IN ('snapshot-window-open', 'snapshot-window-close')"
-# A table is read in chunks by its key; without one the connector would skip it with a line in its log.
+# A table is read in chunks by its key; without one the connector would skip it with a line in its
+# log.
 READABLE = """
 SELECT FROM pg_index i
 WHERE i.indrelid = to_regclass(quote_ident(%s) || '.' || quote_ident(%s))
@@ -34,11 +37,13 @@ def resend(
     reset_floor: bool = False,
     where: sql.Composable | None = None,
 ) -> bool:
-    """Ask for all rows of a table, or those that meet a condition. False if a request with this id exists.
+    """Ask for all rows of a table, or those that meet a condition. False if a request with this id
+    exists.
 
-    A table with stored generated columns, with a time or a time stamp in its key, or with dates that JDBC can't carry
-    (infinite, before 1582-10-15), holds up the log while it is read, and a connector that is restarted meanwhile
-    forgets it; all others are read beside the log, also across restarts.
+    A table with stored generated columns, with a time or a time stamp in its key, or with dates
+    that JDBC can't carry (infinite, before 1582-10-15), holds up the log while it is read, and a
+    connector that is restarted meanwhile forgets it; all others are read beside the log, also
+    across restarts.
 
     With `reset_floor` rows that vanished without an event vanish from the views as well: a floor
     is set, so that only rows sent again count.
@@ -58,11 +63,13 @@ def resend(
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")
         if conn.execute("SELECT FROM cdc.signal WHERE id = %s", [id]).fetchone() is not None:
             return False
-        # Raise the floor before the request: rows sent again have the LSN of the request, or a later one.
+        # Raise the floor before the request: rows sent again have the LSN of the request, or a
+        # later one.
         if reset_floor:
             raise_floor(conn, [table.qualified])
         conn.execute(SWEEP)
         conn.execute(
-            "INSERT INTO cdc.signal VALUES (%s, 'execute-snapshot', %s)", [id, request(conn, table, id, where)]
+            "INSERT INTO cdc.signal VALUES (%s, 'execute-snapshot', %s)",
+            [id, request(conn, table, id, where)],
         )
     return True

@@ -1,7 +1,8 @@
 """Identify the rows of a captured table: by its primary key, or by columns with a unique index.
 
-In:  the catalogue, `key` of the pipeline file. Out: the columns; SourceError with the key that the table could have.
-Invariant: at every moment no two rows have the same key, and none has a null in it.
+In:  the catalogue, `key` of the pipeline file. Out: the columns; SourceError with the key that the
+table could have. Invariant: at every moment no two rows have the same key, and none has a null in
+it.
 """
 
 import difflib
@@ -49,7 +50,8 @@ def indexes(conn: Connection, relation: int) -> list[Index]:
 
 
 def key_index(conn: Connection, relation: int, table: str, key: Sequence[str] = ()) -> Index:
-    """The index that identifies rows: over `key` if the pipeline file has one, else the primary key.
+    """The index that identifies rows: over `key` if the pipeline file has one, else the primary
+    key.
 
     Raises:
         SourceError: there is none, or it is checked only at the end of a transaction.
@@ -64,7 +66,8 @@ def key_index(conn: Connection, relation: int, table: str, key: Sequence[str] = 
             table=table,
         )
     if not candidates[0].immediate:
-        # Two rows may swap keys in a transaction; folded per key, a delete would then win over a living row.
+        # Two rows may swap keys in a transaction; folded per key, a delete would then win over a
+        # living row.
         raise SourceError(
             f"The primary key of {table} is deferrable, so it doesn't identify a row at every moment.",
             hint=f"ALTER TABLE {table} DROP CONSTRAINT {candidates[0].name}, ADD PRIMARY KEY (...)",

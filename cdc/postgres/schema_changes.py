@@ -1,7 +1,8 @@
 """Decide what a change of a table's definition means for the rows that a view already holds.
 
-In:  records of the topic `<pipeline>.cdc.ddl`. Out: a consequence of each change that happened while capturing.
-Invariant: pure; a consequence of "none" means that every stored row is still what a new snapshot would send.
+In:  records of the topic `<pipeline>.cdc.ddl`. Out: a consequence of each change that happened
+while capturing. Invariant: pure; a consequence of "none" means that every stored row is still what
+a new snapshot would send.
 """
 
 import json
@@ -18,10 +19,13 @@ STRENGTH: tuple[Impact, ...] = ("none", "refresh", "cleanse", "gone")
 Verdict = tuple[Impact, str]
 """An impact, and its reason."""
 MIGRATE_COMMANDS = ("PUBLISH", "DESCRIBE")
-"""Commands in entries that `cdc migrate` writes for a captured table; others are Postgres' own tags."""
+"""Commands in entries that `cdc migrate` writes for a captured table; others are Postgres' own
+tags.
+"""
 BELATED_COMMANDS = ("DESCRIBE", "COMPARE")
-"""Commands in entries that were written by a comparison: changes made before it, under the new definition, were
-read under the old one."""
+"""Commands in entries that were written by a comparison: changes made before it, under the new
+definition, were read under the old one.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,9 @@ class ColumnDefinition:
 
 @dataclass(frozen=True)
 class Definition:
-    """The definition of a table after a command; `streamed`: the command ran while the pipeline captured."""
+    """The definition of a table after a command; `streamed`: the command ran while the pipeline
+    captured.
+    """
 
     id: int
     table: str
@@ -55,7 +61,9 @@ class Definition:
     @property
     def key(self) -> tuple[str, ...]:
         """The columns of the primary key, in its order."""
-        ordered = sorted((shape.key, shape.name) for shape in self.columns or () if shape.key is not None)
+        ordered = sorted(
+            (shape.key, shape.name) for shape in self.columns or () if shape.key is not None
+        )
         return tuple(name for _, name in ordered)
 
 
@@ -63,8 +71,9 @@ class Definition:
 class Consequence:
     """The consequence of one definition, whose id it has.
 
-    kind: none; refresh: rows changed without events, all have to be sent again; cleanse: rows vanished without
-    events, a new floor and then all rows again; gone: the table isn't captured any more.
+    kind: none; refresh: rows changed without events, all have to be sent again; cleanse: rows
+    vanished without events, a new floor and then all rows again; gone: the table isn't captured any
+    more.
     """
 
     id: int
@@ -106,7 +115,8 @@ def parse(value: bytes) -> Definition | None:
 def consequences(history: Sequence[Definition], captured: Collection[str]) -> list[Consequence]:
     """The consequences of streamed definitions of captured tables, in the order of the journal.
 
-    `history` holds all records of the topic. Of an entry that occurs twice, as after another snapshot, the last counts.
+    `history` holds all records of the topic. Of an entry that occurs twice, as after another
+    snapshot, the last counts.
     """
     journal = _Journal()
     results = []
@@ -121,12 +131,15 @@ def consequences(history: Sequence[Definition], captured: Collection[str]) -> li
 
 
 def last_silent_change_lsn(history: Sequence[Definition], table: str) -> int:
-    """The LSN of the last definition that changed rows of a table without events; 0 if there is none.
+    """The LSN of the last definition that changed rows of a table without events; 0 if there is
+    none.
 
     A row whose newest record is older has to be sent again, and hasn't been.
     """
     silent = {
-        consequence.id for consequence in consequences(history, [table]) if consequence.kind in ("refresh", "cleanse")
+        consequence.id
+        for consequence in consequences(history, [table])
+        if consequence.kind in ("refresh", "cleanse")
     }
     return max((entry.lsn for entry in history if entry.id in silent), default=0)
 
@@ -148,7 +161,8 @@ class _Journal:
         """The definition of the same relation before this entry."""
         if entry.relation in self.by_relation:
             return self.by_relation[entry.relation]
-        # Entries written before the journal had oids, and those of dropped tables, have no relation.
+        # Entries written before the journal had oids, and those of dropped tables, have no
+        # relation.
         candidate = self.by_name.get(entry.table)
         if candidate is None or candidate.columns is None:
             return None
@@ -198,9 +212,15 @@ class _Journal:
         if stood_for is not None and entry.relation not in (None, stood_for):
             if entry.command in MIGRATE_COMMANDS:
                 return "cleanse", f"{entry.table} is another table than the one that was captured"
-            return "gone", f"another table now has the name {entry.table}: cdc migrate and cdc register capture it"
+            return (
+                "gone",
+                f"another table now has the name {entry.table}: cdc migrate and cdc register capture it",
+            )
         if previous and previous.table != entry.table and stood_for is not None:
-            return "cleanse", f"{entry.table} had another name for a while, under which it wasn't captured"
+            return (
+                "cleanse",
+                f"{entry.table} had another name for a while, under which it wasn't captured",
+            )
         return None
 
     def _compare(self, entry: Definition, previous: Definition | None) -> Verdict:
@@ -210,7 +230,11 @@ class _Journal:
         dropped = self.dropped.get(entry.relation or entry.table, set())
         verdicts += _compare_columns(previous, entry, dropped)
         # Only later renames count: an older name may have been given to another partition.
-        renamed = {name: definition.table for name, definition in self.renamed.items() if definition.id > previous.id}
+        renamed = {
+            name: definition.table
+            for name, definition in self.renamed.items()
+            if definition.id > previous.id
+        }
         verdicts += _compare_partitions(previous, entry, renamed)
         return max(verdicts, key=_strength)
 
@@ -219,7 +243,9 @@ def _strength(verdict: Verdict) -> int:
     return STRENGTH.index(verdict[0])
 
 
-def _compare_columns(previous: Definition, current: Definition, dropped: Collection[str]) -> Iterator[Verdict]:
+def _compare_columns(
+    previous: Definition, current: Definition, dropped: Collection[str]
+) -> Iterator[Verdict]:
     old_columns, new_columns = previous.columns or (), current.columns or ()
     numbered = all(column.number is not None for column in (*old_columns, *new_columns))
     by_identity = {column.number if numbered else column.name: column for column in old_columns}
@@ -257,10 +283,15 @@ def _column_changed(was: ColumnDefinition, now: ColumnDefinition, table: str) ->
     elif was.labels is not None and not set(was.labels) <= set(now.labels or ()):
         yield "refresh" if now.key is None else "cleanse", f"a label of {column} was renamed"
     elif was.attributes is not None and was.attributes != now.attributes:
-        yield "refresh" if now.key is None else "cleanse", f"the composite type of {column} was changed"
+        yield (
+            "refresh" if now.key is None else "cleanse",
+            f"the composite type of {column} was changed",
+        )
 
 
-def _compare_partitions(previous: Definition, current: Definition, renamed: dict[str, str]) -> Iterator[Verdict]:
+def _compare_partitions(
+    previous: Definition, current: Definition, renamed: dict[str, str]
+) -> Iterator[Verdict]:
     if previous.partitions is None or current.partitions is None:
         return
     old_names = {renamed.get(name, name) for name in previous.partitions}
@@ -301,7 +332,8 @@ def _loaded(text: Any) -> Any:
 def lsn_number(text: str) -> int:
     """A pg_lsn as the number that records carry.
 
-    Debezium knows no pg_lsn, so it comes as the bytes of its text; in a test it may come as the text itself.
+    Debezium knows no pg_lsn, so it comes as the bytes of its text; in a test it may come as the
+    text itself.
     """
     high, low = (text if "/" in text else b64decode(text).decode()).split("/")
     return (int(high, 16) << 32) + int(low, 16)

@@ -1,7 +1,8 @@
 """Read dates in a snapshot differently from the log, so that both bring the same values.
 
-JDBC reads a date with a calendar that has no years BC, lacks ten days of 1582 and overflows at infinity. As a number of
-days it comes through untouched: the connector takes a number for a date as the days since 1970.
+JDBC reads a date with a calendar that has no years BC, lacks ten days of 1582 and overflows at
+infinity. As a number of days it comes through untouched: the connector takes a number for a date as
+the days since 1970.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,11 @@ def overrides(tables: Sequence[Table]) -> dict[str, str]:
 def query(table: Table) -> sql.Composed:
     """The query for all rows of a table, each date as a number."""
     columns = [
-        DAYS.format(sql.Identifier(column.name)) if column.type == "date" else sql.Identifier(column.name)
+        DAYS.format(sql.Identifier(column.name))
+        if column.type == "date"
+        else sql.Identifier(column.name)
         for column in table.columns
     ]
-    return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), sql.Identifier(table.schema, table.name))
+    return sql.SQL("SELECT {} FROM {}").format(
+        sql.SQL(", ").join(columns), sql.Identifier(table.schema, table.name)
+    )

@@ -1,8 +1,10 @@
-"""Write the request for the connector to send the rows of a table again: beside the log, or with the log held up.
+"""Write the request for the connector to send the rows of a table again: beside the log, or with
+the log held up.
 
-In:  a table, which of its rows, the catalogue. Out: the data of a row of cdc.signal.
-Invariant: rows that are sent again read as in the first snapshot and as in the log. After the rows of a request comes a
-mark with its id, as a row read from one of MARKS: once the mark has arrived, so have the rows.
+In:  a table, which of its rows, the catalogue. Out: the data of a row of cdc.signal. Invariant:
+rows that are sent again read as in the first snapshot and as in the log. After the rows of a
+request comes a mark with its id, as a row read from one of MARKS: once the mark has arrived, so
+have the rows.
 """
 
 import json
@@ -16,43 +18,59 @@ from cdc.model.table import Table
 from cdc.postgres.snapshot_query import query
 from cdc.postgres.source import Connection
 
-# Debezium 3.7 forgets stored generated columns of a table that it reads incrementally; from Postgres 18 on the log has
-# them, and the next change ends its task ("Index out of bounds"). Such tables are read with the log held up.
+# Debezium 3.7 forgets stored generated columns of a table that it reads incrementally; from
+# Postgres 18 on the log has them, and the next change ends its task ("Index out of bounds"). Such
+# tables are read with the log held up.
 COLUMNS = """
 SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), a.attgenerated::text
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname || '.' || c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
-# An incremental snapshot has no statement of its own, so that nothing could turn such a date into a number.
+# An incremental snapshot has no statement of its own, so that nothing could turn such a date into a
+# number.
 UNCARRIED_DATE = "({0} IS NOT NULL AND (NOT isfinite({0}) OR {0} < DATE '1582-10-15'))"
 
 
 MARKS = ("cdc.signal", "cdc.heartbeat")
-"""The tables that a mark comes from: beside the log the request's own row, with the log held up a row made by a query.
+"""The tables that a mark comes from: beside the log the request's own row, with the log held up a
+row made by a query.
 
-Debezium never snapshots its signals; it reads tables in the order in which it is told to capture them.
+Debezium never snapshots its signals; it reads tables in the order in which it is told to capture
+them.
 """
 
 
-# Debezium gives the bounds of a chunk as text, which Postgres doesn't compare with these; it would skip the table, and
-# all that was asked for after it, with a line in its log.
+# Debezium gives the bounds of a chunk as text, which Postgres doesn't compare with these; it would
+# skip the table, and all that was asked for after it, with a line in its log.
 UNCOMPARED = (
-    *("timestamp without time zone", "timestamp with time zone", "time without time zone", "time with time zone"),
+    *(
+        "timestamp without time zone",
+        "timestamp with time zone",
+        "time without time zone",
+        "time with time zone",
+    ),
     *("bit", "money"),
 )
 
 
 def request(conn: Connection, table: Table, id: str, where: sql.Composable | None = None) -> str:  # noqa: A002
-    """The data of the request with this id, for the rows that meet a condition over the table's columns."""
+    """The data of the request with this id, for the rows that meet a condition over the table's
+    columns.
+    """
     name = table.qualified
     columns = conn.execute(COLUMNS, [name]).fetchall()
-    uncarried = _has_uncarried_dates(conn, name, [column for column, kind, _ in columns if kind == "date"])
+    uncarried = _has_uncarried_dates(
+        conn, name, [column for column, kind, _ in columns if kind == "date"]
+    )
     stored = any(generated == "s" for _, _, generated in columns)
     uncompared = any(base_type(table.column(name).type) in UNCOMPARED for name in table.key)
     concurrent_mark, blocking_mark = MARKS
     if not (uncarried or uncompared or (stored and conn.info.server_version >= 180000)):
-        return _data("incremental", {name: where, concurrent_mark: sql.SQL("id = {}").format(sql.Literal(id))})
+        return _data(
+            "incremental",
+            {name: where, concurrent_mark: sql.SQL("id = {}").format(sql.Literal(id))},
+        )
     selection = query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
     mark = sql.SQL("SELECT {} AS pipeline, 0 AS beat, now() AS at").format(sql.Literal(id))
     return _data("blocking", {name: selection if uncarried or where else None, blocking_mark: mark})
@@ -61,14 +79,20 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
 def _has_uncarried_dates(conn: Connection, table: str, dates: Sequence[str]) -> bool:
     if not dates:
         return False
-    condition = sql.SQL(" OR ").join(sql.SQL(UNCARRIED_DATE).format(sql.Identifier(column)) for column in dates)
+    condition = sql.SQL(" OR ").join(
+        sql.SQL(UNCARRIED_DATE).format(sql.Identifier(column)) for column in dates
+    )
     relation = sql.Identifier(*table.split(".", 1))
-    row = conn.execute(sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(relation, condition)).fetchone()
+    row = conn.execute(
+        sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(relation, condition)
+    ).fetchone()
     return row == (True,)
 
 
 def _data(kind: str, filters: Mapping[str, sql.Composable | None]) -> str:
-    """The request as JSON. `filters`, by table: a condition if read beside the log, else a whole query."""
+    """The request as JSON. `filters`, by table: a condition if read beside the log, else a whole
+    query.
+    """
     # Patterns above, below names that are compared as text, or patterns too.
     conditions = [
         {"data-collection": name, "filter": condition.as_string(None)}
@@ -76,5 +100,9 @@ def _data(kind: str, filters: Mapping[str, sql.Composable | None]) -> str:
         if condition
     ]
     return json.dumps(
-        {"type": kind, "data-collections": [re.escape(name) for name in filters], "additional-conditions": conditions}
+        {
+            "type": kind,
+            "data-collections": [re.escape(name) for name in filters],
+            "additional-conditions": conditions,
+        }
     )

@@ -31,8 +31,8 @@ Connection = row_identity.Connection
 OLDEST_VERSION = 140000
 CONNECT_TIMEOUT_S = 5
 
-# libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another language
-# falls through to the general hint.
+# libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another
+# language falls through to the general hint.
 REFUSALS = (
     ("password authentication failed", "check the user and the password of source.dsn"),
     ("no password supplied", "source.dsn names no password, and the server asks for one"),
@@ -49,7 +49,13 @@ UNTRUSTED = {
     "plain": "enable TLS at the server, or take sslmode out of source.dsn",
 }
 """Hints by the kind of a `Cause`."""
-TRANSIENT_REFUSALS = ("starting up", "shutting down", "recovery mode", "too many clients", "remaining connection slots")
+TRANSIENT_REFUSALS = (
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "too many clients",
+    "remaining connection slots",
+)
 """Refusals of a server that will accept connections again by itself."""
 
 TABLES = """
@@ -58,7 +64,8 @@ WHERE n.nspname = %s AND c.relname = %s
 """
 # All columns: the connector also checks those that are excluded.
 NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
-# A domain is captured as what it is made of. A type that the connector doesn't know comes as its text.
+# A domain is captured as what it is made of. A type that the connector doesn't know comes as its
+# text.
 COLUMNS = """
 WITH RECURSIVE bare (at, name, nullable, type, mod) AS (
     SELECT attnum, attname::text, NOT attnotnull, atttypid, atttypmod FROM pg_attribute
@@ -120,7 +127,9 @@ class Slot:
     """Written by the server, not yet confirmed by the connector."""
     retained_bytes: int | None
     safe_wal_size: int | None
-    """Bytes that may still be written before the slot is lost; None without max_slot_wal_keep_size."""
+    """Bytes that may still be written before the slot is lost; None without
+    max_slot_wal_keep_size.
+    """
     plugin: str | None
     database: str | None
     lost_because: str | None
@@ -136,7 +145,11 @@ def connect(dsn: str) -> Connection:
     """
     parameters = parse_dsn(dsn)
     # Without client_encoding psycopg returns texts of a database in SQL_ASCII as bytes.
-    defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc", "client_encoding": "UTF8"}
+    defaults = {
+        "connect_timeout": str(CONNECT_TIMEOUT_S),
+        "application_name": "cdc",
+        "client_encoding": "UTF8",
+    }
     settings = {**defaults, **parameters}
     try:
         return psycopg.connect(make_conninfo("", **settings), autocommit=True)
@@ -157,7 +170,8 @@ def within(conn: Connection, seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # A shutdown that has begun must end before another connection can get the same file descriptor.
+        # A shutdown that has begun must end before another connection can get the same file
+        # descriptor.
         timer.join()
 
 
@@ -181,7 +195,9 @@ UNREADABLE = "the address in source.dsn"
 
 
 def _address(parameters: Mapping[str, Any]) -> str:
-    """Host and port to show. libpq takes a part of a password with `@` or `/` for the host, port or database."""
+    """Host and port to show. libpq takes a part of a password with `@` or `/` for the host, port or
+    database.
+    """
     host = str(parameters.get("host") or parameters.get("hostaddr") or "localhost")
     port, database = str(parameters.get("port") or 5432), str(parameters.get("dbname") or "")
     if "@" in host + database or not port.replace(",", "").isdigit():
@@ -196,14 +212,18 @@ def _connection_error(text: str, parameters: dict[str, Any]) -> SourceError:
     if not refusal:
         why = cause(text) if server != UNREADABLE else UNKNOWN
         hint = UNTRUSTED.get(
-            why.kind, "check host and port of source.dsn; the local stack is started by: cdc -p FILE up"
+            why.kind,
+            "check host and port of source.dsn; the local stack is started by: cdc -p FILE up",
         )
         kind = SourceUnavailable if why.is_transient else SourceError
         return kind(f"Postgres at {server} can't be reached{why}.", hint=hint, server=server)
     first = reason.strip().splitlines()[0]
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
     if server == UNREADABLE:
-        first, hint = "the login", "write special characters of the user and the password in source.dsn as %XX"
+        first, hint = (
+            "the login",
+            "write special characters of the user and the password in source.dsn as %XX",
+        )
     kind = SourceUnavailable if any(words in first for words in TRANSIENT_REFUSALS) else SourceError
     return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
 
@@ -255,21 +275,30 @@ def describe(
 
 
 class UnknownExclude(SourceError):
-    """The pipeline file excludes a column that doesn't exist. The table can still be captured exactly."""
+    """The pipeline file excludes a column that doesn't exist. The table can still be captured
+    exactly.
+    """
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The tables that can be captured, in the order of the pipeline file, and the errors for the others, by table."""
+    """The tables that can be captured, in the order of the pipeline file, and the errors for the
+    others, by table.
+    """
 
     tables: tuple[Table, ...]
     refused: Mapping[str, SourceError]
 
 
-def survey(conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals) -> Survey:
-    """Describe each captured table on its own, so that one that can't be captured doesn't stop the others."""
+def survey(
+    conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals
+) -> Survey:
+    """Describe each captured table on its own, so that one that can't be captured doesn't stop the
+    others.
+    """
     tables, refused = [], {}
-    # format_type leaves the schema out when the search path reaches the type; the rollback restores the path.
+    # format_type leaves the schema out when the search path reaches the type; the rollback restores
+    # the path.
     with conn.transaction(force_rollback=True):
         conn.execute("SET LOCAL search_path = ''")
         kinds = _published_kinds(conn, pipeline.pipeline)
@@ -283,17 +312,23 @@ def survey(conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals
 
 
 def unreplicated_columns(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
-    """Generated columns that the log doesn't carry, by table. A snapshot would read them: exclude them."""
+    """Generated columns that the log doesn't carry, by table. A snapshot would read them: exclude
+    them.
+    """
     kinds = _published_kinds(conn, pipeline.pipeline)
     tables = [entry.table for entry in pipeline.source.tables]
     return {table: tuple(columns) for table, columns in conn.execute(GENERATED, [tables, kinds])}
 
 
 def _published_kinds(conn: Connection, publication: str) -> list[str]:
-    """Values of `attgenerated` that the log carries: before 18 no generated columns, from 18 on perhaps stored ones."""
+    """Values of `attgenerated` that the log carries: before 18 no generated columns, from 18 on
+    perhaps stored ones.
+    """
     if conn.info.server_version < 180000:
         return [""]
-    row = conn.execute("SELECT pubgencols FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
+    row = conn.execute(
+        "SELECT pubgencols FROM pg_publication WHERE pubname = %s", [publication]
+    ).fetchone()
     # `cdc migrate`, which comes before `cdc register`, makes the publication with stored ones.
     return ["", "s"] if row is None or row[0] == "s" else [""]
 
@@ -317,7 +352,11 @@ def tables_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
 
 
 def _describe(
-    conn: Connection, entry: TableSettings, pipeline: Pipeline, kinds: list[str], refusals: column_names.Refusals
+    conn: Connection,
+    entry: TableSettings,
+    pipeline: Pipeline,
+    kinds: list[str],
+    refusals: column_names.Refusals,
 ) -> Table:
     schema, name = entry.table.split(".")
     relation = conn.execute(TABLES, [schema, name]).fetchone()
@@ -327,7 +366,9 @@ def _describe(
     _check_kind(entry.table, kind)
     unique = row_identity.key_index(conn, oid, entry.table, entry.key)
     key = entry.key or tuple(unique.columns)
-    columns = [Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)])]
+    columns = [
+        Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)])
+    ]
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     index = IndexOptions(entry.index.fields, entry.index.settings)
@@ -346,7 +387,9 @@ def _no_such_table(conn: Connection, table: str) -> SourceError:
     folded = {name.lower(): name for (name,) in rows}
     near = difflib.get_close_matches(table.lower(), folded, n=1)
     hint = f"did you mean {folded[near[0]]}?" if near else "create it, or correct source.tables"
-    return SourceError(f"There is no table {table} in database {conn.info.dbname}.", hint=hint, table=table)
+    return SourceError(
+        f"There is no table {table} in database {conn.info.dbname}.", hint=hint, table=table
+    )
 
 
 def _check_kind(table: str, kind: str) -> None:

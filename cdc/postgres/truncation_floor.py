@@ -1,8 +1,9 @@
-"""Raise the floor of a table: all its earlier records are dead, in the stream and in every later rebuild.
+"""Raise the floor of a table: all its earlier records are dead, in the stream and in every later
+rebuild.
 
-In:  a connection of the tables' owner. Out: rows of cdc.truncation.
-Invariant: no transaction that has written below the floor is still open when the floor is set; its changes would come
-after the floor and be taken for dead.
+In:  a connection of the tables' owner. Out: rows of cdc.truncation. Invariant: no transaction that
+has written below the floor is still open when the floor is set; its changes would come after the
+floor and be taken for dead.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,8 @@ ON CONFLICT (table_name) DO UPDATE SET at = excluded.at, lsn = excluded.lsn, n =
 
 
 def raise_floor(conn: Connection, tables: Sequence[str]) -> None:
-    """Set the floor of tables, named schema.table, to where the log stands; together with the caller's transaction.
+    """Set the floor of tables, named schema.table, to where the log stands; together with the
+    caller's transaction.
 
     Raises:
         SourceError: a table stayed locked by an open transaction that has written to it.

@@ -1,7 +1,7 @@
 """Decide whether a change of a column's type leaves the text of every stored value as it is.
 
-In:  two types as `format_type` prints them. Out: yes or no.
-Invariant: yes only if it is certain. A needless no costs sending rows again, a wrong yes leaves views wrong.
+In:  two types as `format_type` prints them. Out: yes or no. Invariant: yes only if it is certain. A
+needless no costs sending rows again, a wrong yes leaves views wrong.
 """
 
 import re
@@ -11,7 +11,9 @@ UNLIMITED = 1 << 31
 
 
 def same_text(old_type: str, new_type: str) -> bool:
-    """Whether values of `old_type` read the same after ALTER COLUMN ... TYPE `new_type`, without USING."""
+    """Whether values of `old_type` read the same after ALTER COLUMN ... TYPE `new_type`, without
+    USING.
+    """
     if old_type == new_type:
         return True
     a, b = TYPE.fullmatch(old_type), TYPE.fullmatch(new_type)

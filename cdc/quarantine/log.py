@@ -97,14 +97,19 @@ class QuarantineLog:
         """
         records = self._kafka.read_range(self._topic, quarantined.place, quarantined.place + 1)
         note = json.loads(records[0].value or b"{}") if records else {}
-        key, value = (b64decode(note[name]) if note.get(name) is not None else None for name in ("key", "value"))
+        key, value = (
+            b64decode(note[name]) if note.get(name) is not None else None
+            for name in ("key", "value")
+        )
         return key, value
 
     def _apply_record(self, record: Record) -> None:
         entry = QuarantineKey(**json.loads(record.key or b"{}"))
         if record.value:
             note = json.loads(record.value)
-            self._open[entry] = QuarantinedRecord(entry, note["reason"], note.get("at", 0.0), record.offset)
+            self._open[entry] = QuarantinedRecord(
+                entry, note["reason"], note.get("at", 0.0), record.offset
+            )
         else:
             self._open.pop(entry, None)
 

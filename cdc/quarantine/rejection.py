@@ -47,13 +47,19 @@ class ToQuarantine:
             if self.bootstrap not in _PRODUCERS:
                 _PRODUCERS[self.bootstrap] = Records(self.bootstrap)
             _PRODUCERS[self.bootstrap].write(
-                self.topic, [(self._key(rejected), _note(rejected, source, now)) for rejected, source in records]
+                self.topic,
+                [
+                    (self._key(rejected), _note(rejected, source, now))
+                    for rejected, source in records
+                ],
             )
 
     def _key(self, rejected: Rejected) -> bytes:
         from cdc.quarantine.log import QuarantineKey
 
-        return QuarantineKey(self.sink, rejected.topic, rejected.partition, rejected.offset, rejected.id).to_key()
+        return QuarantineKey(
+            self.sink, rejected.topic, rejected.partition, rejected.offset, rejected.id
+        ).to_key()
 
 
 def _note(rejected: Rejected, source: Source, now: float) -> bytes:

@@ -77,11 +77,15 @@ class SinkQuarantine:
             .option("subscribe", self._pipeline.quarantine_topic)
             .load()
         )
-        place = F.from_json(F.col("key").cast("string"), "sink string, topic string, partition int, offset long")
+        place = F.from_json(
+            F.col("key").cast("string"), "sink string, topic string, partition int, offset long"
+        )
         note = F.from_json(F.col("value").cast("string"), "key string, value string")
         places = [(entry.topic, entry.partition, entry.offset) for entry in entries]
         listed = self._spark.createDataFrame(places, "topic string, partition int, offset long")
-        opened = topic_records.where(F.col("value").isNotNull()).select(place.alias("place"), note.alias("note"))
+        opened = topic_records.where(F.col("value").isNotNull()).select(
+            place.alias("place"), note.alias("note")
+        )
         decoded = opened.where(F.col("place.sink") == self._sink).select(
             F.unbase64("note.key").alias("key"), F.unbase64("note.value").alias("value"), "place.*"
         )

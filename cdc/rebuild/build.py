@@ -76,7 +76,9 @@ class RebuildJob:
 class Rebuild:
     """Rebuilds a sink's views as a new generation. Runs in one thread, but for `show`."""
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, job: RebuildJob) -> None:
+    def __init__(
+        self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, job: RebuildJob
+    ) -> None:
         self._spark, self._pipeline, self._kafka, self._job = spark, pipeline, kafka, job
         self._sink, self._tables = job.sink, tuple(job.tables)
         self._registry, self._lock = Registry(pipeline, kafka), threading.Lock()
@@ -113,17 +115,24 @@ class Rebuild:
         ends = self._kafka.ends([table.topic for table in self._tables])
         checkpoints = positions(self._sink, self._tables)
         for table in self._tables:
-            refuse_foreign(self._kafka, self._sink.name, table, checkpoints[table.qualified], ends[table.topic])
+            refuse_foreign(
+                self._kafka, self._sink.name, table, checkpoints[table.qualified], ends[table.topic]
+            )
 
     def _resume_or_start(self) -> GenerationBuild:
         """Return the build to continue, or begin a new one."""
         work = self._claim.generations.work
-        if isinstance(work, GenerationBuild) and work.names.keys() == {table.qualified for table in self._tables}:
+        if isinstance(work, GenerationBuild) and work.names.keys() == {
+            table.qualified for table in self._tables
+        }:
             return work
         self._sink.check_capacity(self._tables)
         name = new_generation()
         return GenerationBuild(
-            self._sink.name, "replay", {table.qualified: name for table in self._tables}, time.time()
+            self._sink.name,
+            "replay",
+            {table.qualified: name for table in self._tables},
+            time.time(),
         )
 
     def _resume_error(self, candidate: Sink) -> CdcError | None:
@@ -131,7 +140,9 @@ class Rebuild:
 
         Either its log is gone, or its views would be different now. None: it can continue.
         """
-        continuity = Continuity(self._pipeline, self._kafka).read([table.topic for table in self._tables])
+        continuity = Continuity(self._pipeline, self._kafka).read(
+            [table.topic for table in self._tables]
+        )
         try:
             for table in self._tables:
                 continuity.refuse(self._sink.name, table, candidate.position(table))
@@ -150,7 +161,12 @@ class Rebuild:
             self._replay(candidate)
             self._publish(phase="catch up", done=self._build.total)
         with keep_current(
-            self._spark, candidate, self._build.names, self._pipeline, self._describe_tables, self._job.placeholder
+            self._spark,
+            candidate,
+            self._build.names,
+            self._pipeline,
+            self._describe_tables,
+            self._job.placeholder,
         ) as stream:
             self._catch_up(candidate, stream)
             self._publish(phase="verify")
@@ -162,12 +178,16 @@ class Rebuild:
         """Read the topics once, from zero to their present ends; write each key's newest row."""
         for table in self._tables:
             candidate.clear(table)
-        views = Views(candidate, self._pipeline, self._kafka, self._describe_tables, self._job.placeholder)
+        views = Views(
+            candidate, self._pipeline, self._kafka, self._describe_tables, self._job.placeholder
+        )
         shapes = views.load().shapes
         ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in shapes.items()}
-        self._build = replace(self._build, total=sum(sum(shape.offsets) for shape in shapes.values()))
+        self._build = replace(
+            self._build, total=sum(sum(shape.offsets) for shape in shapes.values())
+        )
         writer = uuid4().hex
-        batches = BatchWriter(self._spark, self._pipeline, self._kafka, views, writer, _retry_while_away, shadow=True)
+        batches = BatchWriter(self._spark, views, writer, _retry_while_away, shadow=True)
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         batches.write(read_until(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
 
@@ -184,7 +204,8 @@ class Rebuild:
                 if stream.progress.state == "failed":
                     raise SinkError(
                         f"The new generation of {self._sink.name} can't go on: {stream.progress.error}",
-                        hint=stream.progress.hint or "readers see what they saw; the same command goes on",
+                        hint=stream.progress.hint
+                        or "readers see what they saw; the same command goes on",
                         sink=self._sink.name,
                     )
                 time.sleep(POLL_S)
@@ -207,7 +228,10 @@ class Rebuild:
             # A live view doesn't fit its table: that is the generation to replace.
             return False
         names = self._build.names
-        return all(checkpoint and checkpoint.generation == names[name] for name, checkpoint in checkpoints.items())
+        return all(
+            checkpoint and checkpoint.generation == names[name]
+            for name, checkpoint in checkpoints.items()
+        )
 
     def _finish(self, previous: Mapping[str, str]) -> dict[str, RetainedView]:
         return retain(self._claim, self._sink, self._tables, previous, self._job.retention_s)
@@ -290,7 +314,9 @@ def _caught_up_check(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Call
         if not ends:
             ends.update(kafka.ends([table.topic for table in tables]))
         checkpoints = positions(sink, tables)
-        return all(distance(checkpoints[table.qualified], ends[table.topic]).reached for table in tables)
+        return all(
+            distance(checkpoints[table.qualified], ends[table.topic]).reached for table in tables
+        )
 
     return is_caught_up
 
@@ -307,4 +333,6 @@ def _retry_while_away() -> Retrying:
 def _records_read(spark: SparkSession, total: int) -> int:
     """Count the records that the running stages have read."""
     active: Any = spark._jsc.sc().statusStore().activeStages()
-    return min(total, sum(int(active.apply(index).inputRecords()) for index in range(active.size())))
+    return min(
+        total, sum(int(active.apply(index).inputRecords()) for index in range(active.size()))
+    )

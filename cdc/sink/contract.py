@@ -59,14 +59,16 @@ class Sink(Protocol):
     """Whether `promote` can only switch all views of the pipeline at once. Constant."""
 
     def refusals(self, table: Table) -> list[str]:
-        """Say why no view of a table can be made here: a sentence for each column concerned; empty when it can.
+        """Say why no view of a table can be made here: a sentence for each column concerned; empty
+        when it can.
 
         Called by `cdc plan`, `cdc rebuild` and `cdc run` once per table, before anything is made.
         Pure: asks no server, raises nothing. Any thread.
         """
 
     def prepare(self, table: Table) -> None:
-        """Create what holds the view of a table, empty, so that readers find it; does nothing when it is there.
+        """Create what holds the view of a table, empty, so that readers find it; does nothing when
+        it is there.
 
         Called for each table whenever a stream loads its plan (at its start and at each restart),
         before the table's first `apply`; by `cdc rebuild` for the new generation; and every few
@@ -93,10 +95,12 @@ class Sink(Protocol):
         single rows, and moves no position.
 
         Raises:
-            RowsRejected, DecodeError, ValueNotRepresentable: a record can't be applied, and the batch's `rejection`
+            RowsRejected, DecodeError, ValueNotRepresentable: a record can't be applied, and the
+                batch's `rejection`
                 is to stop. The positions are where that record can still be read from.
             Fenced: a stored position is neither the batch's start nor of this writer's own making.
-            PositionLost: the destination has lost what this writer had stored; read the position again.
+            PositionLost: the destination has lost what this writer had stored; read the position
+                again.
         """
 
     def clear(self, table: Table) -> None:
@@ -106,8 +110,11 @@ class Sink(Protocol):
         of a topic that was made anew, of a standby that is begun again. `prepare` follows.
         """
 
-    def scan(self, table: Table, spark: SparkSession, ids: Sequence[str] | None = None) -> DataFrame:
-        """Read the view: id string, document string (JSON), in any order; a row may come twice while others write.
+    def scan(
+        self, table: Table, spark: SparkSession, ids: Sequence[str] | None = None
+    ) -> DataFrame:
+        """Read the view: id string, document string (JSON), in any order; a row may come twice
+        while others write.
 
         With ids only their rows, as far as there are any, each as often as the view holds it.
         Called by `verify`, once or twice per table; the frame is lazy and is evaluated before the
@@ -134,7 +141,8 @@ class Sink(Protocol):
         """
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Show readers the generations of these names, each view in one step; returns the names that they saw before.
+        """Show readers the generations of these names, each view in one step; returns the names
+        that they saw before.
 
         Called by `rebuild` and `rollback`, while `cdc run` applies to both generations. Waits until
         no view is behind the one that it replaces, so that no view's position goes back. A view
@@ -152,7 +160,8 @@ class Sink(Protocol):
         """
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Remove every generation but the live ones, those in `keep` (by table), and what these need.
+        """Remove every generation but the live ones, those in `keep` (by table), and what these
+        need.
 
         Called after a rebuild or rollback, by `cdc generations --clean`, and by a stream when
         nothing is retained any more.
@@ -174,7 +183,9 @@ class PositionReader(Protocol):
 
 
 def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-    """Read the checkpoint of each view, by table name, in as few requests as the sink can do with."""
+    """Read the checkpoint of each view, by table name, in as few requests as the sink can do
+    with.
+    """
     if isinstance(sink, PositionReader):
         return sink.positions(tables)
     return {table.qualified: sink.position(table) for table in tables}
@@ -195,7 +206,9 @@ class GroupScanner(Protocol):
 
 @runtime_checkable
 class FitChecker(Protocol):
-    """A sink that can tell whether a view was made for its table as it is now, without changing anything."""
+    """A sink that can tell whether a view was made for its table as it is now, without changing
+    anything.
+    """
 
     def require_fit(self, table: Table) -> None:
         """Raise SchemaMismatch as `prepare` would, of a view that is there.
@@ -225,12 +238,16 @@ POLL_S = 0.02
 def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
     """Say whether no view of the standby is behind the one that readers see."""
     live_checkpoints, standby_checkpoints = positions(live, tables), positions(standby, tables)
-    pairs = [(stored, standby_checkpoints[name]) for name, stored in live_checkpoints.items() if stored]
+    pairs = [
+        (stored, standby_checkpoints[name]) for name, stored in live_checkpoints.items() if stored
+    ]
     return all(candidate and not would_go_back(candidate, stored) for stored, candidate in pairs)
 
 
 def would_go_back(candidate: ViewCheckpoint, live: ViewCheckpoint) -> bool:
-    """Say whether readers who are shown the candidate instead of the live view would go back in time."""
+    """Say whether readers who are shown the candidate instead of the live view would go back in
+    time.
+    """
     gap = distance(candidate, live.position, live.floor)
     return gap.comparable and not gap.reached
 
@@ -265,11 +282,15 @@ FREE_SPACE_FACTOR = 1.2
 
 
 class PositionLost(SinkUnavailable):
-    """The destination stands before the position this writer had stored there: it lost its last writes."""
+    """The destination stands before the position this writer had stored there: it lost its last
+    writes.
+    """
 
 
 class GenerationReplaced(Fenced):
-    """The generation beside the live view is another one by now: it was promoted, or a newer build has begun."""
+    """The generation beside the live view is another one by now: it was promoted, or a newer build
+    has begun.
+    """
 
     def __init__(self, table: str, generation: str, sink: str) -> None:
         super().__init__(
@@ -284,7 +305,8 @@ Key = tuple[str, str]
 
 
 class RowsRejected(SinkRejected):
-    """Single rows that a destination never takes, however often they are sent; other rows may have been written.
+    """Single rows that a destination never takes, however often they are sent; other rows may have
+    been written.
 
     rows: the reason by topic and row id.
     """
@@ -300,13 +322,16 @@ class RowsRejected(SinkRejected):
 
 
 class SchemaMismatch(SinkRejected):
-    """A view can't hold the table as it is now; other views can. This table waits until a person acts.
+    """A view can't hold the table as it is now; other views can. This table waits until a person
+    acts.
 
     Without a message: the view was made for other columns, and can't be changed to hold those of
     today.
     """
 
-    def __init__(self, table: Table, sink: str, message: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, table: Table, sink: str, message: str | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(
             message
             or f"The view of {table.qualified} in {sink} was made for columns of other types than the table has now.",
@@ -319,13 +344,11 @@ class SchemaMismatch(SinkRejected):
 class Batch:
     """The changes between two positions, for all tables at once.
 
-    writer    name of this run, for fencing
-    advances  a step of each table: from which position to which
-    records   as Spark's Kafka source has them; lazy. Each Kafka partition is in one task, in the order of offsets
-    reading   how records are decoded: placeholder, floors
-    rejection what becomes of records that can't be applied
-    entries   what the sink has in quarantine
-    only      by topic, the ids of rows that the batch is about, where it is about some only
+    writer    name of this run, for fencing advances  a step of each table: from which position to
+    which records   as Spark's Kafka source has them; lazy. Each Kafka partition is in one task, in
+    the order of offsets reading   how records are decoded: placeholder, floors rejection what
+    becomes of records that can't be applied entries   what the sink has in quarantine only      by
+    topic, the ids of rows that the batch is about, where it is about some only
     """
 
     writer: str
@@ -344,13 +367,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a batch: numbers by table name, rejected records, and rows that are cured of older ones."""
+    """What became of a batch: numbers by table name, rejected records, and rows that are cured of
+    older ones.
+    """
 
     applied: dict[str, Applied] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
     cured: dict[Key, int] = field(default_factory=dict)
-    """By topic and row id: the offset below which the row's quarantine entries are void, since all its values are
-    known."""
+    """By topic and row id: the offset below which the row's quarantine entries are void, since all
+    its values are known.
+    """
     writer_results: dict[str, list[str]] = field(default_factory=dict)
     """By table name: what `Writer.finish` has handed over on each executor.
 

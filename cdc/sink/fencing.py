@@ -1,4 +1,6 @@
-"""Fencing: a stored position against the one that a batch starts from. Each sink compares by these rules."""
+"""Fencing: a stored position against the one that a batch starts from. Each sink compares by these
+rules.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> bool:
-    """Compare a stored position with the one that a batch starts from; False when the batch is already applied.
+    """Compare a stored position with the one that a batch starts from; False when the batch is
+    already applied.
 
     Raises:
         Fenced, PositionLost: see `Sink.apply`.
@@ -26,15 +29,21 @@ def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> 
         return True
     if stored and stored.writer == writer and position == advance.end:
         return False
-    raise mismatch(advance.table, advance.start, position, ours=stored is None or stored.writer == writer)
+    raise mismatch(
+        advance.table, advance.start, position, ours=stored is None or stored.writer == writer
+    )
 
 
-def mismatch(table: Table, expected: Position | None, stored: Position | None, *, ours: bool) -> CdcError:
+def mismatch(
+    table: Table, expected: Position | None, stored: Position | None, *, ours: bool
+) -> CdcError:
     """Choose the error for a position that isn't where this writer left it.
 
     ours: whether this writer was the last to move it.
     """
-    lost = stored is None or (expected is not None and distance(stored, expected).reach is Reach.BEHIND)
+    lost = stored is None or (
+        expected is not None and distance(stored, expected).reach is Reach.BEHIND
+    )
     if ours and lost:
         return PositionLost(
             f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",
@@ -49,7 +58,11 @@ def mismatch(table: Table, expected: Position | None, stored: Position | None, *
 
 
 def checkpoint_after(
-    advance: Advance, stored: ViewCheckpoint | None, applied: Applied, writer: str, generation: str | None = None
+    advance: Advance,
+    stored: ViewCheckpoint | None,
+    applied: Applied,
+    writer: str,
+    generation: str | None = None,
 ) -> ViewCheckpoint:
     """Build the checkpoint to store once `advance` is applied."""
     base = stored or ViewCheckpoint(advance.end)

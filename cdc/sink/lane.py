@@ -1,4 +1,5 @@
-"""The lane of a batch: its way into a view, as executors are given it, and the writer of a destination there.
+"""The lane of a batch: its way into a view, as executors are given it, and the writer of a
+destination there.
 
     records -> decoded -> folded, the newest of each row -> filled -> written, with the position
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 COLUMNS = ("key", "value", "topic", "partition", "offset")
 """Columns of the records that a lane reads, as Spark's Kafka source has them."""
 Entries = Mapping[tuple[str, int], Mapping[int, str | None]]
-"""What a sink has in quarantine: by topic and partition, then by offset, the id of the record's row; None where the
-key doesn't tell it."""
+"""What a sink has in quarantine: by topic and partition, then by offset, the id of the record's
+row; None where the key doesn't tell it.
+"""
 REPORT = "report binary"
 """Schema of what a task returns to Spark: one `PartitionOutcome` as JSON per row."""
 TAINTED = "its row is in quarantine"
@@ -37,7 +39,9 @@ REPORTED_ROWS = 1000
 
 
 class Superseded:
-    """Type of `SUPERSEDED`: the view has a newer version of a row than the change that would be filled from it."""
+    """Type of `SUPERSEDED`: the view has a newer version of a row than the change that would be
+    filled from it.
+    """
 
 
 SUPERSEDED = Superseded()
@@ -70,8 +74,9 @@ class PartitionOutcome(msgspec.Struct):
     applied: Applied = msgspec.field(default_factory=Applied)
     rejected: list[Rejected] = []
     cured: dict[str, int] = {}
-    """By id of a row with entries in quarantine: the offset below which they are void, since all its values are
-    known."""
+    """By id of a row with entries in quarantine: the offset below which they are void, since all
+    its values are known.
+    """
     failure: str | None = None
     """Why the task ended early: a key of `cdc.sink.remedy.REPORTED`."""
     message: str = ""
@@ -165,14 +170,16 @@ class Writer(Protocol):
         """
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
-        """Read what the view holds of rows: by id a value of the form, or SUPERSEDED; absent rows are left out.
+        """Read what the view holds of rows: by id a value of the form, or SUPERSEDED; absent rows
+        are left out.
 
         Called at most once per part and chunk, just before `write`, for the rows that miss a value.
         SUPERSEDED: the view has a newer version than the row's offset.
         """
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write all rows, none of which misses a value, and move each partition's position to the part's `end_offset`.
+        """Write all rows, none of which misses a value, and move each partition's position to the
+        part's `end_offset`.
 
         Called once per chunk; one answer per part, in their order. Durable on return, or staged for
         the sink's commit on the driver. The position moves with the rows or after them, never
@@ -180,14 +187,16 @@ class Writer(Protocol):
         """
 
     def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
-        """Look at a change before it is folded; returns the bytes of memory that the writer keeps of it.
+        """Look at a change before it is folded; returns the bytes of memory that the writer keeps
+        of it.
 
         Called for each change that is decoded, in the order of offsets: the hottest call of a lane.
         `value` is the row in the writer's form, None for a delete.
         """
 
     def finish(self) -> Mapping[str, Sequence[str]]:
-        """Close what is open; returns by topic what the sink on the driver is to get in `Outcome.writer_results`.
+        """Close what is open; returns by topic what the sink on the driver is to get in
+        `Outcome.writer_results`.
 
         Called once per task, after the last `write`; not after a Failure or a record that ends the
         batch.

@@ -1,6 +1,7 @@
 """Run a lane on Spark's executors, and collect what became of its batch.
 
-In:  a lane and the records of a batch. Out: `Outcome`; the error of the first failure that an executor reports.
+In:  a lane and the records of a batch. Out: `Outcome`; the error of the first failure that an
+executor reports.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ COMMON_HINTS = {"broker": "nothing to do: it is tried again; is Kafka up?"}
 _decode = msgspec.json.Decoder(PartitionOutcome).decode
 
 
-def run_on_executors(lane: Lane, records: DataFrame, sink: str, hints: Mapping[str, str]) -> Outcome:
+def run_on_executors(
+    lane: Lane, records: DataFrame, sink: str, hints: Mapping[str, str]
+) -> Outcome:
     """Run a lane over a batch's records, one Spark job; returns when all tasks have ended.
 
     hints: by kind of a failure, what a person can do about it.
@@ -40,7 +43,11 @@ def run_on_executors(lane: Lane, records: DataFrame, sink: str, hints: Mapping[s
     Raises:
         CdcError: of the first failure that is reported, or of a record that ends the batch.
     """
-    rows = records.select(*COLUMNS).mapInArrow(freeze_gc_after(partial(run_task, lane)), REPORT).collect()
+    rows = (
+        records.select(*COLUMNS)
+        .mapInArrow(freeze_gc_after(partial(run_task, lane)), REPORT)
+        .collect()
+    )
     return collect_outcome(lane, [_decode(row["report"]) for row in rows], sink, hints)
 
 
@@ -50,7 +57,11 @@ def run_in_process(lane: Lane, records: DataFrame, sink: str) -> Outcome:
     rows = records.select(*COLUMNS).collect()
     for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"])):
         if not task.stopped:
-            task.fold(row["topic"], row["partition"], [(_bytes(row["key"]), _bytes(row["value"]), row["offset"])])
+            task.fold(
+                row["topic"],
+                row["partition"],
+                [(_bytes(row["key"]), _bytes(row["value"]), row["offset"])],
+            )
     return collect_outcome(lane, task.finish(), sink, {})
 
 
@@ -58,7 +69,9 @@ def _bytes(part: bytearray | None) -> bytes | None:
     return None if part is None else bytes(part)
 
 
-def collect_outcome(lane: Lane, reports: Iterable[PartitionOutcome], sink: str, hints: Mapping[str, str]) -> Outcome:
+def collect_outcome(
+    lane: Lane, reports: Iterable[PartitionOutcome], sink: str, hints: Mapping[str, str]
+) -> Outcome:
     """Add up what tasks report.
 
     Raises the first failure, or the error of a record that ends the batch.
@@ -67,7 +80,13 @@ def collect_outcome(lane: Lane, reports: Iterable[PartitionOutcome], sink: str, 
     result = Outcome({name: Applied() for name in names.values()})
     for report in reports:
         if report.failure:
-            raise reported_error(report.failure, report.message, hints, topic=report.topic, partition=report.partition)
+            raise reported_error(
+                report.failure,
+                report.message,
+                hints,
+                topic=report.topic,
+                partition=report.partition,
+            )
         result.applied[names[report.topic]].add(report.applied)
         result.rejected.extend(report.rejected)
         result.cured.update(((report.topic, key), offset) for key, offset in report.cured.items())
@@ -92,12 +111,16 @@ def _rejection_error(rejected: list[Rejected], sink: str) -> CdcError:
             hint="change the row, or leave the column out with `exclude`",
             sink=sink,
         )
-    return RowsRejected({(record.topic, record.id or ""): record.reason for record in rejected}, sink)
+    return RowsRejected(
+        {(record.topic, record.id or ""): record.reason for record in rejected}, sink
+    )
 
 
 def reported_error(kind: str, message: str, hints: Mapping[str, str], **where: object) -> CdcError:
     """Build the error for the kind of a failure, with its hint."""
-    return REPORTED[kind](message, hint={**COMMON_HINTS, **hints}.get(kind, "see the message"), **where)
+    return REPORTED[kind](
+        message, hint={**COMMON_HINTS, **hints}.get(kind, "see the message"), **where
+    )
 
 
 def freeze_gc_after(work: Work) -> Work:

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 SOURCE_BYTES = 200
 """Memory of a record besides its key and value."""
 ASSUMED_FILLED_BYTES, MIN_FILLED_BYTES, FILLED_MARGIN = 100_000, 2_000, 8
-"""Assumed size of a row that still misses large values: at first; at least; as a multiple of the mean."""
+"""Assumed size of a row that still misses large values: at first; at least; as a multiple of the
+mean.
+"""
 
 
 def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -53,7 +55,9 @@ def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
     import pyarrow as pa
 
     lane_run = LaneRun(lane)
-    for topic, partition, records in itertools.chain.from_iterable(map(split_by_partition, batches)):
+    for topic, partition, records in itertools.chain.from_iterable(
+        map(split_by_partition, batches)
+    ):
         # To its end, even where nothing is left to do: Spark throws a worker away that hasn't read
         # all.
         if not lane_run.stopped:
@@ -65,19 +69,27 @@ def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 Records = Iterable[tuple[bytes | None, bytes | None, int]]
 """Key, value, offset."""
 Decoded = tuple[Change, Any, Source, bool]
-"""A change, its row in the view's form (None for a delete), its record, and whether the change is dead."""
+"""A change, its row in the view's form (None for a delete), its record, and whether the change is
+dead.
+"""
 
 
 def split_by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, int, Records]]:
     """Split a batch by Kafka partition: topic, partition, records in the order of offsets."""
-    topics, partitions, offsets = (batch.column(name).to_pylist() for name in ("topic", "partition", "offset"))
+    topics, partitions, offsets = (
+        batch.column(name).to_pylist() for name in ("topic", "partition", "offset")
+    )
     keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
     row_partitions = list(zip(topics, partitions, strict=True))
     start = 0
     while start < len(row_partitions):
         place, end = row_partitions[start], len(row_partitions)
         if row_partitions[-1] != place:
-            end = next(index for index in range(start, len(row_partitions)) if row_partitions[index] != place)
+            end = next(
+                index
+                for index in range(start, len(row_partitions))
+                if row_partitions[index] != place
+            )
         yield *place, zip(keys[start:end], values[start:end], offsets[start:end], strict=True)
         start = end
 
@@ -88,22 +100,30 @@ class LaneRun:
     def __init__(self, lane: Lane) -> None:
         self._lane, self._writer = lane, lane.writer
         self._advances = {advance.table.topic: advance for advance in lane.advances}
-        self._decoder = RecordDecoder([advance.table for advance in lane.advances], lane.reading.placeholder)
+        self._decoder = RecordDecoder(
+            [advance.table for advance in lane.advances], lane.reading.placeholder
+        )
         self._partitions: dict[tuple[str, int], _PartitionState] = {}
         self._parts: list[Part] = []
         self._rows = self._bytes = 0
         self._filled_sizes = _MeanSize()
         self._rejections: list[tuple[Rejected, Source]] = []
         self.stopped = False
-        """Whether the task has failed or a record has ended the batch: later records aren't applied."""
+        """Whether the task has failed or a record has ended the batch: later records aren't
+        applied.
+        """
 
     def fold(self, topic: str, partition: int, records: Records) -> None:
-        """Fold the records of a partition into the current chunk; write the chunk whenever it is full."""
+        """Fold the records of a partition into the current chunk; write the chunk whenever it is
+        full.
+        """
         advance = self._advances.get(topic)
         if advance is None:
             return
         try:
-            state = self._partitions.get((topic, partition)) or self._open_partition(advance, partition)
+            state = self._partitions.get((topic, partition)) or self._open_partition(
+                advance, partition
+            )
             self._fold_records(state, records)
         except Failure as failure:
             self._fail(topic, partition, failure)
@@ -122,7 +142,9 @@ class LaneRun:
         return [state.part.report for state in self._partitions.values()]
 
     def _outcome_of(self, topic: str) -> PartitionOutcome:
-        return next(state.part.report for (name, _), state in self._partitions.items() if name == topic)
+        return next(
+            state.part.report for (name, _), state in self._partitions.items() if name == topic
+        )
 
     def _fail(self, topic: str, partition: int, failure: Failure) -> None:
         self.stopped = True
@@ -139,13 +161,20 @@ class LaneRun:
         report = PartitionOutcome(topic, partition)
         view_offset = self._writer.start_offset(advance, partition)
         state = _PartitionState(
-            self._lane, Part(advance, partition, view_offset, report, view_offset), self._writer.form
+            self._lane,
+            Part(advance, partition, view_offset, report, view_offset),
+            self._writer.form,
         )
         self._partitions[topic, partition] = state
         return state
 
     def _fold_records(self, state: _PartitionState, records: Records) -> None:
-        part, limits, size, observe = state.part, self._writer.limits, self._writer.form.size, self._writer.observe
+        part, limits, size, observe = (
+            state.part,
+            self._writer.limits,
+            self._writer.form.size,
+            self._writer.observe,
+        )
         if not any(chunk_part is part for chunk_part in self._parts):
             self._parts.append(part)
         for decoded in self._decode_changes(state, records):
@@ -202,7 +231,9 @@ class LaneRun:
                     # It need not be a change of the table as it is now.
                     report.applied.stale += 1
                     continue
-                self._reject(state, row_id(topic, key), _rejection_kind(problem), problem.problem, [source])
+                self._reject(
+                    state, row_id(topic, key), _rejection_kind(problem), problem.problem, [source]
+                )
                 yield None
             else:
                 report.applied.stale += is_dead
@@ -219,11 +250,15 @@ class LaneRun:
         except Unreadable:
             # Its quarantine entry was discarded.
             return
-        if not change.missing and not (state.floor and change.lsn is not None and change.lsn < state.floor):
+        if not change.missing and not (
+            state.floor and change.lsn is not None and change.lsn < state.floor
+        ):
             state.cure(change.id, source.offset + 1)
             state.part.report.cured[change.id] = source.offset + 1
 
-    def _fold_complete(self, state: _PartitionState, change: Change, value: Any, source: Source) -> None:
+    def _fold_complete(
+        self, state: _PartitionState, change: Change, value: Any, source: Source
+    ) -> None:
         """Fold a change that carries all of its row, or deletes it."""
         rows = state.part.rows
         if older := rows.get(change.id):
@@ -234,7 +269,9 @@ class LaneRun:
         if state.tainted:
             state.cure(change.id, source.offset + 1)
 
-    def _fold_partial(self, state: _PartitionState, change: Change, value: Any, source: Source) -> None:
+    def _fold_partial(
+        self, state: _PartitionState, change: Change, value: Any, source: Source
+    ) -> None:
         """Fold a change that misses values."""
         part, older = state.part, state.part.rows.get(change.id)
         if change.id in state.tainted:
@@ -242,17 +279,28 @@ class LaneRun:
         elif older is None:
             self._rows += 1
             self._bytes += self._filled_sizes.assumed
-            part.rows[change.id] = FoldedRow(change.id, source.offset, value, change.missing, [source])
+            part.rows[change.id] = FoldedRow(
+                change.id, source.offset, value, change.missing, [source]
+            )
         elif older.value is None:
             # The values from before the delete are void.
             self._reject(state, change.id, REFUSED, UNKNOWN, [source])
         else:
-            filled = self._writer.form.fill(part.advance.table, value, change.missing, older.value, older.missing)
+            filled = self._writer.form.fill(
+                part.advance.table, value, change.missing, older.value, older.missing
+            )
             sources = [*older.sources, source]
-            part.rows[change.id] = FoldedRow(change.id, source.offset, filled.value, filled.missing, sources)
+            part.rows[change.id] = FoldedRow(
+                change.id, source.offset, filled.value, filled.missing, sources
+            )
 
     def _reject(
-        self, state: _PartitionState, row_id: str | None, kind: str, reason: str, sources: Sequence[Source]
+        self,
+        state: _PartitionState,
+        row_id: str | None,
+        kind: str,
+        reason: str,
+        sources: Sequence[Source],
     ) -> None:
         report, part = state.part.report, state.part
         for source in sources:
@@ -298,7 +346,9 @@ class LaneRun:
                 raise Failure("broker", error.message) from None
 
     def _fill_from_view(self, state: _PartitionState, lacking: Sequence[FoldedRow]) -> None:
-        """Fill rows from what the view stores; reject a row whose values the view doesn't have either."""
+        """Fill rows from what the view stores; reject a row whose values the view doesn't have
+        either.
+        """
         part = state.part
         stored_rows = self._writer.read_stored(part, lacking)
         for row in lacking:
@@ -309,7 +359,9 @@ class LaneRun:
                 part.report.applied.folded += len(row.sources) - 1
                 continue
             if older is not None:
-                row.value, row.missing = self._writer.form.fill(part.advance.table, row.value, row.missing, older, ())
+                row.value, row.missing = self._writer.form.fill(
+                    part.advance.table, row.value, row.missing, older, ()
+                )
                 self._filled_sizes.add(self._writer.form.size(row.value))
             if row.missing:
                 del part.rows[row.id]
@@ -359,7 +411,9 @@ class _PartitionState:
                 self.entries.setdefault(row_id, set()).add(offset)
         self.marked = set(self.entries)
         # Entries above the position come again in this batch: each is rejected again, or applied.
-        self.tainted = {row_id for row_id, offsets in self.entries.items() if min(offsets) < self.view_offset}
+        self.tainted = {
+            row_id for row_id, offsets in self.entries.items() if min(offsets) < self.view_offset
+        }
         self.only = lane.only.get(topic)
         self.convert: Callable[[bytes], Any] = form.converter(advance.table) if form else bytes
 
@@ -381,7 +435,11 @@ class _MeanSize:
     @property
     def assumed(self) -> int:
         """Assumed size of the next such row, with a margin for larger ones."""
-        return max(MIN_FILLED_BYTES, FILLED_MARGIN * self._sum // self._count) if self._count else ASSUMED_FILLED_BYTES
+        return (
+            max(MIN_FILLED_BYTES, FILLED_MARGIN * self._sum // self._count)
+            if self._count
+            else ASSUMED_FILLED_BYTES
+        )
 
 
 def _rejection_kind(problem: Unreadable) -> str:

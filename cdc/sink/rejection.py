@@ -10,8 +10,9 @@ from typing import Protocol
 import msgspec
 
 DECODE, UNHOLDABLE, REFUSED = "decode", "unholdable", "refused"
-"""Kinds of rejection: the connector doesn't write such a record; no view of this sort can hold it; this view won't
-take it."""
+"""Kinds of rejection: the connector doesn't write such a record; no view of this sort can hold it;
+this view won't take it.
+"""
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -49,7 +50,8 @@ class Rejection(Protocol):
         """Whether one rejected record ends the batch, with nothing that comes after it applied."""
 
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
-        """Keep records where they are safe; durable on return, since the position moves past them next.
+        """Keep records where they are safe; durable on return, since the position moves past them
+        next.
 
         Called up to twice per chunk, before the rows are written and after. May get the same record
         again when a task is repeated.
@@ -72,7 +74,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Skip:
-    """Such records are left out and reported: for a standby, whose rejected records the live view deals with."""
+    """Such records are left out and reported: for a standby, whose rejected records the live view
+    deals with.
+    """
 
     stops = False
 

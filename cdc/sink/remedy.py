@@ -96,7 +96,9 @@ REPORTED: Mapping[str, type[CdcError]] = {
 MAX_REPEATS = 5
 """How often the very same failure may come back without progress before the stream stops."""
 PASSING_STATES = ("08", "40", "53", "55", "57")
-"""SQLSTATE classes that pass: connection, rollback, resources, object in use, operator's intervention."""
+"""SQLSTATE classes that pass: connection, rollback, resources, object in use, operator's
+intervention.
+"""
 
 
 def remedy(error: BaseException) -> Remedy:
@@ -127,17 +129,23 @@ def exhausted(error: CdcError) -> CdcError:
     if remedy(error) is not Remedy.RESTART:
         return error
     return type(error)(
-        f"{error.message} That is {MAX_REPEATS} times without any progress.", hint=error.hint, **error.details
+        f"{error.message} That is {MAX_REPEATS} times without any progress.",
+        hint=error.hint,
+        **error.details,
     )
 
 
 def _of_postgres(error: psycopg.Error) -> SourceError:
     state = error.sqlstate
     if state is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return SourceUnavailable("Postgres went away while it was asked.", hint="nothing to do: it is asked again")
+        return SourceUnavailable(
+            "Postgres went away while it was asked.", hint="nothing to do: it is asked again"
+        )
     name = type(error).__name__
     if state and state.startswith(PASSING_STATES):
-        return SourceUnavailable(f"Postgres can't answer now: {name} ({state}).", hint="look at the server's log")
+        return SourceUnavailable(
+            f"Postgres can't answer now: {name} ({state}).", hint="look at the server's log"
+        )
     return SourceError(f"Postgres refuses: {name} ({state}).", hint="the server's log says more")
 
 

@@ -1,4 +1,6 @@
-"""Failures inside Spark come as text: give them back their class, and never let a row's value through."""
+"""Failures inside Spark come as text: give them back their class, and never let a row's value
+through.
+"""
 
 import re
 
@@ -42,8 +44,14 @@ def explain(error: Exception, sink: str) -> CdcError:
 
 
 def _of_server(text: str, sink: str) -> CdcError | None:
-    """Recognise failures of the broker, of a sink's server, and of Spark's processes by their text; None for others."""
-    if "KafkaIllegalStateException" in text or "OffsetOutOfRange" in text or "data loss" in text.lower():
+    """Recognise failures of the broker, of a sink's server, and of Spark's processes by their text;
+    None for others.
+    """
+    if (
+        "KafkaIllegalStateException" in text
+        or "OffsetOutOfRange" in text
+        or "data loss" in text.lower()
+    ):
         return ConnectorError(
             "Kafka no longer holds records that the view still needs.",
             hint=f"cdc -p FILE rebuild {sink}",
@@ -52,7 +60,9 @@ def _of_server(text: str, sink: str) -> CdcError | None:
     if broker := BROKER.search(text):
         return _of_broker(broker[1], sink)
     if f"{SinkUnavailable.__module__}.{SinkUnavailable.__name__}: " in text:
-        return SinkUnavailable(f"{sink} can't be read.", hint="is the server up? the same command goes on", sink=sink)
+        return SinkUnavailable(
+            f"{sink} can't be read.", hint="is the server up? the same command goes on", sink=sink
+        )
     if "OutOfMemoryError" in text:
         return SparkError("Spark has run out of memory.", hint=MEMORY_HINT)
     if LOST.search(text):
@@ -66,13 +76,19 @@ def _of_server(text: str, sink: str) -> CdcError | None:
 
 def _of_broker(name: str, sink: str) -> ConnectorError:
     if name.startswith(FINAL_ERRORS) or any(f"{word}Exception" in name for word in FINAL_ERRORS):
-        return ConnectorError(f"Kafka refuses: {name}.", hint="look at the broker's log, then: cdc -p FILE topics")
-    return KafkaUnavailable(f"Kafka doesn't answer: {name}.", hint="nothing to do: it is tried again", sink=sink)
+        return ConnectorError(
+            f"Kafka refuses: {name}.", hint="look at the broker's log, then: cdc -p FILE topics"
+        )
+    return KafkaUnavailable(
+        f"Kafka doesn't answer: {name}.", hint="nothing to do: it is tried again", sink=sink
+    )
 
 
 def _of_spark(error: Exception, text: str, sink: str) -> CdcError:
     if isinstance(error, Py4JNetworkError):
-        return SparkError("Spark's process doesn't answer.", hint="start again; views go on from where they stand")
+        return SparkError(
+            "Spark's process doesn't answer.", hint="start again; views go on from where they stand"
+        )
     if not isinstance(error, PySparkException | Py4JError):
         return classify(error, sink, f"cdc -p FILE run --sink {sink}")
     # Spark's message may quote a value; its class never does.

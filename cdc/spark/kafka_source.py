@@ -1,7 +1,7 @@
 """Topics as one Spark batch: every committed record below a position, or in ranges of offsets.
 
-In:  the broker, the positions to read up to. Out: records as Spark's Kafka source gives them; counts of them.
-Invariant: no row leaves the executors.
+In:  the broker, the positions to read up to. Out: records as Spark's Kafka source gives them;
+counts of them. Invariant: no row leaves the executors.
 """
 
 import json
@@ -30,7 +30,8 @@ OffsetRanges = dict[tuple[str, int], tuple[int, int]]
 
 
 def reader_options(bootstrap: str, group: str | None = None) -> dict[str, str]:
-    """Return options of Spark's Kafka source, for a stream or a batch: the broker, and how records are fetched.
+    """Return options of Spark's Kafka source, for a stream or a batch: the broker, and how records
+    are fetched.
 
     group: executors keep consumers, with what these have fetched ahead, for the next reader of the
     same group, for five minutes. A reader with a group of its own leaves such consumers behind.
@@ -41,7 +42,9 @@ def reader_options(bootstrap: str, group: str | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PartitionCensus:
-    """How many records a partition holds, of how many keys, and how many of the records are tombstones."""
+    """How many records a partition holds, of how many keys, and how many of the records are
+    tombstones.
+    """
 
     records: int = 0
     keys: int = 0
@@ -49,7 +52,9 @@ class PartitionCensus:
 
 
 def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:
-    """Read every committed record below the ends: key, value binary; topic, partition, offset, timestamp."""
+    """Read every committed record below the ends: key, value binary; topic, partition, offset,
+    timestamp.
+    """
     ranges = {
         (topic, partition): (EARLIEST, offset)
         for topic, end in ends.items()
@@ -58,13 +63,18 @@ def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]
     return read_ranges(spark, bootstrap, ranges)
 
 
-def read_ranges(spark: SparkSession, bootstrap: str, spans: OffsetRanges, group: str | None = None) -> DataFrame:
+def read_ranges(
+    spark: SparkSession, bootstrap: str, spans: OffsetRanges, group: str | None = None
+) -> DataFrame:
     """Read every committed record of these ranges, with the columns of `read_until`."""
     starts, ends = ({place: span[index] for place, span in spans.items()} for index in (0, 1))
     return (
         spark.read.format("kafka")
         .options(**reader_options(bootstrap, group))
-        .option("assign", json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}))
+        .option(
+            "assign",
+            json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}),
+        )
         .option("startingOffsets", json.dumps(_by_topic(starts)))
         .option("endingOffsets", json.dumps(_by_topic(ends)))
         .load()
@@ -78,15 +88,25 @@ def _by_topic(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int
     return offsets_by_topic
 
 
-def census(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> dict[str, list[PartitionCensus]]:
+def census(
+    spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]
+) -> dict[str, list[PartitionCensus]]:
     """Count what each partition holds below the ends, by topic."""
     by_key = read_until(spark, bootstrap, ends).groupBy("topic", "partition", "key")
     counts = (
-        by_key.agg(F.count("*").alias("records"), F.count_if(F.col("value").isNull()).alias("tombstones"))
+        by_key.agg(
+            F.count("*").alias("records"), F.count_if(F.col("value").isNull()).alias("tombstones")
+        )
         .groupBy("topic", "partition")
-        .agg(F.sum("records").alias("records"), F.count("*").alias("keys"), F.sum("tombstones").alias("tombstones"))
+        .agg(
+            F.sum("records").alias("records"),
+            F.count("*").alias("keys"),
+            F.sum("tombstones").alias("tombstones"),
+        )
     )
-    census_by_topic = {topic: [PartitionCensus()] * end.partition_count for topic, end in ends.items()}
+    census_by_topic = {
+        topic: [PartitionCensus()] * end.partition_count for topic, end in ends.items()
+    }
     for row in counts.collect():
         census_by_topic[row["topic"]][row["partition"]] = PartitionCensus(
             row["records"], row["keys"], row["tombstones"]

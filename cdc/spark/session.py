@@ -84,12 +84,17 @@ SETTINGS = {
     "spark.kafka.consumer.cache.capacity": "1000",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g")}
+LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g"),
+}
 OUT_OF_MEMORY = 52
 """Exit code with which Spark ends itself when it runs out of memory."""
 EXIT_WAIT_S = 5.0
 """Seconds to wait for Spark's process to end: a call to it fails a little earlier."""
-MEMORY_HINT = "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
+MEMORY_HINT = (
+    "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
+)
 QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 STARTUP_NOISE = (
     "Picked up ",
@@ -99,10 +104,14 @@ STARTUP_NOISE = (
     "Using Spark's",
 )
 PACKAGES = ("cdc", "sinks")
-"""Packages of this project that executors import; client libraries come with the worker's own Python."""
+"""Packages of this project that executors import; client libraries come with the worker's own
+Python.
+"""
 
 
-def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None = None) -> SparkSession:
+def session(
+    master: str, jars: Sequence[Path], settings: dict[str, str] | None = None
+) -> SparkSession:
     """Start Spark on any master: `local[*]`, `spark://...`, `yarn`."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -127,20 +136,27 @@ def session(master: str, jars: Sequence[Path], settings: dict[str, str] | None =
 
 
 def _quiet_gateway(conf: SparkConf) -> Any:
-    """Start Spark's process; all that it prints goes to standard error, since standard output belongs to the verb.
+    """Start Spark's process; all that it prints goes to standard error, since standard output
+    belongs to the verb.
 
     A terminal and a service manager signal all processes of a verb at once. Spark runs in a session
     of its own and ignores SIGTERM, so only the verb itself reacts, and ends Spark when the batch at
     hand is finished.
     """
-    popen_options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    popen_options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "start_new_session": True,
+    }
     gateway = launch_gateway(conf, popen_kwargs=popen_options)  # type: ignore[no-untyped-call]
     # Not for local-cluster: executors would inherit the ignored signal, and Spark ends them by it.
     if not conf.get("spark.master", "").startswith("local-cluster"):
         signals = gateway.jvm.sun.misc
         signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
     if process := getattr(gateway, "proc", None):
-        threading.Thread(target=_forward_output, args=(process.stdout,), name="spark-output", daemon=True).start()
+        threading.Thread(
+            target=_forward_output, args=(process.stdout,), name="spark-output", daemon=True
+        ).start()
     return gateway
 
 

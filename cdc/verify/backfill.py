@@ -60,8 +60,12 @@ def backfill(
         # Tombstones count once the rows are in the log behind them, all or none: a crash at any
         # moment loses nothing.
         tombstones = [(key, None) for key in delete_keys]
-        with kafka.pending(transaction_id(pipeline), table.topic, tombstones, min(timeout_s, PENDING_S)):
-            count = _request_all(pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S))
+        with kafka.pending(
+            transaction_id(pipeline), table.topic, tombstones, min(timeout_s, PENDING_S)
+        ):
+            count = _request_all(
+                pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S)
+            )
     else:
         count = _request_all(pipeline, kafka, table, ids, deadline)
     if count or delete_keys:
@@ -77,7 +81,9 @@ def transaction_id(pipeline: Pipeline) -> str:
     return f"{pipeline.pipeline}.repair"
 
 
-def _request_all(pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], deadline: float) -> int:
+def _request_all(
+    pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], deadline: float
+) -> int:
     total = 0
     with source.connect(pipeline.source.dsn) as conn:
         for start in range(0, len(ids), IDS_PER_REQUEST):
@@ -88,7 +94,9 @@ def _request_all(pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[
     return total
 
 
-def _find_rows(conn: source.Connection, table: Table, ids: Sequence[str]) -> tuple[int, sql.Composable]:
+def _find_rows(
+    conn: source.Connection, table: Table, ids: Sequence[str]
+) -> tuple[int, sql.Composable]:
     """Count the rows with these ids; return a condition that selects them and raises no error."""
     condition = id_condition(table, ids)
     try:
@@ -102,7 +110,9 @@ def _find_rows(conn: source.Connection, table: Table, ids: Sequence[str]) -> tup
 
 def _count_rows(conn: source.Connection, table: Table, condition: sql.Composable) -> int:
     name = sql.Identifier(table.schema, table.name)
-    row = conn.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(name, condition)).fetchone()
+    row = conn.execute(
+        sql.SQL("SELECT count(*) FROM {} WHERE {}").format(name, condition)
+    ).fetchone()
     assert row is not None
     return int(row[0])
 

@@ -61,10 +61,16 @@ class Barrier:
         """Return `problem` of each view that has one, with as few requests as the sink needs."""
         checkpoints, problems = positions(sink, tables), {}
         for table in tables:
-            lag = distance(checkpoints[table.qualified], self.ends[table.topic], self.floors.number(table.qualified))
+            lag = distance(
+                checkpoints[table.qualified],
+                self.ends[table.topic],
+                self.floors.number(table.qualified),
+            )
             refuse_incomparable(sink.name, table, lag)
             if not lag.reached:
-                state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
+                state = (
+                    f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
+                )
                 problems[table] = f"{table.qualified} in {sink.name} {state}"
         return problems
 
@@ -88,9 +94,13 @@ def wait_until_current(
     """
     start = time.monotonic()
     with source.connect(pipeline.source.dsn) as connection:
-        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
+        (now_ms,) = connection.execute(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
+        ).fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
-        barrier = place_barrier(pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell))
+        barrier = place_barrier(
+            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell)
+        )
     remaining_s = start + timeout_s - time.monotonic()
     await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, tell))
     return time.monotonic() - start
@@ -123,7 +133,9 @@ def place_barrier(
     return Barrier(ends, truncations.floors)
 
 
-def await_barrier(barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sink], options: WaitOptions) -> None:
+def await_barrier(
+    barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sink], options: WaitOptions
+) -> None:
     """Wait until every view has passed a barrier.
 
     Raises:
@@ -138,7 +150,9 @@ def await_barrier(barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sin
         # A view that has passed isn't polled again: with many tables the requests are what takes
         # the time.
         try:
-            problems = [(sink, barrier.problems(sink, pending)) for sink, pending in waiting if pending]
+            problems = [
+                (sink, barrier.problems(sink, pending)) for sink, pending in waiting if pending
+            ]
         except SinkUnavailable as error:
             if time.monotonic() - last_answer > AWAY_S:
                 raise
@@ -162,8 +176,12 @@ def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) ->
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         if now > start + options.timeout_s:
             message = full_stopped(f"Waited in vain: {problems[0]}{more}")
-            raise ConnectorError(message, hint="cdc -p FILE status names the slow hop", more=len(problems) - 1)
+            raise ConnectorError(
+                message, hint="cdc -p FILE status names the slow hop", more=len(problems) - 1
+            )
         if now >= last_report + SILENT_S:
             last_report = now
-            options.tell(f"waiting, {now - start:.0f} s of {options.timeout_s:.0f} s at most: {problems[0]}{more}")
+            options.tell(
+                f"waiting, {now - start:.0f} s of {options.timeout_s:.0f} s at most: {problems[0]}{more}"
+            )
         time.sleep(POLL_S)

@@ -56,7 +56,9 @@ def join_buckets(source: DataFrame, view: DataFrame) -> DataFrame:
 
 def rows_in_buckets(rows: DataFrame, buckets: Sequence[str]) -> DataFrame:
     """Select the rows of these buckets."""
-    return _semi_join(rows.withColumn("bucket", bucket(F.col("id"))), "bucket", buckets).drop("bucket")
+    return _semi_join(rows.withColumn("bucket", bucket(F.col("id"))), "bucket", buckets).drop(
+        "bucket"
+    )
 
 
 def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
@@ -89,7 +91,11 @@ def compare_rows(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
         .when(F.col("copies") > 1, "duplicate")
         .when(F.col("expected") != F.col("found"), "different")
     )
-    count = F.when(kind == "extra", F.col("copies")).when(kind == "duplicate", F.col("copies") - 1).otherwise(F.lit(1))
+    count = (
+        F.when(kind == "extra", F.col("copies"))
+        .when(kind == "duplicate", F.col("copies") - 1)
+        .otherwise(F.lit(1))
+    )
     column = F.when(kind == "different", first_difference(F.col("expected"), F.col("found")))
     return joined.select(
         "id",

@@ -27,7 +27,9 @@ def canonical(table: Table, document: str) -> Column:
     def pair(column: TableColumn, members: Column) -> Column:
         value = F.try_element_at(members, F.lit(column.name))
         compared = _comparable(kind(column.type).compare, value)
-        return F.struct(F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value"))
+        return F.struct(
+            F.lit(column.name).alias("key"), F.coalesce(compared, F.lit("null")).alias("value")
+        )
 
     # A list with one element, so that the document is parsed once and not for every column.
     members = F.array(F.from_json(marked(F.col(document)), "map<string, string>"))
@@ -62,7 +64,9 @@ def first_difference(expected: Column, actual: Column) -> Column:
     """
     changed = F.array_except(expected, actual)
     added = F.array_except(actual, expected)
-    name = F.coalesce(F.try_element_at(changed, F.lit(1)), F.try_element_at(added, F.lit(1))).getField("key")
+    name = F.coalesce(
+        F.try_element_at(changed, F.lit(1)), F.try_element_at(added, F.lit(1))
+    ).getField("key")
     is_text = expected[0].getField("key").isNull() | actual[0].getField("key").isNull()
     return F.when(~is_text, name)
 
@@ -78,7 +82,9 @@ def _comparable(compare: str, value: Column) -> Column:
         return _numbers(compare.removesuffix("s"), value)
     if compare == "path":
         parts = F.from_json(value, "closed string, points string")
-        return F.concat(parts.getField("closed"), F.lit(" "), _numbers("double", parts.getField("points")))
+        return F.concat(
+            parts.getField("closed"), F.lit(" "), _numbers("double", parts.getField("points"))
+        )
     return value
 
 

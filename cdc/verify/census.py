@@ -24,7 +24,14 @@ from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.comparison import Comparison
 from cdc.verify.row_sums import Comparable, RowSums, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes
-from cdc.verify.source_rows import BUCKET_DIGITS, BUCKETS, Sample, SourceReader, SourceSnapshot, sample_condition
+from cdc.verify.source_rows import (
+    BUCKET_DIGITS,
+    BUCKETS,
+    Sample,
+    SourceReader,
+    SourceSnapshot,
+    sample_condition,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,13 +75,23 @@ def equal_small_views(
             proved = take_census(reader, dsn, pending, grouped, sample)
             each_s = round((time.monotonic() - start) / previous_count, 3)
             for (sink, table), rows in proved.items():
-                equal[sink, table] = Comparison(sink, table, rows, rows, source_s=each_s, view_s=each_s)
-            pending = [table for table in pending if any((sink, table.qualified) not in equal for sink in grouped)]
+                equal[sink, table] = Comparison(
+                    sink, table, rows, rows, source_s=each_s, view_s=each_s
+                )
+            pending = [
+                table
+                for table in pending
+                if any((sink, table.qualified) not in equal for sink in grouped)
+            ]
     return equal
 
 
 def take_census(
-    reader: SourceReader, dsn: str, tables: Sequence[Table], sinks: Mapping[str, GroupScanner], sample: Sample | None
+    reader: SourceReader,
+    dsn: str,
+    tables: Sequence[Table],
+    sinks: Mapping[str, GroupScanner],
+    sample: Sample | None,
 ) -> dict[View, int]:
     """Compare views, of sinks by name, with one snapshot of these tables.
 
@@ -85,7 +102,11 @@ def take_census(
     """
     try:
         with SourceSnapshot(dsn, *tables) as snapshot:
-            conditions = {table.qualified: sample_condition(table, sample) for table in tables} if sample else {}
+            conditions = (
+                {table.qualified: sample_condition(table, sample) for table in tables}
+                if sample
+                else {}
+            )
             frames = {SOURCE: rows_of_group(reader, snapshot, conditions)}
             frames |= {name: sink.scan_group(tables, reader.spark) for name, sink in sinks.items()}
             sums = sum_sides(frames, tables, sample)
@@ -116,9 +137,14 @@ def proved_equal(sums: SumsByView, tables: Sequence[str], sinks: Sequence[str]) 
     return proved
 
 
-def sum_sides(frames: Mapping[str, DataFrame], tables: Sequence[Table], sample: Sample | None) -> SumsByView:
+def sum_sides(
+    frames: Mapping[str, DataFrame], tables: Sequence[Table], sample: Sample | None
+) -> SumsByView:
     """Sum up the rows of each side and table. Only sums leave the executors."""
-    sides = (frame.select(F.lit(side).alias("side"), "table", "id", "document") for side, frame in frames.items())
+    sides = (
+        frame.select(F.lit(side).alias("side"), "table", "id", "document")
+        for side, frame in frames.items()
+    )
     rules = {table.qualified: _comparable(table) for table in tables}
     summed = reduce(DataFrame.unionByName, sides).mapInArrow(_sum_parts(rules, sample), SCHEMA)
     sums: SumsByView = {}
@@ -147,7 +173,10 @@ def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Read:
         for part in parts:
             for view, rows in _by_view(part, sample).items():
                 add_sums(sums, view, None if rows is None else sum_rows(rows, rules[view[1]]))
-        records = [(*view, row_sums is None, *astuple(row_sums or RowSums())) for view, row_sums in sums.items()]
+        records = [
+            (*view, row_sums is None, *astuple(row_sums or RowSums()))
+            for view, row_sums in sums.items()
+        ]
         if records:
             yield pa.RecordBatch.from_arrays(
                 [pa.array(column) for column in zip(*records, strict=True)], names=SUM_COLUMNS
@@ -156,13 +185,17 @@ def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Read:
     return read
 
 
-def _by_view(part: "pa.RecordBatch", sample: Sample | None) -> dict[View, list[tuple[str, str]] | None]:
+def _by_view(
+    part: "pa.RecordBatch", sample: Sample | None
+) -> dict[View, list[tuple[str, str]] | None]:
     """Group the rows of a batch, (id, document), that are in the sample.
 
     None: the view couldn't be read.
     """
     rows_by_view: dict[View, list[tuple[str, str]] | None] = {}
-    for side, table, row_id, document in zip(*(column.to_pylist() for column in part.columns), strict=True):
+    for side, table, row_id, document in zip(
+        *(column.to_pylist() for column in part.columns), strict=True
+    ):
         rows = rows_by_view.setdefault((side, table), [])
         if row_id is None:
             rows_by_view[side, table] = None
@@ -173,4 +206,6 @@ def _by_view(part: "pa.RecordBatch", sample: Sample | None) -> dict[View, list[t
 
 def _bucket(row_id: str) -> str:
     """The bucket of a row's id; Postgres computes the same in `source_rows.bucket`."""
-    return md5(row_id.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()[:BUCKET_DIGITS]
+    return md5(row_id.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()[
+        :BUCKET_DIGITS
+    ]

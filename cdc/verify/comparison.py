@@ -72,7 +72,9 @@ class Comparison:
 
     def with_recheck(self, recheck: "Comparison") -> "Comparison":
         """Return this comparison with the results of a recheck of its rows after a repair."""
-        updated = replace(self, missing=recheck.missing, extra=recheck.extra, different=recheck.different)
+        updated = replace(
+            self, missing=recheck.missing, extra=recheck.extra, different=recheck.different
+        )
         updated.undecided += recheck.undecided
         updated.repaired = max(0, self.wrong - updated.wrong - recheck.undecided)
         updated.sample, updated.differences = recheck.sample, recheck.differences

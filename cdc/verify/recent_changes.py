@@ -24,7 +24,9 @@ def states_since(spark: SparkSession, kafka: str, table: Table, position: Positi
     """
     starts = {str(partition): offset for partition, offset in enumerate(position.offsets)}
     records = _records(spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})})
-    states = records.select("key", "value").mapInArrow(freeze_gc_after(log_rows.documents(table)), log_rows.DOCUMENTS)
+    states = records.select("key", "value").mapInArrow(
+        freeze_gc_after(log_rows.documents(table)), log_rows.DOCUMENTS
+    )
     return states.select("id", bucket_hashes.row_hash(table, "document").alias("seen"))
 
 

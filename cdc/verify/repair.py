@@ -68,7 +68,9 @@ def repair(
     return results
 
 
-def _tombstone_keys(spark: SparkSession, pipeline: Pipeline, table: Table, ids: Sequence[str]) -> list[bytes]:
+def _tombstone_keys(
+    spark: SparkSession, pipeline: Pipeline, table: Table, ids: Sequence[str]
+) -> list[bytes]:
     """Return record keys of these rows.
 
     These are the keys in the topic, or else those that the connector would write.
@@ -76,7 +78,9 @@ def _tombstone_keys(spark: SparkSession, pipeline: Pipeline, table: Table, ids: 
     if not ids:
         return []
     listed_ids: DataFrame = spark.createDataFrame([(row_id,) for row_id in ids], "id string")
-    listed = recent_changes.keys(spark, pipeline.kafka, table).join(F.broadcast(listed_ids), "id", "left_semi")
+    listed = recent_changes.keys(spark, pipeline.kafka, table).join(
+        F.broadcast(listed_ids), "id", "left_semi"
+    )
     topic_keys = {row["id"]: bytes(row["key"]) for row in listed.collect()}
     built = ((row_id, _connector_key(table, row_id)) for row_id in ids if row_id not in topic_keys)
     return [*topic_keys.values(), *(key for _, key in built if key is not None)]
@@ -93,4 +97,6 @@ def _connector_key(table: Table, row_id: str) -> bytes | None:
         values = [int(part) if kind in INTEGERS else str(part) for kind, part in pairs]
     except (TypeError, ValueError):
         return None
-    return json.dumps(dict(zip(table.key, values, strict=True)), separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(
+        dict(zip(table.key, values, strict=True)), separators=(",", ":"), ensure_ascii=False
+    ).encode()

@@ -40,7 +40,9 @@ class RowSums:
 
     def plus(self, part: "RowSums") -> "RowSums":
         """Add the sums of other rows."""
-        return RowSums(self.rows + part.rows, self.folded ^ part.folded, (self.total + part.total) & BITS)
+        return RowSums(
+            self.rows + part.rows, self.folded ^ part.folded, (self.total + part.total) & BITS
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,12 @@ class Comparable:
         members = dict(pairs) if isinstance(pairs, tuple) else {}
         if not members or len(members) != len(pairs):
             return document
-        return repr([NORMALIZERS.get(compare, _unchanged)(members.get(name)) for name, compare in self.columns])
+        return repr(
+            [
+                NORMALIZERS.get(compare, _unchanged)(members.get(name))
+                for name, compare in self.columns
+            ]
+        )
 
 
 def sum_rows(rows: Iterable[tuple[str, str]], comparable: Comparable) -> RowSums:
@@ -98,7 +105,9 @@ def _real(value: Any) -> Any:
 
 
 def _for_elements(normalize: Normalizer) -> Normalizer:
-    return lambda value: [normalize(element) for element in value] if isinstance(value, list) else value
+    return lambda value: (
+        [normalize(element) for element in value] if isinstance(value, list) else value
+    )
 
 
 NORMALIZERS: dict[str, Normalizer] = {
@@ -107,5 +116,9 @@ NORMALIZERS: dict[str, Normalizer] = {
     "reals": _for_elements(_real),
     "doubles": _for_elements(_double),
 }
-"""By `types.TypeCodec.compare`. Values of other kinds are compared as JSON, numbers by their text."""
-_DECODER = json.JSONDecoder(object_pairs_hook=tuple, parse_int=Digits, parse_float=Digits, parse_constant=Digits)
+"""By `types.TypeCodec.compare`. Values of other kinds are compared as JSON, numbers by their
+text.
+"""
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=tuple, parse_int=Digits, parse_float=Digits, parse_constant=Digits
+)

@@ -46,7 +46,10 @@ FROM unnest(%s::text[]) AS name
 
 def table_sizes(dsn: str, tables: Sequence[Table]) -> dict[str, int]:
     """Return the bytes of each table that exists, by its name."""
-    names = {sql.Identifier(table.schema, table.name).as_string(None): table.qualified for table in tables}
+    names = {
+        sql.Identifier(table.schema, table.name).as_string(None): table.qualified
+        for table in tables
+    }
     with source.connect(dsn) as connection:
         listed = connection.execute(SIZES, [list(names)]).fetchall()
     return {names[name]: size for name, size in listed if size is not None}
@@ -80,8 +83,15 @@ def rows_of_group(
     """
     tables = snapshot.tables
     tasks = max(1, min(reader.spark.sparkContext.defaultParallelism, len(tables)))
-    rate, dsn, join_sql = reader.rate and reader.rate / tasks, snapshot.dsn, snapshot_statement(snapshot)
-    queries = [(table.qualified, row_query(table, conditions.get(table.qualified)).as_string(None)) for table in tables]
+    rate, dsn, join_sql = (
+        reader.rate and reader.rate / tasks,
+        snapshot.dsn,
+        snapshot_statement(snapshot),
+    )
+    queries = [
+        (table.qualified, row_query(table, conditions.get(table.qualified)).as_string(None))
+        for table in tables
+    ]
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for task in (task for part in parts for task in part.column("id").to_pylist()):
@@ -101,7 +111,9 @@ def _read_tables(
         try:
             for batch in copy_rows(connection, query):
                 names = pa.array([table] * batch.num_rows, "string")
-                yield pa.RecordBatch.from_arrays([names, *batch.columns], names=["table", "id", "document"])
+                yield pa.RecordBatch.from_arrays(
+                    [names, *batch.columns], names=["table", "id", "document"]
+                )
         except (psycopg.ProgrammingError, psycopg.DataError):
             # Dropped, altered or forbidden: reading the table by itself shows which.
             null = pa.array([None], "string")

@@ -72,16 +72,23 @@ class SourceSnapshot:
         name = sql.Identifier(self.table.schema, self.table.name)
         names = [sql.Identifier(table.schema, table.name) for table in self.tables]
         self._connection.execute(READ_ONLY)
-        self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names)))
+        self._connection.execute(
+            sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names))
+        )
         (self.id,) = self._fetch_row("SELECT pg_export_snapshot()")
-        (self.taken_ms,) = self._fetch_row("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000")
+        (self.taken_ms,) = self._fetch_row(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
+        )
         (self.pages,) = self._fetch_row(PAGES, {"table": name.as_string(None)})
 
     def __enter__(self) -> "SourceSnapshot":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._connection.close()
 
@@ -106,11 +113,19 @@ class SourceReader:
 
         Ranges of its pages are read in parallel.
         """
-        tasks = max(1, min(self.spark.sparkContext.defaultParallelism, snapshot.pages // PAGES_PER_TASK))
-        rate, dsn, join_sql = self.rate and self.rate / tasks, snapshot.dsn, snapshot_statement(snapshot)
+        tasks = max(
+            1, min(self.spark.sparkContext.defaultParallelism, snapshot.pages // PAGES_PER_TASK)
+        )
+        rate, dsn, join_sql = (
+            self.rate and self.rate / tasks,
+            snapshot.dsn,
+            snapshot_statement(snapshot),
+        )
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
         queries = [
-            row_query(snapshot.table, _both_conditions(condition, _page_condition(low, high))).as_string(None)
+            row_query(
+                snapshot.table, _both_conditions(condition, _page_condition(low, high))
+            ).as_string(None)
             for low, high in zip(bounds, [*bounds[1:], None], strict=True)
         ]
 
@@ -120,11 +135,18 @@ class SourceReader:
                     begin_in_snapshot(connection, join_sql)
                     yield from throttle(copy_rows(connection, queries[task]), rate)
 
-        return self.spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, "id string, document string")
+        return self.spark.range(0, tasks, numPartitions=tasks).mapInArrow(
+            read, "id string, document string"
+        )
 
     def rows_with_ids(self, snapshot: SourceSnapshot, ids: Sequence[str]) -> DataFrame:
         """Read the rows of these ids, as far as they exist."""
-        table, rate, dsn, join_sql = snapshot.table, self.rate, snapshot.dsn, snapshot_statement(snapshot)
+        table, rate, dsn, join_sql = (
+            snapshot.table,
+            self.rate,
+            snapshot.dsn,
+            snapshot_statement(snapshot),
+        )
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             row_ids = [key for part in parts for key in part.column("key").to_pylist()]
@@ -151,7 +173,10 @@ def fetch_rows(
         # An id is no value of the key's type: only its text can be compared.
         connection.execute("ROLLBACK")
         begin_in_snapshot(connection, join_sql)
-        first, rows = [], copy_rows(connection, row_query(table, text_condition(table, ids)).as_string(None))
+        first, rows = (
+            [],
+            copy_rows(connection, row_query(table, text_condition(table, ids)).as_string(None)),
+        )
     yield from chain(first, rows)
 
 
@@ -159,9 +184,9 @@ def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Comp
     """Build the query of rows as (id, document), in the form of docs/use/types.md."""
 
     def member(name: str) -> sql.Composable:
-        return sql.SQL("to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')").format(
-            sql.Literal(name), _document_value(table, name)
-        )
+        return sql.SQL(
+            "to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')"
+        ).format(sql.Literal(name), _document_value(table, name))
 
     # Values of json come last, as in the views: equal rows then have equal text and needn't be
     # parsed.
@@ -180,8 +205,12 @@ def identity(table: Table) -> sql.Composable:
     """
     if len(table.key) == 1:
         return sql.SQL("{}::text").format(_document_value(table, table.key[0]))
-    literals = [sql.SQL("to_json({})::text").format(_document_value(table, name)) for name in table.key]
-    return sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(sql.SQL(", ").join(literals))
+    literals = [
+        sql.SQL("to_json({})::text").format(_document_value(table, name)) for name in table.key
+    ]
+    return sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(
+        sql.SQL(", ").join(literals)
+    )
 
 
 def bucket(table: Table) -> sql.Composable:
@@ -189,12 +218,16 @@ def bucket(table: Table) -> sql.Composable:
 
     `bucket_hashes.bucket` computes the same in Spark.
     """
-    return sql.SQL("substr(md5(convert_to({}, 'UTF8')), 1, {})").format(identity(table), sql.Literal(BUCKET_DIGITS))
+    return sql.SQL("substr(md5(convert_to({}, 'UTF8')), 1, {})").format(
+        identity(table), sql.Literal(BUCKET_DIGITS)
+    )
 
 
 def sample_condition(table: Table, sample: Sample) -> sql.Composable:
     """Build the condition that a row's bucket is in the sample."""
-    return sql.SQL('{} COLLATE "C" BETWEEN {} AND {}').format(bucket(table), *map(sql.Literal, sample))
+    return sql.SQL('{} COLLATE "C" BETWEEN {} AND {}').format(
+        bucket(table), *map(sql.Literal, sample)
+    )
 
 
 def text_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
@@ -255,7 +288,11 @@ def _key_values(key: str, count: int) -> list[str]:
         parts = json.loads(key, parse_int=str, parse_float=str)
     except ValueError:
         return []
-    valid = isinstance(parts, list) and len(parts) == count and all(isinstance(part, str) for part in parts)
+    valid = (
+        isinstance(parts, list)
+        and len(parts) == count
+        and all(isinstance(part, str) for part in parts)
+    )
     return parts if valid else []
 
 
@@ -320,9 +357,13 @@ def _parse_batch(text: bytes) -> "pa.RecordBatch":
 
     table = csv.read_csv(
         io.BytesIO(text),
-        csv.ReadOptions(column_names=["id", "document"], use_threads=False, block_size=len(text) + 1),
+        csv.ReadOptions(
+            column_names=["id", "document"], use_threads=False, block_size=len(text) + 1
+        ),
         csv.ParseOptions(newlines_in_values=True),
-        csv.ConvertOptions(column_types={"id": pa.string(), "document": pa.string()}, strings_can_be_null=False),
+        csv.ConvertOptions(
+            column_types={"id": pa.string(), "document": pa.string()}, strings_can_be_null=False
+        ),
     )
     (batch,) = table.combine_chunks().to_batches()
     return batch

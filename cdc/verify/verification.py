@@ -31,7 +31,13 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes, recent_changes
-from cdc.verify.barrier import Barrier, WaitOptions, await_barrier, place_barrier, wait_until_current
+from cdc.verify.barrier import (
+    Barrier,
+    WaitOptions,
+    await_barrier,
+    place_barrier,
+    wait_until_current,
+)
 from cdc.verify.census import View, equal_small_views, sample_range
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference
 from cdc.verify.source_rows import Sample, SourceReader, SourceSnapshot, bucket, sample_condition
@@ -92,7 +98,9 @@ def verify(
     if options.since_ms is None:
         reader = SourceReader(spark, options.rate)
         equal = equal_small_views(reader, pipeline.source.dsn, tables, sinks, sample, tell)
-        compared |= {view: replace(comparison, scope=options.scope) for view, comparison in equal.items()}
+        compared |= {
+            view: replace(comparison, scope=options.scope) for view, comparison in equal.items()
+        }
     with Topics(pipeline.kafka) as kafka:
         for number, table in enumerate(tables, start=1):
             pending = [sink for sink in sinks if (sink.name, table.qualified) not in compared]
@@ -119,7 +127,9 @@ def verify_rows(
         return _Verification(spark, pipeline, kafka, _Task(table, sinks, options)).result(ids)
 
 
-def compare(spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]) -> Iterator[Comparison]:
+def compare(
+    spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]
+) -> Iterator[Comparison]:
     """Compare views while nothing writes and all is applied: every difference counts.
 
     Yields one result per sink.
@@ -156,14 +166,18 @@ class _Verification:
         self._sample, self._tell = task.sample, task.tell
         self._reader = SourceReader(spark, task.options.rate)
         self._truncations = Truncations(pipeline, kafka)
-        self._comparisons = {sink.name: Comparison(sink.name, task.table.qualified) for sink in task.sinks}
+        self._comparisons = {
+            sink.name: Comparison(sink.name, task.table.qualified) for sink in task.sinks
+        }
 
     def result(self, ids: Sequence[str] | None = None) -> list[Comparison]:
         """Compare rows until nothing is suspect, at most MAX_ROUNDS times.
 
         None: all rows that the options select.
         """
-        suspects = self._select_suspects() if ids is None else {sink.name: ids for sink in self._sinks}
+        suspects = (
+            self._select_suspects() if ids is None else {sink.name: ids for sink in self._sinks}
+        )
         for _ in range(MAX_ROUNDS):
             if not any(suspects.values()):
                 break
@@ -179,7 +193,9 @@ class _Verification:
 
     def _all_rows(self) -> Suspects:
         with SourceSnapshot(self._pipeline.source.dsn, self._table) as snapshot:
-            buckets = differing_buckets(self._reader, snapshot, self._sinks, self._comparisons, self._sample)
+            buckets = differing_buckets(
+                self._reader, snapshot, self._sinks, self._comparisons, self._sample
+            )
         suspects = self._compare(None, buckets) if buckets else {}
         for name, ids in suspects.items():
             self._comparisons[name].rechecked = len(ids)
@@ -225,13 +241,21 @@ class _Verification:
                     view = sink.scan(self._table, self._spark, sink_ids)
                 else:
                     rows = expected
-                    view = bucket_hashes.rows_in_buckets(sink.scan(self._table, self._spark), buckets)
+                    view = bucket_hashes.rows_in_buckets(
+                        sink.scan(self._table, self._spark), buckets
+                    )
                 wrong[sink.name] = confirmed_differences(frames, self._table, sink, rows, view)
             if all(frame.isEmpty() for frame in wrong.values()):
                 return {}
             intact = {sink.name for sink in sinks if self._still_past(barrier, sink)}
-            states = persist(frames, recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, start))
-            return {name: self._decide(name, wrong[name], states if name in intact else None) for name in wrong}
+            states = persist(
+                frames,
+                recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, start),
+            )
+            return {
+                name: self._decide(name, wrong[name], states if name in intact else None)
+                for name in wrong
+            }
 
     def _decide(self, name: str, wrong: DataFrame, states: DataFrame | None) -> list[str]:
         """Record the rows without a newer record as wrong.
@@ -284,7 +308,9 @@ def differing_buckets(
     table, start = snapshot.table, time.monotonic()
     condition = sample_condition(table, sample) if sample else None
     with ExitStack() as frames:
-        source_sums = persist(frames, bucket_hashes.bucket_sums(table, reader.rows(snapshot, condition)))
+        source_sums = persist(
+            frames, bucket_hashes.bucket_sums(table, reader.rows(snapshot, condition))
+        )
         source_s = round(time.monotonic() - start, 3)
         differ: set[str] = set()
         for sink in sinks:
@@ -309,7 +335,10 @@ def confirmed_differences(
     A scan may give a row twice while others write.
     """
     wrong = persist(frames, bucket_hashes.compare_rows(table, expected, view))
-    duplicate_ids = [row["id"] for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()]
+    duplicate_ids = [
+        row["id"]
+        for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()
+    ]
     if not duplicate_ids:
         return wrong
     source_rows = bucket_hashes.rows_with_ids(expected, duplicate_ids)
@@ -324,7 +353,9 @@ def record_differences(comparison: Comparison, wrong: DataFrame) -> None:
     for kind, count in wrong.groupBy("kind").agg(F.sum("count")).collect():
         name = "extra" if kind == "duplicate" else kind
         counts[name] = counts.get(name, 0) + int(count)
-    examples = wrong.select("id", "kind", "column").orderBy("id").take(MAX_DIFFERENCES) if counts else []
+    examples = (
+        wrong.select("id", "kind", "column").orderBy("id").take(MAX_DIFFERENCES) if counts else []
+    )
     comparison.add(counts, (Difference(key, kind, column) for key, kind, column in examples))
 
 
@@ -336,6 +367,10 @@ def persist(frames: ExitStack, frame: DataFrame) -> DataFrame:
     return frame
 
 
-def _rows_in_buckets(reader: SourceReader, snapshot: SourceSnapshot, buckets: Sequence[str]) -> DataFrame:
-    condition = sql.SQL("{} = ANY ({}::text[])").format(bucket(snapshot.table), sql.Literal(list(buckets)))
+def _rows_in_buckets(
+    reader: SourceReader, snapshot: SourceSnapshot, buckets: Sequence[str]
+) -> DataFrame:
+    condition = sql.SQL("{} = ANY ({}::text[])").format(
+        bucket(snapshot.table), sql.Literal(list(buckets))
+    )
     return reader.rows(snapshot, condition)

@@ -36,7 +36,11 @@ def _verb(command: Any, words: tuple[str, ...]) -> Iterator[str]:
 
 def _row(parameter: Any) -> str:
     argument = parameter.param_type_name == "argument"
-    names = f"`{parameter.name.upper()}`" if argument else ", ".join(f"`{name}`" for name in parameter.opts)
+    names = (
+        f"`{parameter.name.upper()}`"
+        if argument
+        else ", ".join(f"`{name}`" for name in parameter.opts)
+    )
     takes = "" if argument or getattr(parameter, "is_flag", False) else f" {_kind(parameter)}"
     default = "required" if parameter.required else _default(parameter)
     return f"| {names}{takes} | {' '.join((parameter.help or '').split())} | {default} |"

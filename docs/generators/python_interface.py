@@ -32,5 +32,7 @@ def _parts() -> Iterator[str]:
 
 def _signature(function: object) -> str:
     assert callable(function)
-    signature = str(inspect.signature(function)).replace("psycopg.Connection[Any]", "psycopg.Connection")
+    signature = str(inspect.signature(function)).replace(
+        "psycopg.Connection[Any]", "psycopg.Connection"
+    )
     return re.sub(r"\b(pathlib|cdc\.[a-z_.]+)\.(?=[A-Z])", "", signature.replace("'", ""))

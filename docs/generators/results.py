@@ -29,14 +29,27 @@ def _parts(run: Mapping[str, Any]) -> Iterator[str]:
     )
     rates = [figure for figure in run["figures"] if not figure["hops"]]
     late = [figure for figure in run["figures"] if figure["hops"]]
-    yield _table(["figure", *SERIES, "ratio", "asked", "met", "part"], [_rate(figure) for figure in rates])
+    yield _table(
+        ["figure", *SERIES, "ratio", "asked", "met", "part"], [_rate(figure) for figure in rates]
+    )
     hops = list(dict.fromkeys(hop for figure in late for hop in figure["hops"] if hop != "visible"))
-    heads = ["commit to visible, s", "p50", "p95", "p99", "asked", "met", *(f"p50 {hop}" for hop in hops), "part"]
+    heads = [
+        "commit to visible, s",
+        "p50",
+        "p95",
+        "p99",
+        "asked",
+        "met",
+        *(f"p50 {hop}" for hop in hops),
+        "part",
+    ]
     yield _table(heads, [_latency(figure, hops) for figure in late])
 
 
 def _versions(versions: Mapping[str, str]) -> str:
-    named = (f"{name.capitalize().replace('_', ' ')} {version}" for name, version in versions.items())
+    named = (
+        f"{name.capitalize().replace('_', ' ')} {version}" for name, version in versions.items()
+    )
     return textwrap.fill(f"{', '.join(named)}.", 118)
 
 

@@ -22,25 +22,42 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`source`", Source),
     ("An entry of `source.tables`", TableSettings),
     ("`index` of such an entry", IndexSettings),
-    *((f"A sink of `type: {typing.get_args(kind.model_fields['type'].annotation)[0]}`", kind) for kind in SETTINGS),
+    *(
+        (f"A sink of `type: {typing.get_args(kind.model_fields['type'].annotation)[0]}`", kind)
+        for kind in SETTINGS
+    ),
 )
-WORDS = {str: "text", int: "whole number", float: "number", SecretStr: "text", tuple: "list", dict: "mapping"}
+WORDS = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    SecretStr: "text",
+    tuple: "list",
+    dict: "mapping",
+}
 
 
 def page() -> str:
     """Return the whole text."""
-    return HEAD + "".join(f"\n{part}" for title, model in SECTIONS for part in _section(title, model))
+    return HEAD + "".join(
+        f"\n{part}" for title, model in SECTIONS for part in _section(title, model)
+    )
 
 
 def _section(title: str, model: type[BaseModel]) -> Iterator[str]:
     rows = [_row(name, field) for name, field in model.model_fields.items()]
     yield f"## {title}\n"
-    yield "\n".join(["| setting | accepts | without it | what it does |", "|---|---|---|---|", *rows]) + "\n"
+    yield (
+        "\n".join(["| setting | accepts | without it | what it does |", "|---|---|---|---|", *rows])
+        + "\n"
+    )
 
 
 def _row(name: str, field: FieldInfo) -> str:
     what = " ".join((field.description or "").split())
-    default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+    default = (
+        "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+    )
     return f"| `{name}` | {_accepted(field.annotation)} | {default} | {what} |"
 
 

@@ -17,7 +17,9 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def run_all(spark: "SparkSession", tasks: Mapping[str, Task], run: Callable[[Task], Result]) -> dict[str, Result]:
+def run_all(
+    spark: "SparkSession", tasks: Mapping[str, Task], run: Callable[[Task], Result]
+) -> dict[str, Result]:
     """Run each table's task and return the results by table.
 
     When some fail, the others are finished before the first error is raised.

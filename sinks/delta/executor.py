@@ -99,7 +99,10 @@ class WarehouseWriter:
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
         """Look up stored values of rows that miss some; SUPERSEDED where the mirror is newer."""
-        stage, first_unknown = self._stage(part.topic), self.views[part.topic].mirrored[part.partition]
+        stage, first_unknown = (
+            self._stage(part.topic),
+            self.views[part.topic].mirrored[part.partition],
+        )
         values: dict[str, Any] = {row.id: SUPERSEDED for row in rows if row.offset < first_unknown}
         values.update(stage.values({row.id: row.missing for row in rows if row.id not in values}))
         return values
@@ -112,7 +115,10 @@ class WarehouseWriter:
 
     def finish(self) -> Mapping[str, Sequence[str]]:
         """Close the files and return them by topic, as the JSON of `Staged`."""
-        return {topic: [msgspec.json.encode(stage.end()).decode()] for topic, stage in self._stages.items()}
+        return {
+            topic: [msgspec.json.encode(stage.end()).decode()]
+            for topic, stage in self._stages.items()
+        }
 
     def _stale(self, part: Part) -> frozenset[str]:
         first_unknown = self.views[part.topic].mirrored[part.partition]
@@ -131,13 +137,18 @@ class _Stage:
         self._view, self._names = view, names
         # Without a log of changes: an offset that no record reaches, so that none is staged for it.
         self.logged = view.logged if view.changes else (2**63,) * len(view.mirrored)
-        self._staged, self._stored_rows = Staged(), StoredRows(view.table, view.mirror, view.version)
+        self._staged, self._stored_rows = (
+            Staged(),
+            StoredRows(view.table, view.mirror, view.version),
+        )
         self._writers: dict[str, FileWriter] = {}
         self._values = codec(view.table).values
         self._nulls = (None,) * len(view.table.columns)
         self._events: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
 
-    def add(self, partition: int, change: Change, source: Source, value: tuple[Any, ...] | None) -> None:
+    def add(
+        self, partition: int, change: Change, source: Source, value: tuple[Any, ...] | None
+    ) -> None:
         """Collect an event until the chunk is written; its first columns are `columns.CHANGES`."""
         bookkeeping = (
             *(change.id, partition, source.offset, change.op, self._view.topic_id),
@@ -149,8 +160,14 @@ class _Stage:
         """Write a chunk's events, and its rows that the mirror lacks. Raises Failure."""
         events, self._events = self._events, []
         fresh = [(part, row) for part in parts for row in self._fresh(part)]
-        rows = [((row.id, part.partition, row.offset), row.value) for part, row in fresh if row.value is not None]
-        deleted = [((row.id, part.partition, row.offset), ()) for part, row in fresh if row.value is None]
+        rows = [
+            ((row.id, part.partition, row.offset), row.value)
+            for part, row in fresh
+            if row.value is not None
+        ]
+        deleted = [
+            ((row.id, part.partition, row.offset), ()) for part, row in fresh if row.value is None
+        ]
         table = self._view.table
         if events and self._view.changes:
             self._append("events", _arrow_table(events, arrow_schema(table, "changes")))
@@ -191,7 +208,11 @@ class _Stage:
             self._close(kind)
 
     def _close(self, kind: str) -> None:
-        files = {"events": self._staged.events, "rows": self._staged.rows, "deleted": self._staged.deleted}
+        files = {
+            "events": self._staged.events,
+            "rows": self._staged.rows,
+            "deleted": self._staged.deleted,
+        }
         if writer := self._writers.pop(kind, None):
             with _translated_errors(self._folder(kind)):
                 file = writer.close()
@@ -219,7 +240,9 @@ def _translated_errors(folder: str) -> Iterator[None]:
         raise Failure("unavailable", write_failure(folder, error).message) from None
 
 
-def _arrow_table(rows: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], schema: "pa.Schema") -> "pa.Table":
+def _arrow_table(
+    rows: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], schema: "pa.Schema"
+) -> "pa.Table":
     """Put rows, each as our own values and those of the table, into the columns of a schema."""
     import pyarrow as pa
 

@@ -47,7 +47,9 @@ def switch(spark: SparkSession, commits: Commits, live: str, generation: str) ->
     if source is None or source_commit.trouble:
         return False
     # A source without records has no position, and a view of it can't be behind.
-    checkpoint = source_commit.checkpoint or replace(CLEARED, generation=generation.rpartition("@")[2])
+    checkpoint = source_commit.checkpoint or replace(
+        CLEARED, generation=generation.rpartition("@")[2]
+    )
     if table is None:
         _clone(spark, source, generation, live, checkpoint)
         return True
@@ -64,7 +66,9 @@ def switch(spark: SparkSession, commits: Commits, live: str, generation: str) ->
         else:
             files, mark = add_files.share_files(source, generation, live), {"cdc": SWITCHES[1]}
             number = live_commit.number + 1
-            add_files.commit(table, files, "overwrite", source.schema(), CommitInfo(checkpoint, number, mark))
+            add_files.commit(
+                table, files, "overwrite", source.schema(), CommitInfo(checkpoint, number, mark)
+            )
     except CommitConflict:
         return False
     return not features
@@ -89,7 +93,9 @@ def link_foreign_files(spark: SparkSession, commits: Commits, live: str) -> None
             spark_generations.link_all_files(spark, live, table.version(), checkpoint, number)
         else:
             files = add_files.share_files(table, live, live)
-            add_files.commit(table, files, "overwrite", table.schema(), CommitInfo(checkpoint, number))
+            add_files.commit(
+                table, files, "overwrite", table.schema(), CommitInfo(checkpoint, number)
+            )
 
 
 def drop_deletion_vectors(spark: SparkSession, commits: Commits, live: str) -> bool:
@@ -123,12 +129,16 @@ def retain_previous(spark: SparkSession, commits: Commits, live: str, generation
     """
     history = commits.history(live)
     switches = [
-        commit["version"] for commit in history if commit["operation"] in SWITCHES or commit.get("cdc") in SWITCHES
+        commit["version"]
+        for commit in history
+        if commit["operation"] in SWITCHES or commit.get("cdc") in SWITCHES
     ]
     if not switches:
         return False
     version = max(switches) - 1
-    standing = commits.standing(live, [commit for commit in history if commit["version"] <= version])
+    standing = commits.standing(
+        live, [commit for commit in history if commit["version"] <= version]
+    )
     if standing is None or standing.checkpoint is None or standing.trouble:
         return False
     try:
@@ -142,7 +152,9 @@ def retain_previous(spark: SparkSession, commits: Commits, live: str, generation
     return True
 
 
-def remove_unreferenced(spark: SparkSession, commits: Commits, folder: str, candidates: set[str]) -> set[str]:
+def remove_unreferenced(
+    spark: SparkSession, commits: Commits, folder: str, candidates: set[str]
+) -> set[str]:
     """Remove those of some files that still belong to no generation.
 
     Returns the candidates of the next call: the files that belong to none since then. So a query
@@ -164,7 +176,9 @@ def remove_unreferenced(spark: SparkSession, commits: Commits, folder: str, cand
     listing = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
     unused = {path for path in listing if _split(path)[1] not in used}
     ours = {path for path in unused if path in replaced or OUR_FILES.search(path)}
-    abandoned = (path for path in unused - ours if _age_s(spark, f"{folder}/{path}") > UNCOMMITTED_S)
+    abandoned = (
+        path for path in unused - ours if _age_s(spark, f"{folder}/{path}") > UNCOMMITTED_S
+    )
     remove_paths(spark, (f"{folder}/{path}" for path in {*(ours & candidates), *abandoned}))
     return ours - candidates
 
@@ -204,7 +218,11 @@ def remove_paths(spark: SparkSession, paths: Iterable[str]) -> None:
 
 
 def _clone(
-    spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: ViewCheckpoint
+    spark: SparkSession,
+    source: deltalake.DeltaTable,
+    folder: str,
+    target: str,
+    checkpoint: ViewCheckpoint,
 ) -> None:
     """Create a table of the files that the table in `folder` has in the version of `source`.
 

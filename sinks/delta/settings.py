@@ -20,7 +20,8 @@ def _folder(path: str, info: ValidationInfo) -> str:
     if "://" in path or path.startswith("file:"):
         scheme = path.partition(":")[0]
         raise InvalidSetting(
-            f"is a folder's path, and {scheme}: isn't supported", "name a folder that all of Spark's executors reach"
+            f"is a folder's path, and {scheme}: isn't supported",
+            "name a folder that all of Spark's executors reach",
         )
     if not path.strip():
         raise InvalidSetting("is empty", "for example: path: /srv/warehouse")
@@ -53,7 +54,9 @@ class Delta(SinkSettings):
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
         """Raise InvalidSetting when a table without deletion vectors isn't captured."""
         names = [table for table in self.without_deletion_vectors if "*" not in table]
-        if strange := [table for table in names if not any(fnmatchcase(table, entry) for entry in listed)]:
+        if strange := [
+            table for table in names if not any(fnmatchcase(table, entry) for entry in listed)
+        ]:
             raise InvalidSetting(
                 f"{name}.without_deletion_vectors names what isn't in source.tables: {', '.join(strange)}",
                 f"there are {', '.join(listed)}",
@@ -63,4 +66,6 @@ class Delta(SinkSettings):
         """Make the sink."""
         from sinks.delta import sink
 
-        return sink.Delta(name, self.path, pipeline, without_deletion_vectors=self.without_deletion_vectors)
+        return sink.Delta(
+            name, self.path, pipeline, without_deletion_vectors=self.without_deletion_vectors
+        )

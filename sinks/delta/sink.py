@@ -149,7 +149,9 @@ class Delta:
         """Empty a table's mirror."""
         self._tables.clear(table)
 
-    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+    def scan(
+        self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
+    ) -> "DataFrame":
         """Read a mirror's rows as documents: SCANNED."""
         from pyspark.sql import functions as F
 
@@ -180,7 +182,9 @@ class Delta:
 
     def for_generation(self, names: Mapping[str, str]) -> "Delta":
         """Return a sink that writes the generations of these names, by table."""
-        return Delta(self.name, self.path, self.pipeline, dict(names), self._without_deletion_vectors)
+        return Delta(
+            self.name, self.path, self.pipeline, dict(names), self._without_deletion_vectors
+        )
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
         """Check the space for the files, and for the rows as text where Spark spills.
@@ -209,12 +213,16 @@ class Delta:
             checkpoint = self._commits.last_commit(live).checkpoint
             if checkpoint is None or checkpoint.generation != name:
                 wait_until_caught_up(
-                    partial(generations.switch, spark, self._commits, live, f"{live}@{name}"), self.name
+                    partial(generations.switch, spark, self._commits, live, f"{live}@{name}"),
+                    self.name,
                 )
         for table in tables:
             live, name = self.folder(table, "mirror"), new_generation()
             if add_files.matches_any(table.qualified, self._without_deletion_vectors):
-                wait_until_caught_up(partial(generations.drop_deletion_vectors, spark, self._commits, live), self.name)
+                wait_until_caught_up(
+                    partial(generations.drop_deletion_vectors, spark, self._commits, live),
+                    self.name,
+                )
             if generations.retain_previous(spark, self._commits, live, f"{live}@{name}"):
                 retained[table.qualified] = name
         return retained
@@ -228,7 +236,9 @@ class Delta:
         live = self.folder(table, "mirror")
         checkpoint = self._commits.last_commit(live).checkpoint
         live_name = [checkpoint.generation] if checkpoint else []
-        return live_name + [name for name in generations.names(SparkSession.active(), live) if name not in live_name]
+        return live_name + [
+            name for name in generations.names(SparkSession.active(), live) if name not in live_name
+        ]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove the folders of generations that are neither live nor in `keep`.
@@ -288,10 +298,16 @@ class Delta:
             for step in steps.values():
                 step.discard(names, committed=True)
             raise
-        run_all(spark, steps, partial(self._commit, _StagedBatch(batch, outcome, names, staged, rewritten)))
+        run_all(
+            spark,
+            steps,
+            partial(self._commit, _StagedBatch(batch, outcome, names, staged, rewritten)),
+        )
         return outcome
 
-    def _write_files(self, batch: Batch, steps: Mapping[str, TableCommit], names: FileNames) -> Outcome:
+    def _write_files(
+        self, batch: Batch, steps: Mapping[str, TableCommit], names: FileNames
+    ) -> Outcome:
         writer = WarehouseWriter(
             {step.table.topic: step.view for step in steps.values()},
             names,
@@ -299,7 +315,9 @@ class Delta:
             limits=executor.LIMITS,
         )
         lane = batch.lane(writer, [step.advance for step in steps.values()])
-        return lane_run.run_on_executors(lane, batch.records, self.name, {"unavailable": WRITE_HINT})
+        return lane_run.run_on_executors(
+            lane, batch.records, self.name, {"unavailable": WRITE_HINT}
+        )
 
     def _plan_rewrites(
         self, steps: Mapping[str, TableCommit], staged: Mapping[str, Staged], names: FileNames
@@ -308,7 +326,9 @@ class Delta:
         rewrites = {}
         for table, step in steps.items():
             vectors = self._may_have_deletion_vectors(table)
-            if rewrite := step.plan_rewrite(staged[table], names, REWRITE_BYTES, deletion_vectors=vectors):
+            if rewrite := step.plan_rewrite(
+                staged[table], names, REWRITE_BYTES, deletion_vectors=vectors
+            ):
                 rewrites[table] = rewrite
         return rewrites
 
@@ -319,12 +339,18 @@ class Delta:
         try:
             for kind, previous in step.pending.items():
                 checkpoint = writer_fence.next_checkpoint(
-                    batch.writer, step.advance, previous.checkpoint, applied, self._tables.generation(table)
+                    batch.writer,
+                    step.advance,
+                    previous.checkpoint,
+                    applied,
+                    self._tables.generation(table),
                 )
                 if kind == "changes":
                     self._append(spark, step, staged, checkpoint)
                 else:
-                    self._merge(spark, step, staged, checkpoint, files.rewritten.get(table.qualified))
+                    self._merge(
+                        spark, step, staged, checkpoint, files.rewritten.get(table.qualified)
+                    )
                 self._confirm(step, kind, checkpoint)
         except CdcError:
             step.discard(files.names, committed=True)
@@ -337,10 +363,14 @@ class Delta:
         last_commit = self._commits.last_commit(folder)
         stored = last_commit.checkpoint
         if stored is None or (last_commit.number, stored.position) != (number, checkpoint.position):
-            raise mismatch(step.table, step.advance.end, writer_fence.position_of(stored), ours=False)
+            raise mismatch(
+                step.table, step.advance.end, writer_fence.position_of(stored), ours=False
+            )
         self._tables.fence.record(folder, stored)
 
-    def _append(self, spark: "SparkSession", step: TableCommit, staged: Staged, checkpoint: ViewCheckpoint) -> None:
+    def _append(
+        self, spark: "SparkSession", step: TableCommit, staged: Staged, checkpoint: ViewCheckpoint
+    ) -> None:
         step.append(spark, staged, checkpoint)
 
     def _merge(

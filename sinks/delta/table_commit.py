@@ -127,7 +127,9 @@ class TableCommit:
             from sinks.delta.mirror.merge import merge
 
             merge(spark, table, folder, changed, info, deletion_vectors)
-        parquet.remove_files(folder, [name for name in changed.id_files if name not in _names(rows)])
+        parquet.remove_files(
+            folder, [name for name in changed.id_files if name not in _names(rows)]
+        )
 
     def _opened(self, kind: str) -> deltalake.DeltaTable | None:
         """Return a part's table. Raises SinkUnavailable when it has changed since `begin`."""
@@ -139,7 +141,13 @@ class TableCommit:
             raise commit_conflict()
         return table
 
-    def _add(self, kind: str, files: list[DataFile], columns: deltalake.Schema, checkpoint: ViewCheckpoint) -> None:
+    def _add(
+        self,
+        kind: str,
+        files: list[DataFile],
+        columns: deltalake.Schema,
+        checkpoint: ViewCheckpoint,
+    ) -> None:
         """Add files to a part of the view in a commit."""
         table = self._opened(kind)
         info = CommitInfo(checkpoint, self.pending[kind].number + 1)
@@ -154,7 +162,9 @@ class TableCommit:
         """Write the newest version of rows that are staged repeatedly to other files."""
         columns = schema(self.table, "mirror")
         rows = frames.read_files(spark, folder, _names(staged.rows), columns)
-        deleted = frames.read_files(spark, folder, _names(staged.deleted), schema(NO_COLUMNS, "mirror"))
+        deleted = frames.read_files(
+            spark, folder, _names(staged.deleted), schema(NO_COLUMNS, "mirror")
+        )
         return add_files.write_files(folder, frames.newest_rows(rows, deleted), columns)
 
 
@@ -181,7 +191,9 @@ def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
         if tables.fence.gains(writer, advance, folders[kind], last_commit.checkpoint)
     }
     opened = {kind: commits.opened_table(folder) for kind, folder in folders.items()}
-    versions = {kind: delta_table.version() if delta_table else None for kind, delta_table in opened.items()}
+    versions = {
+        kind: delta_table.version() if delta_table else None for kind, delta_table in opened.items()
+    }
     view = ViewState(
         table,
         advance.end.topic_id,

@@ -83,7 +83,10 @@ class Tables:
 
     def is_empty(self, folder: str) -> bool:
         """Tell whether a Delta table has neither rows nor a position."""
-        last_commit, delta_table = self.commits.last_commit(folder), self.commits.opened_table(folder)
+        last_commit, delta_table = (
+            self.commits.last_commit(folder),
+            self.commits.opened_table(folder),
+        )
         if last_commit.checkpoint or last_commit.trouble:
             return False
         return not (delta_table and add_files.paths(delta_table))
@@ -136,13 +139,18 @@ class Tables:
         if differs(delta_table, table) or (last_commit.trouble and checkpoint is None):
             self.empty(table, "changes", checkpoint or CLEARED)
         elif last_commit.trouble and checkpoint:
-            add_files.commit(delta_table, [], "append", delta_table.schema(), CommitInfo(checkpoint, number + 1))
+            add_files.commit(
+                delta_table, [], "append", delta_table.schema(), CommitInfo(checkpoint, number + 1)
+            )
 
     def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Remove all rows of a Delta table and give it the source's columns, in one commit."""
         folder, columns = self.folder(table, kind), schema(table, kind)
         self.fence.forget(folder)
-        last_commit, delta_table = self.commits.last_commit(folder), self.commits.opened_table(folder)
+        last_commit, delta_table = (
+            self.commits.last_commit(folder),
+            self.commits.opened_table(folder),
+        )
         if delta_table is None:
             return
         if features := reader_features(columns) - add_files.reader_features(delta_table):
@@ -152,11 +160,15 @@ class Tables:
 
             spark_generations.enable_features(SparkSession.active(), folder, features)
             delta_table.update_incremental()
-        add_files.commit(delta_table, [], "overwrite", columns, CommitInfo(checkpoint, last_commit.number + 1))
+        add_files.commit(
+            delta_table, [], "overwrite", columns, CommitInfo(checkpoint, last_commit.number + 1)
+        )
 
     def _unusable(self, table: Table, kind: str, last_commit: LastCommit) -> SchemaMismatch:
         """Make the error that says that the mirror has to be rebuilt."""
         folder = self.folder(table, kind)
         return SchemaMismatch(
-            table, self.sink, f"The Delta table {folder} can't be gone on with: {last_commit.trouble}."
+            table,
+            self.sink,
+            f"The Delta table {folder} can't be gone on with: {last_commit.trouble}.",
         )

@@ -1,4 +1,5 @@
-"""Requests to the index, from driver and executors: anything but the server's own good answer is an error.
+"""Requests to the index, from driver and executors: anything but the server's own good answer is an
+error.
 
 Elastic's transport carries them, with bytes both ways. Retries are ours, since each item of a bulk
 is read.
@@ -49,7 +50,9 @@ _decode = msgspec.json.Decoder().decode
 class Refusal(SinkRejected):
     """The server's own refusal. Its `reason` may quote values: it is inspected, never shown."""
 
-    def __init__(self, message: str, *, hint: str, status: int, kind: str = "", reason: str = "") -> None:
+    def __init__(
+        self, message: str, *, hint: str, status: int, kind: str = "", reason: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.status, self.kind, self.reason = status, kind, reason
 
@@ -87,7 +90,11 @@ def transport(url: str) -> Transport:
     """
     if url not in _transports:
         _transports[url] = Transport(
-            [_node(url)], serializers=_UNTOUCHED, max_retries=0, retry_on_status=(), meta_header=False
+            [_node(url)],
+            serializers=_UNTOUCHED,
+            max_retries=0,
+            retry_on_status=(),
+            meta_header=False,
         )
     return _transports[url]
 
@@ -101,9 +108,14 @@ def _node(url: str) -> NodeConfig:
         config = url_to_node_config(url, use_default_ports_for_scheme=True)
     except ValueError:
         raise SinkRejected(
-            f"The index' url {address(url)} can't be read.", hint="write http://host:port or https://host:port"
+            f"The index' url {address(url)} can't be read.",
+            hint="write http://host:port or https://host:port",
         ) from None
-    return config.replace(ssl_context=ssl.create_default_context()) if config.scheme == "https" else config
+    return (
+        config.replace(ssl_context=ssl.create_default_context())
+        if config.scheme == "https"
+        else config
+    )
 
 
 def forget(url: str) -> None:
@@ -121,7 +133,8 @@ def send_request(
     *,
     absent: bool = False,
 ) -> Answer:
-    """Send a request; returns the good answer, or a 404 if `absent`. A text as body is sent as lines of JSON.
+    """Send a request; returns the good answer, or a 404 if `absent`. A text as body is sent as
+    lines of JSON.
 
     Raises:
         SinkUnavailable: it can't be reached, is busy, has failed, or something else answers in its
@@ -139,7 +152,9 @@ def send_request(
         )
     except TransportError as failure:
         # The transport's own words are "TLS error"; those of OpenSSL or the system are its cause's.
-        raise _unreachable(url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")) from None
+        raise _unreachable(
+            url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
+        ) from None
     answer = Answer(meta.status, meta.headers, content_sent or b"")
     error = _error_of(answer, f"The index at {address(url)}", path)
     is_absent = isinstance(error, Refusal) and error.status == NOT_FOUND
@@ -150,7 +165,11 @@ def send_request(
 
 def _unreachable(url: str, reason: Cause) -> CdcError:
     message = f"The index at {address(url)} can't be reached{reason}."
-    return unavailable(message) if reason.is_transient else SinkRejected(message, hint=TLS_HINTS[reason.kind])
+    return (
+        unavailable(message)
+        if reason.is_transient
+        else SinkRejected(message, hint=TLS_HINTS[reason.kind])
+    )
 
 
 def unavailable(message: str) -> SinkUnavailable:
@@ -166,9 +185,13 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     if kind == BLOCKED:
         return unavailable(f"{where} takes no writes: {kind}.")
     if status in (UNAUTHORIZED, FORBIDDEN):
-        return Refusal(f"{where} refuses the user (status {status}).", hint="see the sink's url", status=status)
+        return Refusal(
+            f"{where} refuses the user (status {status}).", hint="see the sink's url", status=status
+        )
     if PRODUCT not in answer.headers and status != TOO_LARGE:
-        return unavailable(f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status}).")
+        return unavailable(
+            f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status})."
+        )
     if _good(answer):
         return None
     shown = path.partition("?")[0][:200]
@@ -193,7 +216,11 @@ def _kind(answer: Answer) -> tuple[str, str]:
         error = _decode(answer.body)["error"]
     except (msgspec.DecodeError, KeyError, TypeError):
         return "", ""
-    return (str(error.get("type", "")), str(error.get("reason", ""))) if isinstance(error, dict) else (str(error), "")
+    return (
+        (str(error.get("type", "")), str(error.get("reason", "")))
+        if isinstance(error, dict)
+        else (str(error), "")
+    )
 
 
 def decode_json(answer: Answer, url: str) -> Any:

@@ -1,4 +1,6 @@
-"""Documents of an index by `_id`, each as the text that was indexed: values untouched, no number is rounded."""
+"""Documents of an index by `_id`, each as the text that was indexed: values untouched, no number is
+rounded.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,8 +33,11 @@ class _Answer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def documents(url: str, path: str, body: Mapping[str, Any], count: int) -> Iterator[Document | None]:
-    """Read so many documents by `_mget`, in its order; None only for those that the server says are absent.
+def documents(
+    url: str, path: str, body: Mapping[str, Any], count: int
+) -> Iterator[Document | None]:
+    """Read so many documents by `_mget`, in its order; None only for those that the server says are
+    absent.
 
     Raises:
         SinkUnavailable: one can't be read.
@@ -43,7 +48,9 @@ def documents(url: str, path: str, body: Mapping[str, Any], count: int) -> Itera
     except msgspec.DecodeError:
         items = []
     if len(items) != count:
-        raise unavailable(f"The index at {address(url)} has answered for {len(items)} of {count} rows.")
+        raise unavailable(
+            f"The index at {address(url)} has answered for {len(items)} of {count} rows."
+        )
     for item in items:
         if bytes(item.source):
             yield item

@@ -1,4 +1,6 @@
-"""The index's writer on executors: bulks of bytes to each writer's alias; the answer of every item is read."""
+"""The index's writer on executors: bulks of bytes to each writer's alias; the answer of every item
+is read.
+"""
 
 import re
 import time
@@ -15,7 +17,14 @@ from cdc.model.address import address
 from cdc.model.outcome import Advance
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Superseded, Verdicts
 from cdc.sink.rejection import Source
-from sinks.elasticsearch.client import ABSENT_TYPES, HINTS, TAKEN_OVER, decode_json, send_request, unavailable
+from sinks.elasticsearch.client import (
+    ABSENT_TYPES,
+    HINTS,
+    TAKEN_OVER,
+    decode_json,
+    send_request,
+    unavailable,
+)
 from sinks.elasticsearch.documents import documents
 from sinks.elasticsearch.ids import OWN_ID, document_id
 
@@ -71,8 +80,12 @@ class ElasticsearchWriter:
         """Hand over nothing."""
         return {}
 
-    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes | Superseded]:
-        """Read documents by `_mget`; for absent ones a delete asks whether a newer version was deleted."""
+    def read_stored(
+        self, part: Part, rows: Sequence[FoldedRow]
+    ) -> Mapping[str, bytes | Superseded]:
+        """Read documents by `_mget`; for absent ones a delete asks whether a newer version was
+        deleted.
+        """
         alias = self.aliases[part.topic]
         with _reporting_failures():
             stored_rows: dict[str, bytes | Superseded] = dict(self._documents(alias, rows))
@@ -88,7 +101,9 @@ class ElasticsearchWriter:
         return stored_rows
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Send a bulk, and read every item's answer: an older version is stale, a refused document is named."""
+        """Send a bulk, and read every item's answer: an older version is stale, a refused document
+        is named.
+        """
         reasons: list[dict[str, str]] = [{} for _ in parts]
         stale: list[set[str]] = [set() for _ in parts]
         items = [item for index, part in enumerate(parts) for item in self._items(index, part)]
@@ -110,7 +125,10 @@ class ElasticsearchWriter:
         for row in part.rows.values():
             if row.value is not None:
                 yield BulkItem(row, part_index, _index(alias, row))
-            elif part.topic not in self.fresh or (part.topic, part.partition) in self._sent_partitions:
+            elif (
+                part.topic not in self.fresh
+                or (part.topic, part.partition) in self._sent_partitions
+            ):
                 yield BulkItem(row, part_index, _delete(alias, row))
 
     def _documents(self, alias: str, rows: Sequence[FoldedRow]) -> Iterator[tuple[str, bytes]]:
@@ -120,8 +138,12 @@ class ElasticsearchWriter:
             if document is not None:
                 yield row.id, bytes(document.source)
 
-    def _answers(self, items: Sequence[BulkItem]) -> Iterator[tuple[BulkItem, tuple[str, dict[str, Any]]]]:
-        """Send items, repeatedly where the server has no room; yields each with its action and answer."""
+    def _answers(
+        self, items: Sequence[BulkItem]
+    ) -> Iterator[tuple[BulkItem, tuple[str, dict[str, Any]]]]:
+        """Send items, repeatedly where the server has no room; yields each with its action and
+        answer.
+        """
         remaining = list(items)
         for pause in (*RETRY_S, None):
             if not remaining:
@@ -137,17 +159,23 @@ class ElasticsearchWriter:
                     yield item, (action, answer)
             remaining = busy
             if pause is None and remaining:
-                raise unavailable(f"The index at {address(self.url)} has no room for {len(remaining)} writes.")
+                raise unavailable(
+                    f"The index at {address(self.url)} has no room for {len(remaining)} writes."
+                )
             if remaining:
                 time.sleep(pause or 0)
 
     def _post(self, items: Sequence[BulkItem]) -> list[dict[str, Any]]:
         """Send one bulk; returns the answers of its items."""
         body = b"".join([item.line for item in items])
-        response = send_request(self.url, "POST", "/_bulk", body, {"filter_path": FIELDS, "require_alias": "true"})
+        response = send_request(
+            self.url, "POST", "/_bulk", body, {"filter_path": FIELDS, "require_alias": "true"}
+        )
         answers: list[dict[str, Any]] = decode_json(response, self.url).get("items", [])
         if len(answers) != len(items):
-            raise unavailable(f"The index at {address(self.url)} has answered for {len(answers)} of {len(items)} rows.")
+            raise unavailable(
+                f"The index at {address(self.url)} has answered for {len(answers)} of {len(items)} rows."
+            )
         return answers
 
 
@@ -166,7 +194,10 @@ def _reporting_failures() -> Iterator[None]:
 
 def _head(action: bytes, alias: str, row: FoldedRow) -> bytes:
     address = encode(alias), encode(document_id(row.id)), row.offset
-    return b'{"%b":{"_index":%b,"_id":%b,"version":%d,"version_type":"external_gte"}}\n' % (action, *address)
+    return b'{"%b":{"_index":%b,"_id":%b,"version":%d,"version_type":"external_gte"}}\n' % (
+        action,
+        *address,
+    )
 
 
 def _delete(alias: str, row: FoldedRow) -> bytes:
@@ -185,4 +216,6 @@ def _reason(answer: Mapping[str, Any]) -> str:
     """Describe an item's error by its type and field. The server's own reason quotes values."""
     error = answer.get("error", {})
     field_name = re.search(r"field \[([^\]]+)\]", error.get("reason", ""))
-    return f"{error.get('type', answer['status'])}" + (f", field {field_name[1]}" if field_name else "")
+    return f"{error.get('type', answer['status'])}" + (
+        f", field {field_name[1]}" if field_name else ""
+    )

@@ -1,4 +1,5 @@
-"""What a row looks like to Elasticsearch: the field of each Postgres type; columns that can't be fields.
+"""What a row looks like to Elasticsearch: the field of each Postgres type; columns that can't be
+fields.
 
 The mapping is explicit, nothing is guessed. What a field can't hold stays in the document, where
 readers see it: no query on the field finds it, and the row isn't refused.
@@ -34,8 +35,27 @@ LONG_DIGITS = 18
 
 METADATA = frozenset(
     (
-        *("_id", "_index", "_source", "_type", "_routing", "_version", "_seq_no", "_primary_term", "_field_names"),
-        *("_ignored", "_ignored_source", "_nested_path", "_doc_count", "_tier", "_size", "_feature", "_tsid"),
+        *(
+            "_id",
+            "_index",
+            "_source",
+            "_type",
+            "_routing",
+            "_version",
+            "_seq_no",
+            "_primary_term",
+            "_field_names",
+        ),
+        *(
+            "_ignored",
+            "_ignored_source",
+            "_nested_path",
+            "_doc_count",
+            "_tier",
+            "_size",
+            "_feature",
+            "_tsid",
+        ),
         *("_ts_routing_hash", "_data_stream_timestamp", "_inference_fields", "_index_mode"),
     )
 )
@@ -73,7 +93,9 @@ FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
 
 
 def field(type_: str) -> dict[str, Any]:
-    """The index field of a Postgres type; a numeric without decimals is a whole number, when all of its type fit."""
+    """The index field of a Postgres type; a numeric without decimals is a whole number, when all of
+    its type fit.
+    """
     scaled = re.match(r"numeric\((\d+),(-?\d+)\)", type_)
     if scaled and int(scaled[2]) <= 0 and int(scaled[1]) - int(scaled[2]) <= LONG_DIGITS:
         return INTEGER
@@ -81,7 +103,9 @@ def field(type_: str) -> dict[str, Any]:
 
 
 def merge_field(default: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A field as the pipeline file asks for it: with a type of its own, or what is added to ours."""
+    """A field as the pipeline file asks for it: with a type of its own, or what is added to
+    ours.
+    """
     if options.get("type") == FLATTENED["type"]:
         return {**FLATTENED, **options}
     if "type" in options:
@@ -91,14 +115,18 @@ def merge_field(default: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
 
 
 def refusals(table: Table) -> list[str]:
-    """Why an index can't hold a table as it is, a sentence for each column concerned; nothing when it can.
+    """Why an index can't hold a table as it is, a sentence for each column concerned; nothing when
+    it can.
 
     Pure, so that it may be asked before anything is made. A dot in a name makes a field within an
     object.
     """
     names = {column.name for column in table.columns}
     return [
-        *(f"column {name} has the name of a field of Elasticsearch's own" for name in sorted(names & METADATA)),
+        *(
+            f"column {name} has the name of a field of Elasticsearch's own"
+            for name in sorted(names & METADATA)
+        ),
         *_dot_refusals(sorted(names)),
         *(
             f"column {name} would be a field within column {outer}, which isn't an object"

@@ -1,4 +1,6 @@
-"""Indices of a sink's tables: their names, which of them readers see, and the alias that each is written through."""
+"""Indices of a sink's tables: their names, which of them readers see, and the alias that each is
+written through.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ INCLUDE_CLOSED = {"ignore_unavailable": "true", "expand_wildcards": "all"}
 
 @dataclass(frozen=True)
 class WritableIndex:
-    """An index, and the aliases through which it is written: one, once a writer has taken it over."""
+    """An index, and the aliases through which it is written: one, once a writer has taken it
+    over.
+    """
 
     index: str
     writers: tuple[str, ...] = ()
@@ -29,7 +33,9 @@ class WritableIndex:
 class Indices:
     """The indices of a pipeline, or of generations of it."""
 
-    def __init__(self, server: Server, pipeline: str, generation_names: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, server: Server, pipeline: str, generation_names: Mapping[str, str] | None
+    ) -> None:
         self._server, self._pipeline, self._generation_names = server, pipeline, generation_names
 
     def alias(self, table: Table) -> str:
@@ -43,7 +49,9 @@ class Indices:
     def find(self, tables: Sequence[Table]) -> dict[str, WritableIndex]:
         """Find the index of each table; by table name, for the tables that have one."""
         if self._generation_names is not None:
-            tables_by_index = {self.name(table, self._generation_names[table.qualified]): table for table in tables}
+            tables_by_index = {
+                self.name(table, self._generation_names[table.qualified]): table for table in tables
+            }
             aliases_by_index = self._aliases_of(tables_by_index)
             return {
                 tables_by_index[index].qualified: _writable_index(index, aliases_by_index[index])
@@ -61,11 +69,15 @@ class Indices:
     def generations(self, tables: Sequence[Table]) -> dict[str, list[str]]:
         """List the names of all generations of each table, the live one first."""
         aliases = [self.alias(table) for table in tables]
-        paths = [f"{quote(aliases[0], safe='@')}@*"] if len(aliases) == 1 else [self._pipeline_pattern]
+        paths = (
+            [f"{quote(aliases[0], safe='@')}@*"] if len(aliases) == 1 else [self._pipeline_pattern]
+        )
         aliases_by_index = self._read_aliases(paths)
         names_by_table = {}
         for table, alias in zip(tables, aliases, strict=True):
-            indices = sorted(index for index in aliases_by_index if index.rpartition("@")[0] == alias)
+            indices = sorted(
+                index for index in aliases_by_index if index.rpartition("@")[0] == alias
+            )
             live_first = sorted(indices, key=lambda index: alias not in aliases_by_index[index])
             names_by_table[table.qualified] = [index.rpartition("@")[2] for index in live_first]
         return names_by_table
@@ -73,7 +85,9 @@ class Indices:
     def switch_actions(
         self, tables: Sequence[Table], live: Mapping[str, str], new: Mapping[str, str]
     ) -> Iterator[dict[str, Any]]:
-        """Build the actions that move readers' aliases from the live indices, where there are any, to new ones."""
+        """Build the actions that move readers' aliases from the live indices, where there are any,
+        to new ones.
+        """
         for table in tables:
             yield {"add": {"index": new[table.qualified], "alias": self.alias(table)}}
             if table.qualified in live:
@@ -81,36 +95,55 @@ class Indices:
 
     def bytes(self, indices: Sequence[str]) -> int:
         """Sum up the bytes of these indices, without replicas."""
-        query = {"filter_path": "indices.*.primaries.store.size_in_bytes", "ignore_unavailable": "true"}
+        query = {
+            "filter_path": "indices.*.primaries.store.size_in_bytes",
+            "ignore_unavailable": "true",
+        }
         stats: dict[str, Any] = {}
         for group in self._paths(indices):
-            stats |= self._server.ask("GET", f"/{group}/_stats/store", query=query).get("indices", {})
-        return sum(int(stats[index]["primaries"]["store"]["size_in_bytes"]) for index in indices if index in stats)
+            stats |= self._server.ask("GET", f"/{group}/_stats/store", query=query).get(
+                "indices", {}
+            )
+        return sum(
+            int(stats[index]["primaries"]["store"]["size_in_bytes"])
+            for index in indices
+            if index in stats
+        )
 
     @property
     def _pipeline_pattern(self) -> str:
         return f"{quote(self._pipeline.lower(), safe='')}-*"
 
     def _paths(self, names: Iterable[str]) -> list[str]:
-        """Build request paths for these names; one for all indices of the pipeline if they don't fit into one."""
+        """Build request paths for these names; one for all indices of the pipeline if they don't
+        fit into one.
+        """
         groups = list(join_names(names))
         return groups if len(groups) <= 1 else [self._pipeline_pattern]
 
     def _aliases_of(self, names: Iterable[str]) -> dict[str, set[str]]:
-        """Read the indices of these names, perhaps others too, each with its aliases; closed ones are included."""
+        """Read the indices of these names, perhaps others too, each with its aliases; closed ones
+        are included.
+        """
         return self._read_aliases(self._paths(names))
 
     def _read_aliases(self, paths: Iterable[str]) -> dict[str, set[str]]:
         aliases_by_index: dict[str, set[str]] = {}
         for path in paths:
             answer = self._server.ask("GET", f"/{path}/_alias", query=INCLUDE_CLOSED)
-            aliases_by_index |= {index: set(index_aliases["aliases"]) for index, index_aliases in answer.items()}
+            aliases_by_index |= {
+                index: set(index_aliases["aliases"]) for index, index_aliases in answer.items()
+            }
         return aliases_by_index
 
 
 def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
-    """Select the writers' aliases: those that begin with the index' name, also of earlier versions."""
-    return WritableIndex(index, tuple(sorted(alias for alias in aliases if alias.startswith(f"{index}."))))
+    """Select the writers' aliases: those that begin with the index' name, also of earlier
+    versions.
+    """
+    return WritableIndex(
+        index, tuple(sorted(alias for alias in aliases if alias.startswith(f"{index}.")))
+    )
 
 
 def generation_of(index: str) -> str:

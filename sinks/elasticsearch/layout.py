@@ -1,4 +1,5 @@
-"""Layouts: what the index of a table is made with, and whether one that is there was made with the same.
+"""Layouts: what the index of a table is made with, and whether one that is there was made with the
+same.
 
 An index has its layout noted in its mapping's `_meta`. The server refuses some changes of a field,
 but takes others without a word, and what it holds already is found by none of them: so what was
@@ -18,9 +19,14 @@ from sinks.elasticsearch.fields import DOUBLE, INTEGER, KEYWORD, field, merge_fi
 from sinks.elasticsearch.ids import OWN_ID
 
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
-"""gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the server itself has in
-hand when their writer's alias goes; a client waits a minute for an answer."""
-BULK_LOAD_SETTINGS = {"refresh_interval": "-1", "auto_expand_replicas": False, "number_of_replicas": 0}
+"""gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the
+server itself has in hand when their writer's alias goes; a client waits a minute for an answer.
+"""
+BULK_LOAD_SETTINGS = {
+    "refresh_interval": "-1",
+    "auto_expand_replicas": False,
+    "number_of_replicas": 0,
+}
 """Settings that make a bulk load cheap while nobody reads."""
 OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 NOTE = "cdc"
@@ -41,7 +47,8 @@ class Layout:
         """Build the layout that a table asks for now."""
         options = table.index.fields
         fields = {
-            column.name: merge_field(field(column.type), options.get(column.name, {})) for column in table.columns
+            column.name: merge_field(field(column.type), options.get(column.name, {}))
+            for column in table.columns
         }
         return cls(fields, table.index.settings)
 
@@ -57,7 +64,9 @@ class Layout:
     @property
     def live_settings(self) -> dict[str, Any]:
         """All settings of an index that is live."""
-        replica_settings = {"auto_expand_replicas": False} if "number_of_replicas" in self.settings else {}
+        replica_settings = (
+            {"auto_expand_replicas": False} if "number_of_replicas" in self.settings else {}
+        )
         return {**INDEX_SETTINGS, **replica_settings, **self.settings}
 
     @property
@@ -81,16 +90,22 @@ class Layout:
         return {"_meta": {NOTE: note}, "properties": {**self.fields, **OWN_FIELDS}}
 
     def body(self, *, is_live: bool) -> dict[str, Any]:
-        """Build the request for a new index. Not strict: the log may hold records from before a column was dropped."""
+        """Build the request for a new index. Not strict: the log may hold records from before a
+        column was dropped.
+        """
         settings = self.live_settings if is_live else self.live_settings | BULK_LOAD_SETTINGS
         return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
 
     def changed_fields(self, existing: "Layout") -> list[str]:
         """List the columns whose fields differ from those of an existing index."""
-        return [name for name, field in self.fields.items() if existing.fields.get(name, field) != field]
+        return [
+            name for name, field in self.fields.items() if existing.fields.get(name, field) != field
+        ]
 
     def changed_settings(self, existing: "Layout") -> dict[str, Any]:
-        """Return the settings that differ from an existing index; None for one that is the server's default now."""
+        """Return the settings that differ from an existing index; None for one that is the server's
+        default now.
+        """
         settings, existing_settings = self.live_settings, existing.live_settings
         return {
             name: settings.get(name)
@@ -104,9 +119,13 @@ def require_same_fields(table: Table, sink: str, layout: Layout, existing: Layou
     if not (differing := layout.changed_fields(existing)):
         return
     lexical = [
-        name for name in differing if existing.fields[name] == KEYWORD and layout.fields[name]["type"] in NUMBERS
+        name
+        for name in differing
+        if existing.fields[name] == KEYWORD and layout.fields[name]["type"] in NUMBERS
     ]
-    text = f" It holds {', '.join(lexical)} as text, which ranges and sorts compare letter by letter."
+    text = (
+        f" It holds {', '.join(lexical)} as text, which ranges and sorts compare letter by letter."
+    )
     raise SchemaMismatch(
         table,
         sink,
@@ -140,7 +159,9 @@ def settings_error(table: Table, sink: str, settings: Mapping[str, Any]) -> Sche
     """Build the error for settings that an index takes only when it is created."""
     names = ", ".join(sorted(settings))
     return SchemaMismatch(
-        table, sink, f"The index of {table.qualified} in {sink} was made with other settings: {names}."
+        table,
+        sink,
+        f"The index of {table.qualified} in {sink} was made with other settings: {names}.",
     )
 
 
@@ -154,12 +175,16 @@ def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, An
 
 
 def _columns_concerned(table: Table, reason: str) -> Iterator[str]:
-    """List the columns that a refusal names, or else those whose options in the pipeline file it names."""
+    """List the columns that a refusal names, or else those whose options in the pipeline file it
+    names.
+    """
     quoted = set(re.findall(r"\[([^\]]+)\]", reason))
     columns = [column.name for column in table.columns if column.name in quoted]
     if columns:
         yield from columns
         return
     for name, options in table.index.fields.items():
-        if quoted & set(re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(options, ensure_ascii=False))):
+        if quoted & set(
+            re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(options, ensure_ascii=False))
+        ):
             yield name

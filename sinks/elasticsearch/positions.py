@@ -1,4 +1,5 @@
-"""How far each index has got: documents of the index `cdc-position`, changed by if_seq_no compare-and-set alone.
+"""How far each index has got: documents of the index `cdc-position`, changed by if_seq_no
+compare-and-set alone.
 
 A record also says how far rows may be *visible*: a batch writes that down before its first row. So
 whoever finds a batch cut half way knows what readers may have seen of it, and of two writers who
@@ -29,7 +30,8 @@ class RecordChanged(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """What is stored of an index; without `condition` there is no record, and no row has ever been sent to it.
+    """What is stored of an index; without `condition` there is no record, and no row has ever been
+    sent to it.
 
     `visible`: how far rows may have got. `condition`: under which the record may be replaced.
     """
@@ -45,7 +47,9 @@ class Record:
 
     def visible_checkpoint(self, default: Position) -> ViewCheckpoint:
         """Build the checkpoint of what readers may have seen, as if it was stored."""
-        return ViewCheckpoint(self.visible or default, floor=self.stored.floor if self.stored else 0)
+        return ViewCheckpoint(
+            self.visible or default, floor=self.stored.floor if self.stored else 0
+        )
 
     def begins(self, end: Position) -> "Record":
         """Build the record to store before rows of a batch are sent that ends at this position."""
@@ -62,7 +66,10 @@ class Record:
         """Write the record as the document of `cdc-position`."""
         values: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
         if self.visible:
-            values["visible"] = {"topic_id": self.visible.topic_id, "offsets": list(self.visible.offsets)}
+            values["visible"] = {
+                "topic_id": self.visible.topic_id,
+                "offsets": list(self.visible.offsets),
+            }
         return json.dumps(values)
 
     @classmethod
@@ -70,7 +77,11 @@ class Record:
         """Parse an item of an `_mget`'s answer."""
         source = item["_source"]
         condition = {"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]}
-        stored = replace(ViewCheckpoint.from_mapping(source), generation=generation) if "topic_id" in source else None
+        stored = (
+            replace(ViewCheckpoint.from_mapping(source), generation=generation)
+            if "topic_id" in source
+            else None
+        )
         visible = stored.position if stored else None
         # Records from before this was written down have none.
         if visible_value := source.get("visible"):
@@ -79,8 +90,15 @@ class Record:
 
 
 def _furthest(visible: Position | None, end: Position) -> Position:
-    is_same_topic = visible and (visible.topic_id, visible.partition_count) == (end.topic_id, end.partition_count)
-    return replace(end, offsets=tuple(map(max, visible.offsets, end.offsets))) if visible and is_same_topic else end
+    is_same_topic = visible and (visible.topic_id, visible.partition_count) == (
+        end.topic_id,
+        end.partition_count,
+    )
+    return (
+        replace(end, offsets=tuple(map(max, visible.offsets, end.offsets)))
+        if visible and is_same_topic
+        else end
+    )
 
 
 class Positions:
@@ -90,13 +108,17 @@ class Positions:
         self._server = server
 
     def read(self, indices: Mapping[str, str]) -> dict[str, Record]:
-        """Read the record of each index, by the same keys. Only `found: false` says that there is none."""
+        """Read the record of each index, by the same keys. Only `found: false` says that there is
+        none.
+        """
         if not indices:
             return {}
         answer = self._server.ask("POST", f"/{POSITIONS}/_mget", {"ids": list(indices.values())})
         items = answer.get("docs", ())
         if len(items) != len(indices):
-            raise unavailable(f"{POSITIONS} has answered for {len(items)} of {len(indices)} indices.")
+            raise unavailable(
+                f"{POSITIONS} has answered for {len(items)} of {len(indices)} indices."
+            )
         pairs = zip(indices.items(), items, strict=True)
         return {key: self._record(index, item) for (key, index), item in pairs}
 
@@ -110,7 +132,8 @@ class Positions:
         raise unavailable(f"The position of {index} can't be read: {kind or 'there is no answer'}.")
 
     def write(self, records: Sequence[tuple[str, Record]]) -> list[Record]:
-        """Store the records that are still as they were read; returns them with the conditions of the next change.
+        """Store the records that are still as they were read; returns them with the conditions of
+        the next change.
 
         Durable on return.
 
@@ -120,11 +143,16 @@ class Positions:
         lines = []
         for index, record in records:
             action = "index" if record.condition else "create"
-            lines += [json.dumps({action: {"_index": POSITIONS, "_id": index, **record.condition}}), record.to_json()]
+            lines += [
+                json.dumps({action: {"_index": POSITIONS, "_id": index, **record.condition}}),
+                record.to_json(),
+            ]
         answer = self._server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
         items = [next(iter(item.values())) for item in answer.get("items", ())]
         if len(items) != len(records):
-            raise unavailable(f"{POSITIONS} has answered for {len(items)} of {len(records)} indices.")
+            raise unavailable(
+                f"{POSITIONS} has answered for {len(items)} of {len(records)} indices."
+            )
         for (index, _), item in zip(records, items, strict=True):
             if item["status"] == CONFLICT:
                 raise RecordChanged(index)
@@ -134,12 +162,17 @@ class Positions:
                     hint=HINTS["unavailable"],
                 )
         return [
-            replace(record, condition={"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]})
+            replace(
+                record,
+                condition={"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]},
+            )
             for (_, record), item in zip(records, items, strict=True)
         ]
 
     def forget(self, indices: Sequence[str]) -> None:
-        """Delete records; called before the indices are deleted, so that no index without rows has a position."""
+        """Delete records; called before the indices are deleted, so that no index without rows has
+        a position.
+        """
         if not indices:
             return
         lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]

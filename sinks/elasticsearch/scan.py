@@ -1,4 +1,6 @@
-"""Reading an index on executors: all documents of a point in time, or some by `_id`, each as the text that was sent."""
+"""Reading an index on executors: all documents of a point in time, or some by `_id`, each as the
+text that was sent.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +53,8 @@ def getter(url: str, index: str) -> Read:
 
 
 def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
-    """Build a reader of (table, index) pairs, each index in one search; its input are numbers of slices.
+    """Build a reader of (table, index) pairs, each index in one search; its input are numbers of
+    slices.
 
     An index that is absent, or has more documents than one search returns, has a row without an id.
     """
@@ -63,7 +66,11 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
         for number in (number for part in parts for number in part.column("id").to_pylist()):
             for table, index in indices[number::SLICES]:
                 rows = _read_index(url, index, limit)
-                columns = [[table] * len(rows), [key for key, _ in rows], [text for _, text in rows]]
+                columns = [
+                    [table] * len(rows),
+                    [key for key, _ in rows],
+                    [text for _, text in rows],
+                ]
                 strings = [pa.array(column, "string") for column in columns]
                 yield pa.RecordBatch.from_arrays(strings, names=["table", "id", "document"])
 
@@ -71,14 +78,22 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
 
 
 def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, str | None]]:
-    """Read id and source of all documents of an index as of one moment; one row without an id if that fails."""
+    """Read id and source of all documents of an index as of one moment; one row without an id if
+    that fails.
+    """
     query = {"size": limit, "sort": ["_doc"], "track_total_hits": False}
     try:
-        text = send_request(url, "POST", f"/{quote(index, safe='@')}/_search", query, COMPLETE_RESULTS).text
+        text = send_request(
+            url, "POST", f"/{quote(index, safe='@')}/_search", query, COMPLETE_RESULTS
+        ).text
     except Refusal:
         return [(None, None)]
     hits = list(_hits(text))
-    return [(_id(key, source), source) for key, source in hits] if len(hits) < limit else [(None, None)]
+    return (
+        [(_id(key, source), source) for key, source in hits]
+        if len(hits) < limit
+        else [(None, None)]
+    )
 
 
 def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
@@ -95,12 +110,16 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
         if not hits:
             return
         yield hits
-        query["search_after"], _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
+        query["search_after"], _ = _DECODER.raw_decode(
+            text, text.rindex('"sort":') + len('"sort":')
+        )
         query["search_after"] = [int(sort_value) for sort_value in query["search_after"]]
 
 
 def _hits(text: str) -> Iterator[tuple[str, str]]:
-    """`_id` and source of each hit. Quotes within a string are escaped: what is looked for is never part of one."""
+    """`_id` and source of each hit. Quotes within a string are escaped: what is looked for is never
+    part of one.
+    """
     index = text.index('"hits":[')
     while (index := text.find('"_id":', index)) >= 0:
         key, index = _DECODER.raw_decode(text, index + len('"_id":'))
@@ -118,4 +137,6 @@ def _rows(hits: list[tuple[str, str]]) -> "pa.RecordBatch":
 
 
 def _id(key: str, source: str) -> str:
-    return str(json.loads(bytes(members(source.encode())[OWN_ID]))) if key.startswith(HASHED) else key
+    return (
+        str(json.loads(bytes(members(source.encode())[OWN_ID]))) if key.startswith(HASHED) else key
+    )

@@ -5,7 +5,14 @@ from typing import Any
 
 from cdc.errors import SinkError, SinkRejected
 from cdc.model.address import address
-from sinks.elasticsearch.client import NOT_FOUND, Refusal, decode_json, join_names, send_request, unavailable
+from sinks.elasticsearch.client import (
+    NOT_FOUND,
+    Refusal,
+    decode_json,
+    join_names,
+    send_request,
+    unavailable,
+)
 
 SHARDS = "cluster.max_shards_per_node"
 
@@ -33,7 +40,9 @@ class Server:
         *,
         absent: object = None,
     ) -> Any:
-        """Send one request; returns its JSON, or `absent` for the server's own 404 when that is given."""
+        """Send one request; returns its JSON, or `absent` for the server's own 404 when that is
+        given.
+        """
         try:
             answer = send_request(self._url, method, path, body, query, absent=absent is not None)
             return absent if answer.status == NOT_FOUND else decode_json(answer, self._url)
@@ -71,14 +80,22 @@ class Server:
             raise
 
     def require_shards(self, needed: int) -> None:
-        """Raise SinkRejected when the cluster has no room for so many more shards: it would refuse half-way."""
+        """Raise SinkRejected when the cluster has no room for so many more shards: it would refuse
+        half-way.
+        """
         health = self.ask("GET", "/_cluster/health")
-        settings = self.ask("GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"})
-        configured = (settings[level].get(SHARDS) for level in ("transient", "persistent", "defaults"))
-        limit = int(next((limit_text for limit_text in configured if limit_text is not None), 1000)) * int(
-            health["number_of_data_nodes"]
+        settings = self.ask(
+            "GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"}
         )
-        used = sum(int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned"))
+        configured = (
+            settings[level].get(SHARDS) for level in ("transient", "persistent", "defaults")
+        )
+        limit = int(
+            next((limit_text for limit_text in configured if limit_text is not None), 1000)
+        ) * int(health["number_of_data_nodes"])
+        used = sum(
+            int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned")
+        )
         if needed > 0 and used + needed > limit:
             raise self._full(needed)
 

@@ -24,14 +24,27 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import SWITCH_S, Batch, Outcome, require_free_space, wait_until_caught_up, would_go_back
+from cdc.sink.contract import (
+    SWITCH_S,
+    Batch,
+    Outcome,
+    require_free_space,
+    wait_until_caught_up,
+    would_go_back,
+)
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sink.lane_run import run_on_executors
 from sinks.elasticsearch.client import BLOCKED, HINTS, Refusal, forget, unavailable
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.fields import refusals
 from sinks.elasticsearch.indices import Indices, WritableIndex, generation_of
-from sinks.elasticsearch.layout import INDEX_SETTINGS, Layout, layout_error, require_same_fields, settings_error
+from sinks.elasticsearch.layout import (
+    INDEX_SETTINGS,
+    Layout,
+    layout_error,
+    require_same_fields,
+    settings_error,
+)
 from sinks.elasticsearch.positions import POSITIONS, Positions, Record, RecordChanged
 from sinks.elasticsearch.scan import KEEP, SLICES, getter, group_reader, scanner
 from sinks.elasticsearch.server import Server
@@ -46,8 +59,15 @@ class Elasticsearch:
     row_format: RowFormat = "documents"
     promotes_all_tables = False
 
-    def __init__(self, name: str, url: str, pipeline: str, generation_names: Mapping[str, str] | None = None) -> None:
-        self.name, self.url, self.pipeline, self._generation_names = name, url.rstrip("/"), pipeline, generation_names
+    def __init__(
+        self, name: str, url: str, pipeline: str, generation_names: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.url, self.pipeline, self._generation_names = (
+            name,
+            url.rstrip("/"),
+            pipeline,
+            generation_names,
+        )
         self._server = Server(name, self.url)
         self._indices = Indices(self._server, pipeline, generation_names)
         self._positions = Positions(self._server)
@@ -68,7 +88,9 @@ class Elasticsearch:
             self._make(table)
 
     def require_fit(self, table: Table) -> None:
-        """Compare fields alone: only the server can tell which settings an open index takes, by taking them."""
+        """Compare fields alone: only the server can tell which settings an open index takes, by
+        taking them.
+        """
         if place := self._indices.find([table]).get(table.qualified):
             require_same_fields(table, self.name, Layout.of(table), self._read_layout(place.index))
 
@@ -106,14 +128,22 @@ class Elasticsearch:
             return Outcome()
         self._take_over(pending, writable_indices)
         records = [records_by_table[advance.table.qualified] for advance in pending]
-        visible_records = [record.begins(advance.end) for advance, record in zip(pending, records, strict=True)]
+        visible_records = [
+            record.begins(advance.end) for advance, record in zip(pending, records, strict=True)
+        ]
         begun_records = self._store(pending, indices, visible_records, batch.writer)
-        fresh = {advance.table.topic for advance, record in zip(pending, records, strict=True) if record.fresh}
+        fresh = {
+            advance.table.topic
+            for advance, record in zip(pending, records, strict=True)
+            if record.fresh
+        }
         outcome = self._send(batch, pending, indices, fresh)
         self._commit(pending, indices, begun_records, outcome.applied, batch.writer)
         return outcome
 
-    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+    def scan(
+        self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
+    ) -> "DataFrame":
         """Read a point in time in two tasks.
 
         The frame is valid until the next scan of all rows, or for two minutes.
@@ -121,22 +151,33 @@ class Elasticsearch:
         url, schema = self.url, "id string, document string"
         index = self._readable(table)
         if ids is not None:
-            return spark.createDataFrame([(key,) for key in ids], "id string").mapInArrow(getter(url, index), schema)
+            return spark.createDataFrame([(key,) for key in ids], "id string").mapInArrow(
+                getter(url, index), schema
+            )
         self._server.refresh([index])
         self._unscan()
-        (point_in_time,) = self._server.ask_groups("POST", [index], "/_pit", query={"keep_alive": KEEP})
+        (point_in_time,) = self._server.ask_groups(
+            "POST", [index], "/_pit", query={"keep_alive": KEEP}
+        )
         self._scans.append(point_in_time["id"])
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(scanner(url, point_in_time["id"]), schema)
+        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(
+            scanner(url, point_in_time["id"]), schema
+        )
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read many small indices, each in one search."""
         indices = {table.qualified: self._readable(table) for table in tables}
         self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
-        read, schema = group_reader(self.url, list(indices.items())), "table string, id string, document string"
+        read, schema = (
+            group_reader(self.url, list(indices.items())),
+            "table string, id string, document string",
+        )
         return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(read, schema)
 
     def _readable(self, table: Table) -> str:
-        """Return the name under which a view is read: the readers' alias, or a generation's index."""
+        """Return the name under which a view is read: the readers' alias, or a generation's
+        index.
+        """
         return (
             self.alias(table)
             if self._generation_names is None
@@ -175,28 +216,41 @@ class Elasticsearch:
         self._server.require_shards(sum(Layout.of(table).shards for table in tables) - spare)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it isn't ahead.
+        """One request switches all aliases. Meanwhile nobody writes to what readers see, so that it
+        isn't ahead.
 
         A batch that is cut by this has shown some rows already: the new generation has to have them
         as well.
         """
         live = {name: place.index for name, place in self._indices.find(tables).items()}
-        new_indices = {table.qualified: self._indices.name(table, names[table.qualified]) for table in tables}
-        switched = [table for table in tables if live.get(table.qualified) != new_indices[table.qualified]]
+        new_indices = {
+            table.qualified: self._indices.name(table, names[table.qualified]) for table in tables
+        }
+        switched = [
+            table for table in tables if live.get(table.qualified) != new_indices[table.qualified]
+        ]
         if not switched:
             return {}
         live_indices = [live[table.qualified] for table in switched if table.qualified in live]
         candidate = self.for_generation(names)
-        wait_until_caught_up(lambda: self._is_caught_up(candidate, switched, self._records(switched)), self.name)
+        wait_until_caught_up(
+            lambda: self._is_caught_up(candidate, switched, self._records(switched)), self.name
+        )
         try:
             self._block(live_indices)
-            wait_until_caught_up(partial(self._is_caught_up, candidate, switched, self._records(switched)), self.name)
+            wait_until_caught_up(
+                partial(self._is_caught_up, candidate, switched, self._records(switched)), self.name
+            )
             self._show(switched, new_indices)
             self._server.refresh(new_indices.values())
             self._server.switch(self._indices.switch_actions(switched, live, new_indices))
         finally:
             self._release(live_indices)
-        return {table.qualified: generation_of(live[table.qualified]) for table in switched if table.qualified in live}
+        return {
+            table.qualified: generation_of(live[table.qualified])
+            for table in switched
+            if table.qualified in live
+        }
 
     def generations(self, table: Table) -> list[str]:
         """List the indices of a table by generation."""
@@ -205,23 +259,33 @@ class Elasticsearch:
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Delete the indices that are neither live nor kept, their positions first."""
         names_by_table = self._indices.generations(tables)
-        candidates = ((table, name) for table in tables for name in names_by_table[table.qualified][1:])
+        candidates = (
+            (table, name) for table in tables for name in names_by_table[table.qualified][1:]
+        )
         self._forget(
-            [self._indices.name(table, name) for table, name in candidates if name != keep.get(table.qualified)]
+            [
+                self._indices.name(table, name)
+                for table, name in candidates
+                if name != keep.get(table.qualified)
+            ]
         )
 
     def _show(self, tables: Sequence[Table], indices: Mapping[str, str]) -> None:
-        """Restore the settings that made the load cheap; indices with the same settings share requests."""
+        """Restore the settings that made the load cheap; indices with the same settings share
+        requests.
+        """
         indices_by_settings: dict[str, list[str]] = {}
         for table in tables:
-            indices_by_settings.setdefault(json.dumps(Layout.of(table).restored_settings), []).append(
-                indices[table.qualified]
-            )
+            indices_by_settings.setdefault(
+                json.dumps(Layout.of(table).restored_settings), []
+            ).append(indices[table.qualified])
         for settings, group in indices_by_settings.items():
             self._server.ask_groups("PUT", group, "/_settings", json.loads(settings))
 
     def _unblock(self, error: SinkUnavailable, indices: Iterable[str]) -> None:
-        """Release indices that a killed `promote` has left blocked: a running one is done by then."""
+        """Release indices that a killed `promote` has left blocked: a running one is done by
+        then.
+        """
         if BLOCKED not in error.message:
             return
         self._blocked_at = self._blocked_at or time.monotonic()
@@ -236,23 +300,34 @@ class Elasticsearch:
 
     def _release(self, indices: Iterable[str]) -> None:
         query = {"ignore_unavailable": "true"}
-        self._server.ask_groups("PUT", indices, "/_settings", {"index.blocks.write": None}, query=query, absent={})
+        self._server.ask_groups(
+            "PUT", indices, "/_settings", {"index.blocks.write": None}, query=query, absent={}
+        )
 
     def _records(self, tables: Sequence[Table]) -> dict[str, Record]:
         places = self._indices.find(tables)
         return self._positions.read({name: place.index for name, place in places.items()})
 
-    def _is_caught_up(self, candidate: "Elasticsearch", tables: Sequence[Table], live: Mapping[str, Record]) -> bool:
-        """Say whether every view of the candidate has what readers may have seen of the live one."""
+    def _is_caught_up(
+        self, candidate: "Elasticsearch", tables: Sequence[Table], live: Mapping[str, Record]
+    ) -> bool:
+        """Say whether every view of the candidate has what readers may have seen of the live
+        one.
+        """
         checkpoints = candidate.positions(tables)
         pairs = [(record, checkpoints[name]) for name, record in live.items() if record.visible]
         return all(
-            stored and not would_go_back(stored, record.visible_checkpoint(stored.position)) for record, stored in pairs
+            stored and not would_go_back(stored, record.visible_checkpoint(stored.position))
+            for record, stored in pairs
         )
 
     def _make(self, table: Table) -> None:
         """Create an index; readers see it unless this sink is of another generation."""
-        generation = new_generation() if self._generation_names is None else self._generation_names[table.qualified]
+        generation = (
+            new_generation()
+            if self._generation_names is None
+            else self._generation_names[table.qualified]
+        )
         index, body = (
             self._indices.name(table, generation),
             Layout.of(table).body(is_live=self._generation_names is None),
@@ -265,7 +340,9 @@ class Elasticsearch:
             # of a table's start.
             return self._create(table, index, body | {"aliases": {self.alias(table): {}}})
         self._create(table, index, body)
-        return self._server.switch(self._indices.switch_actions([table], live, {table.qualified: index}))
+        return self._server.switch(
+            self._indices.switch_actions([table], live, {table.qualified: index})
+        )
 
     def _create(self, table: Table, index: str, body: Mapping[str, Any]) -> None:
         try:
@@ -301,15 +378,20 @@ class Elasticsearch:
     def _forget(self, indices: Sequence[str]) -> None:
         """Delete positions, then indices: an index without its rows must not have a position."""
         self._positions.forget(indices)
-        self._server.ask_groups("DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={})
+        self._server.ask_groups(
+            "DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={}
+        )
 
     def _unscan(self) -> None:
-        """Close points in time, also those of other generations: the server keeps all that they may need."""
+        """Close points in time, also those of other generations: the server keeps all that they may
+        need.
+        """
         while self._scans:
             self._server.ask("DELETE", "/_pit", {"id": self._scans.pop()}, absent={})
 
     def _take_over(self, pending: Sequence[Advance], places: Mapping[str, WritableIndex]) -> None:
-        """Replace the writers' aliases of these indices by this sink's, if no other writer has done so meanwhile.
+        """Replace the writers' aliases of these indices by this sink's, if no other writer has done
+        so meanwhile.
 
         Raises:
             Fenced: somebody has.
@@ -333,9 +415,13 @@ class Elasticsearch:
                 raise
             self._refuse_missing(pending)
             # Of two who take over at the same time, the other has been quicker.
-            raise mismatch(pending[0].table, pending[0].start, pending[0].start, ours=False) from None
+            raise mismatch(
+                pending[0].table, pending[0].start, pending[0].start, ours=False
+            ) from None
 
-    def _send(self, batch: Batch, pending: Sequence[Advance], indices: Mapping[str, str], fresh: set[str]) -> Outcome:
+    def _send(
+        self, batch: Batch, pending: Sequence[Advance], indices: Mapping[str, str], fresh: set[str]
+    ) -> Outcome:
         """Send the rows.
 
         After a failure the writer's alias changes, so that nothing of this try can arrive later.
@@ -358,7 +444,9 @@ class Elasticsearch:
         return outcome
 
     def _refuse_missing(self, pending: Sequence[Advance]) -> None:
-        """Raise PositionLost for a deleted index: its alias went with it, and no other writer has taken over."""
+        """Raise PositionLost for a deleted index: its alias went with it, and no other writer has
+        taken over.
+        """
         places = self._indices.find([advance.table for advance in pending])
         for advance in pending:
             if advance.table.qualified not in places:
@@ -376,11 +464,17 @@ class Elasticsearch:
         final_records = []
         for advance, record in pairs:
             applied = result[advance.table.qualified]
-            final_records.append(record.ends(checkpoint_after(advance, record.stored, applied, writer)))
+            final_records.append(
+                record.ends(checkpoint_after(advance, record.stored, applied, writer))
+            )
         self._store(pending, indices, final_records, writer)
 
     def _store(
-        self, pending: Sequence[Advance], indices: Mapping[str, str], records: Sequence[Record], writer: str
+        self,
+        pending: Sequence[Advance],
+        indices: Mapping[str, str],
+        records: Sequence[Record],
+        writer: str,
     ) -> list[Record]:
         """Store how far the views are, or may be.
 

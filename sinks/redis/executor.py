@@ -1,4 +1,6 @@
-"""The cache's writer on executors: one Lua call per part of a chunk stores rows and position at once."""
+"""The cache's writer on executors: one Lua call per part of a chunk stores rows and position at
+once.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,9 @@ CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 
 
 class PendingAdvance(NamedTuple):
-    """The rest of an advance: the offsets to continue from, in this generation of the view, held by this writer."""
+    """The rest of an advance: the offsets to continue from, in this generation of the view, held by
+    this writer.
+    """
 
     advance: Advance
     offsets: tuple[int, ...]
@@ -69,7 +73,9 @@ class RedisWriter:
     archives = False
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return where the driver found the position; an earlier try of the batch may have moved it."""
+        """Return where the driver found the position; an earlier try of the batch may have moved
+        it.
+        """
         return self.pending[advance.table.topic].offsets[partition]
 
     def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
@@ -83,10 +89,14 @@ class RedisWriter:
             texts: Any = client(self.url).mget(keys)
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
-        return {row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None}
+        return {
+            row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None
+        }
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write each part with one Lua call; a part that an earlier try has written in part is continued."""
+        """Write each part with one Lua call; a part that an earlier try has written in part is
+        continued.
+        """
         return [self._write(part) for part in parts]
 
     def finish(self) -> Mapping[str, Sequence[str]]:
@@ -94,7 +104,9 @@ class RedisWriter:
         return {}
 
     def _write(self, part: Part) -> Verdicts:
-        """Write a part with one call; with another one where an earlier try of this task has written a part of it."""
+        """Write a part with one call; with another one where an earlier try of this task has
+        written a part of it.
+        """
         pending, stale = self.pending[part.topic], frozenset[str]()
         if not part.rows and part.end_offset == part.view_offset:
             return Verdicts()
@@ -117,11 +129,16 @@ class RedisWriter:
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int
     ) -> Sequence[str]:
-        keys = [position_key(self.prefix, part.advance.table.qualified), *self._keys(part, [row.id for row in rows])]
+        keys = [
+            position_key(self.prefix, part.advance.table.qualified),
+            *self._keys(part, [row.id for row in rows]),
+        ]
         values = [b"" if row.value is None else row.value for row in rows]
         try:
             script = client(self.url).register_script(APPLY)
-            answer: Sequence[str] = script(keys=keys, args=pending.arguments(part.partition, start, end, *values))
+            answer: Sequence[str] = script(
+                keys=keys, args=pending.arguments(part.partition, start, end, *values)
+            )
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
         return answer

@@ -15,7 +15,9 @@ Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 
 
 def group_reader(url: str, prefix: str, match: str, tables: Mapping[str, str]) -> Read:
-    """Build a reader of the rows of tables: by `view_key`, the name of each. match: the pattern of keys to scan."""
+    """Build a reader of the rows of tables: by `view_key`, the name of each. match: the pattern of
+    keys to scan.
+    """
 
     def table_of(key: str) -> str | None:
         # `view_key` escapes colons in a table's name, so the id follows the next one.
@@ -29,7 +31,9 @@ def group_reader(url: str, prefix: str, match: str, tables: Mapping[str, str]) -
         pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
         ids = [key[key.find(":", len(prefix) + 1) + 1 :] for key, _ in pairs]
         columns = [[table_of(key) for key, _ in pairs], ids, [value for _, value in pairs]]
-        return pa.RecordBatch.from_arrays([pa.array(column, "string") for column in columns], names=GROUPED)
+        return pa.RecordBatch.from_arrays(
+            [pa.array(column, "string") for column in columns], names=GROUPED
+        )
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         # Spark throws a worker away that hasn't read its input to the end: 0.7 s of imports.

@@ -1,4 +1,5 @@
-"""Scripts that run inside the cache's server, one at a time: each compares a position before it changes it.
+"""Scripts that run inside the cache's server, one at a time: each compares a position before it
+changes it.
 
 A position is a hash; KEYS[1] is its key. Integers stay text, because Lua's numbers are doubles. Lua
 unpacks 8,000 values at most. The generation is always compared as well: once two generations have

@@ -23,7 +23,9 @@ PASSING = {
     "TRYAGAIN": "its cluster is moving keys",
     "OOM": "it is out of memory",
 }
-"""First words of errors that may pass in a moment, perhaps on another server behind the same name."""
+"""First words of errors that may pass in a moment, perhaps on another server behind the same
+name.
+"""
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
     "hgetall hget hmget hset hsetnx hincrby mget mset del unlink strlen copy sadd srem smembers scan"
@@ -54,7 +56,9 @@ def client(url: str) -> redis.Redis:
     Any thread may use them.
     """
     if url not in _clients:
-        _clients[url] = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5)
+        _clients[url] = redis.Redis.from_url(
+            url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5
+        )
     return _clients[url]
 
 
@@ -119,7 +123,9 @@ def glob_literal(text: str) -> str:
     return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
 
 
-def run_script(script: Any, keys: list[str], arguments: Sequence[str | int | bytes], _: redis.Redis) -> Any:
+def run_script(
+    script: Any, keys: list[str], arguments: Sequence[str | int | bytes], _: redis.Redis
+) -> Any:
     """Call a registered script; returns its answer."""
     return script(keys=keys, args=arguments)
 
@@ -159,7 +165,9 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
         command = re.search(r"'([a-z|]+)' command", str(error))
         missing_right = f"{command[1].upper()}" if command else "these keys"
-        return Failure("forbidden", f"{where} doesn't let its user use {missing_right}, for {what}.")
+        return Failure(
+            "forbidden", f"{where} doesn't let its user use {missing_right}, for {what}."
+        )
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")
     return Failure("rejected", f"{where} refuses {what}: {word}.")
@@ -168,7 +176,9 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
 def _away(where: str, state: str | None, why: Cause) -> Failure:
     if state:
         return Failure("unavailable", f"{where} can't be used now: {state}.")
-    return Failure("unavailable" if why.is_transient else why.kind, f"{where} can't be reached{why}.")
+    return Failure(
+        "unavailable" if why.is_transient else why.kind, f"{where} can't be reached{why}."
+    )
 
 
 def _word(error: redis.exceptions.RedisError) -> str:

@@ -21,11 +21,13 @@ def _cache(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise InvalidSetting(
-            "needs redis://, rediss:// or unix:// before its host", "for example: redis://localhost:6379/0"
+            "needs redis://, rediss:// or unix:// before its host",
+            "for example: redis://localhost:6379/0",
         )
     if scheme not in ("redis", "rediss", "unix"):
         raise InvalidSetting(
-            "is no cache's: it begins with another scheme", "write redis://, rediss:// (TLS) or unix://"
+            "is no cache's: it begins with another scheme",
+            "write redis://, rediss:// (TLS) or unix://",
         )
     return readable(url)
 
@@ -36,9 +38,13 @@ class Redis(SinkSettings):
     """Which kind of sink it is."""
     url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
     """The server and the number of the database, which must hold nothing else."""
-    prefix: str = Field(pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"])
+    prefix: str = Field(
+        pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"]
+    )
     spare: int | None = Field(default=None, ge=0)
-    """The number of the database where `cdc rebuild` makes the next generation: the one after the url's when None."""
+    """The number of the database where `cdc rebuild` makes the next generation: the one after the
+    url's when None.
+    """
     trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
 
     @property

@@ -89,12 +89,20 @@ class Redis:
         Raises:
             SettingsError: the url names no server and database.
         """
-        self.name, self.url, self.prefix, self._generation_names = name, url, prefix, generation_names
+        self.name, self.url, self.prefix, self._generation_names = (
+            name,
+            url,
+            prefix,
+            generation_names,
+        )
         self.database = database(url)
         self.spare = self.database + 1 if spare is None else spare
         self._last_generation: dict[str, str] = {}
         allowed = " ".join(f"+{command}" for command in COMMANDS.split())
-        self._hints = {**HINTS, "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`"}
+        self._hints = {
+            **HINTS,
+            "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`",
+        }
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
         """Return nothing: a document may have any names."""
@@ -117,13 +125,17 @@ class Redis:
         self._ask(lambda server: server.sadd(self._names_key, table.qualified))
 
     def _policy(self) -> str | None:
-        """Read maxmemory-policy; None where the user may read it nowhere. INFO first: managed servers lack CONFIG."""
+        """Read maxmemory-policy; None where the user may read it nowhere. INFO first: managed
+        servers lack CONFIG.
+        """
         with suppress(SinkRejected):
             memory = self._ask(lambda server: server.info("memory"))
             if policy := memory.get("maxmemory_policy"):
                 return str(policy)
         with suppress(SinkRejected):
-            return str(self._ask(lambda server: server.config_get("maxmemory-policy"))["maxmemory-policy"])
+            return str(
+                self._ask(lambda server: server.config_get("maxmemory-policy"))["maxmemory-policy"]
+            )
         return None
 
     def position(self, table: Table) -> ViewCheckpoint | None:
@@ -132,12 +144,21 @@ class Redis:
 
     def apply(self, batch: Batch) -> Outcome:
         """Take over the positions, run the lane, and move partitions that had no rows."""
-        pending = [step for advance in batch.advances if (step := self._pending_advance(advance, batch.writer))]
+        pending = [
+            step
+            for advance in batch.advances
+            if (step := self._pending_advance(advance, batch.writer))
+        ]
         if not pending:
             return Outcome()
-        writer = RedisWriter(self.url, self.prefix, {step.advance.table.topic: step for step in pending})
+        writer = RedisWriter(
+            self.url, self.prefix, {step.advance.table.topic: step for step in pending}
+        )
         outcome = run_on_executors(
-            batch.lane(writer, [step.advance for step in pending]), batch.records, self.name, self._hints
+            batch.lane(writer, [step.advance for step in pending]),
+            batch.records,
+            self.name,
+            self._hints,
         )
         for step in pending:
             self._finish(step)
@@ -145,10 +166,15 @@ class Redis:
 
     def clear(self, table: Table) -> None:
         """Empty the view; what another generation has left in this database makes room for it."""
-        self._empty(table.qualified, self._generation_of(table), self._last_generation.get(table.qualified))
+        self._empty(
+            table.qualified, self._generation_of(table), self._last_generation.get(table.qualified)
+        )
 
-    def _empty(self, name: str, generation_after: str, expected_generation: str | None = None) -> None:
-        """Remove rows, then the position: if this ends half-way, the position still says that it has to be done.
+    def _empty(
+        self, name: str, generation_after: str, expected_generation: str | None = None
+    ) -> None:
+        """Remove rows, then the position: if this ends half-way, the position still says that it
+        has to be done.
 
         expected_generation: of the position that was read. The table is left alone if it has
         another one by now.
@@ -160,7 +186,9 @@ class Redis:
             if expected_generation is not None
             else self._ask(lambda server: server.hget(key, "generation")) or ""
         )
-        rows = client(self.url).scan_iter(match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        rows = client(self.url).scan_iter(
+            match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS
+        )
         more = True
         while more:
             page = self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS)))
@@ -173,7 +201,9 @@ class Redis:
                     sink=self.name,
                 )
 
-    def scan(self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None) -> "DataFrame":
+    def scan(
+        self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
+    ) -> "DataFrame":
         """Read the rows in one task: all keys by SCAN, or those of the ids by MGET."""
         url, key_prefix = self.url, view_key(self.prefix, table.qualified)
 
@@ -182,9 +212,16 @@ class Redis:
 
             # A key that SCAN returned may have been deleted since; MGET needs one key at least.
             values = client(url).mget(keys) if keys else []
-            pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-            ids, documents = [key[len(key_prefix) :] for key, _ in pairs], [value for _, value in pairs]
-            return pa.RecordBatch.from_arrays([pa.array(ids, "string"), pa.array(documents, "string")], names=ROW)
+            pairs = [
+                (key, value) for key, value in zip(keys, values, strict=True) if value is not None
+            ]
+            ids, documents = (
+                [key[len(key_prefix) :] for key, _ in pairs],
+                [value for _, value in pairs],
+            )
+            return pa.RecordBatch.from_arrays(
+                [pa.array(ids, "string"), pa.array(documents, "string")], names=ROW
+            )
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             # Spark throws a worker away that hasn't read its input to the end: 0.7 s of imports.
@@ -205,9 +242,15 @@ class Redis:
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many tables in one pass over all keys."""
-        tables_by_prefix = {view_key(self.prefix, table.qualified): table.qualified for table in tables}
-        read = group_reader(self.url, self.prefix, glob_literal(f"{self.prefix}:") + "*", tables_by_prefix)
-        return spark.range(1, numPartitions=1).mapInArrow(read, "table string, id string, document string")
+        tables_by_prefix = {
+            view_key(self.prefix, table.qualified): table.qualified for table in tables
+        }
+        read = group_reader(
+            self.url, self.prefix, glob_literal(f"{self.prefix}:") + "*", tables_by_prefix
+        )
+        return spark.range(1, numPartitions=1).mapInArrow(
+            read, "table string, id string, document string"
+        )
 
     def close(self) -> None:
         """Close this process' connection."""
@@ -215,10 +258,14 @@ class Redis:
 
     def for_generation(self, names: Mapping[str, str]) -> "Redis":
         """Build a sink of the spare database."""
-        return Redis(self.name, at_database(self.url, self.spare), self.prefix, self.database, dict(names))
+        return Redis(
+            self.name, at_database(self.url, self.spare), self.prefix, self.database, dict(names)
+        )
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
-        """Check memory, and that both databases are the pipeline's own, since they change places as a whole."""
+        """Check memory, and that both databases are the pipeline's own, since they change places as
+        a whole.
+        """
         for sink in (self, self.for_generation({})):
             if key := sink._ask(sink._foreign_key):
                 raise SinkRejected(
@@ -231,25 +278,37 @@ class Redis:
         limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
         used = int(memory["used_memory"])
         if limit:
-            require_free_space(used, limit - used, f"the memory of the cache at {address(self.url)}", self.name)
+            require_free_space(
+                used, limit - used, f"the memory of the cache at {address(self.url)}", self.name
+            )
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Exchange the databases in one script, if no position has moved since they were compared."""
+        """Exchange the databases in one script, if no position has moved since they were
+        compared.
+        """
         if all(
-            (checkpoint := self.position(table)) and checkpoint.generation == names[table.qualified] for table in tables
+            (checkpoint := self.position(table)) and checkpoint.generation == names[table.qualified]
+            for table in tables
         ):
             return {}
         candidate = self.for_generation(names)
         self._bring_along(candidate, {table.qualified for table in tables})
         wait_until_caught_up(lambda: self._exchanged(candidate, tables), self.name)
         retained = ((table, self.for_generation({}).position(table)) for table in tables)
-        return {table.qualified: checkpoint.generation for table, checkpoint in retained if checkpoint}
+        return {
+            table.qualified: checkpoint.generation for table, checkpoint in retained if checkpoint
+        }
 
     def _exchanged(self, candidate: "Redis", tables: Sequence[Table]) -> bool:
         """Exchange the databases if no view would go back; returns whether they were exchanged."""
         comparisons = []
-        for live_fields, candidate_fields in zip(self._read_all(tables), candidate._read_all(tables), strict=True):
-            live_checkpoint, candidate_checkpoint = checkpoint_of(live_fields), checkpoint_of(candidate_fields)
+        for live_fields, candidate_fields in zip(
+            self._read_all(tables), candidate._read_all(tables), strict=True
+        ):
+            live_checkpoint, candidate_checkpoint = (
+                checkpoint_of(live_fields),
+                checkpoint_of(candidate_fields),
+            )
             if live_checkpoint and (
                 candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
             ):
@@ -264,19 +323,25 @@ class Redis:
         return bool(self._ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))
 
     def _bring_along(self, candidate: "Redis", names: Collection[str]) -> None:
-        """Copy tables that the pipeline has no more to the candidate, so that their readers keep them."""
+        """Copy tables that the pipeline has no more to the candidate, so that their readers keep
+        them.
+        """
         for name in candidate._other_tables(names):
             candidate._drop_table(name)
         for name in self._other_tables(names):
             self._copy(name, candidate)
 
     def _copy(self, name: str, candidate: "Redis") -> None:
-        """Copy a table under another generation, so that emptying the one never empties the other."""
+        """Copy a table under another generation, so that emptying the one never empties the
+        other.
+        """
         key = position_key(self.prefix, name)
         candidate._ask(lambda server: server.sadd(self._names_key, name))
         self._ask(lambda server: server.copy(key, key, str(candidate.database), replace=True))
         candidate._ask(lambda server: server.hset(key, "generation", new_generation()))
-        rows = client(self.url).scan_iter(match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS)
+        rows = client(self.url).scan_iter(
+            match=glob_literal(view_key(self.prefix, name)) + "*", count=SCAN_ROWS
+        )
         while page := self._ask(lambda _: list(itertools.islice(rows, SCAN_ROWS))):
             self._ask(partial(copy_keys, page, candidate.database))
 
@@ -339,30 +404,50 @@ class Redis:
                 pipeline.hgetall(self.position_key(table))
             return list(pipeline.execute())
 
-        return [self._checked(table, fields) for table, fields in zip(tables, self._ask(ask), strict=True)]
+        return [
+            self._checked(table, fields)
+            for table, fields in zip(tables, self._ask(ask), strict=True)
+        ]
 
     def _checked(self, table: Table, fields: dict[str, str]) -> dict[str, str]:
         self._last_generation[table.qualified] = fields.get("generation", "")
-        if self._generation_names and fields.get("generation") not in (None, self._generation_of(table)):
+        if self._generation_names and fields.get("generation") not in (
+            None,
+            self._generation_of(table),
+        ):
             raise GenerationReplaced(table.qualified, self._generation_of(table), self.name)
         return fields
 
     def _pending_advance(self, advance: Advance, writer: str) -> PendingAdvance | None:
-        """Return the rest of an advance, None when it is done: an earlier try may have applied a part of it."""
+        """Return the rest of an advance, None when it is done: an earlier try may have applied a
+        part of it.
+        """
         fields, start, end = self._read_fields(advance.table), advance.start_offsets, advance.end
         stored = checkpoint_of(fields)
-        if stored and stored.writer == writer and not advance.is_repair and distance(stored, end).comparable:
+        if (
+            stored
+            and stored.writer == writer
+            and not advance.is_repair
+            and distance(stored, end).comparable
+        ):
             offsets = stored.position.offsets
             if offsets == end.offsets:
                 return None
-            if all(low <= offset <= high for low, offset, high in zip(start, offsets, end.offsets, strict=True)):
+            if all(
+                low <= offset <= high
+                for low, offset, high in zip(start, offsets, end.offsets, strict=True)
+            ):
                 start = offsets
         if start == advance.start_offsets:
             must_apply(advance, stored, writer)
         generation = fields.get("generation", "")
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
         pending = PendingAdvance(
-            advance, start, generation, writer, () if advance.is_repair else extra_fields(checkpoint)
+            advance,
+            start,
+            generation,
+            writer,
+            () if advance.is_repair else extra_fields(checkpoint),
         )
         if fields.get("writer") != writer:
             self._take_over(pending, fields)
@@ -371,7 +456,10 @@ class Redis:
     def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> None:
         """Become the writer that moves this position, if it is still where it was read."""
         script, table = client(self.url).register_script(TAKE), pending.advance.table
-        offsets = ((text, fields.get(text, "0")) for text in map(str, range(pending.advance.end.partition_count)))
+        offsets = (
+            (text, fields.get(text, "0"))
+            for text in map(str, range(pending.advance.end.partition_count))
+        )
         arguments = [
             pending.writer,
             pending.generation,
@@ -381,7 +469,10 @@ class Redis:
         if not self._ask(partial(run_script, script, [self.position_key(table)], arguments)):
             checkpoint = self.position(table)
             raise mismatch(
-                table, pending.advance.start, checkpoint.position if checkpoint else None, ours=checkpoint is None
+                table,
+                pending.advance.start,
+                checkpoint.position if checkpoint else None,
+                ours=checkpoint is None,
             )
 
     def _finish(self, pending: PendingAdvance) -> None:
@@ -389,13 +480,17 @@ class Redis:
         script, end = client(self.url).register_script(FINISH), pending.advance.end.offsets
         partitions = zip(range(len(end)), pending.offsets, end, strict=True)
         arguments = pending.arguments(*itertools.chain.from_iterable(partitions))
-        answer = self._ask(partial(run_script, script, [self.position_key(pending.advance.table)], arguments))
+        answer = self._ask(
+            partial(run_script, script, [self.position_key(pending.advance.table)], arguments)
+        )
         if answer[0] != "ok":
             start = pending.offsets[int(answer[-1])]
             pending.offset(answer, start, start)
 
     def _generation_of(self, table: Table) -> str:
-        """Return the name of this sink's generation of a table; '' for the live one, whatever its name."""
+        """Return the name of this sink's generation of a table; '' for the live one, whatever its
+        name.
+        """
         return self._generation_names[table.qualified] if self._generation_names else ""
 
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:

@@ -1,4 +1,6 @@
-"""A smoke test of the shipped compose file: its servers are of the pinned versions, and can be stopped one by one."""
+"""A smoke test of the shipped compose file: its servers are of the pinned versions, and can be
+stopped one by one.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,9 @@ def test_every_server_answers_with_the_pinned_version(stack: "Stack") -> None:
     assert index["version"]["number"] == versions.ELASTICSEARCH
     plugins = httpx.get(f"{stack.endpoints.connect}/connector-plugins").raise_for_status().json()
     connector = "io.debezium.connector.postgresql.PostgresConnector"
-    assert {plugin["version"] for plugin in plugins if plugin["class"] == connector} == {versions.DEBEZIUM}
+    assert {plugin["version"] for plugin in plugins if plugin["class"] == connector} == {
+        versions.DEBEZIUM
+    }
     with kafka.KafkaAdminClient(bootstrap_servers=stack.endpoints.kafka) as admin:
         assert "cdc-connect-offsets" in admin.list_topics()
 

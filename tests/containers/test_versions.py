@@ -1,4 +1,6 @@
-"""The version matrix: laws of a sink on other versions of its server, and a source on other versions of Postgres."""
+"""The version matrix: laws of a sink on other versions of its server, and a source on other
+versions of Postgres.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -45,7 +47,9 @@ def source_dsn(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_law_of_a_cache(
     law: Callable[[laws.Harness], None], spark: "SparkSession", unique: str, cache_url: str
 ) -> None:
-    harness = laws.Harness(spark, lambda: Redis("cache", cache_url, unique), table(f"{unique}.public.items"))
+    harness = laws.Harness(
+        spark, lambda: Redis("cache", cache_url, unique), table(f"{unique}.public.items")
+    )
     law(harness)
     harness.sink.close()
 
@@ -54,7 +58,9 @@ def test_law_of_a_cache(
 def test_law_of_an_index(
     law: Callable[[laws.Harness], None], spark: "SparkSession", unique: str, index_url: str
 ) -> None:
-    harness = laws.Harness(spark, lambda: Elasticsearch("search", index_url, unique), table(f"{unique}.public.items"))
+    harness = laws.Harness(
+        spark, lambda: Elasticsearch("search", index_url, unique), table(f"{unique}.public.items")
+    )
     law(harness)
     harness.sink.close()
 
@@ -62,7 +68,9 @@ def test_law_of_an_index(
 def test_a_source_is_prepared_described_and_decoded(source_dsn: str, unique: str) -> None:
     with psycopg.connect(source_dsn, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA shop")
-        connection.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, price numeric(10,2) NOT NULL, note text)")
+        connection.execute(
+            "CREATE TABLE shop.orders (id int PRIMARY KEY, price numeric(10,2) NOT NULL, note text)"
+        )
         migrate(connection)
         requirements = SourceRequirements(unique, [("shop", "orders")], f"{unique}_role", key_index)
         assert prepare_source(connection, requirements)

@@ -1,4 +1,6 @@
-"""Ways in which a writer ends in the middle of a batch. Parts of them run in the workers of Spark, by reference."""
+"""Ways in which a writer ends in the middle of a batch. Parts of them run in the workers of Spark,
+by reference.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +49,9 @@ def survived() -> Iterator[None]:
 
 
 class Torn(Memory):
-    """Dies between the data and the position: of the rows, every third is still as it was, or none."""
+    """Dies between the data and the position: of the rows, every third is still as it was, or
+    none.
+    """
 
     keeps = 0
 
@@ -55,7 +59,9 @@ class Torn(Memory):
         before, stored = {name: dict(view) for name, view in self.views.items()}, dict(self.stored)
         super().apply(batch)
         for name, view in self.views.items():
-            old = [key for key in {**before[name], **view} if self.keeps and len(key) % self.keeps == 0]
+            old = [
+                key for key in {**before[name], **view} if self.keeps and len(key) % self.keeps == 0
+            ]
             for key in old:
                 view.pop(key, None)
             view.update({key: before[name][key] for key in old if key in before[name]})
@@ -77,7 +83,9 @@ def torn_memory(consumer: "Consumer", batch: Batch, seed: int) -> None:
 
 
 class Cut:
-    """Breaks at one of the calls of a writer: before the destination has it, or after. Stands before its class."""
+    """Breaks at one of the calls of a writer: before the destination has it, or after. Stands
+    before its class.
+    """
 
     calls: int
     after: bool
@@ -150,11 +158,15 @@ def after(method: str) -> Crash:
 
 
 def lost_position(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    """All of the batch is there, but not one word of how far it goes: the log comes again from offset zero."""
+    """All of the batch is there, but not one word of how far it goes: the log comes again from
+    offset zero.
+    """
     sink = consumer.sink
     assert isinstance(sink, Elasticsearch)
     consumer.send(batch)
-    (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(consumer.world.table)}").raise_for_status().json()
+    (index,) = (
+        httpx.get(f"{sink.url}/_alias/{sink.alias(consumer.world.table)}").raise_for_status().json()
+    )
     url = f"{sink.url}/{POSITIONS}/_doc/{index}"
     httpx.delete(url, params={"refresh": "true"}).raise_for_status()
 

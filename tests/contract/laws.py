@@ -1,4 +1,6 @@
-"""The laws of a sink, each a function of a harness: run over every sink, and over broken ones that must fail them."""
+"""The laws of a sink, each a function of a harness: run over every sink, and over broken ones that
+must fail them.
+"""
 
 import contextlib
 import json
@@ -31,7 +33,9 @@ During = Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]]
 class Harness:
     """One table's view in one sink; `writer` makes a new sink object, as a new run would."""
 
-    def __init__(self, spark: "SparkSession", make: Callable[[], Sink], table: Table, partitions: int = 2) -> None:
+    def __init__(
+        self, spark: "SparkSession", make: Callable[[], Sink], table: Table, partitions: int = 2
+    ) -> None:
         self.spark, self.make, self.table = spark, make, table
         self.topic = Topic(table, partitions)
         self.topic_id = TOPIC_ID
@@ -55,10 +59,16 @@ class Harness:
     def batch(self, start: Position | None, until: Sequence[int], writer: str) -> Batch:
         # No position lies beyond the log's end.
         until = tuple(map(min, until, self.topic.ends))
-        advance = Advance(self.table, start, Position(self.topic_id, until), self.floors.number(self.name))
-        records = frame(self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)])
+        advance = Advance(
+            self.table, start, Position(self.topic_id, until), self.floors.number(self.name)
+        )
+        records = frame(
+            self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)]
+        )
         reading = DecodeOptions(
-            PLACEHOLDER, {self.table.topic: self.floors.lsn(self.name)}, {self.table.topic: self.since}
+            PLACEHOLDER,
+            {self.table.topic: self.floors.lsn(self.name)},
+            {self.table.topic: self.since},
         )
         return Batch(writer, (advance,), in_lanes(records), reading)
 
@@ -68,7 +78,9 @@ class Harness:
         whole = self.batch(None, at.offsets, writer)
         return replace(whole, advances=(Advance(self.table, at, at),))
 
-    def apply(self, until: Sequence[int] | None = None, writer: str = "one", sink: Sink | None = None) -> Applied:
+    def apply(
+        self, until: Sequence[int] | None = None, writer: str = "one", sink: Sink | None = None
+    ) -> Applied:
         used = sink or self.sink
         return self.send(self.batch(self.position(used), until or self.topic.ends, writer), used)
 
@@ -86,7 +98,10 @@ class Harness:
         assert len({row["id"] for row in rows}) == len(rows), "an id twice in the view"
         documents = {row["id"]: json.loads(row["document"]) for row in rows}
         # A view may have fields of its own; they begin like this.
-        return {key: {n: v for n, v in row.items() if not n.startswith("_cdc")} for key, row in documents.items()}
+        return {
+            key: {n: v for n, v in row.items() if not n.startswith("_cdc")}
+            for key, row in documents.items()
+        }
 
 
 def row(a: str, b: int, v: str | None = "x", n: int | None = 1) -> Row:
@@ -143,9 +158,24 @@ def the_newest_of_a_batch_wins(harness: Harness) -> None:
 
 
 def every_key_has_a_row_of_its_own(harness: Harness) -> None:
-    """Also keys longer than an index takes for an id (512 bytes), alike in all that it would take."""
+    """Also keys longer than an index takes for an id (512 bytes), alike in all that it would
+    take.
+    """
     long = "x" * 600
-    keys = ["", " ", '"', '","', "\\", "\n", "ü", "\U0001f600", long, long + "y", long + '"', "é" * 300]
+    keys = [
+        "",
+        " ",
+        '"',
+        '","',
+        "\\",
+        "\n",
+        "ü",
+        "\U0001f600",
+        long,
+        long + "y",
+        long + '"',
+        "é" * 300,
+    ]
     for key in keys:
         harness.topic.add("c", row(key, 1, key))
     harness.apply()
@@ -177,7 +207,9 @@ def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
 
 
 def a_run_resumes_from_the_sink(harness: Harness) -> None:
-    """Whatever was applied before a crash, the next run goes on from the sink's position and ends right."""
+    """Whatever was applied before a crash, the next run goes on from the sink's position and ends
+    right.
+    """
     fill(harness)
     harness.apply((2, 1), "one")
     harness.sink = harness.writer()
@@ -199,9 +231,11 @@ def a_second_writer_is_fenced(harness: Harness) -> None:
 
 
 def a_stopped_writer_is_fenced(harness: Harness, during: During) -> bool:
-    """One that is stopped at a moment of its batch, and goes on when another has gone on in its place.
+    """One that is stopped at a moment of its batch, and goes on when another has gone on in its
+    place.
 
-    It may have done all of its batch by then, and then it may say so. False when the moment didn't come.
+    It may have done all of its batch by then, and then it may say so. False when the moment didn't
+    come.
     """
     fill(harness)
     for number in range(4):
@@ -280,7 +314,9 @@ def a_value_that_is_not_carried_stays(harness: Harness) -> None:
 
 
 def an_unknown_value_is_refused(harness: Harness) -> None:
-    """Never null, never the placeholder; the key is named, and nothing is lost: the position doesn't pass it."""
+    """Never null, never the placeholder; the key is named, and nothing is lost: the position
+    doesn't pass it.
+    """
     fill(harness)
     harness.apply()
     before, view = harness.position(), harness.view()
@@ -295,7 +331,9 @@ def an_unknown_value_is_refused(harness: Harness) -> None:
 
 
 def what_a_view_has_is_not_set_back(harness: Harness) -> None:
-    """A batch that begins, and in one partition ends, before the view's position: for the sake of a view beside it."""
+    """A batch that begins, and in one partition ends, before the view's position: for the sake of a
+    view beside it.
+    """
     fill(harness)
     for number in range(3):
         harness.topic.add("c", row(f"k{number}", number + 1))
@@ -348,7 +386,9 @@ def every_record_is_accounted_for(harness: Harness) -> None:
 
 
 def a_generation_is_built_unseen(harness: Harness) -> None:
-    """Built beside the live view, switched to in one step, and back; both can go on all the time."""
+    """Built beside the live view, switched to in one step, and back; both can go on all the
+    time.
+    """
     fill(harness)
     harness.apply()
     seen, table = harness.view(), harness.table
@@ -391,7 +431,9 @@ def a_generation_is_built_unseen(harness: Harness) -> None:
 
 
 def what_is_empty_exists(harness: Harness) -> None:
-    """From `prepare` on, and after `clear`; and a second generation of nothing can be shown like any other."""
+    """From `prepare` on, and after `clear`; and a second generation of nothing can be shown like
+    any other.
+    """
     table, live = harness.table, harness.sink
     assert (harness.view(), harness.position()) == ({}, None)
     name = new_generation()
@@ -453,7 +495,9 @@ def what_a_truncate_has_voided_stays_away(harness: Harness) -> None:
 
 
 def what_a_server_before_has_written_stays_away(harness: Harness) -> None:
-    """Its positions are higher than those of the new one, whose TRUNCATE must not bring back what came before."""
+    """Its positions are higher than those of the new one, whose TRUNCATE must not bring back what
+    came before.
+    """
     for number in range(4):
         harness.topic.add("c", row("old", number), lsn=1000 + number)
     harness.topic.add("d", row("old", 3), lsn=1004)
@@ -461,19 +505,25 @@ def what_a_server_before_has_written_stays_away(harness: Harness) -> None:
     harness.since = harness.topic.ends
     for lsn, name in ((0, "new"), (50, "newer")):
         harness.floors = Floors(1, {harness.name: lsn})
-        assert [distance(harness.sink.position(harness.table), UP_TO, harness.floors.number(harness.name)).reach] == [
-            Reach.BEFORE_FLOOR
-        ]
+        assert [
+            distance(
+                harness.sink.position(harness.table), UP_TO, harness.floors.number(harness.name)
+            ).reach
+        ] == [Reach.BEFORE_FLOOR]
         harness.sink.clear(harness.table)
         harness.sink.prepare(harness.table)
         harness.topic.add("c", row(name, 1), lsn=lsn + 1)
         harness.apply()
         assert harness.view() == {f'["{name}",1]': row(name, 1)}
-        assert [s.floor for s in [harness.sink.position(harness.table)] if s] == [harness.floors.number(harness.name)]
+        assert [s.floor for s in [harness.sink.position(harness.table)] if s] == [
+            harness.floors.number(harness.name)
+        ]
 
 
 def a_crash_leaves_nothing_out(harness: Harness) -> None:
-    """Wherever a writer has ended, the next one goes on from the position and finds nothing missing."""
+    """Wherever a writer has ended, the next one goes on from the position and finds nothing
+    missing.
+    """
     fill(harness)
     with contextlib.suppress(CdcError):
         harness.apply((3, 2))

@@ -1,6 +1,8 @@
-"""Two things at once that are made to meet: while the one runs, the other happens where it calls a server or a log.
+"""Two things at once that are made to meet: while the one runs, the other happens where it calls a
+server or a log.
 
-Only calls of the driver; what executors send is cut in `crashes`, and compared with where it goes on by the server.
+Only calls of the driver; what executors send is cut in `crashes`, and compared with where it goes
+on by the server.
 """
 
 import sys
@@ -20,7 +22,9 @@ DELTA = {"collect", "history", "get_add_actions", "create_write_transaction"}
 CALLS = REDIS | DELTA | {"perform_request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""
 NEW = 4
-"""Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays lost."""
+"""Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays
+lost.
+"""
 
 
 class Moment:
@@ -37,7 +41,12 @@ class Moment:
     def during(self, act: Act) -> Iterator[None]:
         def look(frame: FrameType, event: str, _: Any) -> None:
             back = frame.f_back
-            if event == "call" and frame.f_code.co_name in self._calls and back and _is_of_a_sink(back):
+            if (
+                event == "call"
+                and frame.f_code.co_name in self._calls
+                and back
+                and _is_of_a_sink(back)
+            ):
                 self._left -= 1
                 if self._left == -1:
                     act()
@@ -54,7 +63,9 @@ def _is_of_a_sink(frame: FrameType) -> bool:
 
 
 class Pair:
-    """A view with a second generation beside it, and who works on them: two streams, and another process."""
+    """A view with a second generation beside it, and who works on them: two streams, and another
+    process.
+    """
 
     def __init__(self, harness: Harness) -> None:
         self.harness, self.table, self.live = harness, harness.table, harness.sink
@@ -65,7 +76,9 @@ class Pair:
         self._go_on()
 
     def meet(self, meeting: "Meeting", moment: Moment) -> None:
-        """Whatever happens is taken as it comes: who is refused starts again from where the sink stands."""
+        """Whatever happens is taken as it comes: who is refused starts again from where the sink
+        stands.
+        """
         self.meetings += 1
         for number in range(NEW):
             self.harness.topic.add("c", row(f"new {self.meetings}", number))
@@ -85,7 +98,9 @@ class Pair:
         self.names = dict(self.other.promote([self.table], self.names)) or self.names
 
     def batch(self, sink: Sink) -> Act:
-        batch = self.harness.batch(self.harness.position(sink), self.harness.topic.ends, f"{id(sink)}")
+        batch = self.harness.batch(
+            self.harness.position(sink), self.harness.topic.ends, f"{id(sink)}"
+        )
         return lambda: self.harness.send(batch, sink)
 
     def _go_on(self) -> None:

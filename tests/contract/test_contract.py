@@ -44,12 +44,16 @@ SINKS = ["memory", "redis", "elasticsearch", "delta", "delta, large"]
 def harness(
     request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
 ) -> "Iterator[laws.Harness]":
-    made = laws.Harness(spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items"))
+    made = laws.Harness(
+        spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items")
+    )
     yield made
     made.sink.close()
 
 
-def maker(request: pytest.FixtureRequest, kind: str, unique: str, folder: Path) -> Callable[[], Sink]:
+def maker(
+    request: pytest.FixtureRequest, kind: str, unique: str, folder: Path
+) -> Callable[[], Sink]:
     if kind == "memory":
         store = Memory("memory")
 
@@ -85,7 +89,9 @@ def test_a_large_mirror_keeps_its_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows are marked as deleted where rewriting would cost too much; other readers see the same rows either way."""
+    """Rows are marked as deleted where rewriting would cost too much; other readers see the same
+    rows either way.
+    """
     if large:
         monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
@@ -101,7 +107,9 @@ def test_a_large_mirror_keeps_its_files(
 
 @pytest.mark.parametrize("harness", ["elasticsearch"], indirect=True)
 def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
-    """Somebody has deleted it; the stream is told to start again from where the view stands, which is nowhere."""
+    """Somebody has deleted it; the stream is told to start again from where the view stands, which
+    is nowhere.
+    """
     laws.fill(harness)
     harness.apply((3, 2))
     sink, batch = harness.sink, harness.batch(harness.position(), harness.topic.ends, "one")
@@ -124,7 +132,9 @@ def test_what_is_empty_is_there_for_other_readers(harness: laws.Harness) -> None
         url = f"{sink.url}/{sink.alias(harness.table)}"
         assert httpx.get(f"{url}/_count").raise_for_status().json()["count"] == 0
         (mapping,) = httpx.get(f"{url}/_mapping").raise_for_status().json().values()
-        assert {column.name for column in harness.table.columns} <= mapping["mappings"]["properties"].keys()
+        assert {column.name for column in harness.table.columns} <= mapping["mappings"][
+            "properties"
+        ].keys()
     else:
         assert isinstance(sink, Redis)
         with redis.Redis.from_url(sink.url) as server:
@@ -150,7 +160,11 @@ class Unfolded(Memory):
 
     def apply(self, batch: Batch) -> Outcome:
         keys = Window.partitionBy("topic", "partition", "key").orderBy("offset")
-        first = batch.records.withColumn("turn", F.row_number().over(keys)).where("turn = 1").drop("turn")
+        first = (
+            batch.records.withColumn("turn", F.row_number().over(keys))
+            .where("turn = 1")
+            .drop("turn")
+        )
         return super().apply(replace(batch, records=first))
 
 
@@ -165,38 +179,73 @@ def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_p
 
 
 def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_path: Path) -> None:
-    """Row by row: each merge adds to the marks of the one before, and other readers see the same."""
+    """Row by row: each merge adds to the marks of the one before, and other readers see the
+    same.
+    """
     folder, commits, ids = str(tmp_path / "table"), Commits(), [str(number) for number in range(4)]
-    rows = spark.createDataFrame([(key, 0, False) for key in ids], "_cdc_id string, note int, _cdc_gone boolean")
+    rows = spark.createDataFrame(
+        [(key, 0, False) for key in ids], "_cdc_id string, note int, _cdc_gone boolean"
+    )
     begin(folder, rows.drop("_cdc_gone").coalesce(1), ViewCheckpoint(Position("id", (0,))), 1)
     (first,) = add_files.paths(deltalake.DeltaTable(folder))
     for number, key in enumerate(ids, 1):
         stored, found = ViewCheckpoint(Position("id", (number,))), commits.last_commit(folder)
-        change = rows.where(rows["_cdc_id"] == key).selectExpr("_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone")
+        change = rows.where(rows["_cdc_id"] == key).selectExpr(
+            "_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone"
+        )
         with_column = change.withColumn("added", F.lit("new")) if number == 4 else change
         held = commits.opened_table(folder)
         assert held
         add_files.add_columns(held, columns(with_column.drop("_cdc_gone")))
-        merge.merge(spark, held, folder, staged(folder, with_column), CommitInfo(stored, found.number + 1))
+        merge.merge(
+            spark, held, folder, staged(folder, with_column), CommitInfo(stored, found.number + 1)
+        )
         assert commits.last_commit(folder) == LastCommit(stored, found.number + 1)
         table = deltalake.DeltaTable(folder)
         assert (first in add_files.paths(table)) is (number < 4)
         expected = [(one, int(one in ids[:number])) for one in ids if one != "2" or number < 3]
-        read = deltalake.QueryBuilder().register("t", table).execute("SELECT _cdc_id, note FROM t").read_all()
-        assert sorted(zip(read["_cdc_id"].to_pylist(), read["note"].to_pylist(), strict=True)) == expected
-        assert sorted(spark.read.format("delta").load(folder).select("_cdc_id", "note").collect()) == expected
-    later = spark.read.format("delta").load(folder).where("added IS NOT NULL").select("_cdc_id", "added").collect()
+        read = (
+            deltalake.QueryBuilder()
+            .register("t", table)
+            .execute("SELECT _cdc_id, note FROM t")
+            .read_all()
+        )
+        assert (
+            sorted(zip(read["_cdc_id"].to_pylist(), read["note"].to_pylist(), strict=True))
+            == expected
+        )
+        assert (
+            sorted(spark.read.format("delta").load(folder).select("_cdc_id", "note").collect())
+            == expected
+        )
+    later = (
+        spark.read.format("delta")
+        .load(folder)
+        .where("added IS NOT NULL")
+        .select("_cdc_id", "added")
+        .collect()
+    )
     assert later == [("3", "new")]
     older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        merge.merge(spark, older, folder, staged(folder, change), CommitInfo(stored, found.number + 1))
+        merge.merge(
+            spark, older, folder, staged(folder, change), CommitInfo(stored, found.number + 1)
+        )
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tmp_path: Path, large: bool) -> None:
+def test_a_changed_row_has_nothing_in_a_dropped_column(
+    spark: "SparkSession", tmp_path: Path, large: bool
+) -> None:
     """In a folder whose name is written another way in a URI."""
-    folder, commits, stored = str(tmp_path / "a table+é"), Commits(), ViewCheckpoint(Position("id", (1,)))
-    rows = spark.createDataFrame([("1", "a", 1), ("2", "b", 2)], "_cdc_id string, dropped string, note int")
+    folder, commits, stored = (
+        str(tmp_path / "a table+é"),
+        Commits(),
+        ViewCheckpoint(Position("id", (1,))),
+    )
+    rows = spark.createDataFrame(
+        [("1", "a", 1), ("2", "b", 2)], "_cdc_id string, dropped string, note int"
+    )
     begin(folder, rows, stored, 1)
     change = spark.createDataFrame([("1", 3, False)], "_cdc_id string, note int, _cdc_gone boolean")
     table = commits.table(folder)
@@ -207,13 +256,22 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(spark: "SparkSession", tm
     else:
         schema, places = pa.schema(table.schema().to_arrow()), add_files.local_paths(table, folder)
         new = [file.name for file in changed.rows]
-        request = rewrite.Rewrite(folder, places, changed.id_files, new, schema, FileNames().generate())
+        request = rewrite.Rewrite(
+            folder, places, changed.id_files, new, schema, FileNames().generate()
+        )
         (made,) = rewrite.rewrite_mirrors(spark, {"items": request}).values()
-        add_files.commit(table, add_files.add_actions(made), "overwrite", table.schema(), CommitInfo(stored, 2))
-    assert sorted(spark.read.format("delta").load(folder).collect()) == [("1", None, 3), ("2", "b", 2)]
+        add_files.commit(
+            table, add_files.add_actions(made), "overwrite", table.schema(), CommitInfo(stored, 2)
+        )
+    assert sorted(spark.read.format("delta").load(folder).collect()) == [
+        ("1", None, 3),
+        ("2", "b", 2),
+    ]
 
 
-def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_files_are_gathered(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some of them, with what the merge at hand brings to their rows; the others stay, marked."""
     monkeypatch.setattr("sinks.delta.mirror.merge.SMALL_FILES", 5)
     monkeypatch.setattr("sinks.delta.mirror.merge.COMPACTED_BYTES", 4000)
@@ -229,16 +287,27 @@ def test_many_small_files_are_gathered(spark: "SparkSession", tmp_path: Path, mo
         table = commits.opened_table(folder)
         assert table
         stored = ViewCheckpoint(Position("id", (number + 1,)))
-        merge.merge(spark, table, folder, staged(folder, change), CommitInfo(stored, found.number + 1))
-        expected |= {str(key): number for key in (number, number // 2) if key != number or number % 5 != 4}
+        merge.merge(
+            spark, table, folder, staged(folder, change), CommitInfo(stored, found.number + 1)
+        )
+        expected |= {
+            str(key): number for key in (number, number // 2) if key != number or number % 5 != 4
+        }
         expected |= {} if number % 5 != 4 else {str(number): None}
         held = spark.read.format("delta").load(folder).where("note >= 0").collect()
-        assert sorted(held) == sorted((key, note) for key, note in expected.items() if note is not None)
+        assert sorted(held) == sorted(
+            (key, note) for key, note in expected.items() if note is not None
+        )
         assert len(add_files.paths(deltalake.DeltaTable(folder))) < 5 + 2 * 2
 
 
-def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
-    folder, rows = str(tmp_path / "table"), spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
+def test_a_commit_of_files_that_meets_another_is_tried_again(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    folder, rows = (
+        str(tmp_path / "table"),
+        spark.range(3).select(F.col("id").cast("string").alias("_cdc_id")),
+    )
     stored = ViewCheckpoint(Position("id", (1,)))
     begin(folder, rows, stored, 1)
     with pytest.raises(SinkUnavailable, match="same time"):
@@ -252,7 +321,9 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(spark: "SparkSessio
 
 
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp_path: Path, marked: bool) -> None:
+def test_a_switch_asks_of_readers_what_new_columns_do(
+    spark: "SparkSession", tmp_path: Path, marked: bool
+) -> None:
     live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     begin(live, rows, ViewCheckpoint(Position("id", (1,))), 1)
@@ -269,12 +340,24 @@ def test_a_switch_asks_of_readers_what_new_columns_do(spark: "SparkSession", tmp
     found = commits.last_commit(live)
     assert found.checkpoint == ViewCheckpoint(Position("id", (2,)))
     now = deltalake.DeltaTable(live)
-    assert add_files.reader_features(now) == {"timestampNtz"} | ({add_files.DELETION_VECTORS} if marked else set())
-    write(now, dated.where("_cdc_id = '0'"), "append", ViewCheckpoint(Position("id", (3,))), found.number + 1)
-    assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (3 if marked else 4)
+    assert add_files.reader_features(now) == {"timestampNtz"} | (
+        {add_files.DELETION_VECTORS} if marked else set()
+    )
+    write(
+        now,
+        dated.where("_cdc_id = '0'"),
+        "append",
+        ViewCheckpoint(Position("id", (3,))),
+        found.number + 1,
+    )
+    assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (
+        3 if marked else 4
+    )
 
 
-def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(spark: "SparkSession") -> None:
+def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(
+    spark: "SparkSession",
+) -> None:
     # Many, so that some haven't begun when the first has failed.
     topics = [f"a.b.c{number}" for number in range(200)]
     first, *rest = topics

@@ -1,4 +1,6 @@
-"""A warehouse: its log of changes has every event once, its mirror goes on from what it holds, whoever was at it."""
+"""A warehouse: its log of changes has every event once, its mirror goes on from what it holds,
+whoever was at it.
+"""
 
 import datetime
 import resource
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def harness(spark: "SparkSession", unique: str, tmp_path: Path) -> Iterator[Harness]:
-    made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items"))
+    made = Harness(
+        spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items")
+    )
     fill(made)
     yield made
     made.sink.close()
@@ -62,13 +66,19 @@ def events(harness: Harness) -> Counter[tuple[str, int, int]]:
     found = query.execute("SELECT * FROM t").read_all()
     partitions, offsets = found["_cdc_partition"].to_pylist(), found["_cdc_offset"].to_pylist()
     topics = (
-        found["_cdc_topic"].to_pylist() if "_cdc_topic" in found.schema.names else [harness.topic_id] * len(offsets)
+        found["_cdc_topic"].to_pylist()
+        if "_cdc_topic" in found.schema.names
+        else [harness.topic_id] * len(offsets)
     )
     return Counter(zip(topics, partitions, offsets, strict=True))
 
 
 def expected(harness: Harness) -> Counter[tuple[str, int, int]]:
-    return Counter((harness.topic_id, r.partition, r.offset) for r in harness.topic.records if r.value is not None)
+    return Counter(
+        (harness.topic_id, r.partition, r.offset)
+        for r in harness.topic.records
+        if r.value is not None
+    )
 
 
 def assert_right(harness: Harness) -> None:
@@ -88,7 +98,9 @@ def rebuild(harness: Harness, until: Callable[[], tuple[int, ...]] | None = None
 
 def change_everything(harness: Harness) -> None:
     for number in (0, 1, 3, 4, 5):
-        harness.topic.add("u", row(f"k{number}", number + 1, f"change {len(harness.topic.records)}"))
+        harness.topic.add(
+            "u", row(f"k{number}", number + 1, f"change {len(harness.topic.records)}")
+        )
 
 
 def test_a_kill_between_the_two_commits_doubles_no_event(harness: Harness) -> None:
@@ -167,10 +179,16 @@ def by_time_in_spark(spark: "SparkSession", place: str, version: int) -> None:
 
 
 def just_after(place: str, version: int) -> datetime.datetime:
-    """Readers go by the time in a commit, or by that of its file, which on a busy machine is later."""
+    """Readers go by the time in a commit, or by that of its file, which on a busy machine is
+    later.
+    """
     file_s = Path(place, "_delta_log", f"{version:020}.json").stat().st_mtime
-    commits_ms = {commit["version"]: commit["timestamp"] for commit in deltalake.DeltaTable(place).history()}
-    return datetime.datetime.fromtimestamp(max(file_s, commits_ms[version] / 1000) + 0.002, datetime.UTC)
+    commits_ms = {
+        commit["version"]: commit["timestamp"] for commit in deltalake.DeltaTable(place).history()
+    }
+    return datetime.datetime.fromtimestamp(
+        max(file_s, commits_ms[version] / 1000) + 0.002, datetime.UTC
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,10 +242,14 @@ def test_a_restore_in_mid_batch_is_a_conflict(harness: Harness, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["mirror", "changes"])
-def test_what_somebody_else_has_changed_is_refused_until_a_rebuild(harness: Harness, kind: str) -> None:
+def test_what_somebody_else_has_changed_is_refused_until_a_rebuild(
+    harness: Harness, kind: str
+) -> None:
     harness.apply()
     at = harness.position()
-    opened(harness, kind).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    opened(harness, kind).alter.set_table_properties(
+        {"delta.logRetentionDuration": "interval 60 days"}
+    )
     opened(harness, kind).optimize.compact()
     assert harness.position() == at
     opened(harness, kind).delete("_cdc_partition = 0")
@@ -281,28 +303,48 @@ def test_changes_of_other_types_begin_where_the_events_before_end(harness: Harne
     """The mirror was made again for them, further along the log."""
     harness.apply((2, 2))
     before = opened(harness, "changes").version()
-    text = tuple(replace(one, type="text") if one.name == "n" else one for one in harness.table.columns)
+    text = tuple(
+        replace(one, type="text") if one.name == "n" else one for one in harness.table.columns
+    )
     harness.table = replace(harness.table, columns=text)
     with pytest.raises(SchemaMismatch):
         harness.sink.prepare(harness.table)
     rebuild(harness)
     harness.apply(writer="two")
     old = deltalake.DeltaTable(folder(harness, "changes"), version=before)
-    query = deltalake.QueryBuilder().register("t", old).execute("SELECT _cdc_partition, _cdc_offset FROM t").read_all()
+    query = (
+        deltalake.QueryBuilder()
+        .register("t", old)
+        .execute("SELECT _cdc_partition, _cdc_offset FROM t")
+        .read_all()
+    )
     places = zip(query["_cdc_partition"].to_pylist(), query["_cdc_offset"].to_pylist(), strict=True)
-    assert events(harness) + Counter((harness.topic_id, *place) for place in places) == expected(harness)
+    assert events(harness) + Counter((harness.topic_id, *place) for place in places) == expected(
+        harness
+    )
 
 
 def test_what_is_empty_can_be_read(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
     """Before the first row, after all have gone, and when the columns have changed meanwhile."""
-    made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items"))
+    made = Harness(
+        spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items")
+    )
     names = [column.name for column in made.table.columns]
 
     def assert_readable(kind: str) -> None:
         held = opened(made, kind)
-        assert [field.name for field in held.schema().fields if not field.name.startswith("_cdc")] == names
-        counted = deltalake.QueryBuilder().register("t", held).execute("SELECT count(*) AS n FROM t").read_all()
-        assert counted["n"].to_pylist() == [spark.read.format("delta").load(folder(made, kind)).count()]
+        assert [
+            field.name for field in held.schema().fields if not field.name.startswith("_cdc")
+        ] == names
+        counted = (
+            deltalake.QueryBuilder()
+            .register("t", held)
+            .execute("SELECT count(*) AS n FROM t")
+            .read_all()
+        )
+        assert counted["n"].to_pylist() == [
+            spark.read.format("delta").load(folder(made, kind)).count()
+        ]
 
     assert_readable("mirror")
     assert_readable("changes")
@@ -324,7 +366,17 @@ def test_what_is_empty_can_be_read(spark: "SparkSession", unique: str, tmp_path:
     assert_readable("mirror")
 
 
-ODD = ('quo"te', "dotted.name", "back`tick", "select", "größe 日付".replace(" ", ""), "x" * 63, "a-b", "100%", "it's")
+ODD = (
+    'quo"te',
+    "dotted.name",
+    "back`tick",
+    "select",
+    "größe 日付".replace(" ", ""),
+    "x" * 63,
+    "a-b",
+    "100%",
+    "it's",
+)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -393,29 +445,48 @@ def newest_word(history: Sequence[Commit], *_: object) -> Standing | None:
     """Believes the newest position, whatever lies above it."""
     texts = (commit.get("userMetadata") or "" for commit in history)
     stored = next(
-        (ViewCheckpoint.from_json(text) for text in texts if text.startswith(ViewCheckpoint.JSON_START)), None
+        (
+            ViewCheckpoint.from_json(text)
+            for text in texts
+            if text.startswith(ViewCheckpoint.JSON_START)
+        ),
+        None,
     )
     return Standing(stored if stored.position.offsets else None) if stored else None
 
 
 def end_of_batch(_: ViewCheckpoint | None, until: Position) -> Position:
-    """Where a part of the view stands afterwards: where the batch ends, even when it was further already."""
+    """Where a part of the view stands afterwards: where the batch ends, even when it was further
+    already.
+    """
     return until
 
 
 @pytest.mark.parametrize(
     ("place", "bug", "test"),
     [
-        ("sinks.delta.log.positions.advance", end_of_batch, test_readers_of_a_mirror_that_is_ahead_do_not_go_back),
-        ("sinks.delta.log.positions.advance", end_of_batch, test_a_view_that_is_emptied_doubles_no_event),
+        (
+            "sinks.delta.log.positions.advance",
+            end_of_batch,
+            test_readers_of_a_mirror_that_is_ahead_do_not_go_back,
+        ),
+        (
+            "sinks.delta.log.positions.advance",
+            end_of_batch,
+            test_a_view_that_is_emptied_doubles_no_event,
+        ),
         (
             "sinks.delta.log.history.standing",
             newest_word,
-            partial(test_a_restored_table_goes_on_from_what_it_holds, kind="mirror", restore=by_version),
+            partial(
+                test_a_restored_table_goes_on_from_what_it_holds, kind="mirror", restore=by_version
+            ),
         ),
     ],
 )
-def test_planted(harness: Harness, spark: "SparkSession", place: str, bug: object, test: Callable[..., None]) -> None:
+def test_planted(
+    harness: Harness, spark: "SparkSession", place: str, bug: object, test: Callable[..., None]
+) -> None:
     named = {"spark": spark} if isinstance(test, partial) else {}
     with mock.patch(place, bug), pytest.raises((AssertionError, pytest.fail.Exception, Fenced)):
         test(harness, **named)

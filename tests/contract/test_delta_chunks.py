@@ -1,4 +1,6 @@
-"""Batches of a warehouse that executors write in many chunks, of several tables, in several tasks."""
+"""Batches of a warehouse that executors write in many chunks, of several tables, in several
+tasks.
+"""
 
 import errno
 import itertools
@@ -37,7 +39,9 @@ TASKS = 2
 
 def in_tasks(records: "DataFrame") -> "DataFrame":
     """As the Kafka source has them when several tasks read it."""
-    return records.repartitionByRange(TASKS, "topic", "partition").sortWithinPartitions("topic", "partition", "offset")
+    return records.repartitionByRange(TASKS, "topic", "partition").sortWithinPartitions(
+        "topic", "partition", "offset"
+    )
 
 
 class Warehouse:
@@ -54,11 +58,17 @@ class Warehouse:
         for topic in self.topics:
             stored = self.sink.position(topic.table)
             start = stored.position.offsets if stored else (0,) * topic.partitions
-            until = tuple(at + round(share * (end - at)) for at, end in zip(start, topic.ends, strict=True))
+            until = tuple(
+                at + round(share * (end - at)) for at, end in zip(start, topic.ends, strict=True)
+            )
             records += [(topic.table, one) for one in topic.between(start, until)]
-            advances.append(Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, until)))
+            advances.append(
+                Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, until))
+            )
         made = in_tasks(frame(self.spark, records))
-        return Batch(f"run {next(self.runs)}", tuple(advances), made, DecodeOptions(PLACEHOLDER), Skip())
+        return Batch(
+            f"run {next(self.runs)}", tuple(advances), made, DecodeOptions(PLACEHOLDER), Skip()
+        )
 
     def apply(self, share: float = 1.0) -> dict[str, Applied]:
         applied = self.sink.apply(self.batch(share)).applied
@@ -111,7 +121,9 @@ def sink(unique: str, tmp_path: Path) -> Iterator[Delta]:
 
 
 def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows whose values an earlier chunk, or the mirror, has; that are deleted and come again; that come in each."""
+    """Rows whose values an earlier chunk, or the mirror, has; that are deleted and come again; that
+    come in each.
+    """
     monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(7, 2**30))
     tables = [replace(table(f"{unique}.public.{name}"), name=name) for name in ("one", "two")]
     worlds = [World(one, partitions=3, keys=40) for one in tables]
@@ -146,7 +158,10 @@ SOME: dict[str, tuple[str, Any]] = {
     "bytes": ("bytea", "YWJj"),
     "way": (
         "path",
-        {"wkb": "AQIAAAACAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAPA/AAAAAAAA8D8=", "extensions": {"closed": "true"}},
+        {
+            "wkb": "AQIAAAACAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAPA/AAAAAAAA8D8=",
+            "extensions": {"closed": "true"},
+        },
     ),
     "nothing": ("text", None),
 }
@@ -155,7 +170,9 @@ SOME: dict[str, tuple[str, Any]] = {
 def test_values_of_every_type_are_taken_back(
     spark: "SparkSession", unique: str, sink: Delta, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a chunk before, and from the mirror: what a row held is what it holds, to the last digit."""
+    """From a chunk before, and from the mirror: what a row held is what it holds, to the last
+    digit.
+    """
     monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
     typed = tuple(Column(name, type_) for name, (type_, _) in SOME.items())
     base = items(f"{unique}.public.items")
@@ -194,13 +211,17 @@ def test_a_value_of_a_deleted_row_is_unknown_in_a_later_chunk(
     assert (0, 4) in warehouse.events(topic)
 
 
-def test_a_column_that_the_mirror_lacks_is_unknown(spark: "SparkSession", unique: str, sink: Delta) -> None:
+def test_a_column_that_the_mirror_lacks_is_unknown(
+    spark: "SparkSession", unique: str, sink: Delta
+) -> None:
     base = items(f"{unique}.public.items")
     topic = Topic(base, 1)
     warehouse = Warehouse(spark, sink, [topic])
     topic.add("c", row("k", 1))
     warehouse.apply()
-    topic.table = Table("public", "items", (*base.columns, Column("added", "text")), base.key, base.topic)
+    topic.table = Table(
+        "public", "items", (*base.columns, Column("added", "text")), base.key, base.topic
+    )
     topic.add("u", {**row("k", 1), "added": "x"}, lacking=["added"])
     (rejected,) = sink.apply(warehouse.batch()).rejected
     assert rejected.id == '["k",1]'
@@ -252,9 +273,16 @@ class Mirrored(WarehouseWriter):
             return super().read_stored(part, rows)
 
 
-@pytest.mark.parametrize(("name", "bug"), [("_decode_staged", without_word), ("WarehouseWriter", Mirrored)])
+@pytest.mark.parametrize(
+    ("name", "bug"), [("_decode_staged", without_word), ("WarehouseWriter", Mirrored)]
+)
 def test_planted(
-    spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch, name: str, bug: object
+    spark: "SparkSession",
+    unique: str,
+    sink: Delta,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    bug: object,
 ) -> None:
     monkeypatch.setattr(sinks.delta.sink, name, bug)
     with pytest.raises(AssertionError):

@@ -1,4 +1,6 @@
-"""What only the index can do wrong: answers that say nothing, late bulks, and readers who are shown another index."""
+"""What only the index can do wrong: answers that say nothing, late bulks, and readers who are shown
+another index.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -46,7 +48,9 @@ def server(stack: "Stack") -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def harness(spark: "SparkSession", proxy: Proxy, unique: str) -> Iterator[Harness]:
-    made = Harness(spark, lambda: Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items"))
+    made = Harness(
+        spark, lambda: Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
+    )
     yield made
     made.sink.close()
 
@@ -54,7 +58,9 @@ def harness(spark: "SparkSession", proxy: Proxy, unique: str) -> Iterator[Harnes
 def item_error(request: Request) -> Answer:
     asked = json.loads(request.body)
     error = {"type": "no_shard_available_action_exception", "reason": "x"}
-    docs = [{"_index": "x", "_id": "x", "error": error} for _ in asked.get("ids", asked.get("docs"))]
+    docs = [
+        {"_index": "x", "_id": "x", "error": error} for _ in asked.get("ids", asked.get("docs"))
+    ]
     return json_answer(200, {"docs": docs})
 
 
@@ -82,9 +88,12 @@ ITEMS = {"an error in place of the item", "no items", "another answer"}
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [("/_mget", name) for name in FAULTS] + [("/_alias", name) for name in FAULTS if name not in ITEMS],
+    [("/_mget", name) for name in FAULTS]
+    + [("/_alias", name) for name in FAULTS if name not in ITEMS],
 )
-def test_what_cannot_be_read_is_not_nothing(proxy: Proxy, unique: str, part: str, name: str) -> None:
+def test_what_cannot_be_read_is_not_nothing(
+    proxy: Proxy, unique: str, part: str, name: str
+) -> None:
     """A position that is None empties the view that readers see."""
     sink, made = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
     sink.prepare(made)
@@ -94,7 +103,9 @@ def test_what_cannot_be_read_is_not_nothing(proxy: Proxy, unique: str, part: str
         sink.position(made)
 
 
-def test_positions_that_are_closed_are_not_nothing(proxy: Proxy, server: httpx.Client, unique: str) -> None:
+def test_positions_that_are_closed_are_not_nothing(
+    proxy: Proxy, server: httpx.Client, unique: str
+) -> None:
     """The server itself answers an item with an error, and the whole with 200."""
     sink, made = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
     sink.prepare(made)
@@ -108,8 +119,12 @@ def test_positions_that_are_closed_are_not_nothing(proxy: Proxy, server: httpx.C
 
 
 @pytest.mark.parametrize("name", ["an error in place of the item", "busy", "a reset", "no items"])
-def test_a_view_that_cannot_be_asked_is_asked_again(harness: Harness, proxy: Proxy, name: str) -> None:
-    """For a value that the log doesn't carry: neither a failure of Spark, nor a value that nobody knows."""
+def test_a_view_that_cannot_be_asked_is_asked_again(
+    harness: Harness, proxy: Proxy, name: str
+) -> None:
+    """For a value that the log doesn't carry: neither a failure of Spark, nor a value that nobody
+    knows.
+    """
     fill(harness)
     harness.apply()
     harness.topic.add("u", row("k0", 0, n=7), lacking=["v"])
@@ -153,7 +168,9 @@ class Lost:
 
 
 def forget_versions(server: httpx.Client, sink: Elasticsearch, made: Table) -> None:
-    """What a restart of the node does, or a shard that moves: versions of deleted documents are gone."""
+    """What a restart of the node does, or a shard that moves: versions of deleted documents are
+    gone.
+    """
     index = quoted(sink, made)
     for step in ("_flush", "_close", "_open?wait_for_active_shards=1"):
         server.post(f"/{index}/{step}").raise_for_status()
@@ -164,8 +181,12 @@ def quoted(sink: Elasticsearch, made: Table) -> str:
     return str(index)
 
 
-def late_bulk(harness: Harness, proxy: Proxy, server: httpx.Client, turned: Callable[[Request], Request]) -> list[Any]:
-    """A run is cut off in mid-batch, another one takes over, the server restarts; then the bulk arrives."""
+def late_bulk(
+    harness: Harness, proxy: Proxy, server: httpx.Client, turned: Callable[[Request], Request]
+) -> list[Any]:
+    """A run is cut off in mid-batch, another one takes over, the server restarts; then the bulk
+    arrives.
+    """
     sink = harness.sink
     assert isinstance(sink, Elasticsearch)
     fill(harness)
@@ -186,13 +207,19 @@ def late_bulk(harness: Harness, proxy: Proxy, server: httpx.Client, turned: Call
     return answers
 
 
-def test_a_late_bulk_brings_nothing_back(harness: Harness, proxy: Proxy, server: httpx.Client) -> None:
+def test_a_late_bulk_brings_nothing_back(
+    harness: Harness, proxy: Proxy, server: httpx.Client
+) -> None:
     """Nor one of the same run, which has tried again since."""
     answers = late_bulk(harness, proxy, server, lambda bulk: bulk)
-    assert all("error" in next(iter(item.values())) for answer in answers for item in answer["items"])
+    assert all(
+        "error" in next(iter(item.values())) for answer in answers for item in answer["items"]
+    )
 
 
-def test_planted_bulks_that_name_the_index(harness: Harness, proxy: Proxy, server: httpx.Client) -> None:
+def test_planted_bulks_that_name_the_index(
+    harness: Harness, proxy: Proxy, server: httpx.Client
+) -> None:
     """Nobody can take an index' own name from a writer that has gone silent."""
 
     def direct(bulk: Request) -> Request:
@@ -200,13 +227,17 @@ def test_planted_bulks_that_name_the_index(harness: Harness, proxy: Proxy, serve
         assert isinstance(sink, Elasticsearch)
         target = bulk.body.partition(b'"_index":"')[2].partition(b'"')[0]
         named = bulk.body.replace(target, quoted(sink, harness.table).encode())
-        return replace(bulk, body=named, path=bulk.path.replace("require_alias=true", "require_alias=false"))
+        return replace(
+            bulk, body=named, path=bulk.path.replace("require_alias=true", "require_alias=false")
+        )
 
     with pytest.raises(AssertionError, match="risen"):
         late_bulk(harness, proxy, server, direct)
 
 
-def test_a_late_bulk_of_deletes_makes_no_index(harness: Harness, proxy: Proxy, server: httpx.Client) -> None:
+def test_a_late_bulk_of_deletes_makes_no_index(
+    harness: Harness, proxy: Proxy, server: httpx.Client
+) -> None:
     """A delete with a version of ours would create the index that it doesn't find."""
     fill(harness)
     harness.apply()
@@ -241,7 +272,9 @@ def test_who_is_overtaken_in_mid_batch_is_fenced(harness: Harness, proxy: Proxy)
 
 
 def test_a_new_index_is_sent_no_deletes(harness: Harness, server: httpx.Client) -> None:
-    """The server would hold each in its memory; deletes of rows that an earlier batch may have brought are sent."""
+    """The server would hold each in its memory; deletes of rows that an earlier batch may have
+    brought are sent.
+    """
     fill(harness)
     before = harness.topic.ends
     harness.topic.add("d", row("k1", 1))
@@ -293,7 +326,9 @@ def test_a_first_batch_deletes_what_an_earlier_chunk_of_it_has_shown(
 def test_readers_do_not_go_back_at_a_switch(
     harness: Harness, proxy: Proxy, server: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch was cut half way: some of its rows are seen already, and the position doesn't say so."""
+    """A batch was cut half way: some of its rows are seen already, and the position doesn't say
+    so.
+    """
     live, made = harness.sink, harness.table
     assert isinstance(live, Elasticsearch)
     fill(harness)
@@ -350,7 +385,9 @@ LONG = "a_table_whose_name_has_all_of_the_63_bytes_that_postgres_allows"
 
 
 @pytest.fixture
-def many(stack: "Stack", server: httpx.Client, unique: str) -> Iterator[tuple[Elasticsearch, list[Table]]]:
+def many(
+    stack: "Stack", server: httpx.Client, unique: str
+) -> Iterator[tuple[Elasticsearch, list[Table]]]:
     """A view for each of many tables with long names."""
     sink = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
     long = [f"{LONG[:-3]}{number:03}" for number in range(MANY)]
@@ -367,7 +404,10 @@ def many(stack: "Stack", server: httpx.Client, unique: str) -> Iterator[tuple[El
 
 
 def test_many_tables(
-    many: tuple[Elasticsearch, list[Table]], spark: "SparkSession", unique: str, server: httpx.Client
+    many: tuple[Elasticsearch, list[Table]],
+    spark: "SparkSession",
+    unique: str,
+    server: httpx.Client,
 ) -> None:
     """All that is asked about all of them at once fits into what the server takes as one line."""
     sink, tables = many
@@ -392,8 +432,13 @@ def test_many_tables(
     assert len(server.get(f"/{unique}-*/_settings").json()) == MANY
 
 
-def test_a_server_that_takes_no_more_indices(stack: "Stack", server: httpx.Client, unique: str) -> None:
-    sink, made = Elasticsearch("search", stack.endpoints.elasticsearch, unique), table(f"{unique}.public.items")
+def test_a_server_that_takes_no_more_indices(
+    stack: "Stack", server: httpx.Client, unique: str
+) -> None:
+    sink, made = (
+        Elasticsearch("search", stack.endpoints.elasticsearch, unique),
+        table(f"{unique}.public.items"),
+    )
     sink.prepare(made)
     tell(server, 1)
     try:

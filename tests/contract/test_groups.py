@@ -1,4 +1,6 @@
-"""Many small views read in one job: as each by itself; a fault in one neither spoils nor hides behind the others."""
+"""Many small views read in one job: as each by itself; a fault in one neither spoils nor hides
+behind the others.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -49,13 +51,17 @@ class Shelf:
     def unproved(self, sample: Sample | None = None) -> list[str]:
         sink = self.sink
         assert isinstance(sink, GroupScanner)
-        proved = take_census(SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, sample)
+        proved = take_census(
+            SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, sample
+        )
         return [one.name for one in self.tables if (sink.name, one.qualified) not in proved]
 
     def rows(self) -> dict[str, int]:
         sink = self.sink
         assert isinstance(sink, GroupScanner)
-        proved = take_census(SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, None)
+        proved = take_census(
+            SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, None
+        )
         return {name: rows for (_, name), rows in proved.items()}
 
     def change(self, at: int, op: str, row: Row) -> None:
@@ -66,14 +72,20 @@ class Shelf:
 
 @pytest.fixture(params=["redis", "elasticsearch", "delta"])
 def shelf(
-    request: pytest.FixtureRequest, spark: "SparkSession", postgres_dsn: str, unique: str, tmp_path: Path
+    request: pytest.FixtureRequest,
+    spark: "SparkSession",
+    postgres_dsn: str,
+    unique: str,
+    tmp_path: Path,
 ) -> Iterator[Shelf]:
     make = maker(request, request.param, unique, tmp_path)
     made = Shelf(spark, postgres_dsn, [])
     with psycopg.connect(postgres_dsn) as connection:
         for number in range(TABLES):
             name = f"items{number}"
-            connection.execute(f"CREATE TABLE {name} (a text, b bigint, v text, n int, PRIMARY KEY (a, b))".encode())
+            connection.execute(
+                f"CREATE TABLE {name} (a text, b bigint, v text, n int, PRIMARY KEY (a, b))".encode()
+            )
             harness = laws.Harness(spark, make, table(f"{unique}.public.{name}", name))
             made.harnesses.append(harness)
             if number != EMPTY:
@@ -81,7 +93,9 @@ def shelf(
                 harness.apply()
                 for row in harness.topic.model().values():
                     values = (row["a"], row["b"], row["v"], row["n"])
-                    connection.execute(f"INSERT INTO {name} VALUES (%s, %s, %s, %s)".encode(), values)
+                    connection.execute(
+                        f"INSERT INTO {name} VALUES (%s, %s, %s, %s)".encode(), values
+                    )
     yield made
     for harness in made.harnesses:
         harness.sink.close()
@@ -89,13 +103,22 @@ def shelf(
 
 def contents(frame: Any) -> list[tuple[str, str, dict[str, Any]]]:
     rows = [(row["table"], row["id"], json.loads(row["document"])) for row in frame.collect()]
-    return sorted(((name, key, {n: v for n, v in row.items() if not n.startswith("_cdc")}) for name, key, row in rows))
+    return sorted(
+        (
+            (name, key, {n: v for n, v in row.items() if not n.startswith("_cdc")})
+            for name, key, row in rows
+        )
+    )
 
 
 def test_a_group_is_read_as_each_of_its_views(shelf: Shelf) -> None:
     sink = shelf.sink
     assert isinstance(sink, GroupScanner)
-    expected = sorted((one.table.qualified, key, row) for one in shelf.harnesses for key, row in one.view().items())
+    expected = sorted(
+        (one.table.qualified, key, row)
+        for one in shelf.harnesses
+        for key, row in one.view().items()
+    )
     assert contents(sink.scan_group(shelf.tables, shelf.spark)) == expected
     assert shelf.rows() == {one.table.qualified: len(one.view()) for one in shelf.harnesses}
 
@@ -117,7 +140,9 @@ def test_a_planted_difference_is_one_view_s(shelf: Shelf, at: int, op: str, row:
     assert shelf.unproved() == [shelf.tables[at].name]
     (told,) = compare(shelf.spark, shelf.tables[at], shelf.dsn, [shelf.sink])
     assert isinstance(told, Comparison)
-    assert (told.different, told.missing, told.extra) == ((1, 0, 0) if op == "u" else (0, op == "d", op == "c"))
+    assert (told.different, told.missing, told.extra) == (
+        (1, 0, 0) if op == "u" else (0, op == "d", op == "c")
+    )
 
 
 def test_a_view_that_has_lost_all_its_rows(shelf: Shelf) -> None:
@@ -148,7 +173,9 @@ def test_a_table_that_is_gone_proves_nothing(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("shelf", ["elasticsearch", "delta"], indirect=True)
-def test_a_view_that_cant_be_read_spoils_no_other(shelf: Shelf, damage: Callable[[Sink, Table], None]) -> None:
+def test_a_view_that_cant_be_read_spoils_no_other(
+    shelf: Shelf, damage: Callable[[Sink, Table], None]
+) -> None:
     """Nor is it an empty one, though its table is empty now."""
     with psycopg.connect(shelf.dsn) as connection:
         connection.execute("DELETE FROM items1")
@@ -160,7 +187,9 @@ def test_a_view_that_cant_be_read_spoils_no_other(shelf: Shelf, damage: Callable
 def damage() -> Callable[[Sink, Table], None]:
     def damaged(sink: Sink, spoiled: Table) -> None:
         if isinstance(sink, Elasticsearch):
-            (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(spoiled)}").raise_for_status().json()
+            (index,) = (
+                httpx.get(f"{sink.url}/_alias/{sink.alias(spoiled)}").raise_for_status().json()
+            )
             httpx.delete(f"{sink.url}/{index}").raise_for_status()
         else:
             assert isinstance(sink, Delta)
@@ -171,7 +200,9 @@ def damage() -> Callable[[Sink, Table], None]:
 
 
 @pytest.mark.parametrize("shelf", ["elasticsearch"], indirect=True)
-def test_an_index_of_more_than_one_search_gives(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_more_than_one_search_gives(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its first documents alone could be just those of the source."""
     filled = [one.name for one in shelf.tables if one.name != f"items{EMPTY}"]
     monkeypatch.setattr("sinks.elasticsearch.scan.GROUP_ROWS", 5)
@@ -179,7 +210,9 @@ def test_an_index_of_more_than_one_search_gives(shelf: Shelf, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("shelf", ["delta"], indirect=True)
-def test_a_mirror_with_marked_rows_is_read_by_itself(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_with_marked_rows_is_read_by_itself(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its files still hold what was deleted."""
     monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     shelf.change(0, "d", laws.row("k1", 1))

@@ -1,6 +1,8 @@
-"""Random lives of many rows, in random batches, through crashes and redelivery: the view ends as its source.
+"""Random lives of many rows, in random batches, through crashes and redelivery: the view ends as
+its source.
 
-A reader looks after every step and never sees a row's version go down, unless the view is made again.
+A reader looks after every step and never sees a row's version go down, unless the view is made
+again.
 """
 
 import contextlib
@@ -74,18 +76,25 @@ class Consumer:
         return self.at.offsets if self.at else (0,) * self.world.topic.partitions
 
     def batch(self, cut: Sequence[float]) -> Batch | None:
-        """The next batch: up to a share of what there is in each partition; None when that is nothing."""
+        """The next batch: up to a share of what there is in each partition; None when that is
+        nothing.
+        """
         if self.floor != self.world.floor:
             self.stand()
         ends = self.world.topic.ends
-        reach = [at + round(share * (end - at)) for at, end, share in zip(self.offsets, ends, cut, strict=True)]
+        reach = [
+            at + round(share * (end - at))
+            for at, end, share in zip(self.offsets, ends, cut, strict=True)
+        ]
         until = tuple(reach if tuple(reach) != self.offsets else ends)
         return None if until == self.offsets else self.between(self.at, until)
 
     def between(self, start: Position | None, until: Sequence[int]) -> Batch:
         world = self.world
         advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
-        records = [(world.table, record) for record in world.topic.between(advance.start_offsets, until)]
+        records = [
+            (world.table, record) for record in world.topic.between(advance.start_offsets, until)
+        ]
         reading = DecodeOptions(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         return Batch(self.writer, (advance,), in_lanes(frame(self.spark, records)), reading)
 
@@ -115,32 +124,46 @@ class Consumer:
             self.check_events(self.sink)
 
     def check_events(self, sink: Delta) -> None:
-        """The log of changes has every event up to where the view stands, and none of them twice."""
+        """The log of changes has every event up to where the view stands, and none of them
+        twice.
+        """
         log = deltalake.DeltaTable(sink.folder(self.world.table, "changes"))
         query = "SELECT _cdc_partition AS partition, _cdc_offset AS offset FROM t"
         found = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
         places = list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
         assert len(places) == len(set(places)), "an event twice in the log of changes"
         records = [one for one in self.world.topic.records if one.value is not None]
-        below = {(one.partition, one.offset) for one in records if one.offset < self.offsets[one.partition]}
+        below = {
+            (one.partition, one.offset)
+            for one in records
+            if one.offset < self.offsets[one.partition]
+        }
         assert below <= set(places) <= {(one.partition, one.offset) for one in records}
 
     @property
     def behind(self) -> bool:
-        return any(at < ahead for at, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True))
+        return any(
+            at < ahead for at, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True)
+        )
 
     def crashed(self, until: Sequence[int]) -> None:
         self.ahead = tuple(map(max, self.ahead or until, until))
 
     def view(self) -> dict[str, Row]:
         if isinstance(self.sink, Memory):
-            return {key: json.loads(text) for key, text in self.sink.views[self.world.table.qualified].items()}
+            return {
+                key: json.loads(text)
+                for key, text in self.sink.views[self.world.table.qualified].items()
+            }
         rows = self.sink.scan(self.world.table, self.spark).collect()
         assert len({row["id"] for row in rows}) == len(rows), "an id twice in the view"
         return {row["id"]: json.loads(row["document"]) for row in rows}
 
     def look(self) -> dict[str, Row]:
-        view = {key: {c.name: row[c.name] for c in self.world.table.columns} for key, row in self.view().items()}
+        view = {
+            key: {c.name: row[c.name] for c in self.world.table.columns}
+            for key, row in self.view().items()
+        }
         if self.behind and not self.versioned:
             self.reader.restart()
         else:
@@ -169,7 +192,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(cut=CUTS, seed=SEEDS)
     def crash(self, cut: tuple[float, float], seed: int) -> None:
-        """Some of a batch may be there, its position perhaps too; the next run finds out, and batches differ."""
+        """Some of a batch may be there, its position perhaps too; the next run finds out, and
+        batches differ.
+        """
         self.consumer.world.write(seed, self.most)
         if (batch := self.consumer.batch(cut)) and self.crashes:
             self.crashes[seed % len(self.crashes)](self.consumer, batch, seed)
@@ -195,7 +220,10 @@ class Histories(RuleBasedStateMachine):
     @rule(back=st.integers(1, 5))
     def send_an_old_batch_again(self, back: int) -> None:
         """Of a zombie, or of the same run: refused or without effect."""
-        before, stored = self.consumer.look(), self.consumer.sink.position(self.consumer.world.table)
+        before, stored = (
+            self.consumer.look(),
+            self.consumer.sink.position(self.consumer.world.table),
+        )
         position = stored.position if stored else None
         # One that starts where the view stands isn't old: of a view that was cleared, the first.
         old = [batch for batch in self.consumer.sent if batch.advances[0].start != position]
@@ -208,7 +236,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def truncate(self, seed: int) -> None:
-        """Rows vanish while the consumer is behind, some of a transaction's own before and some after."""
+        """Rows vanish while the consumer is behind, some of a transaction's own before and some
+        after.
+        """
         if seed % 2:
             self.consumer.world.write(seed, self.most // 4)
             self.consumer.world.truncate()
@@ -228,7 +258,9 @@ class Histories(RuleBasedStateMachine):
 
 
 class Remembered(Histories):
-    """Besides: a destination that falls back to what it held earlier, and one that loses its position only."""
+    """Besides: a destination that falls back to what it held earlier, and one that loses its
+    position only.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +295,12 @@ class Remembered(Histories):
 
 
 def run_machine(
-    machine: type[Histories], make: Callable[[], Consumer], examples: int, steps: int, least: int, **set_: Any
+    machine: type[Histories],
+    make: Callable[[], Consumer],
+    examples: int,
+    steps: int,
+    least: int,
+    **set_: Any,
 ) -> None:
     covered: list[int] = []
 
@@ -280,7 +317,9 @@ def run_machine(
     assert sum(covered) >= least * SCALE, f"only {sum(covered)} lives of rows were looked at"
 
 
-def test_memory(request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path) -> None:
+def test_memory(
+    request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
+) -> None:
     def make() -> Consumer:
         world = World(table("h.public.lives"), keys=1000)
         return Consumer(spark, maker(request, "memory", unique, tmp_path), world, versioned=False)
@@ -306,7 +345,17 @@ def test_servers(
     def make() -> Consumer:
         name = f"{unique}_{next(numbers)}"
         return Consumer(
-            spark, maker(request, kind, name, tmp_path / name), World(table(f"{name}.public.lives"), keys=150)
+            spark,
+            maker(request, kind, name, tmp_path / name),
+            World(table(f"{name}.public.lives"), keys=150),
         )
 
-    run_machine(Histories, make, examples, steps, 250, crashes=crashes.SERVERS[kind.partition(",")[0]], most=150)
+    run_machine(
+        Histories,
+        make,
+        examples,
+        steps,
+        250,
+        crashes=crashes.SERVERS[kind.partition(",")[0]],
+        most=150,
+    )

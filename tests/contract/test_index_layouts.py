@@ -1,4 +1,6 @@
-"""What an index is made with: by the columns' types, by the pipeline file, and when it was made by something else."""
+"""What an index is made with: by the columns' types, by the pipeline file, and when it was made by
+something else.
+"""
 
 import json
 import re
@@ -50,7 +52,9 @@ def items(
     name: str = "items",
 ) -> Table:
     columns = tuple(Column(one, COLUMNS.get(one, "numeric(10,2)")) for one in names.split())
-    return Table("public", name, columns, ("id",), "t", index=IndexOptions(fields or {}, settings or {}))
+    return Table(
+        "public", name, columns, ("id",), "t", index=IndexOptions(fields or {}, settings or {})
+    )
 
 
 @pytest.fixture
@@ -74,14 +78,22 @@ def rebuilt(sink: Elasticsearch, table: Table) -> None:
     sink.prepare(table)
 
 
-def indexed(server: httpx.Client, sink: Elasticsearch, table: Table, *documents: Mapping[str, Any]) -> None:
+def indexed(
+    server: httpx.Client, sink: Elasticsearch, table: Table, *documents: Mapping[str, Any]
+) -> None:
     for number, document in enumerate(documents):
         path = f"/{sink.alias(table)}/_doc/{number}"
         server.put(path, json=document, params={"refresh": "true"}).raise_for_status()
 
 
-def hits(server: httpx.Client, sink: Elasticsearch, table: Table, query: Mapping[str, Any]) -> list[int]:
-    answer = server.post(f"/{sink.alias(table)}/_search", json={"query": query}).raise_for_status().json()
+def hits(
+    server: httpx.Client, sink: Elasticsearch, table: Table, query: Mapping[str, Any]
+) -> list[int]:
+    answer = (
+        server.post(f"/{sink.alias(table)}/_search", json={"query": query})
+        .raise_for_status()
+        .json()
+    )
     return sorted(int(hit["_id"]) for hit in answer["hits"]["hits"])
 
 
@@ -92,11 +104,21 @@ def settings_of(server: httpx.Client, sink: Elasticsearch, table: Table) -> dict
 
 
 def test_an_index_of_an_earlier_version(server: httpx.Client, sink: Elasticsearch) -> None:
-    """It can't be gone on with where decimals are text; every other table goes on, and gets its note."""
-    priced, plain = items("id price name made attrs a.b"), items("id name made attrs a.b", name="plain")
+    """It can't be gone on with where decimals are text; every other table goes on, and gets its
+    note.
+    """
+    priced, plain = (
+        items("id price name made attrs a.b"),
+        items("id name made attrs a.b", name="plain"),
+    )
     for table in (priced, plain):
-        fields = {column.name: OLD[column.name] for column in table.columns} | {"_cdc_id": OLD["_cdc_id"]}
-        body = {"mappings": {"dynamic": False, "properties": fields}, "aliases": {sink.alias(table): {}}}
+        fields = {column.name: OLD[column.name] for column in table.columns} | {
+            "_cdc_id": OLD["_cdc_id"]
+        }
+        body = {
+            "mappings": {"dynamic": False, "properties": fields},
+            "aliases": {sink.alias(table): {}},
+        }
         name = quote(f"{sink.alias(table)}@{new_generation()}")
         server.put(f"/{name}", json=body).raise_for_status()
     with pytest.raises(SchemaMismatch, match="price") as caught:
@@ -106,12 +128,23 @@ def test_an_index_of_an_earlier_version(server: httpx.Client, sink: Elasticsearc
     for _ in range(2):
         sink.prepare(plain)
     rebuilt(sink, priced)
-    indexed(server, sink, priced, {"price": "9.50"}, {"price": "12.00"}, {"price": "100.98"}, {"price": "NaN"})
+    indexed(
+        server,
+        sink,
+        priced,
+        {"price": "9.50"},
+        {"price": "12.00"},
+        {"price": "100.98"},
+        {"price": "NaN"},
+    )
     assert hits(server, sink, priced, {"range": {"price": {"gte": 10, "lte": 20}}}) == [1]
     assert hits(server, sink, priced, {"term": {"price.exact": "NaN"}}) == [3]
 
 
-OF_THE_FILE = {"analysis.analyzer.de.tokenizer": "standard", "analysis.analyzer.de.filter": ["lowercase"]}
+OF_THE_FILE = {
+    "analysis.analyzer.de.tokenizer": "standard",
+    "analysis.analyzer.de.filter": ["lowercase"],
+}
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an analyzer": ({}, {"fields": {"name": {"analyzer": "simple"}}}, "fields.*: name"),
     "an analyzer of the file's own": (
@@ -119,8 +152,16 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"fields": {"name": {"analyzer": "de"}}, "settings": OF_THE_FILE},
         "fields.*: name",
     ),
-    "one more sub-field": ({}, {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, "fields.*: name"),
-    "a sub-field less": ({"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, {}, "fields.*: name"),
+    "one more sub-field": (
+        {},
+        {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}},
+        "fields.*: name",
+    ),
+    "a sub-field less": (
+        {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}},
+        {},
+        "fields.*: name",
+    ),
     "another type": ({}, {"fields": {"price": {"type": "long"}}}, "fields.*: price"),
     "shards": ({}, {"settings": {"number_of_shards": 2}}, "settings: number_of_shards"),
     "an analyzer that is changed": (
@@ -170,7 +211,9 @@ def test_more_fields_than_an_index_takes(sink: Elasticsearch) -> None:
 
 
 def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearch) -> None:
-    """Some change while the index is read, and go back; a new generation has them when it is shown."""
+    """Some change while the index is read, and go back; a new generation has them when it is
+    shown.
+    """
     plain = items("id name")
     replicated = items("id name", settings={"number_of_replicas": 2, "refresh_interval": "7s"})
     wide = items("id name", settings={"number_of_replicas": 1, "number_of_shards": 2})
@@ -194,10 +237,19 @@ def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearc
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a type of a module that isn't there": ({"fields": {"price": {"type": "wildcard"}}}, "column price: .*wildcard"),
-    "an analyzer that isn't there": ({"fields": {"name": {"analyzer": "germann"}}}, "column name: .*germann"),
+    "a type of a module that isn't there": (
+        {"fields": {"price": {"type": "wildcard"}}},
+        "column price: .*wildcard",
+    ),
+    "an analyzer that isn't there": (
+        {"fields": {"name": {"analyzer": "germann"}}},
+        "column name: .*germann",
+    ),
     "a parameter": ({"fields": {"price": {"analyser": "simple"}}}, "column price: .*analyser"),
-    "a sub-field's type": ({"fields": {"name": {"fields": {"raw": {"type": "kewyord"}}}}}, "column name: .*kewyord"),
+    "a sub-field's type": (
+        {"fields": {"name": {"fields": {"raw": {"type": "kewyord"}}}}},
+        "column name: .*kewyord",
+    ),
     "a setting": ({"settings": {"number_of_shard": 2}}, "number_of_shard"),
     "a filter": (
         {"settings": OF_THE_FILE | {"analysis.analyzer.de.filter": ["folded"]}},
@@ -236,8 +288,12 @@ def test_columns_come_and_go(server: httpx.Client, sink: Elasticsearch) -> None:
         sink.prepare(items("id price", fields={"price": {"type": "keyword"}}))
 
 
-def test_paths_of_json_are_searched_where_the_file_says_so(spark: "SparkSession", sink: Elasticsearch) -> None:
-    """All of a document is found by its path, as text; a value that isn't one of members is refused by its field."""
+def test_paths_of_json_are_searched_where_the_file_says_so(
+    spark: "SparkSession", sink: Elasticsearch
+) -> None:
+    """All of a document is found by its path, as text; a value that isn't one of members is refused
+    by its field.
+    """
     table = items("id attrs", fields={"attrs": {"type": "flattened"}})
     harness = Harness(spark, lambda: sink, table)
     held = [
@@ -247,7 +303,9 @@ def test_paths_of_json_are_searched_where_the_file_says_so(spark: "SparkSession"
         None,
     ]
     for number, value in enumerate(held):
-        harness.topic.add("c", {"id": number, "attrs": None if value is None else json.dumps(value)})
+        harness.topic.add(
+            "c", {"id": number, "attrs": None if value is None else json.dumps(value)}
+        )
     harness.apply()
     assert [harness.view()[row_id([number])]["attrs"] for number in range(len(held))] == held
     sink.refresh(table)

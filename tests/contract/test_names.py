@@ -1,4 +1,6 @@
-"""Names of columns that a sink doesn't refuse are carried on every way that it has: made, merged, completed rows."""
+"""Names of columns that a sink doesn't refuse are carried on every way that it has: made, merged,
+completed rows.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +21,11 @@ NAMES = (*CARRIED, "p.q", ".lead", "trail.", "p..q", ".", "``", "`x`", "x.*")
 
 
 def table(unique: str, names: Sequence[str]) -> Table:
-    columns = (Column("a", "text", False), Column("b", "bigint", False), *(Column(name, "text") for name in names))
+    columns = (
+        Column("a", "text", False),
+        Column("b", "bigint", False),
+        *(Column(name, "text") for name in names),
+    )
     return Table("public", "items", columns, ("a", "b"), f"{unique}.public.items")
 
 
@@ -38,7 +44,9 @@ def harness(
 def carry(harness: laws.Harness) -> None:
     names = [column.name for column in harness.table.columns][2:]
     for number in range(4):
-        harness.topic.add("c", {"a": f"k{number}", "b": number, **{name: f"{name} {number}" for name in names}})
+        harness.topic.add(
+            "c", {"a": f"k{number}", "b": number, **{name: f"{name} {number}" for name in names}}
+        )
     harness.apply()
     harness.topic.add("u", {"a": "k1", "b": 1, **dict.fromkeys(names, "other")})
     harness.topic.add("d", {"a": "k2", "b": 2, **dict.fromkeys(names)})
@@ -69,9 +77,13 @@ def test_a_sink_that_refused_less_would_be_found(
     kind: str,
     names: list[str],
 ) -> None:
-    """What is refused can't be held: a sink that let it pass would stop later, and all tables with it."""
+    """What is refused can't be held: a sink that let it pass would stop later, and all tables with
+    it.
+    """
     make, unheld = maker(request, kind, unique, tmp_path), table(unique, names)
     assert make().refusals(unheld)
     monkeypatch.setattr("sinks.delta.sink.refusals", lambda _: [])
-    with pytest.raises(Exception, match=r"refuses|can.t make the index|Spark failed|cannot be cast"):
+    with pytest.raises(
+        Exception, match=r"refuses|can.t make the index|Spark failed|cannot be cast"
+    ):
         carry(laws.Harness(spark, make, unheld))

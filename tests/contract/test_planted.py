@@ -1,4 +1,6 @@
-"""Planted bugs: each turns the law or the check that is named beside it red, which is green without it."""
+"""Planted bugs: each turns the law or the check that is named beside it red, which is green without
+it.
+"""
 
 import contextlib
 import json
@@ -49,7 +51,9 @@ RED = (AssertionError, pytest.fail.Exception)
 Law = Callable[[laws.Harness], None]
 
 
-def harness_of(spark: "SparkSession", unique: str, make: Callable[[], Sink] | None = None) -> laws.Harness:
+def harness_of(
+    spark: "SparkSession", unique: str, make: Callable[[], Sink] | None = None
+) -> laws.Harness:
     held = Memory("memory")
     return laws.Harness(spark, make or (lambda: held), table(f"{unique}.public.items"))
 
@@ -62,7 +66,9 @@ def last_row_wins(self: Documents, table: Table, value: bytes, *_: object) -> Fi
 DECODE, FOLD = RecordDecoder.decode, LaneRun.fold
 
 
-def floor_ignored(self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None) -> Change:
+def floor_ignored(
+    self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None
+) -> Change:
     change = DECODE(self, topic, key, value)
     change.lsn = None
     return change
@@ -76,8 +82,12 @@ def placeholder_passed(*_: object) -> None:
     return None
 
 
-def before_trusted(self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None) -> Change:
-    """A delete writes the row that it calls `before`, with dummy values in all columns but the key."""
+def before_trusted(
+    self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None
+) -> Change:
+    """A delete writes the row that it calls `before`, with dummy values in all columns but the
+    key.
+    """
     change = DECODE(self, topic, key, value)
     if change.op == "d":
         before = json.loads(value or b"")["before"]
@@ -90,13 +100,22 @@ def without_tombstones(self: LaneRun, topic: str, partition: int, records: Recor
 
 
 PATCHES: dict[str, tuple[list[tuple[Any, str, Any]], Law]] = {
-    "last-row-wins fold": ([(Documents, "fill", last_row_wins)], laws.a_value_that_is_not_carried_stays),
-    "floor ignored": ([(RecordDecoder, "decode", floor_ignored)], laws.what_a_truncate_has_voided_stays_away),
+    "last-row-wins fold": (
+        [(Documents, "fill", last_row_wins)],
+        laws.a_value_that_is_not_carried_stays,
+    ),
+    "floor ignored": (
+        [(RecordDecoder, "decode", floor_ignored)],
+        laws.what_a_truncate_has_voided_stays_away,
+    ),
     "floors by LSN alone": (
         [(laws, "DecodeOptions", servers_ignored)],
         laws.what_a_server_before_has_written_stays_away,
     ),
-    "placeholder written": ([(Placeholder, "carried", placeholder_passed)], laws.a_value_that_is_not_carried_stays),
+    "placeholder written": (
+        [(Placeholder, "carried", placeholder_passed)],
+        laws.a_value_that_is_not_carried_stays,
+    ),
     "before trusted on delete": (
         [(RecordDecoder, "decode", before_trusted), (LaneRun, "fold", without_tombstones)],
         laws.the_newest_of_a_batch_wins,
@@ -105,7 +124,9 @@ PATCHES: dict[str, tuple[list[tuple[Any, str, Any]], Law]] = {
 
 
 @pytest.mark.parametrize("bug", PATCHES)
-def test_expressions(spark: "SparkSession", unique: str, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+def test_expressions(
+    spark: "SparkSession", unique: str, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
     places, law = PATCHES[bug]
     law(harness_of(spark, f"{unique}_good"))
     for place in places:
@@ -128,7 +149,9 @@ class PositionFirst(Memory):
     def _move(self, batch: Batch) -> NoReturn:
         for advance in batch.advances:
             name = advance.table.qualified
-            self.stored[name] = checkpoint_after(advance, self.stored.get(name), Applied(), batch.writer)
+            self.stored[name] = checkpoint_after(
+                advance, self.stored.get(name), Applied(), batch.writer
+            )
         die()
 
 
@@ -181,7 +204,11 @@ def test_position_taken_back_by_a_stopped_writer(
 ) -> None:
     """Finding 16; the same without the bug is `test_zombies`."""
     monkeypatch.setattr(sinks.redis.sink, "FINISH", finish_unasked())
-    harness = harness_of(spark, unique, lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique))
+    harness = harness_of(
+        spark,
+        unique,
+        lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique),
+    )
     with pytest.raises(RED):
         laws.a_stopped_writer_is_fenced(harness, Moment(3).during)
 
@@ -203,14 +230,18 @@ def test_lsn_instead_of_offset(
     spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(name: str) -> laws.Harness:
-        return harness_of(spark, name, lambda: Elasticsearch("search", stack.endpoints.elasticsearch, name))
+        return harness_of(
+            spark, name, lambda: Elasticsearch("search", stack.endpoints.elasticsearch, name)
+        )
 
     laws.a_later_change_wins_whatever_its_lsn(make(f"{unique}_good"))
     harness = make(unique)
 
     def by_lsn(url: str, aliases: Mapping[str, str], fresh: frozenset[str]) -> ByLsn:
         records = harness.topic.records
-        lsns = {(r.partition, r.offset): r.value["source"]["lsn"] if r.value else 1 for r in records}
+        lsns = {
+            (r.partition, r.offset): r.value["source"]["lsn"] if r.value else 1 for r in records
+        }
         return ByLsn(url, aliases, fresh, lsns=lsns)
 
     monkeypatch.setattr(sinks.elasticsearch.sink, "ElasticsearchWriter", by_lsn)
@@ -230,7 +261,9 @@ def test_bulk_item_error_ignored(
     spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(name: str) -> laws.Harness:
-        numbers = replace(table(f"{name}.public.items"), index=IndexOptions({"v": {"type": "integer"}}))
+        numbers = replace(
+            table(f"{name}.public.items"), index=IndexOptions({"v": {"type": "integer"}})
+        )
         sink = Elasticsearch("search", stack.endpoints.elasticsearch, name)
         return laws.Harness(spark, lambda: sink, numbers)
 
@@ -241,7 +274,9 @@ def test_bulk_item_error_ignored(
 
 
 def refused_by_the_index(harness: laws.Harness) -> None:
-    """A text that an index with numbers in its place won't take: the position doesn't pass what is missing."""
+    """A text that an index with numbers in its place won't take: the position doesn't pass what is
+    missing.
+    """
     harness.topic.add("c", laws.row("k", 1, "7"))
     harness.apply()
     before = harness.position()
@@ -256,7 +291,13 @@ def joined(self: TableCodec, key: bytes) -> str:
 
 
 def test_key_joined_with_an_underscore(monkeypatch: pytest.MonkeyPatch) -> None:
-    keyed = Table("public", "x", (TableColumn("a", "text", False), TableColumn("b", "text", False)), ("a", "b"), "t")
+    keyed = Table(
+        "public",
+        "x",
+        (TableColumn("a", "text", False), TableColumn("b", "text", False)),
+        ("a", "b"),
+        "t",
+    )
     keys = [("a_b", "c"), ("a", "b_c")]
     assert_told_apart(keyed, keys)
     monkeypatch.setattr(TableCodec, "row_id", joined)
@@ -269,14 +310,27 @@ EXACT = "12345678901234567890.123456789012345678"
 
 def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     """A numeric(38,18) through the columns of a warehouse and back, as `cdc verify` sees it."""
-    made = Table("public", name, (TableColumn("id", "bigint", False), TableColumn("v", "numeric(38,18)")), ("id",), "t")
+    made = Table(
+        "public",
+        name,
+        (TableColumn("id", "bigint", False), TableColumn("v", "numeric(38,18)")),
+        ("id",),
+        "t",
+    )
     row, own = f'{{"id":1,"v":"{EXACT}"}}', codec(made)
     columns = [
-        pa.array([value], type_) for value, type_ in zip(own.values(row.encode()), own.schema.types, strict=True)
+        pa.array([value], type_)
+        for value, type_ in zip(own.values(row.encode()), own.schema.types, strict=True)
     ]
     (document,) = own.documents(pa.RecordBatch.from_arrays(columns, schema=own.schema)).to_pylist()
-    view, source = (spark.createDataFrame([("1", text)], "id string, document string") for text in (document, row))
-    return [(found["kind"], found["column"]) for found in bucket_hashes.compare_rows(made, source, view).collect()]
+    view, source = (
+        spark.createDataFrame([("1", text)], "id string, document string")
+        for text in (document, row)
+    )
+    return [
+        (found["kind"], found["column"])
+        for found in bucket_hashes.compare_rows(made, source, view).collect()
+    ]
 
 
 def as_double(precision: int, scale: int) -> TypeCodec:
@@ -293,9 +347,17 @@ def test_float_for_numeric(spark: "SparkSession", monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_planted_bug_has_its_test() -> None:
-    """The list of issue and design; a name that is gone is a bug that nothing is known to catch any more."""
+    """The list of issue and design; a name that is gone is a bug that nothing is known to catch any
+    more.
+    """
     source = Path(__file__).read_text(encoding="utf-8")
-    functions = {"position_before_data", "lsn_instead_of_offset", "bulk_item_error_ignored", "key_joined", "float_for"}
+    functions = {
+        "position_before_data",
+        "lsn_instead_of_offset",
+        "bulk_item_error_ignored",
+        "key_joined",
+        "float_for",
+    }
     functions |= {"position_taken_back"}
     assert all(f"def test_{name}" in source for name in functions)
     assert len(PATCHES) == 5

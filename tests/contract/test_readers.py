@@ -1,7 +1,8 @@
-"""Whatever becomes of a mirror, everybody's readers of Delta tables read it: each of them in each state.
+"""Whatever becomes of a mirror, everybody's readers of Delta tables read it: each of them in each
+state.
 
-The states are made once, one after the other, of one table. Of each the whole warehouse is copied, and the first one is
-gone in the end: so what they read names no place outside of itself.
+The states are made once, one after the other, of one table. Of each the whole warehouse is copied,
+and the first one is gone in the end: so what they read names no place outside of itself.
 """
 
 import importlib.util
@@ -42,7 +43,9 @@ def by_duckdb(spark: "SparkSession", folder: str) -> Read:
     package = importlib.util.find_spec("duckdb_extension_delta")
     assert package
     assert package.origin
-    extension = Path(package.origin).parent / f"extensions/v{duckdb.__version__}/delta.duckdb_extension"
+    extension = (
+        Path(package.origin).parent / f"extensions/v{duckdb.__version__}/delta.duckdb_extension"
+    )
     database.execute(f"LOAD '{extension}'")
     database.execute(f"ATTACH '{folder}' AS mirror (TYPE delta, PIN_SNAPSHOT)")
 
@@ -94,7 +97,15 @@ def _of(found: Any) -> Rows:
     return dict(zip(found["_cdc_id"].to_pylist(), found["v"].to_pylist(), strict=True))
 
 
-READERS: list[Open] = [by_duckdb, by_polars, by_polars_lazily, by_query, by_pandas, by_pyarrow, by_spark]
+READERS: list[Open] = [
+    by_duckdb,
+    by_polars,
+    by_polars_lazily,
+    by_query,
+    by_pandas,
+    by_pyarrow,
+    by_spark,
+]
 UNMARKED: list[Open] = [by_pandas, by_pyarrow]
 """Those that can't have deletion vectors, and say so."""
 
@@ -136,7 +147,10 @@ class History:
 
     def _sink(self) -> Delta:
         return Delta(
-            "warehouse", str(self.place), "readers", without_deletion_vectors=["public.items"] if self.rewritten else ()
+            "warehouse",
+            str(self.place),
+            "readers",
+            without_deletion_vectors=["public.items"] if self.rewritten else (),
         )
 
     @property
@@ -185,7 +199,9 @@ class History:
     def _note(self, name: str) -> None:
         # Not by its name: polars reads no folder with a space in its name.
         copied = shutil.copytree(self.place, self.root / "copies" / str(len(self.states)))
-        marks = add_files.DELETION_VECTORS in add_files.reader_features(deltalake.DeltaTable(self.mirror))
+        marks = add_files.DELETION_VECTORS in add_files.reader_features(
+            deltalake.DeltaTable(self.mirror)
+        )
         self.states[name] = State(f"{copied}/public.items/mirror", self.rows, marks)
 
     def apply(self) -> None:
@@ -291,7 +307,9 @@ def test_what_was_named_elsewhere_is_gathered(
     found = Commits().last_commit(elsewhere)
     assert found.checkpoint
     with number_commits(spark, found.checkpoint, found.number):
-        spark.sql(f"CREATE OR REPLACE TABLE delta.`{made.mirror}` SHALLOW CLONE delta.`{elsewhere}`")
+        spark.sql(
+            f"CREATE OR REPLACE TABLE delta.`{made.mirror}` SHALLOW CLONE delta.`{elsewhere}`"
+        )
     assert all(is_absolute(path) for path in add_files.paths(deltalake.DeltaTable(made.mirror)))
     assert not add_files.has_deleted_rows(deltalake.DeltaTable(made.mirror)) is not marked
     made.harness.topic.add("c", row("new", 1))
@@ -306,8 +324,12 @@ def test_what_was_named_elsewhere_is_gathered(
 
 
 def test_what_nobody_looked_at_gets_no_position(spark: "SparkSession", tmp_path: Path) -> None:
-    """Somebody else's commit in between has other files: what was read before it isn't true of them."""
-    harness = Harness(spark, lambda: Delta("warehouse", str(tmp_path), "readers"), table("readers.public.items"))
+    """Somebody else's commit in between has other files: what was read before it isn't true of
+    them.
+    """
+    harness = Harness(
+        spark, lambda: Delta("warehouse", str(tmp_path), "readers"), table("readers.public.items")
+    )
     fill(harness)
     harness.apply()
     folder = str(tmp_path / "public.items" / "mirror")

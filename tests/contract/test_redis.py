@@ -1,4 +1,6 @@
-"""What only a cache meets: tasks tried again, failovers, users who may not do all, dumps, leftovers."""
+"""What only a cache meets: tasks tried again, failovers, users who may not do all, dumps,
+leftovers.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +54,9 @@ def harness(spark: "SparkSession", unique: str, own: str) -> Iterator[Harness]:
 
 
 def harness_of(spark: "SparkSession", unique: str, url: str, **settings: Any) -> Harness:
-    return Harness(spark, lambda: Redis("cache", url, unique, **settings), table(f"{unique}.public.items"))
+    return Harness(
+        spark, lambda: Redis("cache", url, unique, **settings), table(f"{unique}.public.items")
+    )
 
 
 @contextmanager
@@ -83,7 +87,10 @@ def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, after:
         given.append(RedisWriter(url, prefix, pending))
         return CutRedis(url, prefix, pending, calls=calls, after=after)
 
-    with contextlib.suppress(SinkUnavailable), mock.patch.object(sinks.redis.sink, "RedisWriter", first_try):
+    with (
+        contextlib.suppress(SinkUnavailable),
+        mock.patch.object(sinks.redis.sink, "RedisWriter", first_try),
+    ):
         harness.send(batch)
     applied = run_in_process(batch.lane(given[0]), batch.records, "cache").applied[harness.name]
     assert applied.read == applied.accounted == len(harness.topic.records)
@@ -98,7 +105,10 @@ def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
     before = harness.position()
     for calls in (0, 1):
         cut = partial(CutRedis, calls=calls)
-        with pytest.raises(SinkUnavailable), mock.patch.object(sinks.redis.sink, "RedisWriter", cut):
+        with (
+            pytest.raises(SinkUnavailable),
+            mock.patch.object(sinks.redis.sink, "RedisWriter", cut),
+        ):
             harness.send(harness.repair(before, "one"))
         assert harness.position() == before
     assert_goes_on(harness)
@@ -148,7 +158,9 @@ TROUBLES = [short_of_replicas, short_of_memory, a_replica, a_stale_replica]
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
-def test_what_passes_is_waited_for(harness: Harness, own: str, trouble: Callable[[redis.Redis], Any]) -> None:
+def test_what_passes_is_waited_for(
+    harness: Harness, own: str, trouble: Callable[[redis.Redis], Any]
+) -> None:
     """On the driver, and where executors meet it first."""
     fill(harness)
     harness.apply((2, 0))
@@ -157,7 +169,10 @@ def test_what_passes_is_waited_for(harness: Harness, own: str, trouble: Callable
     batch = harness.batch(before, harness.topic.ends, "one")
     with server_at(own) as server, ExitStack() as passing:
         moment = Moment(0, {"run"})
-        with pytest.raises(SinkUnavailable), moment.during(lambda: passing.enter_context(trouble(server))):
+        with (
+            pytest.raises(SinkUnavailable),
+            moment.during(lambda: passing.enter_context(trouble(server))),
+        ):
             harness.send(batch)
         for act in (lambda: sink.prepare(other), lambda: harness.send(batch)):
             with pytest.raises(SinkUnavailable):
@@ -168,15 +183,24 @@ def test_what_passes_is_waited_for(harness: Harness, own: str, trouble: Callable
 
 
 def test_a_failover_is_followed(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
-    """The name leads to the new primary; open connections still to the old one, which is a replica by now."""
-    with cache(tmp_path / "a") as old, cache(tmp_path / "b") as new, server_at(old) as a, server_at(new) as b:
+    """The name leads to the new primary; open connections still to the old one, which is a replica
+    by now.
+    """
+    with (
+        cache(tmp_path / "a") as old,
+        cache(tmp_path / "b") as new,
+        server_at(old) as a,
+        server_at(new) as b,
+    ):
         ports = [int(urlsplit(url).port or 0) for url in (old, new)]
         road = Road(ports[0])
         harness = harness_of(spark, unique, f"redis://127.0.0.1:{road.port}/0")
         fill(harness)
         harness.apply((2, 0))
         b.replicaof("127.0.0.1", str(ports[0]))
-        wait_until(lambda: b.info("replication").get("master_link_status") == "up", 20, "the replica")
+        wait_until(
+            lambda: b.info("replication").get("master_link_status") == "up", 20, "the replica"
+        )
         b.replicaof("NO", "ONE")
         a.replicaof("127.0.0.1", str(ports[1]))
         road.target = ports[1]
@@ -204,7 +228,9 @@ def user(own: str, *rules: str) -> str:
 
 
 @pytest.mark.parametrize("denied", [["-config"], ["-config", "-info"]])
-def test_a_user_without_config_will_do(own: str, harness: Harness, unique: str, denied: list[str]) -> None:
+def test_a_user_without_config_will_do(
+    own: str, harness: Harness, unique: str, denied: list[str]
+) -> None:
     limited = harness_of(harness.spark, unique, user(own, "~*", "+@all", *denied))
     fill(limited)
     limited.apply()
@@ -225,7 +251,9 @@ def test_what_evicts_is_refused_whoever_asks(own: str, harness: Harness, unique:
 
 
 def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) -> None:
-    """On the driver and on executors; it names the permission, and no key, which may be personal."""
+    """On the driver and on executors; it names the permission, and no key, which may be
+    personal.
+    """
     sink = Redis("cache", user(own, f"~{unique}:*", "+@read"), unique)
     with pytest.raises(SinkRejected) as caught:
         sink.prepare(harness.table)
@@ -237,7 +265,10 @@ def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) 
     limited.topic.add("c", row("mail@example.org", 1))
     limited.topic.add("c", row("mail@example.org", 2))
     batch = limited.batch(limited.position(), limited.topic.ends, "five")
-    with pytest.raises(SinkRejected) as caught, Moment(0, {"run"}).during(lambda: user(own, *rules, "-mset")):
+    with (
+        pytest.raises(SinkRejected) as caught,
+        Moment(0, {"run"}).during(lambda: user(own, *rules, "-mset")),
+    ):
         limited.send(batch)
     assert "mset" in caught.value.message.lower()
     assert "example.org" not in f"{caught.value.message}{caught.value.hint}"
@@ -271,7 +302,9 @@ def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own: st
             server.restore(key, 0, value)
     assert harness.position() == Position(laws.TOPIC_ID, (3, 0))
     assert harness.view() == harness.topic.model((3, 0))
-    stale = harness.batch(Position(laws.TOPIC_ID, harness.topic.ends), [end + 1 for end in harness.topic.ends], "one")
+    stale = harness.batch(
+        Position(laws.TOPIC_ID, harness.topic.ends), [end + 1 for end in harness.topic.ends], "one"
+    )
     with pytest.raises(PositionLost):
         harness.send(stale)
     harness.sink = harness.writer()
@@ -293,7 +326,10 @@ def test_a_view_that_another_has_made_anew_is_not_emptied(harness: Harness) -> N
 
 
 def test_a_colon_in_a_name_is_no_end_of_it(harness: Harness, unique: str) -> None:
-    plain, odd = (Harness(harness.spark, harness.make, table(f"{unique}.{name}", name)) for name in ("a", "a:b"))
+    plain, odd = (
+        Harness(harness.spark, harness.make, table(f"{unique}.{name}", name))
+        for name in ("a", "a:b")
+    )
     for made in (plain, odd):
         fill(made)
         made.apply()
@@ -341,7 +377,9 @@ def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
 
 
 def test_views_of_tables_that_were_removed_stay(harness: Harness, own: str, unique: str) -> None:
-    """Whichever generation readers see, and what was taken away from them doesn't come back (finding 25)."""
+    """Whichever generation readers see, and what was taken away from them doesn't come back
+    (finding 25).
+    """
     fill(harness)
     harness.apply()
     removed = Harness(harness.spark, harness.make, table(f"{unique}.public.removed", "removed"))
@@ -376,7 +414,10 @@ def rebuilt(harness: Harness) -> dict[str, str]:
 
 def test_a_spare_that_the_server_lacks_is_refused(harness: Harness, own: str, unique: str) -> None:
     sink = Redis("cache", own, unique, spare=99)
-    for act in (lambda: sink.check_capacity([harness.table]), lambda: sink.generations(harness.table)):
+    for act in (
+        lambda: sink.check_capacity([harness.table]),
+        lambda: sink.generations(harness.table),
+    ):
         with pytest.raises(SinkRejected, match="99") as caught:
             act()
         assert "spare" in caught.value.hint
@@ -398,7 +439,9 @@ def test_a_server_behind_a_socket(spark: "SparkSession", unique: str, tmp_path: 
         made.sink.close()
 
 
-@pytest.mark.parametrize("url", ["redis://h/one", "unix:///s?db=x", "http://h:1/0", "redis://h/-1", "redis://h:port/0"])
+@pytest.mark.parametrize(
+    "url", ["redis://h/one", "unix:///s?db=x", "http://h:1/0", "redis://h/-1", "redis://h:port/0"]
+)
 def test_a_url_that_names_no_database_is_refused_with_words(url: str) -> None:
     with pytest.raises(CdcError, match="database"):
         Redis("cache", url, "prefix")

@@ -1,4 +1,6 @@
-"""What is kept beside the live views is never behind them, and nothing that readers see depends on it."""
+"""What is kept beside the live views is never behind them, and nothing that readers see depends on
+it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,7 +41,9 @@ class Pair:
 
     def find(self, names: Mapping[str, str] | None = None) -> None:
         views = {self.table: self.live.position(self.table)}
-        self.pair.resume(self.names if names is None else names, views, lambda _: 0, lambda *_: None)
+        self.pair.resume(
+            self.names if names is None else names, views, lambda _: 0, lambda *_: None
+        )
 
     def apply(self, rejection: Rejection | None = None, entries: Entries | None = None) -> None:
         batch = self.harness.batch(self.harness.position(self.pair), self.harness.topic.ends, "one")
@@ -64,7 +68,9 @@ def test_every_batch_is_in_both(pair: Pair) -> None:
 
 
 def test_each_goes_from_its_own_position(pair: Pair) -> None:
-    """The live view is ahead: the batch begins where the standby stands, and takes nothing of either back."""
+    """The live view is ahead: the batch begins where the standby stands, and takes nothing of
+    either back.
+    """
     pair.harness.apply(until=(1, 1))
     ahead, standby = pair.harness.position(), ViewCheckpoint(Position(TOPIC_ID, (0, 0)))
     pair.beside.stored[pair.table.qualified] = standby
@@ -92,9 +98,16 @@ def test_it_is_written_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    "error", [SinkUnavailable("away", hint="none"), SinkRejected("no", hint="none"), OSError("its folder is gone")]
+    "error",
+    [
+        SinkUnavailable("away", hint="none"),
+        SinkRejected("no", hint="none"),
+        OSError("its folder is gone"),
+    ],
 )
-def test_its_failure_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_its_failure_holds_up_nobody(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def broken(_: Batch) -> NoReturn:
         raise error
 
@@ -141,7 +154,9 @@ def test_what_only_it_refuses_is_known_however_often_the_live_view_is_away(
 
 
 def test_what_both_reject_is_left_out_of_both(pair: Pair) -> None:
-    """Also where one of them, which begins further back, meets what the other has rejected earlier."""
+    """Also where one of them, which begins further back, meets what the other has rejected
+    earlier.
+    """
     pair.find()
     pair.apply(Skip())
     before = dict(pair.beside.stored)
@@ -184,7 +199,8 @@ def test_what_readers_see_by_now_is_not_kept_beside_itself(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [Discontinued("it may have missed deletes", hint="none"), KafkaUnavailable("a", hint="")]
+    "error",
+    [Discontinued("it may have missed deletes", hint="none"), KafkaUnavailable("a", hint="")],
 )
 def test_what_cannot_go_on_is_left_alone(pair: Pair, error: ConnectorError) -> None:
     """What the log can't continue is lost for good; what can't be asked for isn't."""

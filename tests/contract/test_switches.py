@@ -1,4 +1,6 @@
-"""Whenever readers are shown another generation, no change is missing: neither in what they see nor in what is kept."""
+"""Whenever readers are shown another generation, no change is missing: neither in what they see nor
+in what is kept.
+"""
 
 import types
 from collections.abc import Callable, Iterator
@@ -33,7 +35,9 @@ MOMENTS = {"redis": range(0, 6, 2), "elasticsearch": range(0, 16, 6), "delta": r
 def pair(
     kind: str, request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
 ) -> Iterator[Pair]:
-    made = Pair(laws.Harness(spark, maker(request, kind, unique, tmp_path), table(f"{unique}.public.items")))
+    made = Pair(
+        laws.Harness(spark, maker(request, kind, unique, tmp_path), table(f"{unique}.public.items"))
+    )
     yield made
     made.live.close()
 
@@ -99,7 +103,10 @@ def unguarded() -> Iterator[None]:
         return whole(Redis(self.name, self.url, self.prefix), table)
 
     loose = redis_scripts.FINISH.replace(guard, "")
-    with mock.patch("sinks.redis.sink.FINISH", loose), mock.patch.object(Redis, "position", position):
+    with (
+        mock.patch("sinks.redis.sink.FINISH", loose),
+        mock.patch.object(Redis, "position", position),
+    ):
         yield
 
 
@@ -120,7 +127,9 @@ def as_told() -> AbstractContextManager[object]:
         ("delta", as_told, switches.a_switch_waits_for_the_kept_one, 6),
     ],
 )
-def test_planted(pair: Pair, bug: Callable[[], AbstractContextManager[object]], meeting: Meeting, number: int) -> None:
+def test_planted(
+    pair: Pair, bug: Callable[[], AbstractContextManager[object]], meeting: Meeting, number: int
+) -> None:
     with bug():
         pair.meet(meeting, Moment(number))
     with pytest.raises(AssertionError):

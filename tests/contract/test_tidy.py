@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(params=["small", "large"])
-def tidied(request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch) -> Delta:
-    """A warehouse that looks after each batch for what is to be removed; with rows marked as deleted, or without."""
+def tidied(
+    request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> Delta:
+    """A warehouse that looks after each batch for what is to be removed; with rows marked as
+    deleted, or without.
+    """
     monkeypatch.setattr("sinks.delta.sink.CLEANUP_S", 0)
     if request.param == "large":
         monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
@@ -30,19 +34,29 @@ def tidied(request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypa
 
 
 def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique: str) -> None:
-    """A merge later, with their marks, and what a writer that was killed has left; not what another generation has."""
+    """A merge later, with their marks, and what a writer that was killed has left; not what another
+    generation has.
+    """
     made = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
     mirror = Path(tidied.folder(made.table, "mirror"))
 
     def change(number: int) -> set[str]:
         made.topic.add("u", laws.row("k", 1, str(number)))
         made.apply()
-        return {path.name for path in mirror.iterdir() if path.is_file() and not path.name.startswith(".")}
+        return {
+            path.name
+            for path in mirror.iterdir()
+            if path.is_file() and not path.name.startswith(".")
+        }
 
     made.topic.add("c", laws.row("other", 1))
     first, second = change(0), change(1)
     assert first < second
-    left, foreign, old = f"part-{uuid4()}.parquet", "part-00000-at-work.parquet", "part-00000-given-up.parquet"
+    left, foreign, old = (
+        f"part-{uuid4()}.parquet",
+        "part-00000-at-work.parquet",
+        "part-00000-given-up.parquet",
+    )
     for name in (left, foreign, old):
         (mirror / name).write_bytes(b"")
     long_ago = time.time() - generations.UNCOMMITTED_S - 60
@@ -76,13 +90,17 @@ def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
 
 
 def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:
-    laws.a_generation_is_built_unseen(laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items")))
+    laws.a_generation_is_built_unseen(
+        laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
+    )
 
 
 def test_links_go_with_who_needs_them(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a switch that was killed before its commit, those of what was shown and of what was kept."""
+    """Those of a switch that was killed before its commit, those of what was shown and of what was
+    kept.
+    """
     monkeypatch.setattr("sinks.delta.sink.CLEANUP_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
@@ -116,7 +134,9 @@ def test_links_go_with_who_needs_them(
 
 
 def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: str) -> None:
-    """A rebuild was killed after its switch, and goes on when the files that it would have kept were removed."""
+    """A rebuild was killed after its switch, and goes on when the files that it would have kept
+    were removed.
+    """
     made = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
     laws.fill(made)
     made.apply()
@@ -133,7 +153,9 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
 
 
 def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> None:
-    """Another writer may put files and marks into folders of the table's own; deltalake lists all marks as unused."""
+    """Another writer may put files and marks into folders of the table's own; deltalake lists all
+    marks as unused.
+    """
     folder, commits = str(tmp_path / "table"), Commits()
     asked = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}
     spark.range(10).repartition(1).write.format("delta").options(**asked).save(folder)

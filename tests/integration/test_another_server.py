@@ -1,4 +1,6 @@
-"""Another Postgres behind the same name: never in silence, and nothing of the one before rises from the dead."""
+"""Another Postgres behind the same name: never in silence, and nothing of the one before rises from
+the dead.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +32,9 @@ def moved(shop: Shop) -> Iterator[Shop]:
         conn.execute(TABLES)
         conn.execute("DELETE FROM shop.counters WHERE id < 6")
         changed = shop.pipeline.source.model_copy(update={"dsn": dsn})
-        yield replace(shop, conn=conn, pipeline=shop.pipeline.model_copy(update={"source": changed}))
+        yield replace(
+            shop, conn=conn, pipeline=shop.pipeline.model_copy(update={"source": changed})
+        )
         shop.stop(forget=True)
 
 
@@ -82,9 +86,14 @@ def test_a_server_that_takes_the_place_of_another(shop: Shop, moved: Shop) -> No
     assert found is not None
     assert found[0].offsets[0] >= len(log)
 
-    # The new server's TRUNCATE, at a low place: rows of the old one stay dead, and so do its own from before.
+    # The new server's TRUNCATE, at a low place: rows of the old one stay dead, and so do its own
+    # from before.
     moved.conn.execute("TRUNCATE shop.counters")
     moved.conn.execute("INSERT INTO shop.counters VALUES (99, 99)")
-    wait_until(lambda: [change.key["id"] for change in moved.living("shop.counters")] == [99], 20, "the floor")
+    wait_until(
+        lambda: [change.key["id"] for change in moved.living("shop.counters")] == [99],
+        20,
+        "the floor",
+    )
     assert moved.floors().number("shop.counters") > first.number("shop.counters")
     view.close()

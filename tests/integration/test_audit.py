@@ -1,4 +1,6 @@
-"""An audit of topics with planted defects: each is found, by its kind and its keys, and nothing else is."""
+"""An audit of topics with planted defects: each is found, by its kind and its keys, and nothing
+else is.
+"""
 
 import json
 import time
@@ -26,13 +28,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FLOOR, CHANGED = 100, 1000
-"""LSNs: of the TRUNCATE of every table, and of the definition that gave `other` a column with a default."""
+"""LSNs: of the TRUNCATE of every table, and of the definition that gave `other` a column with a
+default.
+"""
 Value = dict[str, Any] | None
 Planted = list[tuple[bytes | None, Value, int]]
 """Records: key, value, partition."""
 
 
-def row(id_: int, v: str | None = "v", lsn: int = 500, op: str = "u", **more: Any) -> tuple[bytes, Value, int]:
+def row(
+    id_: int, v: str | None = "v", lsn: int = 500, op: str = "u", **more: Any
+) -> tuple[bytes, Value, int]:
     value = enveloped(op, None, {"id": id_, "v": v, "w": "w", **more}, lsn)
     return key(id_), value, id_ % 2
 
@@ -87,7 +93,13 @@ OUTDATED: Planted = [
     row(4, lsn=999),
     row(5, lsn=50),
 ]
-FOREIGN: Planted = [*CLEAN, (b'{"id":1,"x":2}', None, 0), (b'{"x":2}', None, 0), (b"", None, 0), (b"no", None, 1)]
+FOREIGN: Planted = [
+    *CLEAN,
+    (b'{"id":1,"x":2}', None, 0),
+    (b'{"x":2}', None, 0),
+    (b"", None, 0),
+    (b"no", None, 1),
+]
 MOVED: Planted = [*CLEAN, (key(1), row(1)[1], 0), (key(6), None, 1)]
 UNREADABLE: Planted = [
     *CLEAN,
@@ -104,7 +116,10 @@ class Broker:
         self.producer = kafka.KafkaProducer(bootstrap_servers=shop.kafka, acks="all")
 
     def table(self, name: str) -> Table:
-        columns = (Column("id", "integer", False), *(Column(one, "text") for one in ("v", "w", "more")))
+        columns = (
+            Column("id", "integer", False),
+            *(Column(one, "text") for one in ("v", "w", "more")),
+        )
         return Table("public", name, columns, ("id",), self.shop.topic(f"public.{name}"))
 
     def send(self, topic: str, planted: Planted) -> None:
@@ -112,22 +127,37 @@ class Broker:
             self.producer.send(topic, key=key_, value=encoded(value), partition=partition).get(10)
 
     def define(self, table: str) -> None:
-        """A journal as the connector writes it: `more` was added, with a default, while the table was captured."""
+        """A journal as the connector writes it: `more` was added, with a default, while the table
+        was captured.
+        """
         for id_, names, lsn in ((1, ("id", "v", "w"), 1), (2, ("id", "v", "w", "more"), CHANGED)):
             columns = [{"name": one, "type": "text", "number": n} for n, one in enumerate(names)]
             columns[-1] |= {"default": "'x'"} if "more" in names else {}
-            after = {"id": id_, "table_name": table, "relation": 1, "lsn": f"0/{lsn:X}", "command": "ALTER TABLE"}
+            after = {
+                "id": id_,
+                "table_name": table,
+                "relation": 1,
+                "lsn": f"0/{lsn:X}",
+                "command": "ALTER TABLE",
+            }
             after |= {"columns": json.dumps(columns), "partitions": None}
             value = {"op": "c", "after": after}
             self.send(self.shop.topic("cdc.ddl"), [(json.dumps({"id": id_}).encode(), value, 0)])
 
     def truncate(self, table: str) -> None:
         value = {"op": "c", "after": {"table_name": table, "lsn": f"0/{FLOOR:X}"}}
-        self.send(self.shop.topic("cdc.truncation"), [(json.dumps({"table_name": table}).encode(), value, 0)])
+        self.send(
+            self.shop.topic("cdc.truncation"),
+            [(json.dumps({"table_name": table}).encode(), value, 0)],
+        )
 
     def policy(self, topic: str, value: str) -> None:
         self.topics.override({topic: {"cleanup.policy": value}})
-        wait_until(lambda: self.topics.settings([topic])[topic]["cleanup.policy"] == value, 10, "the policy")
+        wait_until(
+            lambda: self.topics.settings([topic])[topic]["cleanup.policy"] == value,
+            10,
+            "the policy",
+        )
 
     def without_keys(self, topic: str) -> None:
         """A compacted topic takes none."""
@@ -157,7 +187,9 @@ class Broker:
 
     def grow(self, topic: str) -> None:
         self.admin.create_partitions({topic: 3})
-        wait_until(lambda: self.topics.ends([topic])[topic].partition_count == 3, 10, "the third partition")
+        wait_until(
+            lambda: self.topics.ends([topic])[topic].partition_count == 3, 10, "the third partition"
+        )
 
 
 DEFECTS: dict[str, tuple[Planted, Change | None, dict[str, tuple[int, tuple[str, ...]]]]] = {
@@ -168,7 +200,11 @@ DEFECTS: dict[str, tuple[Planted, Change | None, dict[str, tuple[int, tuple[str,
     "keyless": (CLEAN, Broker.without_keys, {"keyless": (2, ())}),
     "moved": (MOVED, None, {"moved": (2, ("1", "6"))}),
     "unreadable": (UNREADABLE, None, {"unreadable": (2, ())}),
-    "policy": (CLEAN, lambda broker, topic: broker.policy(topic, "compact,delete"), {"policy": (1, ())}),
+    "policy": (
+        CLEAN,
+        lambda broker, topic: broker.policy(topic, "compact,delete"),
+        {"policy": (1, ())},
+    ),
     "start": ([row(2), *CLEAN], Broker.cut, {"start": (1, ())}),
     "partitions": (CLEAN, Broker.grow, {"partitions": (1, ())}),
     "retention": (
@@ -192,7 +228,9 @@ def broker(stack: Any, unique: str) -> Iterator[Broker]:
         made.admin.close()
 
 
-def test_every_planted_defect_is_found_and_nothing_else(broker: Broker, spark: "SparkSession") -> None:
+def test_every_planted_defect_is_found_and_nothing_else(
+    broker: Broker, spark: "SparkSession"
+) -> None:
     for name, (planted, change, _) in DEFECTS.items():
         table = broker.table(name)
         broker.truncate(table.qualified)
@@ -202,12 +240,20 @@ def test_every_planted_defect_is_found_and_nothing_else(broker: Broker, spark: "
     broker.define("public.outdated")
     auditor = Auditor(spark, broker.shop, broker.topics, PLACEHOLDER, [])
     audits = {name: auditor.audit(broker.table(name)) for name in DEFECTS}
-    found = {name: {one.kind: (one.count, one.keys) for one in audit.findings} for name, audit in audits.items()}
+    found = {
+        name: {one.kind: (one.count, one.keys) for one in audit.findings}
+        for name, audit in audits.items()
+    }
     assert found == {name: expected for name, (_, _, expected) in DEFECTS.items()}
     warnings = {"clean", "unreadable", "retention"}
     assert {name for name, audit in audits.items() if not audit.defects} == warnings
     clean = audits["clean"]
-    assert (clean.records, clean.keys, clean.tombstones, clean.saved) == (len(CLEAN), 6, 2, len(CLEAN) - 6)
+    assert (clean.records, clean.keys, clean.tombstones, clean.saved) == (
+        len(CLEAN),
+        6,
+        2,
+        len(CLEAN) - 6,
+    )
     assert clean.dirty_ratio == round(clean.saved / len(CLEAN), 4)
 
 
@@ -223,7 +269,9 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     aborted.send(table.topic, key=key(1), value=None, partition=1).get(10)
     aborted.abort_transaction()
     aborted.close()
-    wait_until(lambda: broker.topics.ends([table.topic])[table.topic].offsets[1] == odd + 2, 10, "the end")
+    wait_until(
+        lambda: broker.topics.ends([table.topic])[table.topic].offsets[1] == odd + 2, 10, "the end"
+    )
 
     def at(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> ViewCheckpoint:
         return ViewCheckpoint(Position(topic_id, offsets), changed_at=time.time() - days * 86400)
@@ -260,14 +308,20 @@ def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> Non
 
 def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     keys = tuple(map(str, range(100)))
-    damaged = Audit("public.items", "t.public.items", (row_finding("unknown", 123, keys),), 20_000, 150, 3)
-    warned = Audit("public.others", "t.public.others", (row_finding("unreadable", 1),), 10, 10, repaired=7)
+    damaged = Audit(
+        "public.items", "t.public.items", (row_finding("unknown", 123, keys),), 20_000, 150, 3
+    )
+    warned = Audit(
+        "public.others", "t.public.others", (row_finding("unreadable", 1),), 10, 10, repaired=7
+    )
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
         cli_topics.report([damaged, warned], as_json=False)
     assert "--repair" in caught.value.hint
     told = capsys.readouterr().out
     # Piped, a sentence is one line, so that it can be searched for.
-    assert len([line for line in told.splitlines() if line.startswith("public.items: 123 rows")]) == 1
+    assert (
+        len([line for line in told.splitlines() if line.startswith("public.items: 123 rows")]) == 1
+    )
     assert told.count("\n") < 10
     for words in (
         "can't be replayed",

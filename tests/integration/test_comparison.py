@@ -1,4 +1,6 @@
-"""Definitions where no event trigger journals them: compared with the journal, what differs is noted."""
+"""Definitions where no event trigger journals them: compared with the journal, what differs is
+noted.
+"""
 
 import json
 import time
@@ -42,20 +44,26 @@ def conn(postgres_dsn: str, unique: str) -> Iterator[Connection]:
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(SHOP)
         migrate(connection)
-        wanted = SourceRequirements(unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication", key_index)
+        wanted = SourceRequirements(
+            unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication", key_index
+        )
         prepare_source(connection, wanted)
         for name in EVENT_TRIGGERS:
             connection.execute(sql.SQL("DROP EVENT TRIGGER {}").format(sql.Identifier(name)))
         assert definitions.compare(connection) == 0
         yield connection
         role = sql.Identifier(wanted.role)
-        connection.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role))
+        connection.execute(
+            sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role)
+        )
 
 
 def history(conn: Connection) -> list[Definition]:
     """The journal as its topic would have it; what `migrate` noted came with the snapshot."""
     fields = ("id", "lsn", "command", "table_name", "relation", "columns", "partitions")
-    found = conn.execute("SELECT id, lsn::text, command, table_name, relation, columns, partitions FROM cdc.ddl")
+    found = conn.execute(
+        "SELECT id, lsn::text, command, table_name, relation, columns, partitions FROM cdc.ddl"
+    )
     entries = []
     for row in found.fetchall():
         after = dict(zip(fields, row, strict=True))
@@ -66,7 +74,9 @@ def history(conn: Connection) -> list[Definition]:
 
 def verdicts(conn: Connection) -> list[tuple[str, str]]:
     """What became of captured tables, but for entries that mean nothing for their rows."""
-    return [(one.table, one.kind) for one in consequences(history(conn), CAPTURED) if one.kind != "none"]
+    return [
+        (one.table, one.kind) for one in consequences(history(conn), CAPTURED) if one.kind != "none"
+    ]
 
 
 ORDERS, PARTS = CAPTURED
@@ -86,14 +96,26 @@ ORDERS, PARTS = CAPTURED
         ("ALTER TABLE shop.orders ALTER n TYPE text", [(ORDERS, "refresh")]),
         ("ALTER TABLE shop.orders ALTER n TYPE int USING -n", [(ORDERS, "refresh")]),
         ("VACUUM FULL shop.orders", [(ORDERS, "refresh")]),
-        ("ALTER TABLE shop.orders DROP n; ALTER TABLE shop.orders ADD n int", [(ORDERS, "refresh")]),
+        (
+            "ALTER TABLE shop.orders DROP n; ALTER TABLE shop.orders ADD n int",
+            [(ORDERS, "refresh")],
+        ),
         ("ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'", [(ORDERS, "refresh")]),
-        ("ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, n)", [(ORDERS, "cleanse")]),
+        (
+            "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, n)",
+            [(ORDERS, "cleanse")],
+        ),
         ("ALTER TABLE shop.orders RENAME TO requests", [(ORDERS, "gone")]),
         ("DROP TABLE shop.orders", [(ORDERS, "gone")]),
-        ("DROP TABLE shop.orders; CREATE TABLE shop.orders (id int PRIMARY KEY)", [(ORDERS, "gone"), (ORDERS, "gone")]),
+        (
+            "DROP TABLE shop.orders; CREATE TABLE shop.orders (id int PRIMARY KEY)",
+            [(ORDERS, "gone"), (ORDERS, "gone")],
+        ),
         ("ALTER SCHEMA shop RENAME TO store", [(ORDERS, "gone"), (PARTS, "gone")]),
-        ("ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)", [(PARTS, "refresh")]),
+        (
+            "ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)",
+            [(PARTS, "refresh")],
+        ),
         ("ALTER TABLE shop.parts DETACH PARTITION shop.low", [(PARTS, "cleanse")]),
         ("DROP TABLE shop.low", [(PARTS, "cleanse")]),
         ("TRUNCATE shop.low", [(PARTS, "cleanse")]),
@@ -117,11 +139,19 @@ ORDERS, PARTS = CAPTURED
         ("TRUNCATE shop.orders, shop.parts", []),
         ("ALTER TABLE shop.orders DROP n", []),
         ("ALTER TABLE shop.orders ALTER n SET DEFAULT 5, ALTER m SET NOT NULL", []),
-        ("GRANT SELECT ON shop.orders TO PUBLIC; ANALYZE shop.orders; CREATE INDEX ON shop.orders (n)", []),
-        ("ALTER TABLE shop.other ADD x int DEFAULT 7; VACUUM FULL shop.other; DROP TABLE shop.other", []),
+        (
+            "GRANT SELECT ON shop.orders TO PUBLIC; ANALYZE shop.orders; CREATE INDEX ON shop.orders (n)",
+            [],
+        ),
+        (
+            "ALTER TABLE shop.other ADD x int DEFAULT 7; VACUUM FULL shop.other; DROP TABLE shop.other",
+            [],
+        ),
     ],
 )
-def test_what_has_changed_is_noted_once(conn: Connection, statements: str, expected: list[tuple[str, str]]) -> None:
+def test_what_has_changed_is_noted_once(
+    conn: Connection, statements: str, expected: list[tuple[str, str]]
+) -> None:
     for statement in statements.split("; "):
         conn.execute(statement.encode())
     definitions.compare(conn)
@@ -145,7 +175,9 @@ def test_a_start_looks(conn: Connection, postgres_dsn: str, unique: str) -> None
     assert verdicts(conn) == [(ORDERS, "refresh")]
 
 
-def test_status_says_how_definitions_are_watched(conn: Connection, postgres_dsn: str, unique: str) -> None:
+def test_status_says_how_definitions_are_watched(
+    conn: Connection, postgres_dsn: str, unique: str
+) -> None:
     asked = pipeline(unique, postgres_dsn, *CAPTURED)
     assert collect(asked, positions={}, progress={}).definitions == "comparison"
     conn.execute("SELECT cdc.watch_ddl()")
@@ -156,13 +188,17 @@ def test_a_new_partition_is_taken_in(conn: Connection) -> None:
     conn.execute("ALTER TABLE shop.parts REPLICA IDENTITY FULL")
     conn.execute("CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)")
     definitions.compare(conn)
-    assert conn.execute("SELECT relreplident::text FROM pg_class WHERE oid = 'shop.new'::regclass").fetchone() == ("f",)
+    assert conn.execute(
+        "SELECT relreplident::text FROM pg_class WHERE oid = 'shop.new'::regclass"
+    ).fetchone() == ("f",)
     conn.execute("TRUNCATE shop.new")
     assert verdicts(conn) == [(PARTS, "cleanse")]
 
 
 def test_a_partition_of_a_partition_that_was_away_is_noted(conn: Connection) -> None:
-    conn.execute("CREATE TABLE shop.wide PARTITION OF shop.parts FOR VALUES FROM (50) TO (60) PARTITION BY RANGE (id)")
+    conn.execute(
+        "CREATE TABLE shop.wide PARTITION OF shop.parts FOR VALUES FROM (50) TO (60) PARTITION BY RANGE (id)"
+    )
     conn.execute("CREATE TABLE shop.narrow PARTITION OF shop.wide FOR VALUES FROM (50) TO (55)")
     definitions.compare(conn)
     assert verdicts(conn) == []
@@ -219,10 +255,14 @@ def test_a_partition_that_cant_be_read_spoils_nothing(conn: Connection, unique: 
     assert sorted(verdicts(conn)) == [(ORDERS, "refresh"), (PARTS, "refresh")]
 
 
-def test_a_locked_partition_keeps_no_other_from_being_taken_in(conn: Connection, postgres_dsn: str) -> None:
+def test_a_locked_partition_keeps_no_other_from_being_taken_in(
+    conn: Connection, postgres_dsn: str
+) -> None:
     conn.execute("CREATE TABLE shop.aside (id int) PARTITION BY RANGE (id)")
     conn.execute("CREATE TABLE shop.held PARTITION OF shop.aside DEFAULT")
-    trigger = "CREATE TRIGGER aside BEFORE TRUNCATE ON shop.aside EXECUTE FUNCTION cdc.begin_truncation()"
+    trigger = (
+        "CREATE TRIGGER aside BEFORE TRUNCATE ON shop.aside EXECUTE FUNCTION cdc.begin_truncation()"
+    )
     conn.execute(trigger)
     conn.execute("CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)")
     with psycopg.connect(postgres_dsn) as application:

@@ -1,4 +1,6 @@
-"""The pipeline's own topics on a real broker: however much they hold, they are read, and each time only what is new."""
+"""The pipeline's own topics on a real broker: however much they hold, they are read, and each time
+only what is new.
+"""
 
 import json
 import random
@@ -28,7 +30,9 @@ WIDTH = 1500
 
 @pytest.fixture
 def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
-    made = pipeline(unique, "postgresql://127.0.0.1:1/none", "public.orders", kafka=stack.endpoints.kafka)
+    made = pipeline(
+        unique, "postgresql://127.0.0.1:1/none", "public.orders", kafka=stack.endpoints.kafka
+    )
     with Topics(made.kafka) as topics:
         topics.ensure(made)
     yield made
@@ -51,7 +55,9 @@ def entry(offset: int, sink: str = "warehouse") -> QuarantineKey:
 
 def fill(shop: Pipeline, offsets: Iterable[int]) -> None:
     row = b64encode(random.Random(3).randbytes(WIDTH)).decode()
-    value = json.dumps({"reason": "not a number", "at": 1.0, "key": b64encode(b"{}").decode(), "value": row}).encode()
+    value = json.dumps(
+        {"reason": "not a number", "at": 1.0, "key": b64encode(b"{}").decode(), "value": row}
+    ).encode()
     write(shop, shop.quarantine_topic, ((entry(offset).to_key(), value) for offset in offsets))
 
 
@@ -65,7 +71,8 @@ def test_a_long_quarantine_is_read_in_full_and_once(shop: Pipeline) -> None:
     with Topics(shop.kafka) as topics:
         count, whole_s = timed(QuarantineLog(topics, shop))
     assert count == ENTRIES
-    # The same with a quarter of that time as the longest without a record: it isn't a limit of the whole.
+    # The same with a quarter of that time as the longest without a record: it isn't a limit of the
+    # whole.
     with Topics(shop.kafka, patience_s=whole_s / 4) as topics:
         ledger = QuarantineLog(topics, shop)
         assert timed(ledger)[0] == ENTRIES
@@ -83,7 +90,9 @@ def test_a_long_quarantine_is_read_in_full_and_once(shop: Pipeline) -> None:
 
 
 def test_a_read_that_gets_nothing_ends(shop: Pipeline, unique: str) -> None:
-    """What isn't there is no end: offsets that were promised and don't come are an error, in time."""
+    """What isn't there is no end: offsets that were promised and don't come are an error, in
+    time.
+    """
     fill(shop, range(3))
     records = Records(shop.kafka, patience_s=0.3)
     try:
@@ -94,13 +103,21 @@ def test_a_read_that_gets_nothing_ends(shop: Pipeline, unique: str) -> None:
 
 
 def ddl(number: int, table: str) -> tuple[bytes, bytes]:
-    after = {"id": number, "table_name": table, "lsn": f"0/{number:X}", "command": "CREATE TABLE", "columns": "[]"}
+    after = {
+        "id": number,
+        "table_name": table,
+        "lsn": f"0/{number:X}",
+        "command": "CREATE TABLE",
+        "columns": "[]",
+    }
     return json.dumps({"id": number}).encode(), json.dumps({"op": "c", "after": after}).encode()
 
 
 def truncation(table: str, lsn: int) -> tuple[bytes, bytes]:
     after = {"table_name": table, "lsn": f"0/{lsn:X}"}
-    return json.dumps({"table_name": table}).encode(), json.dumps({"op": "u", "after": after}).encode()
+    return json.dumps({"table_name": table}).encode(), json.dumps(
+        {"op": "u", "after": after}
+    ).encode()
 
 
 def test_floors_and_definitions_are_followed(shop: Pipeline) -> None:
@@ -125,16 +142,27 @@ def test_floors_and_definitions_are_followed(shop: Pipeline) -> None:
         registrations.write(topics, shop, Registration(epoch=1, since=ends))
         assert control.has_changed()
         control.read()
-        assert (control.floors.epoch, control.floors.lsns, control.definitions) == (1, {"public.lines": 1}, ())
+        assert (control.floors.epoch, control.floors.lsns, control.definitions) == (
+            1,
+            {"public.lines": 1},
+            (),
+        )
 
 
 def test_a_topic_that_was_made_again_is_read_from_its_start(shop: Pipeline) -> None:
     fill(shop, range(5))
-    with Topics(shop.kafka) as topics, kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
+    with (
+        Topics(shop.kafka) as topics,
+        kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin,
+    ):
         ledger = QuarantineLog(topics, shop)
         assert len(ledger.read()) == 5
         admin.delete_topics([shop.quarantine_topic])
-        wait_until(lambda: shop.quarantine_topic not in topics.existing([shop.quarantine_topic]), 10, "it to be gone")
+        wait_until(
+            lambda: shop.quarantine_topic not in topics.existing([shop.quarantine_topic]),
+            10,
+            "it to be gone",
+        )
         topics.ensure(shop)
         fill(shop, [100, 101])
         assert ledger.has_changed()
@@ -144,9 +172,14 @@ def test_a_topic_that_was_made_again_is_read_from_its_start(shop: Pipeline) -> N
 def test_what_commands_tell_each_other_is_compacted(shop: Pipeline) -> None:
     with Topics(shop.kafka) as topics:
         topics.ensure(shop)
-        own = topics.overrides([shop.quarantine_topic, shop.generations_topic, shop.topic("public.orders")])
+        own = topics.overrides(
+            [shop.quarantine_topic, shop.generations_topic, shop.topic("public.orders")]
+        )
     *followed, table = own.values()
-    assert all(one["segment.ms"] == "600000" and one["min.cleanable.dirty.ratio"] == "0.1" for one in followed)
+    assert all(
+        one["segment.ms"] == "600000" and one["min.cleanable.dirty.ratio"] == "0.1"
+        for one in followed
+    )
     assert not table.keys() & {"segment.ms", "min.cleanable.dirty.ratio"}
 
 
@@ -155,7 +188,10 @@ def test_deletions_stay_for_a_day_where_they_are_followed(shop: Pipeline) -> Non
         topics.ensure(replace_retention(shop, 1.0))
         names = [shop.quarantine_topic, shop.topic("public.orders")]
         wait_until(
-            lambda: [one["delete.retention.ms"] for one in topics.overrides(names).values()] == ["86400000", "3600000"],
+            lambda: (
+                [one["delete.retention.ms"] for one in topics.overrides(names).values()]
+                == ["86400000", "3600000"]
+            ),
             10,
             "the broker to take over the settings",
         )

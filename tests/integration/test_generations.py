@@ -1,4 +1,6 @@
-"""The registry of generations on a real broker: one command at a time, and none forgets what isn't its own."""
+"""The registry of generations on a real broker: one command at a time, and none forgets what isn't
+its own.
+"""
 
 import json
 import threading
@@ -12,7 +14,14 @@ import pytest
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, SettingsError, SinkUnavailable
 from cdc.generations.claim import Claim, claim
-from cdc.generations.registry import STALE_S, GenerationBuild, Progress, Registry, RetainedView, Rollback
+from cdc.generations.registry import (
+    STALE_S,
+    GenerationBuild,
+    Progress,
+    Registry,
+    RetainedView,
+    Rollback,
+)
 from cdc.generations.rollback import rollback, settle_rollback
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
@@ -30,7 +39,9 @@ FIRST, SECOND = "20260101t000000000000", "20260101t000000000001"
 
 @pytest.fixture
 def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
-    made = pipeline(unique, "postgresql://127.0.0.1:1/none", "public.items", kafka=stack.endpoints.kafka)
+    made = pipeline(
+        unique, "postgresql://127.0.0.1:1/none", "public.items", kafka=stack.endpoints.kafka
+    )
     with Topics(made.kafka) as topics:
         topics.ensure(made)
     yield made
@@ -88,11 +99,16 @@ def test_planted_twin(shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_that_was_killed_is_put_away(registry: Registry) -> None:
     killed_at = time.time() - STALE_S - 1
-    registry.write((("claim", SINK, "killed"), {"at": killed_at}), (("work", SINK), vars(building("public.items"))))
+    registry.write(
+        (("claim", SINK, "killed"), {"at": killed_at}),
+        (("work", SINK), vars(building("public.items"))),
+    )
     with claim(registry, SINK) as held:
         assert held.generations.claims.keys() != {"killed"}
         assert isinstance(held.generations.work, GenerationBuild)
-        wait_until(lambda: "killed" not in registry.read().for_sink(SINK).claims, 5, "its claim to be gone")
+        wait_until(
+            lambda: "killed" not in registry.read().for_sink(SINK).claims, 5, "its claim to be gone"
+        )
 
 
 def test_one_that_was_stopped_learns_that_it_counts_as_dead(registry: Registry) -> None:
@@ -126,7 +142,9 @@ def test_a_tick_that_fails_is_not_the_last(registry: Registry) -> None:
 def test_a_rebuild_of_one_table_leaves_the_way_back_of_others(registry: Registry) -> None:
     orders = retained()
     with claim(registry, SINK) as held:
-        held.complete({"public.items": retained(), "public.orders": orders}, ["public.items", "public.orders"])
+        held.complete(
+            {"public.items": retained(), "public.orders": orders}, ["public.items", "public.orders"]
+        )
     with claim(registry, SINK) as held:
         held.announce(building("public.items"))
         held.forget_retained(["public.items"])
@@ -143,7 +161,11 @@ def test_what_is_said_every_second_is_small(shop: Pipeline, registry: Registry) 
     names = [f"public.customer_order_{number:03}" for number in range(500)]
     with claim(registry, SINK) as held, Topics(shop.kafka) as topics:
         held.announce(building(*names))
-        wait_until(lambda: any(b'"tick"' in (one.key or b"") for one in topics.read_all(registry.topic)), 5, "a tick")
+        wait_until(
+            lambda: any(b'"tick"' in (one.key or b"") for one in topics.read_all(registry.topic)),
+            5,
+            "a tick",
+        )
         records = topics.read_all(registry.topic)
     told = {json.loads(one.key or b"[]")[0]: len(one.value or b"") for one in records}
     assert told["work"] > 20_000
@@ -189,7 +211,9 @@ def seen(sink: Memory) -> str:
 def test_a_rollback_that_was_killed_is_no_rebuild(
     registry: Registry, when: str, expected: str, again: Callable[..., object]
 ) -> None:
-    """B9. What comes next takes back what nobody has seen yet, and ends what somebody may have seen."""
+    """B9. What comes next takes back what nobody has seen yet, and ends what somebody may have
+    seen.
+    """
     sink = kept_beside(registry, when)
     with pytest.raises(KeyboardInterrupt):
         rollback(registry, sink, [ITEMS], HOUR_S)

@@ -1,4 +1,6 @@
-"""What the index finds, sorts and sums is what Postgres does: random queries on every type that can be compared."""
+"""What the index finds, sorts and sums is what Postgres does: random queries on every type that can
+be compared.
+"""
 
 import json
 import random
@@ -29,7 +31,9 @@ Value = Callable[[Random], str]
 
 
 def whole(low: int, high: int) -> Value:
-    return lambda rng: str(rng.choice([rng.randint(low, high), rng.randint(max(low, -30), min(high, 30))]))
+    return lambda rng: str(
+        rng.choice([rng.randint(low, high), rng.randint(max(low, -30), min(high, 30))])
+    )
 
 
 def decimal(digits: int, scale: int) -> Value:
@@ -43,7 +47,9 @@ def decimal(digits: int, scale: int) -> Value:
 
 
 def binary(rng: Random) -> str:
-    return rng.choice([f"{rng.uniform(-50, 50):.1f}", f"{rng.uniform(1, 9):.5f}e{rng.randint(-20, 20)}"])
+    return rng.choice(
+        [f"{rng.uniform(-50, 50):.1f}", f"{rng.uniform(1, 9):.5f}e{rng.randint(-20, 20)}"]
+    )
 
 
 def words(alphabet: str, longest: int) -> Value:
@@ -62,8 +68,15 @@ def moment(form: str, first: int = 1) -> Value:
     """Milliseconds: what an index compares. Some of them on the same days."""
 
     def value(rng: Random) -> str:
-        year, midnight = rng.choice([first, 1969, 2013, 2024, 9999]), timedelta(days=rng.randint(0, 300))
-        day = datetime(year, 1, 1, tzinfo=UTC) + midnight + timedelta(milliseconds=rng.randint(0, 86_399_999))
+        year, midnight = (
+            rng.choice([first, 1969, 2013, 2024, 9999]),
+            timedelta(days=rng.randint(0, 300)),
+        )
+        day = (
+            datetime(year, 1, 1, tzinfo=UTC)
+            + midnight
+            + timedelta(milliseconds=rng.randint(0, 86_399_999))
+        )
         return day.strftime(form.replace("%Y", f"{year:04}"))
 
     return value
@@ -118,7 +131,11 @@ CASES = [
     Case("uuid", lambda rng: str(UUID(int=rng.getrandbits(128)))),
     Case("macaddr", digits(HEX, 12, ":", 2)),
     Case("bit(10)", digits("01", 10)),
-    Case("numeric(10,2)[]", lambda rng: f"{{{decimal(4, 2)(rng)},NULL,{decimal(3, 2)(rng)}}}", ordered=False),
+    Case(
+        "numeric(10,2)[]",
+        lambda rng: f"{{{decimal(4, 2)(rng)},NULL,{decimal(3, 2)(rng)}}}",
+        ordered=False,
+    ),
     # By their texts, which Postgres orders otherwise.
     Case("mood", lambda rng: rng.choice(["sad", "ok", "happy"]), ordered=False),
     Case("inet", lambda rng: f"10.0.0.{rng.randint(0, 30)}", ordered=False),
@@ -135,7 +152,9 @@ CREATE DOMAIN price AS numeric(10,2);
 
 @dataclass
 class Both:
-    """The same rows in Postgres and in an index; `probes` are the documents of values that are asked for."""
+    """The same rows in Postgres and in an index; `probes` are the documents of values that are
+    asked for.
+    """
 
     conn: source.Connection
     sink: Elasticsearch
@@ -145,23 +164,31 @@ class Both:
 
     def ids(self, wheres: list[str]) -> list[set[int]]:
         """The ids that meet each condition, read in one go."""
-        met = self.conn.execute(f"SELECT id, ARRAY[{', '.join(wheres)}] FROM t WHERE id < {ROWS}").fetchall()
+        met = self.conn.execute(
+            f"SELECT id, ARRAY[{', '.join(wheres)}] FROM t WHERE id < {ROWS}"
+        ).fetchall()
         return [{key for key, each in met if each[at]} for at in range(len(wheres))]
 
     def search(self, bodies: list[dict[str, Any]]) -> list[list[int]]:
         """The ids that each query finds, in the order of the answer."""
         lines = "".join(
-            json.dumps(one) + "\n" for body in bodies for one in ({}, {"size": ROWS, "_source": False, **body})
+            json.dumps(one) + "\n"
+            for body in bodies
+            for one in ({}, {"size": ROWS, "_source": False, **body})
         )
         url = f"{self.sink.url}/{self.sink.alias(self.table)}/_msearch"
-        answer = httpx.post(url, content=lines, headers={"content-type": "application/x-ndjson"}, timeout=60)
+        answer = httpx.post(
+            url, content=lines, headers={"content-type": "application/x-ndjson"}, timeout=60
+        )
         parts = answer.raise_for_status().json()["responses"]
         assert [part["error"] for part in parts if "error" in part] == []
         return [[int(hit["_id"]) for hit in part["hits"]["hits"]] for part in parts]
 
 
 @pytest.fixture
-def both(stack: "Stack", postgres_dsn: str, unique: str) -> "Iterator[Callable[[list[Case]], Both]]":
+def both(
+    stack: "Stack", postgres_dsn: str, unique: str
+) -> "Iterator[Callable[[list[Case]], Both]]":
     sink = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
     with source.connect(postgres_dsn) as conn:
 
@@ -174,13 +201,19 @@ def both(stack: "Stack", postgres_dsn: str, unique: str) -> "Iterator[Callable[[
             (table,) = source.describe(conn, pipeline(unique, "", "public.t"))
             documents = {int(key): text for key, text in conn.execute(row_query(table))}
             sink.prepare(table)
-            lines = "".join(f'{{"index":{{"_id":"{key}"}}}}\n{documents[key]}\n' for key in range(ROWS))
+            lines = "".join(
+                f'{{"index":{{"_id":"{key}"}}}}\n{documents[key]}\n' for key in range(ROWS)
+            )
             url = f"{sink.url}/{sink.alias(table)}/_bulk"
             query = {"refresh": "true"}
             headers = {"content-type": "application/x-ndjson"}
-            answer = httpx.post(url, params=query, content=lines.encode(), headers=headers, timeout=60)
+            answer = httpx.post(
+                url, params=query, content=lines.encode(), headers=headers, timeout=60
+            )
             assert not answer.raise_for_status().json()["errors"], answer.text[:1000]
-            return Both(conn, sink, table, {key: json.loads(text) for key, text in documents.items()})
+            return Both(
+                conn, sink, table, {key: json.loads(text) for key, text in documents.items()}
+            )
 
         yield make
     sink.close()
@@ -210,23 +243,36 @@ def check_queries(both: Both, rng: Random, at: int, case: Case) -> None:
     missed = {key for key in range(ROWS) if case.values[key] in (None, *case.apart)}
     bodies, wheres = [], []
     for number in range(QUERIES):
-        probes = [rng.randrange(ROWS, ROWS + PROBES) if number % 2 else anywhere(rng, missed) for _ in range(2)]
+        probes = [
+            rng.randrange(ROWS, ROWS + PROBES) if number % 2 else anywhere(rng, missed)
+            for _ in range(2)
+        ]
         low, high = (value_of(both, name, probe) for probe in probes)
         rows = f"t p CROSS JOIN LATERAL {whole.replace(name, f'p.{name}')} w(v)"
         texts = [f"(SELECT {compared} FROM {rows} WHERE p.id = {key} LIMIT 1)" for key in probes]
         wanted: list[tuple[str, dict[str, Any]]] = [
-            (f"{compared} IN ({texts[0]}, {texts[1]})", {"terms": {f"{name}{case.part}": [low, high]}})
+            (
+                f"{compared} IN ({texts[0]}, {texts[1]})",
+                {"terms": {f"{name}{case.part}": [low, high]}},
+            )
         ]
         if case.ordered or case.type.endswith("[]"):
             sides = rng.choice([(">=", "gte", "<", "lt"), (">", "gt", "<=", "lte")])
             bounds = {f"{name}{case.part}": {sides[1]: low, sides[3]: high}}
-            wanted.append((f"{compared} {sides[0]} {texts[0]} AND {compared} {sides[2]} {texts[1]}", {"range": bounds}))
+            wanted.append(
+                (
+                    f"{compared} {sides[0]} {texts[0]} AND {compared} {sides[2]} {texts[1]}",
+                    {"range": bounds},
+                )
+            )
         for where, query in wanted:
             bodies.append({"query": query})
             wheres.append(f"EXISTS (SELECT FROM {whole} w(v) WHERE {where})")
     for body, ids, found in zip(bodies, both.ids(wheres), both.search(bodies), strict=True):
         if set(found) != ids - missed:
-            both.differing.append(f"{case.type}: {body['query']}: {len(found)} for {len(ids - missed)}")
+            both.differing.append(
+                f"{case.type}: {body['query']}: {len(found)} for {len(ids - missed)}"
+            )
 
 
 def anywhere(rng: Random, missed: set[int]) -> int:
@@ -239,9 +285,16 @@ def check_sorts(both: Both, at: int, case: Case) -> None:
     missed = {key for key in range(ROWS) if case.values[key] in (None, *case.apart)}
     bodies, expected = [], []
     for way in ("asc", "desc"):
-        keys = [k for (k,) in both.conn.execute(f"SELECT id FROM t WHERE id < {ROWS} ORDER BY {compared} {way}, id")]
+        keys = [
+            k
+            for (k,) in both.conn.execute(
+                f"SELECT id FROM t WHERE id < {ROWS} ORDER BY {compared} {way}, id"
+            )
+        ]
         expected.append([key for key in keys if key not in missed] + sorted(missed))
-        bodies.append({"sort": [{f"{name}{case.part}": {"order": way, "missing": "_last"}}, {"id": "asc"}]})
+        bodies.append(
+            {"sort": [{f"{name}{case.part}": {"order": way, "missing": "_last"}}, {"id": "asc"}]}
+        )
     for way, wanted, found in zip(("asc", "desc"), expected, both.search(bodies), strict=True):
         if wanted != found:
             both.differing.append(f"{case.type}: sorted {way}")
@@ -272,7 +325,9 @@ def check(both: Both, rng: Random, cases: list[Case]) -> list[str]:
     return both.differing
 
 
-def test_the_index_finds_what_postgres_finds(both: Callable[[list[Case]], Both], record_property: Any) -> None:
+def test_the_index_finds_what_postgres_finds(
+    both: Callable[[list[Case]], Both], record_property: Any
+) -> None:
     rng = Random(26)
     record_property("seed", 26)
     made = both(filled(rng, CASES))
@@ -287,7 +342,9 @@ ROUNDED = [
 
 
 def test_what_the_index_rounds_is_not_lost(both: Callable[[list[Case]], Both]) -> None:
-    """Decimals of more than 15 digits, and parts of a millisecond: a range that takes its ends in has all of them."""
+    """Decimals of more than 15 digits, and parts of a millisecond: a range that takes its ends in
+    has all of them.
+    """
     rng = Random(26)
     made = both(filled(rng, ROUNDED))
     for at, case in enumerate(ROUNDED):
@@ -299,13 +356,18 @@ def test_what_the_index_rounds_is_not_lost(both: Callable[[list[Case]], Both]) -
         ranged, equal = made.ids([f"{name} BETWEEN '{low}' AND '{high}'", f"{name} IN ({listed})"])
         field = f"{name}.exact" if case.type.startswith("numeric") else name
         found = made.search(
-            [{"query": {"range": {name: {"gte": low, "lte": high}}}}, {"query": {"terms": {field: some}}}]
+            [
+                {"query": {"range": {name: {"gte": low, "lte": high}}}},
+                {"query": {"terms": {field: some}}},
+            ]
         )
         assert ranged <= set(found[0])
         assert equal <= set(found[1]) if field == name else equal == set(found[1])
 
 
-def test_planted_decimals_as_text(both: Callable[[list[Case]], Both], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_decimals_as_text(
+    both: Callable[[list[Case]], Both], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As an index of an earlier version has them: 100.98 lies between 10 and 20."""
     for type_ in ("numeric", "money"):
         monkeypatch.setitem(fields.FIELDS_OF_TYPES, type_, fields.KEYWORD)

@@ -14,13 +14,21 @@ CREATE UNIQUE INDEX ON shop.places (a, b);
 """
 
 
-@pytest.mark.parametrize(("table", "columns", "value"), [("seats", ("B", "a"), "'x'"), ("places", ("a", "b"), "7")])
-def test_a_table_without_a_primary_key(shop: Shop, table: str, columns: tuple[str, str], value: str) -> None:
-    """With either replica identity: FULL for a table that can be TOASTed, the index for one that can't."""
+@pytest.mark.parametrize(
+    ("table", "columns", "value"), [("seats", ("B", "a"), "'x'"), ("places", ("a", "b"), "7")]
+)
+def test_a_table_without_a_primary_key(
+    shop: Shop, table: str, columns: tuple[str, str], value: str
+) -> None:
+    """With either replica identity: FULL for a table that can be TOASTed, the index for one that
+    can't.
+    """
     shop.conn.execute(TABLES)
     name = f"shop.{table}"
     b = next(column for column in columns if column != "a")
-    shop.conn.execute(f'INSERT INTO {name} (a, n, "{b}") SELECT g, g, {value} FROM generate_series(1, 3) g'.encode())
+    shop.conn.execute(
+        f'INSERT INTO {name} (a, n, "{b}") SELECT g, g, {value} FROM generate_series(1, 3) g'.encode()
+    )
     shop = shop.capturing({"table": name, "key": list(columns), "partitions": 1})
     shop.migrate()
     shop.register()

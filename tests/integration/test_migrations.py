@@ -86,7 +86,8 @@ def prepare(shop: psycopg.Connection, role: str) -> Prepare:
     def call(tables: Sequence[tuple[str, str]] = TABLES, **changed: Any) -> list[str]:
         wanted = {"pipeline": "shop", "role": role} | changed
         return prepare_source(
-            wanted.pop("conn", shop), SourceRequirements(tables=tables, key_index=key_index, **wanted)
+            wanted.pop("conn", shop),
+            SourceRequirements(tables=tables, key_index=key_index, **wanted),
         )
 
     return call
@@ -135,7 +136,9 @@ def test_files_are_applied_once_and_recorded(conn: psycopg.Connection) -> None:
     again = migrate(conn)
     assert first
     assert all(applied.now for applied in first)
-    assert [(a.name, a.checksum, a.now) for a in again] == [(a.name, a.checksum, False) for a in first]
+    assert [(a.name, a.checksum, a.now) for a in again] == [
+        (a.name, a.checksum, False) for a in first
+    ]
     assert rows(conn, "SELECT name, checksum FROM cdc.migration ORDER BY name") == [
         (applied.name, applied.checksum) for applied in first
     ]
@@ -148,7 +151,9 @@ def test_the_sample_is_a_second_folder(conn: psycopg.Connection) -> None:
     assert all(not applied.now for applied in migrate(conn))
 
 
-def test_a_plain_connection_does_as_well_as_autocommit(postgres_dsn: str, conn: psycopg.Connection) -> None:
+def test_a_plain_connection_does_as_well_as_autocommit(
+    postgres_dsn: str, conn: psycopg.Connection
+) -> None:
     with psycopg.connect(postgres_dsn) as plain:
         migrate(plain)
         plain.rollback()
@@ -171,7 +176,9 @@ def test_an_edited_file_is_refused(conn: psycopg.Connection, tmp_path: Path) -> 
     assert rows(conn, "SELECT to_regclass('two')") == [(None,)]
 
 
-def test_a_recorded_file_that_is_missing_is_refused(conn: psycopg.Connection, tmp_path: Path) -> None:
+def test_a_recorded_file_that_is_missing_is_refused(
+    conn: psycopg.Connection, tmp_path: Path
+) -> None:
     migrate(conn, folder(tmp_path, a="SELECT 1", b="SELECT 2"))
     with pytest.raises(SourceError, match=r"mine/0002_b\.sql was applied"):
         migrate(conn, folder(tmp_path, a="SELECT 1"))
@@ -180,14 +187,18 @@ def test_a_recorded_file_that_is_missing_is_refused(conn: psycopg.Connection, tm
 def test_a_failing_file_leaves_nothing_of_itself(conn: psycopg.Connection, tmp_path: Path) -> None:
     broken = "CREATE TABLE two ();\nINSERT INTO nowhere\nVALUES (1)"
     with pytest.raises(SourceError) as caught:
-        migrate(conn, folder(tmp_path, a="CREATE TABLE one ()", b=broken, c="CREATE TABLE three ()"))
+        migrate(
+            conn, folder(tmp_path, a="CREATE TABLE one ()", b=broken, c="CREATE TABLE three ()")
+        )
     assert caught.value.message == 'mine/0002_b.sql line 2: relation "nowhere" does not exist'
     assert rows(conn, "SELECT to_regclass('one')::text, to_regclass('two')") == [("one", None)]
     repaired = migrate(conn, folder(tmp_path, a="CREATE TABLE one ()", b="CREATE TABLE two ()"))
     assert [applied.now for applied in repaired] == [False, True]
 
 
-def test_two_migrators_take_turns(conn: psycopg.Connection, postgres_dsn: str, tmp_path: Path) -> None:
+def test_two_migrators_take_turns(
+    conn: psycopg.Connection, postgres_dsn: str, tmp_path: Path
+) -> None:
     """Both wait for the lock that this test holds; without one, both would create the table."""
     files = folder(tmp_path, a="CREATE TABLE one ()", b="CREATE TABLE two ()")
 
@@ -209,11 +220,18 @@ def test_two_migrators_take_turns(conn: psycopg.Connection, postgres_dsn: str, t
             wait_until(waiting, 20, "both migrators to wait for the lock")
         finally:
             rows(conn, "SELECT pg_advisory_unlock(hashtextextended(%s, 0))", LOCK)
-        assert sorted(future.result(timeout=20) for future in runs) == [[False, False], [True, True]]
+        assert sorted(future.result(timeout=20) for future in runs) == [
+            [False, False],
+            [True, True],
+        ]
 
 
-def test_a_server_without_logical_decoding_is_refused(conn: psycopg.Connection, postgres_dsn: str) -> None:
-    """wal_level changes with a restart only, so a function of that name stands in for such a server."""
+def test_a_server_without_logical_decoding_is_refused(
+    conn: psycopg.Connection, postgres_dsn: str
+) -> None:
+    """wal_level changes with a restart only, so a function of that name stands in for such a
+    server.
+    """
     execute(
         conn,
         "CREATE SCHEMA other; CREATE FUNCTION other.current_setting(text) RETURNS text"
@@ -229,14 +247,18 @@ def test_a_server_without_logical_decoding_is_refused(conn: psycopg.Connection, 
     assert rows(conn, "SELECT to_regnamespace('cdc')") == [(None,)]
 
 
-def test_a_missing_privilege_is_named(conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole) -> None:
+def test_a_missing_privilege_is_named(
+    conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
+) -> None:
     nobody = make_role("LOGIN")
     with (
         psycopg.connect(make_conninfo(postgres_dsn, user=nobody)) as theirs,
         pytest.raises(SourceError, match="permission denied for database") as caught,
     ):
         migrate(theirs)
-    assert caught.value.hint.startswith(f"run GRANT CREATE ON DATABASE {conn.info.dbname} TO {nobody}")
+    assert caught.value.hint.startswith(
+        f"run GRANT CREATE ON DATABASE {conn.info.dbname} TO {nobody}"
+    )
 
 
 def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str) -> None:
@@ -249,7 +271,10 @@ def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str
 def test_without_a_superuser_only_the_event_triggers_are_missing(
     conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
 ) -> None:
-    owner, wanted = make_role("LOGIN"), SourceRequirements("shop", TABLES, make_role("LOGIN REPLICATION"), key_index)
+    owner, wanted = (
+        make_role("LOGIN"),
+        SourceRequirements("shop", TABLES, make_role("LOGIN REPLICATION"), key_index),
+    )
     execute(conn, f"ALTER DATABASE {conn.info.dbname} OWNER TO {owner}")
     with psycopg.connect(make_conninfo(postgres_dsn, user=owner)) as theirs:
         migrate(theirs)
@@ -262,14 +287,17 @@ def test_without_a_superuser_only_the_event_triggers_are_missing(
     assert again[0].startswith("note: ")
     assert rows(conn, "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'shop'") == [(7,)]
     assert prepare_source(conn, wanted) == [
-        f"created event trigger {name}" for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
+        f"created event trigger {name}"
+        for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
     ]
 
 
 # The connector's role
 
 
-def test_the_role_gets_exactly_its_privileges(prepare: Prepare, conn: psycopg.Connection, role: str) -> None:
+def test_the_role_gets_exactly_its_privileges(
+    prepare: Prepare, conn: psycopg.Connection, role: str
+) -> None:
     execute(conn, "CREATE TABLE shop.secrets (id int PRIMARY KEY)")
     prepare()
     granted = rows(
@@ -294,7 +322,9 @@ def test_the_role_gets_exactly_its_privileges(prepare: Prepare, conn: psycopg.Co
     ]
 
 
-def test_the_role_can_do_its_work_and_no_more(prepare: Prepare, postgres_dsn: str, role: str) -> None:
+def test_the_role_can_do_its_work_and_no_more(
+    prepare: Prepare, postgres_dsn: str, role: str
+) -> None:
     prepare()
     with psycopg.connect(make_conninfo(postgres_dsn, user=role), autocommit=True) as connector:
         assert rows(connector, "SELECT * FROM shop.orders") == []
@@ -316,7 +346,9 @@ def test_the_role_can_do_its_work_and_no_more(prepare: Prepare, postgres_dsn: st
                 execute(connector, forbidden)
 
 
-def test_a_role_beats_its_own_heart_only(prepare: Prepare, postgres_dsn: str, make_role: MakeRole) -> None:
+def test_a_role_beats_its_own_heart_only(
+    prepare: Prepare, postgres_dsn: str, make_role: MakeRole
+) -> None:
     prepare()
     other = make_role("")
     prepare(pipeline="other", role=other)
@@ -331,7 +363,9 @@ def test_a_role_beats_its_own_heart_only(prepare: Prepare, postgres_dsn: str, ma
         ]
 
 
-def test_the_password_is_set_and_told_to_nobody(prepare: Prepare, conn: psycopg.Connection, role: str) -> None:
+def test_the_password_is_set_and_told_to_nobody(
+    prepare: Prepare, conn: psycopg.Connection, role: str
+) -> None:
     lines = prepare(password="it's a secret")
     assert f"set the password of role {role}" in lines
     assert "secret" not in " ".join(lines)
@@ -339,13 +373,18 @@ def test_the_password_is_set_and_told_to_nobody(prepare: Prepare, conn: psycopg.
     assert stored.startswith("SCRAM-SHA-256$")
 
 
-def test_a_role_with_too_much_is_cut_down(prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole) -> None:
+def test_a_role_with_too_much_is_cut_down(
+    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
     grand = make_role("SUPERUSER BYPASSRLS NOLOGIN")
     execute(conn, f"GRANT ALL ON shop.orders TO {grand}")
     lines = prepare(role=grand)
     assert lines[0] == f"changed role {grand} to LOGIN REPLICATION NOSUPERUSER NOBYPASSRLS"
     assert f"REVOKE TRUNCATE ON shop.orders FROM {grand}" in lines
-    with as_role(conn.info.dsn, grand) as connector, pytest.raises(psycopg.errors.InsufficientPrivilege):
+    with (
+        as_role(conn.info.dsn, grand) as connector,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
         execute(connector, "TRUNCATE shop.orders")
 
 
@@ -354,7 +393,9 @@ def test_the_preparing_role_is_not_demoted(prepare: Prepare, conn: psycopg.Conne
         prepare(role=conn.info.user)
 
 
-def test_an_owner_of_tables_is_no_connector(prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole) -> None:
+def test_an_owner_of_tables_is_no_connector(
+    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
     owner = make_role("LOGIN")
     execute(conn, f"ALTER TABLE shop.lines OWNER TO {owner}")
     with pytest.raises(SourceError, match=r"owns shop\.lines"):
@@ -372,7 +413,9 @@ def published(conn: psycopg.Connection, pipeline: str = "shop") -> set[str]:
 CONTROLS = {"cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal"}
 
 
-def test_the_publication_holds_captured_and_control_tables(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_the_publication_holds_captured_and_control_tables(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     prepare()
     assert published(conn) == {"shop.orders", "shop.counters", "shop.lines"} | CONTROLS
     assert rows(
@@ -388,7 +431,9 @@ def test_a_second_run_changes_nothing(prepare: Prepare, conn: psycopg.Connection
     assert fingerprint(conn) == before
 
 
-def test_a_changed_list_moves_the_source_to_it(prepare: Prepare, conn: psycopg.Connection, role: str) -> None:
+def test_a_changed_list_moves_the_source_to_it(
+    prepare: Prepare, conn: psycopg.Connection, role: str
+) -> None:
     prepare(TABLES[:2])
     assert prepare(TABLES[1:]) == [
         f"GRANT SELECT ON shop.lines TO {role}",
@@ -443,12 +488,16 @@ def identities(conn: psycopg.Connection, schema: str = "shop") -> dict[str, str]
     return dict(rows(conn, query, schema))
 
 
-def test_only_tables_that_can_be_toasted_get_a_full_identity(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_only_tables_that_can_be_toasted_get_a_full_identity(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     prepare()
     assert identities(conn) == {"orders": "f", "counters": "d", "lines": "d"}
 
 
-def test_an_identity_without_the_key_is_repaired(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_an_identity_without_the_key_is_repaired(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     """With NOTHING, publishing a table would make the application's updates fail."""
     execute(conn, "ALTER TABLE shop.counters REPLICA IDENTITY NOTHING, ALTER n SET NOT NULL")
     execute(conn, "ALTER TABLE shop.lines ALTER order_id SET NOT NULL")
@@ -459,7 +508,9 @@ def test_an_identity_without_the_key_is_repaired(prepare: Prepare, conn: psycopg
     execute(conn, "INSERT INTO shop.counters VALUES (1, 1); UPDATE shop.counters SET n = 2")
 
 
-def test_a_key_that_is_no_primary_key_becomes_the_identity(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_a_key_that_is_no_primary_key_becomes_the_identity(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     """Otherwise a deletion would not say which row it was, or Postgres would refuse it."""
     execute(
         conn,
@@ -484,12 +535,19 @@ def test_a_key_that_is_no_primary_key_becomes_the_identity(prepare: Prepare, con
         "part": "f",
     }
     assert prepare(tables, keys=keys) == []
-    execute(conn, "INSERT INTO shop.seats VALUES (1, 1, 1); UPDATE shop.seats SET n = 2; DELETE FROM shop.seats")
+    execute(
+        conn,
+        "INSERT INTO shop.seats VALUES (1, 1, 1); UPDATE shop.seats SET n = 2; DELETE FROM shop.seats",
+    )
     execute(conn, "ALTER TABLE shop.seats REPLICA IDENTITY DEFAULT")
-    assert prepare(tables, keys=keys) == ['set REPLICA IDENTITY USING INDEX "seats_a_b" on shop.seats']
+    assert prepare(tables, keys=keys) == [
+        'set REPLICA IDENTITY USING INDEX "seats_a_b" on shop.seats'
+    ]
 
 
-def test_the_application_can_still_write_every_table(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_the_application_can_still_write_every_table(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     """A full identity with an unpublished generated column would refuse updates and deletes."""
     execute(
         conn,
@@ -500,7 +558,9 @@ def test_the_application_can_still_write_every_table(prepare: Prepare, conn: psy
     execute(conn, "DELETE FROM shop.shouts")
 
 
-def test_partitions_are_published_as_their_table(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_partitions_are_published_as_their_table(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     execute(
         conn,
         "CREATE SCHEMA log; CREATE TABLE log.events (id int PRIMARY KEY, t text) PARTITION BY RANGE (id);"
@@ -523,8 +583,18 @@ def test_partitions_are_published_as_their_table(prepare: Prepare, conn: psycopg
         ("SELECT 1", "shop.ordres", "there is no table shop.ordres", "did you mean shop.orders?"),
         ("SELECT 1", "shop.ORDERS", "there is no table shop.ORDERS", "did you mean shop.orders?"),
         ("SELECT 1", "qqq.zzzzz", "there is no table qqq.zzzzz", "create it first"),
-        ("CREATE VIEW shop.v AS SELECT 1 AS id", "shop.v", "shop.v is a view", "capture the tables"),
-        ("CREATE MATERIALIZED VIEW shop.v AS SELECT 1 AS id", "shop.v", "a materialized view", "capture the"),
+        (
+            "CREATE VIEW shop.v AS SELECT 1 AS id",
+            "shop.v",
+            "shop.v is a view",
+            "capture the tables",
+        ),
+        (
+            "CREATE MATERIALIZED VIEW shop.v AS SELECT 1 AS id",
+            "shop.v",
+            "a materialized view",
+            "capture the",
+        ),
         (
             "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
             "CREATE FOREIGN TABLE shop.f (id int) SERVER s",
@@ -532,7 +602,12 @@ def test_partitions_are_published_as_their_table(prepare: Prepare, conn: psycopg
             "shop.f is a foreign table",
             "capture the tables",
         ),
-        ("CREATE UNLOGGED TABLE shop.u (id int PRIMARY KEY)", "shop.u", "shop.u is unlogged", "SET LOGGED"),
+        (
+            "CREATE UNLOGGED TABLE shop.u (id int PRIMARY KEY)",
+            "shop.u",
+            "shop.u is unlogged",
+            "SET LOGGED",
+        ),
         ("CREATE TABLE shop.k (id int)", "shop.k", "shop.k has no primary key", "ADD PRIMARY KEY"),
         (
             "CREATE TABLE shop.k (id int PRIMARY KEY DEFERRABLE)",
@@ -553,7 +628,12 @@ def test_partitions_are_published_as_their_table(prepare: Prepare, conn: psycopg
             "CREATE POLICY",
         ),
         ("SELECT 1", "cdc.migration", "cdc.migration isn't an application's table", "take it out"),
-        ("CREATE PUBLICATION shop FOR ALL TABLES", "shop.lines", "is for all tables", "another name"),
+        (
+            "CREATE PUBLICATION shop FOR ALL TABLES",
+            "shop.lines",
+            "is for all tables",
+            "another name",
+        ),
     ],
 )
 def test_what_cannot_be_captured_is_refused_before_anything_is_made(
@@ -569,10 +649,15 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_made(
     assert fingerprint(conn) == before
 
 
-def test_a_virtual_column_is_refused_where_it_would_stop_updates(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_a_virtual_column_is_refused_where_it_would_stop_updates(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     if conn.info.server_version < 180000:
         pytest.skip("virtual generated columns came with Postgres 18")
-    execute(conn, "CREATE TABLE shop.g (id int PRIMARY KEY, t text, n int GENERATED ALWAYS AS (id + 1) VIRTUAL)")
+    execute(
+        conn,
+        "CREATE TABLE shop.g (id int PRIMARY KEY, t text, n int GENERATED ALWAYS AS (id + 1) VIRTUAL)",
+    )
     with pytest.raises(SourceError, match=r"virtual generated columns \(n\)"):
         prepare([("shop", "g")])
 
@@ -584,12 +669,17 @@ def test_row_security_that_shows_the_connector_everything_is_fine(
     execute(conn, "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY")
     execute(conn, f"CREATE POLICY all_rows ON shop.orders FOR SELECT TO {reader} USING (true)")
     assert prepare(role=reader)
-    execute(conn, f"CREATE POLICY few ON shop.orders AS RESTRICTIVE FOR SELECT TO {reader} USING (id > 5)")
+    execute(
+        conn,
+        f"CREATE POLICY few ON shop.orders AS RESTRICTIVE FOR SELECT TO {reader} USING (id > 5)",
+    )
     with pytest.raises(SourceError, match="row security"):
         prepare(role=reader)
 
 
-def test_no_tables_and_no_control_schema_are_refused(conn: psycopg.Connection, prepare: Prepare, role: str) -> None:
+def test_no_tables_and_no_control_schema_are_refused(
+    conn: psycopg.Connection, prepare: Prepare, role: str
+) -> None:
     with pytest.raises(SourceError, match="no tables to capture"):
         prepare([])
     execute(conn, "DELETE FROM cdc.migration WHERE name = 'control/0003_ddl.sql'")
@@ -604,7 +694,10 @@ def test_only_an_owner_may_publish(
     someone, connector = make_role("LOGIN"), make_role("LOGIN REPLICATION")
     me = conn.info.user
     execute(conn, f"GRANT ALL ON DATABASE {conn.info.dbname} TO {someone}")
-    execute(conn, f"GRANT USAGE ON SCHEMA cdc, shop TO {someone}; GRANT SELECT ON cdc.migration TO {someone}")
+    execute(
+        conn,
+        f"GRANT USAGE ON SCHEMA cdc, shop TO {someone}; GRANT SELECT ON cdc.migration TO {someone}",
+    )
     execute(conn, "CREATE PUBLICATION shop")
     with psycopg.connect(make_conninfo(postgres_dsn, user=someone)) as theirs:
 
@@ -654,7 +747,9 @@ def test_a_locked_table_does_not_hold_everybody_up(
     assert prepare()
 
 
-def test_hostile_names_are_names(prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole) -> None:
+def test_hostile_names_are_names(
+    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+) -> None:
     strange = ('O"dd; Schema', "T%a'ble ✈ {}")
     connector = f'{make_role("")}"; DROP SCHEMA cdc; --'
     quoted = sql.Identifier(*strange)
@@ -675,12 +770,24 @@ def test_hostile_names_in_a_script_are_names(
     shop: psycopg.Connection, conn: psycopg.Connection, make_role: MakeRole
 ) -> None:
     strange = ('O"dd; Schema', "T%a'ble :x \\q $cdc$\n✈ {}")
-    wanted = SourceRequirements("shop", [strange], f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x', key_index)
+    wanted = SourceRequirements(
+        "shop", [strange], f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x', key_index
+    )
     conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
-    conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(sql.Identifier(*strange)))
+    conn.execute(
+        sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(sql.Identifier(*strange))
+    )
     text = script(shop, wanted, plan(shop, wanted))
     at = {name: getattr(conn.info, name) for name in ("host", "port", "user", "dbname")}
-    command = [str(postgres_bin() / "psql"), "-X", "-v", "x=1", "-v", "ON_ERROR_STOP=1", make_conninfo("", **at)]
+    command = [
+        str(postgres_bin() / "psql"),
+        "-X",
+        "-v",
+        "x=1",
+        "-v",
+        "ON_ERROR_STOP=1",
+        make_conninfo("", **at),
+    ]
     try:
         for _ in range(2):
             done = subprocess.run(command, input=text, text=True, check=False, capture_output=True)
@@ -688,7 +795,11 @@ def test_hostile_names_in_a_script_are_names(
         assert plan(shop, wanted) == []
         assert prepare_source(shop, wanted) == []
     finally:
-        conn.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=sql.Identifier(wanted.role)))
+        conn.execute(
+            sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(
+                role=sql.Identifier(wanted.role)
+            )
+        )
 
 
 # TRUNCATE
@@ -715,7 +826,9 @@ def test_a_second_truncation_raises_the_floor(prepare: Prepare, conn: psycopg.Co
     assert rows(conn, query, *first) == [(True, True)]
 
 
-def test_a_truncation_that_is_rolled_back_never_was(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_a_truncation_that_is_rolled_back_never_was(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     prepare()
     with conn.transaction(force_rollback=True):
         execute(conn, "TRUNCATE shop.counters")
@@ -727,20 +840,27 @@ def test_whoever_may_truncate_needs_no_other_right(
 ) -> None:
     prepare()
     cleaner = make_role("LOGIN")
-    execute(conn, f"GRANT USAGE ON SCHEMA shop TO {cleaner}; GRANT TRUNCATE ON shop.counters TO {cleaner}")
+    execute(
+        conn,
+        f"GRANT USAGE ON SCHEMA shop TO {cleaner}; GRANT TRUNCATE ON shop.counters TO {cleaner}",
+    )
     with as_role(conn.info.dsn, cleaner) as theirs:
         execute(theirs, "SET search_path = shop; TRUNCATE counters")
     assert truncations(conn) == {"shop.counters": 1}
 
 
-def test_in_replica_mode_a_truncation_counts_too(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_in_replica_mode_a_truncation_counts_too(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     prepare()
     execute(conn, "SET session_replication_role = replica")
     execute(conn, "TRUNCATE shop.counters")
     assert truncations(conn) == {"shop.counters": 1}
 
 
-def test_the_floor_divides_earlier_changes_from_later_ones(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_the_floor_divides_earlier_changes_from_later_ones(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     """Seen as the connector sees it: the rows of one transaction, around a TRUNCATE, in the log."""
     prepare()
     slot = f"floor_{uuid.uuid4().hex[:12]}"
@@ -774,14 +894,18 @@ def journal(conn: psycopg.Connection) -> list[tuple[str, str]]:
 def publish(conn: psycopg.Connection, *tables: str) -> None:
     """A pipeline's publication, as far as the journal minds it."""
     execute(
-        conn, f"DROP PUBLICATION IF EXISTS ours; CREATE PUBLICATION ours FOR TABLE {', '.join(('cdc.ddl', *tables))}"
+        conn,
+        f"DROP PUBLICATION IF EXISTS ours; CREATE PUBLICATION ours FOR TABLE {', '.join(('cdc.ddl', *tables))}",
     )
     execute(conn, "SELECT cdc.note('PUBLISH', array_agg(prrelid)) FROM pg_publication_rel")
 
 
 def test_definitions_of_tables_are_journalled(conn: psycopg.Connection) -> None:
     migrate(conn)
-    execute(conn, "CREATE TABLE public.t (b text NOT NULL DEFAULT 'x', a numeric(5, 2), PRIMARY KEY (a, b))")
+    execute(
+        conn,
+        "CREATE TABLE public.t (b text NOT NULL DEFAULT 'x', a numeric(5, 2), PRIMARY KEY (a, b))",
+    )
     execute(conn, "CREATE SCHEMA gone CREATE TABLE x (); CREATE TABLE public.s (id int)")
     publish(conn, "public.t", "gone.x")
     for statement in (
@@ -810,12 +934,32 @@ def test_definitions_of_tables_are_journalled(conn: psycopg.Connection) -> None:
             ("DROP SCHEMA", "gone.x"),
         ],
     )
-    assert rows(conn, "SELECT columns FROM cdc.ddl WHERE table_name = 'gone.x' ORDER BY id DESC LIMIT 1") == [(None,)]
-    (first,) = rows(conn, "SELECT columns FROM cdc.ddl WHERE table_name = 'public.t' ORDER BY id LIMIT 1")
+    assert rows(
+        conn, "SELECT columns FROM cdc.ddl WHERE table_name = 'gone.x' ORDER BY id DESC LIMIT 1"
+    ) == [(None,)]
+    (first,) = rows(
+        conn, "SELECT columns FROM cdc.ddl WHERE table_name = 'public.t' ORDER BY id LIMIT 1"
+    )
     plain = {"missing": False, "labels": None, "attributes": None}
     assert first[0] == [
-        {"name": "b", "number": 1, "type": "text", "not_null": True, "default": "'x'::text", "key": 2} | plain,
-        {"name": "a", "number": 2, "type": "numeric(5,2)", "not_null": True, "default": None, "key": 1} | plain,
+        {
+            "name": "b",
+            "number": 1,
+            "type": "text",
+            "not_null": True,
+            "default": "'x'::text",
+            "key": 2,
+        }
+        | plain,
+        {
+            "name": "a",
+            "number": 2,
+            "type": "numeric(5,2)",
+            "not_null": True,
+            "default": None,
+            "key": 1,
+        }
+        | plain,
     ]
     ((relations, shapes),) = rows(
         conn,
@@ -836,7 +980,9 @@ CREATE TABLE log.deep PARTITION OF log.events FOR VALUES FROM (20) TO (30) PARTI
 
 @pytest.fixture
 def events(prepare: Prepare, conn: psycopg.Connection) -> psycopg.Connection:
-    """A captured table with one partition, one table beside it, and a partition that has its own."""
+    """A captured table with one partition, one table beside it, and a partition that has its
+    own.
+    """
     execute(conn, EVENTS)
     prepare([("log", "events")])
     return conn
@@ -845,10 +991,26 @@ def events(prepare: Prepare, conn: psycopg.Connection) -> psycopg.Connection:
 @pytest.mark.parametrize(
     ("statement", "command", "partitions"),
     [
-        ("CREATE TABLE log.new PARTITION OF log.events FOR VALUES FROM (40) TO (50)", "CREATE TABLE", "low new"),
-        ("CREATE TABLE log.new PARTITION OF log.deep FOR VALUES FROM (20) TO (25)", "CREATE TABLE", "low new"),
-        ("ALTER TABLE log.events ATTACH PARTITION log.high FOR VALUES FROM (10) TO (20)", "ALTER TABLE", "high low"),
-        ("ALTER TABLE log.deep ATTACH PARTITION log.high FOR VALUES FROM (20) TO (21)", "ALTER TABLE", "high low"),
+        (
+            "CREATE TABLE log.new PARTITION OF log.events FOR VALUES FROM (40) TO (50)",
+            "CREATE TABLE",
+            "low new",
+        ),
+        (
+            "CREATE TABLE log.new PARTITION OF log.deep FOR VALUES FROM (20) TO (25)",
+            "CREATE TABLE",
+            "low new",
+        ),
+        (
+            "ALTER TABLE log.events ATTACH PARTITION log.high FOR VALUES FROM (10) TO (20)",
+            "ALTER TABLE",
+            "high low",
+        ),
+        (
+            "ALTER TABLE log.deep ATTACH PARTITION log.high FOR VALUES FROM (20) TO (21)",
+            "ALTER TABLE",
+            "high low",
+        ),
         ("ALTER TABLE log.events DETACH PARTITION log.low", "ALTER TABLE", ""),
         ("ALTER TABLE log.events DETACH PARTITION log.low CONCURRENTLY", "ALTER TABLE", ""),
         ("DROP TABLE log.low", "DROP TABLE", ""),
@@ -862,12 +1024,16 @@ def test_what_a_partition_does_is_told_of_its_table(
     before = journal(events)
     execute(events, statement)
     assert journal(events)[len(before) :][-1] == (command, "log.events")
-    ((last, names),) = rows(events, "SELECT command, partitions FROM cdc.ddl ORDER BY id DESC LIMIT 1")
+    ((last, names),) = rows(
+        events, "SELECT command, partitions FROM cdc.ddl ORDER BY id DESC LIMIT 1"
+    )
     assert (last, names) == (command, [f"log.{name}" for name in partitions.split()])
     assert rows(events, "SELECT FROM cdc.truncation") == []
 
 
-def test_a_table_and_its_partition_are_truncated_in_one_transaction(events: psycopg.Connection) -> None:
+def test_a_table_and_its_partition_are_truncated_in_one_transaction(
+    events: psycopg.Connection,
+) -> None:
     """The mark that tells the table's truncation from the partition's ends with the statement."""
     with events.transaction():
         execute(events, "TRUNCATE log.events")
@@ -883,9 +1049,14 @@ def test_a_partition_that_comes_later_is_like_the_others(
 ) -> None:
     """Made by someone who may do nothing else here."""
     author = make_role("LOGIN")
-    execute(events, f"GRANT USAGE, CREATE ON SCHEMA log TO {author}; ALTER TABLE log.events OWNER TO {author}")
+    execute(
+        events,
+        f"GRANT USAGE, CREATE ON SCHEMA log TO {author}; ALTER TABLE log.events OWNER TO {author}",
+    )
     with as_role(events.info.dsn, author) as theirs:
-        execute(theirs, "CREATE TABLE log.later PARTITION OF log.events FOR VALUES FROM (60) TO (70)")
+        execute(
+            theirs, "CREATE TABLE log.later PARTITION OF log.events FOR VALUES FROM (60) TO (70)"
+        )
         assert identities(events, "log")["later"] == "f"
         execute(theirs, "TRUNCATE log.later")
     assert journal(events)[-1] == ("TRUNCATE PARTITION", "log.events")
@@ -897,7 +1068,9 @@ def test_a_partition_that_comes_later_is_like_the_others(
     assert prepare([("log", "events")]) == ["no longer recording TRUNCATE of log.later"]
 
 
-def test_a_partition_that_nobody_adopted_is_found(events: psycopg.Connection, prepare: Prepare) -> None:
+def test_a_partition_that_nobody_adopted_is_found(
+    events: psycopg.Connection, prepare: Prepare
+) -> None:
     """As it is where no superuser has made the event triggers."""
     execute(events, "ALTER EVENT TRIGGER cdc_ddl DISABLE")
     execute(events, "CREATE TABLE log.later PARTITION OF log.events FOR VALUES FROM (60) TO (70)")
@@ -920,19 +1093,29 @@ def test_a_partition_that_nobody_adopted_is_found(events: psycopg.Connection, pr
         ("ALTER TABLE shop.counters SET UNLOGGED", False),
     ],
 )
-def test_a_rewrite_is_told_before_the_definition(shop: psycopg.Connection, statement: str, rewritten: bool) -> None:
+def test_a_rewrite_is_told_before_the_definition(
+    shop: psycopg.Connection, statement: str, rewritten: bool
+) -> None:
     publish(shop, "shop.counters")
     if "UNLOGGED" in statement:
         # Postgres refuses it for a table that is published.
         execute(shop, "DROP PUBLICATION ours")
     execute(shop, statement)
-    told = rows(shop, "SELECT command, columns FROM cdc.ddl WHERE table_name = 'shop.counters' ORDER BY id OFFSET 1")
+    told = rows(
+        shop,
+        "SELECT command, columns FROM cdc.ddl WHERE table_name = 'shop.counters' ORDER BY id OFFSET 1",
+    )
     assert [command for command, _ in told] == ["REWRITE TABLE"] * rewritten + ["ALTER TABLE"]
     assert told[0][1] == told[-1][1]
 
 
-def test_names_and_labels_that_change_elsewhere_are_told_of_the_table(shop: psycopg.Connection) -> None:
-    execute(shop, "CREATE TYPE shop.mood AS ENUM ('good', 'bad'); CREATE TYPE shop.pair AS (a int, b int)")
+def test_names_and_labels_that_change_elsewhere_are_told_of_the_table(
+    shop: psycopg.Connection,
+) -> None:
+    execute(
+        shop,
+        "CREATE TYPE shop.mood AS ENUM ('good', 'bad'); CREATE TYPE shop.pair AS (a int, b int)",
+    )
     execute(shop, "CREATE TABLE shop.moods (id int PRIMARY KEY, m shop.mood[], p shop.pair)")
     publish(shop, "shop.moods")
     for statement in (
@@ -952,7 +1135,9 @@ def test_names_and_labels_that_change_elsewhere_are_told_of_the_table(shop: psyc
     ]
 
 
-def test_publishing_a_table_notes_what_it_looks_like(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_publishing_a_table_notes_what_it_looks_like(
+    prepare: Prepare, conn: psycopg.Connection
+) -> None:
     prepare(TABLES[:1])
     prepare(TABLES[:2])
     published = [table for command, table in journal(conn) if command == "PUBLISH"]
@@ -960,34 +1145,52 @@ def test_publishing_a_table_notes_what_it_looks_like(prepare: Prepare, conn: psy
 
 
 def test_floors_of_another_server_are_reset(prepare: Prepare, conn: psycopg.Connection) -> None:
-    """After a dump and a restore positions start again; with such a floor every change would be taken for dead."""
+    """After a dump and a restore positions start again; with such a floor every change would be
+    taken for dead.
+    """
     prepare()
     execute(conn, "TRUNCATE shop.counters")
     execute(conn, "INSERT INTO cdc.truncation VALUES ('shop.orders', now(), 'FFFF/0')")
     before = dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation"))
-    assert prepare() == ["reset the floor of shop.orders: it lay beyond the end of the server's log"]
-    assert dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation")) == before | {"shop.orders": "0/0"}
+    assert prepare() == [
+        "reset the floor of shop.orders: it lay beyond the end of the server's log"
+    ]
+    assert dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation")) == before | {
+        "shop.orders": "0/0"
+    }
 
 
 def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -> None:
-    """Nor is what no pipeline publishes: 50,000 staging tables of a nightly job are not read by every sink."""
+    """Nor is what no pipeline publishes: 50,000 staging tables of a nightly job are not read by
+    every sink.
+    """
     migrate(conn)
     execute(conn, "CREATE TABLE public.orders (id int); CREATE TABLE public.other (id int)")
     publish(conn, "public.orders")
     execute(conn, "CREATE PUBLICATION theirs FOR TABLE public.other")
     before = journal(conn)
     for n in range(20):
-        execute(conn, f"CREATE TABLE public.s{n} (a int, b text); ALTER TABLE public.s{n} ALTER a TYPE bigint")
+        execute(
+            conn,
+            f"CREATE TABLE public.s{n} (a int, b text); ALTER TABLE public.s{n} ALTER a TYPE bigint",
+        )
         execute(conn, f"ALTER TABLE public.s{n} RENAME TO r{n}; DROP TABLE public.r{n}")
-    execute(conn, "ALTER TABLE public.other ADD x int; CREATE SCHEMA gone CREATE TABLE x (); DROP SCHEMA gone CASCADE")
+    execute(
+        conn,
+        "ALTER TABLE public.other ADD x int; CREATE SCHEMA gone CREATE TABLE x (); DROP SCHEMA gone CASCADE",
+    )
     execute(conn, "CREATE TEMPORARY TABLE t (id int); ALTER TABLE t ADD x int; DROP TABLE t")
-    execute(conn, "CREATE TABLE cdc.mine (id int); ALTER TABLE cdc.mine ADD x int; DROP TABLE cdc.mine")
+    execute(
+        conn, "CREATE TABLE cdc.mine (id int); ALTER TABLE cdc.mine ADD x int; DROP TABLE cdc.mine"
+    )
     execute(conn, "CREATE VIEW public.v AS SELECT 1 AS a; ALTER TABLE public.v RENAME a TO b")
     execute(conn, "CREATE SEQUENCE public.s; DROP VIEW public.v")
     assert journal(conn) == before
 
 
-def test_whoever_may_create_a_table_needs_no_other_right(conn: psycopg.Connection, make_role: MakeRole) -> None:
+def test_whoever_may_create_a_table_needs_no_other_right(
+    conn: psycopg.Connection, make_role: MakeRole
+) -> None:
     migrate(conn)
     author = make_role("LOGIN")
     execute(conn, f"CREATE SCHEMA theirs AUTHORIZATION {author}")
@@ -995,7 +1198,11 @@ def test_whoever_may_create_a_table_needs_no_other_right(conn: psycopg.Connectio
         execute(theirs, "CREATE TABLE theirs.t (id int)")
         publish(conn, "theirs.t")
         execute(theirs, "ALTER TABLE theirs.t ADD x int; DROP TABLE theirs.t")
-    assert journal(conn) == [("PUBLISH", "theirs.t"), ("ALTER TABLE", "theirs.t"), ("DROP TABLE", "theirs.t")]
+    assert journal(conn) == [
+        ("PUBLISH", "theirs.t"),
+        ("ALTER TABLE", "theirs.t"),
+        ("DROP TABLE", "theirs.t"),
+    ]
 
 
 def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: psycopg.Connection) -> None:
@@ -1005,7 +1212,9 @@ def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: psycopg.Connectio
     before = journal(conn)
     execute(conn, "ALTER TABLE cdc.ddl ADD CHECK (false) NOT VALID")
     warnings: list[tuple[str | None, str | None]] = []
-    conn.add_notice_handler(lambda notice: warnings.append((notice.severity, notice.message_primary)))
+    conn.add_notice_handler(
+        lambda notice: warnings.append((notice.severity, notice.message_primary))
+    )
     execute(conn, "ALTER TABLE public.t ADD x int")
     execute(conn, "DROP TABLE public.t")
     assert [severity for severity, _ in warnings] == ["WARNING", "WARNING"]

@@ -1,4 +1,6 @@
-"""A source whose owner is no superuser: an administrator gets the rest as SQL, and no way out leads back in."""
+"""A source whose owner is no superuser: an administrator gets the rest as SQL, and no way out leads
+back in.
+"""
 
 import io
 import json
@@ -44,7 +46,9 @@ INSERT INTO shop.orders SELECT n, 'a' FROM generate_series(1, 10) n;
 
 @dataclass
 class Owner:
-    """A role that owns a schema of a database and nothing else; `admin` is the server's superuser."""
+    """A role that owns a schema of a database and nothing else; `admin` is the server's
+    superuser.
+    """
 
     name: str
     admin: psycopg.Connection[tuple[Any, ...]]
@@ -74,7 +78,9 @@ class Owner:
             with pytest.raises(SystemExit) as ended:
                 main()
         said = printed.getvalue() if code == 0 else f"{printed.getvalue()}{told.getvalue()}"
-        assert ended.value.code == code, f"{words}: exit {ended.value.code}\n{printed.getvalue()}\n{told.getvalue()}"
+        assert ended.value.code == code, (
+            f"{words}: exit {ended.value.code}\n{printed.getvalue()}\n{told.getvalue()}"
+        )
         assert SECRET not in said
         assert REPLICATION not in said
         return said
@@ -91,7 +97,9 @@ class Owner:
             "PGPASSWORD": info.password,
             "PGDATABASE": info.dbname,
         }
-        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(
+            command, input=script, capture_output=True, text=True, check=False, env=environment
+        )
         assert done.returncode == code, done.stderr
         return str(done.stderr)
 
@@ -129,7 +137,9 @@ def said(text: str) -> str:
 
 
 @pytest.mark.own_source
-def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(owner: Owner, stack: Any) -> None:
+def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(
+    owner: Owner, stack: Any
+) -> None:
     """From nothing to changes that arrive, by two people of whom neither has the other's rights."""
     owner.kafka, owner.connect = stack.endpoints.kafka, stack.endpoints.connect
     owner.write_file(REPLICATION)
@@ -149,13 +159,20 @@ def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(owner: Own
 
 
 def test_what_the_owner_may_do_is_done(owner: Owner) -> None:
-    """The first dead end: the statement that is missing is named, not just to whom it is to be granted."""
+    """The first dead end: the statement that is missing is named, not just to whom it is to be
+    granted.
+    """
     owner.admin.execute(
-        sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(*map(sql.Identifier, (f"db_{owner.name}", owner.name)))
+        sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
+            *map(sql.Identifier, (f"db_{owner.name}", owner.name))
+        )
     )
     refused = said(owner.cdc("migrate", code=4))
     assert "publication" in refused
-    assert f'may not run what is still needed: CREATE ROLE "{owner.connector}" WITH LOGIN REPLICATION' in refused
+    assert (
+        f'may not run what is still needed: CREATE ROLE "{owner.connector}" WITH LOGIN REPLICATION'
+        in refused
+    )
     script = owner.cdc("migrate", "--sql")
     assert "CREATE PUBLICATION" not in script
     assert "0001_control" not in script
@@ -164,26 +181,38 @@ def test_what_the_owner_may_do_is_done(owner: Owner) -> None:
 
 
 def test_an_administrator_without_event_triggers(owner: Owner) -> None:
-    """As where nobody is a superuser: a role that may give REPLICATION and act as the owner does all but these."""
+    """As where nobody is a superuser: a role that may give REPLICATION and act as the owner does
+    all but these.
+    """
     chief = sql.Identifier(f"{owner.name}_chief")
     owner.admin.execute(
-        sql.SQL("CREATE ROLE {chief} LOGIN CREATEROLE REPLICATION; GRANT {owner} TO {chief}").format(
-            chief=chief, owner=sql.Identifier(owner.name)
-        )
+        sql.SQL(
+            "CREATE ROLE {chief} LOGIN CREATEROLE REPLICATION; GRANT {owner} TO {chief}"
+        ).format(chief=chief, owner=sql.Identifier(owner.name))
     )
-    owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(f"db_{owner.name}"), chief))
+    owner.admin.execute(
+        sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(f"db_{owner.name}"), chief)
+    )
     script = owner.cdc("migrate", "--sql")
-    warned = owner.psql(sql.SQL("SET SESSION AUTHORIZATION {};").format(chief).as_string() + "\n" + script)
+    warned = owner.psql(
+        sql.SQL("SET SESSION AUTHORIZATION {};").format(chief).as_string() + "\n" + script
+    )
     assert "no event triggers" in warned
     told = owner.cdc("migrate").splitlines()
     assert (len(told), told[0][:24], told[1]) == (2, "note: no event triggers,", "nothing to do")
 
 
 def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
-    """The second dead end: once an administrator has made the role, `migrate` has nothing to alter about it."""
-    database, role, connector = map(sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector))
+    """The second dead end: once an administrator has made the role, `migrate` has nothing to alter
+    about it.
+    """
+    database, role, connector = map(
+        sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector)
+    )
     owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
-    owner.admin.execute(sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(connector, REPLICATION))
+    owner.admin.execute(
+        sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(connector, REPLICATION)
+    )
     owner.write_file(REPLICATION)
     told = owner.cdc("migrate")
     assert "created publication" in told
@@ -192,10 +221,16 @@ def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
 
 
 def test_a_password_that_is_wrong_is_somebody_elses_to_set(owner: Owner) -> None:
-    """The third: `register` leads to `migrate`, and that to the statement that an administrator has to run."""
-    database, role, connector = map(sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector))
+    """The third: `register` leads to `migrate`, and that to the statement that an administrator has
+    to run.
+    """
+    database, role, connector = map(
+        sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector)
+    )
     owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
-    owner.admin.execute(sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD 'another'").format(connector))
+    owner.admin.execute(
+        sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD 'another'").format(connector)
+    )
     owner.write_file(REPLICATION)
     refused = said(owner.cdc("migrate", code=4))
     assert f"ALTER ROLE \"{owner.connector}\" PASSWORD :'replication_password'" in refused
@@ -213,16 +248,23 @@ def test_a_superuser_sees_whether_a_password_is_right(owner: Owner) -> None:
     owner.write_file(REPLICATION)
     assert f"set the password of role {owner.connector}" in owner.cdc("migrate")
     assert said(owner.cdc("migrate")) == "nothing to do"
-    owner.admin.execute(sql.SQL("ALTER ROLE {} PASSWORD 'another'").format(sql.Identifier(owner.connector)))
+    owner.admin.execute(
+        sql.SQL("ALTER ROLE {} PASSWORD 'another'").format(sql.Identifier(owner.connector))
+    )
     assert said(owner.cdc("migrate")) == f"set the password of role {owner.connector}"
 
 
 def test_where_a_role_stands_for_replication(owner: Owner) -> None:
-    """Amazon's administrators may not give the attribute; that the role is given can be tested, not what it does."""
+    """Amazon's administrators may not give the attribute; that the role is given can be tested, not
+    what it does.
+    """
     owner.admin.execute("CREATE ROLE rds_replication NOLOGIN")
     try:
         script = owner.cdc("migrate", "--sql")
-        assert f'CREATE ROLE "{owner.connector}" WITH LOGIN; GRANT rds_replication TO "{owner.connector}";' in script
+        assert (
+            f'CREATE ROLE "{owner.connector}" WITH LOGIN; GRANT rds_replication TO "{owner.connector}";'
+            in script
+        )
         owner.psql(script)
         assert said(owner.cdc("migrate")) == "nothing to do"
     finally:
@@ -260,10 +302,15 @@ def test_a_dry_run_says_all_and_does_nothing(owner: Owner) -> None:
     would = json.loads(owner.cdc("migrate", "--dry-run", "--json"))["would"]
     assert all(one["sql"] for one in would)
     owner.admin.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(owner.name)))
-    promised = [line for one in would for line in one["done"] if not line.startswith("GRANT CREATE")]
+    promised = [
+        line for one in would for line in one["done"] if not line.startswith("GRANT CREATE")
+    ]
     made = owner.cdc("migrate").splitlines()
     # For a superuser the event triggers come with the control files, and see to the partitions.
-    triggers = {f"created event trigger {name}" for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")}
+    triggers = {
+        f"created event trigger {name}"
+        for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
+    }
     assert set(promised) - set(made) == triggers | {"recording TRUNCATE of partition shop.low"}
     assert set(made) <= set(promised)
     assert said(owner.cdc("migrate", "--dry-run")) == "nothing to do"

@@ -1,4 +1,6 @@
-"""`shop.*` in a pipeline file, on real servers: decided by migrate and register, and the same for everybody else."""
+"""`shop.*` in a pipeline file, on real servers: decided by migrate and register, and the same for
+everybody else.
+"""
 
 import io
 import json
@@ -47,7 +49,9 @@ def test_what_is_captured_is_decided_once(
 ) -> None:
     def cdc(verb: str, code: int | None = 0) -> Any:
         monkeypatch.setattr(console, "documents", console.Documents())
-        monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent), verb, "--json"])
+        monkeypatch.setattr(
+            sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent), verb, "--json"]
+        )
         with pytest.raises(SystemExit) as ended:
             verbs.main()
         printed = capsys.readouterr().out
@@ -79,9 +83,13 @@ def test_what_is_captured_is_decided_once(
     assert waiting() == []
     plan = cdc("plan")
     assert plan["migrate"] == plan["register"] == []
-    assert plan["run"] == [f"make {table} in warehouse, from its first record on" for table in CAPTURED]
+    assert plan["run"] == [
+        f"make {table} in warehouse, from its first record on" for table in CAPTURED
+    ]
 
-    shop.conn.execute("CREATE TABLE shop.late (id int PRIMARY KEY); INSERT INTO shop.late VALUES (1)")
+    shop.conn.execute(
+        "CREATE TABLE shop.late (id int PRIMARY KEY); INSERT INTO shop.late VALUES (1)"
+    )
     assert captured() == CAPTURED
     assert ["shop.late" in message for message in waiting()] == [True]
     plan = cdc("plan")
@@ -93,28 +101,47 @@ def test_what_is_captured_is_decided_once(
     assert captured() == ["shop.counters", "shop.late", "shop.orders", "shop.payments"]
     assert waiting() == []
 
-    # Nobody has taken it out of the file: what is written to it meanwhile would be lost without a word.
+    # Nobody has taken it out of the file: what is written to it meanwhile would be lost without a
+    # word.
     shop.conn.execute("CREATE TABLE shop.orders_old () INHERITS (shop.orders)")
-    slipped = "shop.orders is captured, and by patterns in source.tables alone it no longer would be"
-    assert [slipped in cdc(verb, 4)["error"]["message"] for verb in ("migrate", "register")] == [True, True]
+    slipped = (
+        "shop.orders is captured, and by patterns in source.tables alone it no longer would be"
+    )
+    assert [slipped in cdc(verb, 4)["error"]["message"] for verb in ("migrate", "register")] == [
+        True,
+        True,
+    ]
     assert slipped in " ".join(refusal["what"] for refusal in cdc("plan")["refused"])
-    assert slipped in " ".join(problem["message"] for problem in cdc("status", code=None)["problems"])
+    assert slipped in " ".join(
+        problem["message"] for problem in cdc("status", code=None)["problems"]
+    )
     shop.conn.execute("DROP TABLE shop.orders_old")
     assert "no longer publishing shop.orders" not in cdc("migrate")["done"]
 
     # A partition beside its table: its rows would have to come twice.
     text = file.read_text()
     beside = "{table: shop.payments, partitions: 2}, shop.payments_2025, {table: shop.counters, partitions: 1}"
-    file.write_text(text.replace("{table: shop.*, partitions: 1}", beside) + "delete_retention_hours: 48\n")
+    file.write_text(
+        text.replace("{table: shop.*, partitions: 1}", beside) + "delete_retention_hours: 48\n"
+    )
     plan = cdc("plan")
     refused = [refusal["what"] for refusal in plan["refused"]]
-    assert [any(words in what for what in refused) for words in ("is a partition of", "file says 2")] == [True, True]
-    assert {"no longer publishing shop.late", "no longer publishing shop.orders"} <= set(plan["migrate"])
+    assert [
+        any(words in what for what in refused) for words in ("is a partition of", "file says 2")
+    ] == [True, True]
+    assert {"no longer publishing shop.late", "no longer publishing shop.orders"} <= set(
+        plan["migrate"]
+    )
     gone = [line.split(":")[0] for line in plan["register"] if "nobody updates them" in line]
     assert sorted(gone) == ["no longer capture shop.late", "no longer capture shop.orders"]
-    assert plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"
+    assert (
+        plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"
+    )
     error = cdc("migrate", 4)["error"]
-    assert "shop.payments_2025 is a partition of shop.payments, which is listed, too" in error["message"]
+    assert (
+        "shop.payments_2025 is a partition of shop.payments, which is listed, too"
+        in error["message"]
+    )
     assert error["hint"] == "take shop.payments_2025 out of source.tables"
 
     # Under another name all of it is new, and what was stays.
@@ -128,18 +155,24 @@ def test_what_is_captured_is_decided_once(
     # Who only looks is told what can be known.
     file.write_text(text.replace(shop.kafka, NOWHERE))
     assert {part["part"] for part in cdc("status", code=None)["problems"]} >= {"kafka"}
-    assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == sorted(
-        [*CAPTURED, "shop.late"]
-    )
+    assert [
+        entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables
+    ] == sorted([*CAPTURED, "shop.late"])
     assert cdc("run", 5)["error"]["exit_code"] == 5
     dead = file.read_text().replace(shop.pipeline.source.dsn, f"postgresql://{NOWHERE}/x")
     file.write_text(dead.replace("[{table: shop.*", "[shop.orders, {table: shop.*"))
     assert {part["part"] for part in cdc("status", code=None)["problems"]} >= {"kafka", "postgres"}
-    assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == ["shop.orders"]
+    assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == [
+        "shop.orders"
+    ]
 
 
 def test_a_first_file_from_a_database(
-    shop: Shop, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shop: Shop,
+    unique: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shop.conn.execute(MORE)
     shop.conn.execute("CREATE TABLE shop.odd (id int PRIMARY KEY, times time[])")

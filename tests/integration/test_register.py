@@ -1,4 +1,6 @@
-"""From a prepared source to a connector whose changes arrive; and every way in which that is refused."""
+"""From a prepared source to a connector whose changes arrive; and every way in which that is
+refused.
+"""
 
 import json
 import time
@@ -49,10 +51,14 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
     assert done.beat.delay_s < 30
     assert json.loads(json.dumps(done.to_dict()))["connector"] == unique
     assert "connector RUNNING, task RUNNING" in heard
-    assert shop.rows("shop.orders") == {n: {"id": n, "note": "a", "total": n + 1} for n in range(1, 101)}
+    assert shop.rows("shop.orders") == {
+        n: {"id": n, "note": "a", "total": n + 1} for n in range(1, 101)
+    }
     assert shop.rows("shop.counters") == {n: {"id": n, "n": n} for n in range(1, 11)}
 
-    shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2")
+    shop.conn.execute(
+        "UPDATE shop.orders SET note = 'b' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2"
+    )
     shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11)")
 
     def arrived() -> bool:
@@ -78,9 +84,13 @@ def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
 
 
 def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: str) -> None:
-    """With beats so fast that the old task may still beat after the new configuration was accepted."""
+    """With beats so fast that the old task may still beat after the new configuration was
+    accepted.
+    """
     shop.migrate()
-    quick, slower = (shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06))
+    quick, slower = (
+        shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06)
+    )
     shop.register(source=quick)
     before = source.slot(shop.conn, unique)
     again = shop.register(source=slower)
@@ -97,7 +107,10 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     topics = [table.topic for table in shop.tables]
     with Topics(shop.kafka) as connected:
         ends = connected.ends(topics)
-    behind = {topic: ViewCheckpoint(Position(end.topic_id, (0,) * end.partition_count)) for topic, end in ends.items()}
+    behind = {
+        topic: ViewCheckpoint(Position(end.topic_id, (0,) * end.partition_count))
+        for topic, end in ends.items()
+    }
     started = time.monotonic()
     found = collect(
         shop.pipeline,
@@ -105,7 +118,9 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
             "ahead": each(lambda table: ViewCheckpoint(ends[table.topic])),
             "behind": each(lambda table: behind[table.topic]),
             "empty": each(lambda _: None),
-            "elsewhere": each(lambda table: ViewCheckpoint(Position("another", ends[table.topic].offsets))),
+            "elsewhere": each(
+                lambda table: ViewCheckpoint(Position("another", ends[table.topic].offsets))
+            ),
         },
         progress={},
     )
@@ -119,8 +134,12 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     assert not found.heartbeat.late
     views = {sink.name: sink.views for sink in found.sinks}
     assert [(view.lag_records, view.lag_seconds) for view in views["ahead"]] == [(0, 0.0), (0, 0.0)]
-    assert all((view.lag_seconds or 0) > 0 and (view.lag_records or 0) >= 10 for view in views["behind"])
-    assert [view.lag_records for view in views["empty"]] == [view.lag_records for view in views["behind"]]
+    assert all(
+        (view.lag_seconds or 0) > 0 and (view.lag_records or 0) >= 10 for view in views["behind"]
+    )
+    assert [view.lag_records for view in views["empty"]] == [
+        view.lag_records for view in views["behind"]
+    ]
     anew = "is not the topic that the view was made from: it has been created anew."
     assert all(view.problem and view.problem.endswith(anew) for view in views["elsewhere"])
     assert "rebuild elsewhere" in " ".join(one.hint for one in diagnose(found).problems)
@@ -143,7 +162,10 @@ def test_no_publication(shop: Shop, unique: str) -> None:
             " ALTER PUBLICATION {name} ADD TABLE shop.counters WHERE (id > 5)",
             ["leaves out rows or columns of shop.counters", "migrate"],
         ),
-        ("REVOKE SELECT ON shop.orders FROM {name}_replication", ["may not read", "shop.orders", "migrate"]),
+        (
+            "REVOKE SELECT ON shop.orders FROM {name}_replication",
+            ["may not read", "shop.orders", "migrate"],
+        ),
         ("REVOKE UPDATE ON cdc.heartbeat FROM {name}_replication", ["cdc.heartbeat", "migrate"]),
         ("ALTER ROLE {name}_replication NOREPLICATION", ["lacks LOGIN or REPLICATION", "migrate"]),
         ("DELETE FROM cdc.heartbeat", ["no row", "migrate"]),
@@ -166,7 +188,9 @@ def test_no_role(shop: Shop) -> None:
 def stranger(shop: Shop, unique: str) -> Iterator[str]:
     """A role that may look around in the shop, and owns nothing there."""
     role = f"{unique}_stranger"
-    shop.conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA shop TO {role}")
+    shop.conn.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA shop TO {role}"
+    )
     yield role
     shop.conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -221,7 +245,9 @@ def test_a_slot_in_another_database(shop: Shop, stack: Any, unique: str) -> None
         elsewhere.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
         said = shop.refused()
         elsewhere.execute("SELECT pg_drop_replication_slot(%s)", [unique])
-        assert f"belongs to something else: plugin pgoutput, database {elsewhere.info.dbname}" in said
+        assert (
+            f"belongs to something else: plugin pgoutput, database {elsewhere.info.dbname}" in said
+        )
     assert "another name" in said
 
 
@@ -230,7 +256,8 @@ def test_a_topic_of_another_shape(shop: Shop, unique: str) -> None:
     counters = f"{unique}.shop.counters"
     with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
         admin.create_topics(
-            {counters: {"num_partitions": 3, "configs": {"cleanup.policy": "compact"}}}, wait_for_metadata=True
+            {counters: {"num_partitions": 3, "configs": {"cleanup.policy": "compact"}}},
+            wait_for_metadata=True,
         )
     with pytest.raises(ConnectorError, match="has 3 partitions"):
         shop.register()
@@ -254,7 +281,9 @@ def test_a_right_replication_password(guarded_shop: Shop) -> None:
 
 def test_a_server_without_logical_decoding(stack: Any, unique: str) -> None:
     with strict_postgres(wal_level="replica") as dsn:
-        here = pipeline(unique, dsn, "shop.orders", kafka=stack.endpoints.kafka, connect=stack.endpoints.connect)
+        here = pipeline(
+            unique, dsn, "shop.orders", kafka=stack.endpoints.kafka, connect=stack.endpoints.connect
+        )
         with pytest.raises(SourceError, match="wal_level"):
             register(here, [])
 
@@ -275,7 +304,9 @@ def test_a_server_that_is_down(shop: Shop, settings: dict[str, str], words: str)
 
 @pytest.mark.parametrize("recreated", [False, True])
 def test_a_lost_slot_fails_loudly(shop: Shop, unique: str, recreated: bool) -> None:
-    """A slot that vanished took changes with it: the connector must not go on from where a new one starts."""
+    """A slot that vanished took changes with it: the connector must not go on from where a new one
+    starts.
+    """
     shop.migrate()
     shop.register()
     shop.stop()

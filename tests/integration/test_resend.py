@@ -51,7 +51,10 @@ def writing(shop: Shop) -> Iterator[list[int]]:
         with psycopg.connect(shop.pipeline.source.dsn, autocommit=True) as conn:
             while not stop.wait(0.005):
                 number = done[0] + 1
-                conn.execute("UPDATE shop.notes SET note = %s WHERE id = %s", [f"u{number}", number * 7 % ROWS + 1])
+                conn.execute(
+                    "UPDATE shop.notes SET note = %s WHERE id = %s",
+                    [f"u{number}", number * 7 % ROWS + 1],
+                )
                 conn.execute("DELETE FROM shop.notes WHERE id = %s", [number * 11 % ROWS + 1])
                 conn.execute("INSERT INTO shop.notes VALUES (%s, 'new')", [ROWS + number])
                 done[0] = number
@@ -66,8 +69,13 @@ def writing(shop: Shop) -> Iterator[list[int]]:
 
 
 def table_rows(shop: Shop, table: str) -> dict[Any, Any]:
-    found: list[tuple[Any, ...]] = shop.conn.execute(f"SELECT row_to_json(t) FROM {table} t".encode()).fetchall()
-    return {row["id"]: {name: row[name] for name in row if name not in ("hidden", "twice")} for (row,) in found}
+    found: list[tuple[Any, ...]] = shop.conn.execute(
+        f"SELECT row_to_json(t) FROM {table} t".encode()
+    ).fetchall()
+    return {
+        row["id"]: {name: row[name] for name in row if name not in ("hidden", "twice")}
+        for (row,) in found
+    }
 
 
 def living(shop: Shop, table: str) -> dict[Any, Any]:
@@ -91,12 +99,20 @@ def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
         before = table_rows(shop, "shop.notes")
         assert resend(shop.conn, shop.table("shop.notes"), id="again")
         assert resend(shop.conn, shop.table("shop.counters"), id="another")
-        wait_until(lambda: reads(shop, "shop.counters") == 20, 60, "the second table, which comes after the first")
+        wait_until(
+            lambda: reads(shop, "shop.counters") == 20,
+            60,
+            "the second table, which comes after the first",
+        )
         seen = done[0]
         wait_until(lambda: done[0] > seen + 20, 20, "the writer goes on")
         # The same request is not made twice, whoever asks.
         assert not resend(shop.conn, shop.table("shop.notes"), id="again")
-    wait_until(lambda: living(shop, "shop.notes") == table_rows(shop, "shop.notes"), 20, "the table as it is")
+    wait_until(
+        lambda: living(shop, "shop.notes") == table_rows(shop, "shop.notes"),
+        20,
+        "the table as it is",
+    )
     log = shop.log("shop.notes")
     since = {change.key["id"] for change in log[first:]}
     # Every row that was there came again: read by the request, or written meanwhile.
@@ -108,13 +124,21 @@ def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
 
 
 def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
-    """Read beside the log its stored column would be lost, and the next change would stop the connector."""
+    """Read beside the log its stored column would be lost, and the next change would stop the
+    connector.
+    """
     shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
     wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
     assert resend(shop.conn, shop.table("shop.orders"), id="again")
     wait_until(lambda: reads(shop, "shop.orders") == 200, 30, "the rows again")
-    shop.conn.execute("UPDATE shop.orders SET note = 'c' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2")
-    wait_until(lambda: living(shop, "shop.orders") == table_rows(shop, "shop.orders"), 20, "the table as it is")
+    shop.conn.execute(
+        "UPDATE shop.orders SET note = 'c' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2"
+    )
+    wait_until(
+        lambda: living(shop, "shop.orders") == table_rows(shop, "shop.orders"),
+        20,
+        "the table as it is",
+    )
     assert shop.state() == "RUNNING"
 
 
@@ -134,14 +158,22 @@ def test_keys_that_are_not_compared_with_text(shop: Shop) -> None:
     names = [f"shop.odd{number}" for number in range(len(values))]
     for name, (kind, value) in zip(names, values.items(), strict=True):
         shop.conn.execute(f"CREATE TABLE {name} (k {kind} PRIMARY KEY)".encode())
-        shop.conn.execute(f"INSERT INTO {name} SELECT {value} FROM generate_series(1, {rows}) n".encode())
+        shop.conn.execute(
+            f"INSERT INTO {name} SELECT {value} FROM generate_series(1, {rows}) n".encode()
+        )
     shop = shop.capturing({"table": "shop.counters", "partitions": 1}, *names)
     shop.migrate()
     shop.register()
-    wait_until(lambda: [reads(shop, name) for name in names] == [rows] * len(names), 60, "the first time")
+    wait_until(
+        lambda: [reads(shop, name) for name in names] == [rows] * len(names), 60, "the first time"
+    )
     for name in (*names, "shop.counters"):
         assert resend(shop.conn, shop.table(name), id=name)
-    wait_until(lambda: [reads(shop, name) for name in names] == [2 * rows] * len(names), 60, "the second time")
+    wait_until(
+        lambda: [reads(shop, name) for name in names] == [2 * rows] * len(names),
+        60,
+        "the second time",
+    )
     wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the table that was asked for last")
 
 
@@ -165,9 +197,13 @@ def test_dates_that_jdbc_cannot_carry_come_again_as_they_were(shop: Shop) -> Non
     wait_until(lambda: shop.rows("shop.days")[1]["d"] == 20454, 20, "the stream")
 
 
-def test_read_beside_the_log_a_stored_column_ends_the_task(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_beside_the_log_a_stored_column_ends_the_task(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The twin of the test above: why such tables are read with the log held up."""
-    monkeypatch.setattr("cdc.postgres.snapshot_request.COLUMNS", COLUMNS.replace("a.attgenerated::text", "''"))
+    monkeypatch.setattr(
+        "cdc.postgres.snapshot_request.COLUMNS", COLUMNS.replace("a.attgenerated::text", "''")
+    )
     shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
     wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
     resend(shop.conn, shop.table("shop.orders"), id="again")
@@ -191,7 +227,9 @@ def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> N
     sent = [change for change in shop.log("shop.counters") if change.op == "r"]
     assert [change.lsn >= lsn for change in sent] == [False] * 10 + [True] * 10
     wait_until(
-        lambda: [change.key["table_name"] for change in shop.log("cdc.truncation")], 10, "the floor in its topic"
+        lambda: [change.key["table_name"] for change in shop.log("cdc.truncation")],
+        10,
+        "the floor in its topic",
     )
     # A request that was made before raises no floor.
     before = shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall()
@@ -199,8 +237,12 @@ def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> N
     assert shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall() == before
 
 
-def test_a_floor_waits_for_who_has_written_below_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise that change would come after the floor, with a position below it, and be taken for dead."""
+def test_a_floor_waits_for_who_has_written_below_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise that change would come after the floor, with a position below it, and be taken for
+    dead.
+    """
     monkeypatch.setattr(truncation_floor, "LOCK_TIMEOUT", "200ms")
     with psycopg.connect(shop.pipeline.source.dsn) as application:
         application.execute("UPDATE shop.counters SET n = 0")
@@ -213,14 +255,18 @@ def test_a_floor_waits_for_who_has_written_below_it(shop: Shop, monkeypatch: pyt
 
 
 def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:
-    """Beside the log, with it held up, by a key that isn't compared by its index, and ids that no row has."""
+    """Beside the log, with it held up, by a key that isn't compared by its index, and ids that no
+    row has.
+    """
     shop.conn.execute(
         "CREATE TABLE shop.odd (at time, name text, d date, PRIMARY KEY (at, name));"
         " INSERT INTO shop.odd VALUES ('10:00', 'it''s', NULL), ('10:00', 'b\\s', 'infinity'), ('11:00', '?', NULL)"
     )
     shop.conn.execute("CREATE TABLE shop.plain (yes boolean, name text, PRIMARY KEY (yes, name))")
     shop.conn.execute("INSERT INTO shop.plain SELECT true, name FROM shop.odd")
-    shop = shop.capturing(*(entry.model_dump() for entry in shop.pipeline.source.tables), "shop.odd", "shop.plain")
+    shop = shop.capturing(
+        *(entry.model_dump() for entry in shop.pipeline.source.tables), "shop.odd", "shop.plain"
+    )
     shop.migrate()
     shop.register()
     pair = '["10:00:00.000000","b\\\\s"]', '["10:00:00.000000","it\'s"]', '["11:00:00.000000","?"]'
@@ -230,15 +276,22 @@ def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:
         "shop.orders": (["7", "8", "-1"], {7, 8}),
         "shop.odd": ([*pair[:2], "no list"], {"it's", "b\\s"}),
         "shop.plain": (
-            [one.replace('"10:00:00.000000"', "true").replace('"11:00:00.000000"', "true") for one in pair],
+            [
+                one.replace('"10:00:00.000000"', "true").replace('"11:00:00.000000"', "true")
+                for one in pair
+            ],
             {"it's", "b\\s", "?"},
         ),
     }
-    wait_until(lambda: reads(shop, "shop.plain") == 3 == reads(shop, "shop.odd"), 30, "the new tables")
+    wait_until(
+        lambda: reads(shop, "shop.plain") == 3 == reads(shop, "shop.odd"), 30, "the new tables"
+    )
     with Topics(shop.kafka) as topics:
         for name, (ids, expected) in asked.items():
             before = read_keys(shop, name)
-            assert backfill(shop.pipeline, topics, shop.table(name), ids, timeout_s=30) == len(expected), name
+            assert backfill(shop.pipeline, topics, shop.table(name), ids, timeout_s=30) == len(
+                expected
+            ), name
             # No waiting: when it returns they can be read.
             assert read_keys(shop, name) - before == Counter(expected)
     assert shop.state() == "RUNNING"
@@ -253,7 +306,12 @@ def test_a_repair_deletes_what_the_source_has_not(shop: Shop) -> None:
     before = living(shop, "shop.counters")
     with Topics(shop.kafka) as topics:
         assert backfill(
-            shop.pipeline, topics, shop.table("shop.counters"), ["1", "99"], timeout_s=30, delete_keys=[key(1), key(99)]
+            shop.pipeline,
+            topics,
+            shop.table("shop.counters"),
+            ["1", "99"],
+            timeout_s=30,
+            delete_keys=[key(1), key(99)],
         )
     assert shop.rows("shop.counters")[99] is None
     assert living(shop, "shop.counters") == before
@@ -264,14 +322,18 @@ def test_a_repair_that_ends_half_way_deletes_nothing(shop: Shop) -> None:
     away = shop.pipeline.source.model_copy(update={"dsn": "postgresql://127.0.0.1:1/none"})
     nowhere = shop.pipeline.model_copy(update={"source": away})
     with Topics(shop.kafka) as topics, pytest.raises(SourceError):
-        backfill(nowhere, topics, shop.table("shop.counters"), ["1"], timeout_s=5, delete_keys=[key(1)])
+        backfill(
+            nowhere, topics, shop.table("shop.counters"), ["1"], timeout_s=5, delete_keys=[key(1)]
+        )
     assert living(shop, "shop.counters") == before
 
 
 def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
     before, counters = living(shop, "shop.counters"), shop.table("shop.counters")
     killed = kafka.KafkaProducer(
-        bootstrap_servers=shop.kafka, transactional_id=transaction_id(shop.pipeline), transaction_timeout_ms=600_000
+        bootstrap_servers=shop.kafka,
+        transactional_id=transaction_id(shop.pipeline),
+        transaction_timeout_ms=600_000,
     )
     killed.init_transactions()
     killed.begin_transaction()
@@ -290,7 +352,9 @@ def test_rows_that_do_not_come_are_missed(shop: Shop) -> None:
 
 def test_what_earlier_requests_left_is_swept(shop: Shop) -> None:
     def windows() -> set[str]:
-        found = shop.conn.execute("SELECT id FROM cdc.signal WHERE type LIKE 'snapshot-window-%'").fetchall()
+        found = shop.conn.execute(
+            "SELECT id FROM cdc.signal WHERE type LIKE 'snapshot-window-%'"
+        ).fetchall()
         return {row[0] for row in found}
 
     resend(shop.conn, shop.table("shop.counters"), id="one")
@@ -300,7 +364,9 @@ def test_what_earlier_requests_left_is_swept(shop: Shop) -> None:
     resend(shop.conn, shop.table("shop.counters"), id="two")
     assert not windows() & left
     wait_until(lambda: reads(shop, "shop.counters") == 30, 60, "the rows a third time")
-    asked = shop.conn.execute("SELECT id FROM cdc.signal WHERE type = 'execute-snapshot' ORDER BY id").fetchall()
+    asked = shop.conn.execute(
+        "SELECT id FROM cdc.signal WHERE type = 'execute-snapshot' ORDER BY id"
+    ).fetchall()
     assert asked == [("one",), ("two",)]
 
 

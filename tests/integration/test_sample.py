@@ -75,8 +75,16 @@ def contents(dsn: str) -> Contents:
 
 def test_january_is_loaded_whole_and_once(airport: str) -> None:
     told: list[tuple[str, int]] = []
-    added = load.load(airport, date(2013, 1, 1), date(2013, 1, 31), progress=lambda *done: told.append(done))
-    assert added == {"airlines": 16, "airports": 1_458, "planes": 3_322, "weather": 2_226, "flights": 27_004}
+    added = load.load(
+        airport, date(2013, 1, 1), date(2013, 1, 31), progress=lambda *done: told.append(done)
+    )
+    assert added == {
+        "airlines": 16,
+        "airports": 1_458,
+        "planes": 3_322,
+        "weather": 2_226,
+        "flights": 27_004,
+    }
     assert dict(told) == added
     assert rows(airport, "SELECT status, count(*) FROM flights GROUP BY 1 ORDER BY 1") == [
         ("arrived", 26_468),
@@ -136,7 +144,9 @@ def test_a_failed_load_adds_nothing(airport: str) -> None:
 
 
 def test_the_seed_alone_decides_the_outcome(airport: str) -> None:
-    """Three times the same day, as fast as it goes: connections run in parallel, rows end the same."""
+    """Three times the same day, as fast as it goes: connections run in parallel, rows end the
+    same.
+    """
     outcomes = []
     with sibling(airport) as second, sibling(airport) as third:
         for dsn, connections, seed in ((airport, 1, 7), (second, 5, 7), (third, 5, 8)):
@@ -154,7 +164,9 @@ def test_every_transaction_of_the_plan_is_committed(airport: str) -> None:
     steps = plan(DAY, DAY, seed=1)
     assert done.by_kind == Counter(step.kind for step in steps)
     model: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for change in (change for step in steps for change in step.changes if change.table == "flights"):
+    for change in (
+        change for step in steps for change in step.changes if change.table == "flights"
+    ):
         row = model.pop(change.key, {})
         if change.op != "delete":
             model[change.key_after] = row | change.values
@@ -167,12 +179,19 @@ def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: st
     load.load(airport, date(2013, 2, 8), date(2013, 2, 8))
     began = rows(airport, "SELECT clock_timestamp()")[0][0]
     told: dict[tuple[Any, ...], datetime] = {}
-    replay.replay(airport, DAY, DAY, rate=math.inf, on_commit=lambda table, key, at: told.update({(table, *key): at}))
+    replay.replay(
+        airport,
+        DAY,
+        DAY,
+        rate=math.inf,
+        on_commit=lambda table, key, at: told.update({(table, *key): at}),
+    )
     touched = {
         (table, *key): updated_at
         for table in KEYS
         for *key, updated_at in rows(
-            airport, f"SELECT {', '.join(KEYS[table])}, updated_at FROM {table} WHERE updated_at > '{began}'"
+            airport,
+            f"SELECT {', '.join(KEYS[table])}, updated_at FROM {table} WHERE updated_at > '{began}'",
         )
     }
     assert {table for table, *_ in touched} >= {"flights", "weather", "planes"}
@@ -183,7 +202,9 @@ def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: st
 def test_a_change_that_meets_no_row_is_not_told(airport: str) -> None:
     """No planes are loaded here, so refitting one changes nothing."""
     told: set[str] = set()
-    done = replay.replay(airport, DAY, DAY, rate=math.inf, on_commit=lambda table, _key, _at: told.add(table))
+    done = replay.replay(
+        airport, DAY, DAY, rate=math.inf, on_commit=lambda table, _key, _at: told.add(table)
+    )
     assert done.by_kind["refit"] > 0
     assert told == {"flights", "weather"}
 
@@ -196,13 +217,17 @@ def test_the_rate_is_kept_when_it_can_be(airport: str) -> None:
 
 
 def test_falling_behind_is_reported(airport: str) -> None:
-    """The server takes 10 ms for each insert, so 1,000 a second can't be had from one connection."""
+    """The server takes 10 ms for each insert, so 1,000 a second can't be had from one
+    connection.
+    """
     with psycopg.connect(airport) as conn:
         conn.execute(
             "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
             " $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$"
         )
-        conn.execute("CREATE TRIGGER slow BEFORE INSERT ON flights FOR EACH ROW EXECUTE FUNCTION slow()")
+        conn.execute(
+            "CREATE TRIGGER slow BEFORE INSERT ON flights FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
     done = replay.replay(airport, DAY, DAY, rate=1_000, connections=1, limit=60)
     assert done.transactions == 60
     assert done.rate < 200
@@ -267,7 +292,16 @@ def test_the_commands_tell_what_they_did(airport: str) -> None:
     assert code == 0
     assert "flights        930 rows added" in output
     code, output = command(
-        replay.main, airport, "--from", "2013-02-09", "--to", "2013-02-09", "--rate", "500", "--limit", "50"
+        replay.main,
+        airport,
+        "--from",
+        "2013-02-09",
+        "--to",
+        "2013-02-09",
+        "--rate",
+        "500",
+        "--limit",
+        "50",
     )
     assert code == 0
     assert "Done: 50 transactions in" in output

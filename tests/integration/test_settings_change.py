@@ -1,4 +1,6 @@
-"""Another `exclude` or `key` in the pipeline file: what rows are changes without an event, so they are sent again."""
+"""Another `exclude` or `key` in the pipeline file: what rows are changes without an event, so they
+are sent again.
+"""
 
 from typing import Any
 
@@ -27,11 +29,19 @@ def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) 
     whole = shop.capturing(ORDERS, COUNTERS)
     whole.migrate()
     assert whole.register().sent == ["shop.orders"]
-    wait_until(lambda: {row["hidden"] for row in shop.rows("shop.orders").values()} == {"secret"}, 20, "the column")
+    wait_until(
+        lambda: {row["hidden"] for row in shop.rows("shop.orders").values()} == {"secret"},
+        20,
+        "the column",
+    )
     less = shop.capturing({**ORDERS, "exclude": ["hidden", "note"]}, COUNTERS)
     less.migrate()
     assert less.register().sent == ["shop.orders"]
-    wait_until(lambda: {tuple(row) for row in shop.rows("shop.orders").values()} == {("id", "total")}, 20, "without it")
+    wait_until(
+        lambda: {tuple(row) for row in shop.rows("shop.orders").values()} == {("id", "total")},
+        20,
+        "without it",
+    )
     # Once more: nothing is new, and the other table never was.
     again = less.register()
     assert (again.changed, again.sent) == (False, [])
@@ -54,18 +64,24 @@ def test_another_key_voids_what_the_topic_holds(shop: Shop) -> None:
     second.migrate()
     assert second.register().sent == ["shop.seats"]
     wait_until(lambda: reads(second, "shop.seats") == 9, 20, "the rows again")
-    assert [change.key for change in second.living("shop.seats")] == [{"b": -n} for n in range(5, 1, -1)]
+    assert [change.key for change in second.living("shop.seats")] == [
+        {"b": -n} for n in range(5, 1, -1)
+    ]
     assert second.register().sent == []
 
 
 def test_a_table_that_was_away_comes_back_with_a_new_connector(shop: Shop) -> None:
-    """What happened while it wasn't captured has no events, whatever became of the connector meanwhile."""
+    """What happened while it wasn't captured has no events, whatever became of the connector
+    meanwhile.
+    """
     shop.migrate()
     shop.register()
     few = shop.capturing({**ORDERS, "exclude": ["hidden"]})
     few.migrate()
     few.register()
-    shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11); DELETE FROM shop.counters WHERE id < 6")
+    shop.conn.execute(
+        "INSERT INTO shop.counters VALUES (11, 11); DELETE FROM shop.counters WHERE id < 6"
+    )
     few.stop()
     shop.migrate()
     assert shop.register().sent == ["shop.counters"]

@@ -75,10 +75,14 @@ def test_columns_types_and_key(conn: source.Connection, unique: str) -> None:
     assert conn.execute("SHOW search_path").fetchone() == ("shop, public",)
 
 
-def test_generated_columns_are_there_only_when_the_log_has_them(conn: source.Connection, unique: str) -> None:
+def test_generated_columns_are_there_only_when_the_log_has_them(
+    conn: source.Connection, unique: str
+) -> None:
     orders = pipeline(unique, "", "shop.orders")
     assert source.unreplicated_columns(conn, orders) == {"shop.orders": ("twice",)}
-    conn.execute(f"CREATE PUBLICATION {unique} FOR TABLE shop.orders WITH (publish_generated_columns = none)")
+    conn.execute(
+        f"CREATE PUBLICATION {unique} FOR TABLE shop.orders WITH (publish_generated_columns = none)"
+    )
     (table,) = source.describe(conn, orders)
     assert "total" not in [column.name for column in table.columns]
     assert source.unreplicated_columns(conn, orders) == {"shop.orders": ("twice", "total")}
@@ -107,13 +111,18 @@ def test_excluded_columns_are_left_out(conn: source.Connection, unique: str) -> 
         ({"table": "shop.keyed", "key": ["e"]}, ["deferrable"]),
         ({"table": "shop.keyed", "key": ["f;g"]}, ["semicolon", "rename"]),
         ({"table": "shop.keyed", "key": ["a", "b"], "exclude": ["b"]}, ["part of its key"]),
-        ({"table": "shop.keyless", "key": ["id"]}, ["no unique index", "CREATE UNIQUE INDEX ON shop.keyless (id)"]),
+        (
+            {"table": "shop.keyless", "key": ["id"]},
+            ["no unique index", "CREATE UNIQUE INDEX ON shop.keyless (id)"],
+        ),
         ("shop.summary", ["isn't a table"]),
         ({"table": "shop.orders", "exclude": ["nots"]}, ["no such column", "did you mean note?"]),
         ({"table": "shop.orders", "exclude": ["region"]}, ["part of its key", "take region out"]),
     ],
 )
-def test_a_table_that_cannot_be_captured(conn: source.Connection, unique: str, table: Any, words: list[str]) -> None:
+def test_a_table_that_cannot_be_captured(
+    conn: source.Connection, unique: str, table: Any, words: list[str]
+) -> None:
     with pytest.raises(SourceError) as caught:
         describe(conn, unique, "shop.parts", table)
     said = f"{caught.value.message} {caught.value.hint}"
@@ -123,13 +132,18 @@ def test_a_table_that_cannot_be_captured(conn: source.Connection, unique: str, t
 def test_a_key_that_the_file_names(conn: source.Connection, unique: str) -> None:
     """In the order of the file; a primary key may be named as well."""
     keyed, orders = describe(
-        conn, unique, {"table": "shop.keyed", "key": ["b", "a"]}, {"table": "shop.orders", "key": ["region", "id"]}
+        conn,
+        unique,
+        {"table": "shop.keyed", "key": ["b", "a"]},
+        {"table": "shop.orders", "key": ["region", "id"]},
     )
     assert keyed.key == ("b", "a")
     assert orders.key == ("region", "id")
 
 
-def test_a_slot_as_the_server_has_it(conn: source.Connection, postgres_dsn: str, unique: str) -> None:
+def test_a_slot_as_the_server_has_it(
+    conn: source.Connection, postgres_dsn: str, unique: str
+) -> None:
     assert source.slot(conn, unique) is None
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
     before = source.slot(conn, unique)
@@ -145,7 +159,9 @@ def test_a_slot_as_the_server_has_it(conn: source.Connection, postgres_dsn: str,
     assert after.confirmed_flush_lsn == before.confirmed_flush_lsn
 
 
-def test_a_transaction_that_holds_the_slot_back(conn: source.Connection, postgres_dsn: str, unique: str) -> None:
+def test_a_transaction_that_holds_the_slot_back(
+    conn: source.Connection, postgres_dsn: str, unique: str
+) -> None:
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
     with psycopg.connect(postgres_dsn) as writer:
         writer.execute("INSERT INTO shop.keyless VALUES (1)")
@@ -162,7 +178,10 @@ def test_a_server_that_is_fit(conn: source.Connection, unique: str) -> None:
 
 
 def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
-    with source.connect(guarded) as conn, pytest.raises(SourceError, match="wal_level = replica") as caught:
+    with (
+        source.connect(guarded) as conn,
+        pytest.raises(SourceError, match="wal_level = replica") as caught,
+    ):
         source.preflight(conn, pipeline(unique, guarded, "shop.parts"))
     assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
     assert "restart" in caught.value.hint
@@ -171,7 +190,11 @@ def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ({"password": "wrong-8472"}, "password authentication failed", "the password of source.dsn"),
+        (
+            {"password": "wrong-8472"},
+            "password authentication failed",
+            "the password of source.dsn",
+        ),
         ({"password": ""}, "no password supplied", "names no password"),
         ({"dbname": "nothing_here"}, 'database "nothing_here" does not exist', "names a database"),
         ({"user": "nobody_here", "password": "x"}, "password authentication failed", "the user"),

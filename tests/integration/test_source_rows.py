@@ -9,7 +9,13 @@ from psycopg.pq import TransactionStatus
 from cdc.model.table import Column, Table
 from cdc.verify.source_rows import CHUNK_BYTES, READ_ONLY, fetch_rows
 
-TABLE = Table("public", "wide", (Column("id", "bigint", False), Column("v", "text", True)), ("id",), "t.public.wide")
+TABLE = Table(
+    "public",
+    "wide",
+    (Column("id", "bigint", False), Column("v", "text", True)),
+    ("id",),
+    "t.public.wide",
+)
 WIDTH = 3_000_000
 ROWS = 12
 
@@ -18,7 +24,10 @@ ROWS = 12
 def wide(postgres_dsn: str) -> "Iterator[psycopg.Connection]":
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE wide (id bigint PRIMARY KEY, v text)")
-        connection.execute("INSERT INTO wide SELECT n, repeat('x', %s) FROM generate_series(1, %s) n", [WIDTH, ROWS])
+        connection.execute(
+            "INSERT INTO wide SELECT n, repeat('x', %s) FROM generate_series(1, %s) n",
+            [WIDTH, ROWS],
+        )
         connection.execute(READ_ONLY)
         yield connection
 
@@ -31,7 +40,9 @@ def test_wide_rows_come_in_batches(wide: "psycopg.Connection") -> None:
     assert wide.info.transaction_status == TransactionStatus.ACTIVE
     rest = list(batches)
     assert all(batch.nbytes <= CHUNK_BYTES for batch in [first, *rest])
-    assert sorted(row for batch in [first, *rest] for row in batch.column("id").to_pylist()) == sorted(ids)
+    assert sorted(
+        row for batch in [first, *rest] for row in batch.column("id").to_pylist()
+    ) == sorted(ids)
 
 
 def test_an_id_that_is_no_value_of_the_key(wide: "psycopg.Connection") -> None:

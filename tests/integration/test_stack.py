@@ -1,4 +1,6 @@
-"""The embedded servers for real: started, repaired, refused, stopped; on a stack of its own to break."""
+"""The embedded servers for real: started, repaired, refused, stopped; on a stack of its own to
+break.
+"""
 
 import os
 import shutil
@@ -65,12 +67,20 @@ def test_up_again_changes_nothing(state: Path, at: Endpoints) -> None:
 
 
 def test_listens_on_loopback_only(state: Path, at: Endpoints) -> None:
-    ours = {child.pid for pid in pids(state).values() for child in psutil.Process(pid).children(recursive=True)}
+    ours = {
+        child.pid
+        for pid in pids(state).values()
+        for child in psutil.Process(pid).children(recursive=True)
+    }
     ours |= set(pids(state).values())
     connections = psutil.net_connections("inet")
-    listening: list[Any] = [c.laddr for c in connections if c.pid in ours and c.status == psutil.CONN_LISTEN]
+    listening: list[Any] = [
+        c.laddr for c in connections if c.pid in ours and c.status == psutil.CONN_LISTEN
+    ]
     assert {address.ip for address in listening} == {"127.0.0.1"}
-    assert {entry["port"] for entry in stack.status(state).values()} <= {address.port for address in listening}
+    assert {entry["port"] for entry in stack.status(state).values()} <= {
+        address.port for address in listening
+    }
 
 
 def test_all_fit_beside_spark(state: Path, at: Endpoints) -> None:
@@ -102,7 +112,9 @@ def test_connect_lets_only_listed_overrides_pass(at: Endpoints) -> None:
         "producer.override.batch.size": "262144",
         "producer.override.acks": "0",
     }
-    answer = httpx.post(f"{at.connect}/connectors", json={"name": "overrides", "config": config}, timeout=60)
+    answer = httpx.post(
+        f"{at.connect}/connectors", json={"name": "overrides", "config": config}, timeout=60
+    )
     assert answer.status_code == 400
     refused = answer.json()["message"]
     assert "acks" in refused
@@ -131,12 +143,15 @@ def put(at: Endpoints, name: str) -> None:
     elif name == "kafka":
         topics(at.kafka, create="kept")
     elif name == "elasticsearch":
-        answer = httpx.put(f"{at.elasticsearch}/kept/_doc/1?refresh=true", json={"id": 1}, timeout=60)
+        answer = httpx.put(
+            f"{at.elasticsearch}/kept/_doc/1?refresh=true", json={"id": 1}, timeout=60
+        )
         assert answer.status_code == 201
     elif name == "redis":
         with redis.Redis.from_url(at.redis) as client:
             client.set("kept", "1")
-            # The file is synced once a second, so a power cut may take that; a killed process may not.
+            # The file is synced once a second, so a power cut may take that; a killed process may
+            # not.
             client.waitaof(1, 0, 5000)
 
 
@@ -168,7 +183,9 @@ def test_killed_server_comes_back_where_it_was(state: Path, at: Endpoints, name:
 
 
 @pytest.mark.parametrize("end", [stack.stop_one, stack.kill_one])
-def test_one_server_stops_and_starts(state: Path, at: Endpoints, end: Callable[[Path, str], None]) -> None:
+def test_one_server_stops_and_starts(
+    state: Path, at: Endpoints, end: Callable[[Path, str], None]
+) -> None:
     end(state, "redis")
     assert not stack.status(state)["redis"]["alive"]
     assert stack.running(state) is None
@@ -181,20 +198,30 @@ def test_one_server_stops_and_starts(state: Path, at: Endpoints, end: Callable[[
 
 def test_down_leaves_no_process_and_frees_the_ports(state: Path, at: Endpoints) -> None:
     assert processes(state)
-    assert stack.down(state, progress=print) == ["connect", "redis", "elasticsearch", "kafka", "postgres"]
+    assert stack.down(state, progress=print) == [
+        "connect",
+        "redis",
+        "elasticsearch",
+        "kafka",
+        "postgres",
+    ]
     assert processes(state) == []
     assert all(ports.is_free(entry["port"]) for entry in stack.status(state).values())
     assert stack.running(state) is None
     assert stack.down(state, progress=print) == []
 
 
-def test_server_that_dies_at_start_is_named_and_takes_the_others_down(state: Path, at: Endpoints) -> None:
+def test_server_that_dies_at_start_is_named_and_takes_the_others_down(
+    state: Path, at: Endpoints
+) -> None:
     stack.down(state, progress=print)
     setting = state / "postgres" / "data" / "postgresql.auto.conf"
     good = setting.read_text()
     try:
         setting.write_text("no_such_setting = 1\n")
-        with pytest.raises(StackError, match="postgres ended with status 1 while starting") as caught:
+        with pytest.raises(
+            StackError, match="postgres ended with status 1 while starting"
+        ) as caught:
             stack.up(state, progress=print)
     finally:
         setting.write_text(good)
@@ -211,12 +238,16 @@ def test_kept_port_that_someone_took_is_refused(state: Path, at: Endpoints) -> N
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
         other.listen()
-        with pytest.raises(StackError, match=f"port {port} of redis is taken by process {os.getpid()}"):
+        with pytest.raises(
+            StackError, match=f"port {port} of redis is taken by process {os.getpid()}"
+        ):
             stack.up(state, progress=print)
     assert stack.up(state, progress=print) == at
 
 
-def test_data_that_something_newer_wrote_is_refused_before_it_starts(state: Path, at: Endpoints) -> None:
+def test_data_that_something_newer_wrote_is_refused_before_it_starts(
+    state: Path, at: Endpoints
+) -> None:
     stack.stop_one(state, "redis")
     before, record = pids(state), StackState.load(state)
     own = record.versions["redis"]

@@ -17,7 +17,9 @@ NOTES = {"table": "shop.notes", "partitions": 1}
 
 
 def floors(shop: Shop) -> dict[str, int]:
-    return dict(shop.conn.execute("SELECT table_name, (lsn - '0/0')::bigint FROM cdc.truncation").fetchall())
+    return dict(
+        shop.conn.execute("SELECT table_name, (lsn - '0/0')::bigint FROM cdc.truncation").fetchall()
+    )
 
 
 def reads(shop: Shop, table: str) -> list[Any]:
@@ -25,7 +27,9 @@ def reads(shop: Shop, table: str) -> list[Any]:
 
 
 def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
-    """Rows from before, from during and from after its registration arrive; the others aren't sent again."""
+    """Rows from before, from during and from after its registration arrive; the others aren't sent
+    again.
+    """
     few = shop.capturing(ORDERS)
     few.migrate()
     few.register()
@@ -40,7 +44,9 @@ def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
             while not stop.wait(0.01):
                 last[0] += 1
                 conn.execute("INSERT INTO shop.notes VALUES (%s, 'during')", [last[0]])
-                conn.execute("UPDATE shop.notes SET note = 'changed' WHERE id = %s", [last[0] % 500 + 1])
+                conn.execute(
+                    "UPDATE shop.notes SET note = 'changed' WHERE id = %s", [last[0] % 500 + 1]
+                )
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -51,7 +57,9 @@ def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
         thread.join()
     assert (done.changed, done.sent) == (True, ["shop.notes"])
     assert last[0] > 1000
-    shop.conn.execute("INSERT INTO shop.notes VALUES (999, 'after'); DELETE FROM shop.notes WHERE id = 1")
+    shop.conn.execute(
+        "INSERT INTO shop.notes VALUES (999, 'after'); DELETE FROM shop.notes WHERE id = 1"
+    )
     wanted: dict[int, str] = dict(shop.conn.execute("SELECT id, note FROM shop.notes").fetchall())
 
     def arrived() -> bool:
@@ -66,7 +74,9 @@ def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
 
 
 def test_a_table_that_leaves_and_comes_back(shop: Shop) -> None:
-    """Its topic stays; what happened meanwhile has no events, so that everything in it is dead then."""
+    """Its topic stays; what happened meanwhile has no events, so that everything in it is dead
+    then.
+    """
     shop.migrate()
     shop.register()
     few = shop.capturing(ORDERS)
@@ -74,9 +84,15 @@ def test_a_table_that_leaves_and_comes_back(shop: Shop) -> None:
     left = few.register()
     assert (left.changed, left.sent) == (True, [])
     assert f"{shop.pipeline.pipeline}.shop.counters" in shop.topics()
-    shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11); DELETE FROM shop.counters WHERE id < 6")
+    shop.conn.execute(
+        "INSERT INTO shop.counters VALUES (11, 11); DELETE FROM shop.counters WHERE id < 6"
+    )
     shop.conn.execute("UPDATE shop.orders SET note = 'b'")
-    wait_until(lambda: {row["note"] for row in few.rows("shop.orders").values()} == {"b"}, 20, "the other table")
+    wait_until(
+        lambda: {row["note"] for row in few.rows("shop.orders").values()} == {"b"},
+        20,
+        "the other table",
+    )
     assert 11 not in shop.rows("shop.counters")
     shop.migrate()
     assert shop.register().sent == ["shop.counters"]
@@ -99,8 +115,12 @@ def test_a_connector_that_was_deleted_comes_back_with_more_tables(shop: Shop) ->
     assert len(reads(shop, "shop.orders")) == 100
 
 
-@pytest.mark.parametrize("crash", ["cdc.capture.new_tables.request_backfills", "connectors.client.Connect.put"])
-def test_a_registration_that_ends_half_way(shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
+@pytest.mark.parametrize(
+    "crash", ["cdc.capture.new_tables.request_backfills", "connectors.client.Connect.put"]
+)
+def test_a_registration_that_ends_half_way(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
     few = shop.capturing(ORDERS)
     few.migrate()
     few.register()
@@ -116,13 +136,17 @@ def test_a_registration_that_ends_half_way(shop: Shop, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("slot", ["kept", "dropped"])
 def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
-    """Rows deleted between two snapshots have no event; the floor between them says that they are gone."""
+    """Rows deleted between two snapshots have no event; the floor between them says that they are
+    gone.
+    """
     shop.migrate()
     shop.register()
     shop.stop(forget=True)
     if slot == "dropped":
         shop.drop_slot()
-    shop.conn.execute("DELETE FROM shop.counters WHERE id < 6; DELETE FROM shop.orders WHERE id < 50")
+    shop.conn.execute(
+        "DELETE FROM shop.counters WHERE id < 6; DELETE FROM shop.orders WHERE id < 50"
+    )
     assert floors(shop) == {}
     shop.register()
     found = floors(shop)
@@ -132,7 +156,8 @@ def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
         alive = [change for change in log if change.lsn >= found[table]]
         assert sorted(change.key["id"] for change in alive if change.op == "r") == list(ids)
         assert {change.op for change in alive} == {"r"}
-        # The twin: without the floor the topic still says that the deleted rows are there, where no event says else.
+        # The twin: without the floor the topic still says that the deleted rows are there, where no
+        # event says else.
         assert slot == "kept" or {change.key["id"] for change in log if change.op == "r"} > set(ids)
     told = {change.key["table_name"] for change in shop.log("cdc.truncation")}
     assert told == found.keys()

@@ -1,4 +1,6 @@
-"""Topics on a real broker: made once, checked before, measured as a read_committed reader sees them."""
+"""Topics on a real broker: made once, checked before, measured as a read_committed reader sees
+them.
+"""
 
 import json
 import random
@@ -28,7 +30,10 @@ Send = Callable[[str, list[dict[str, Any]], bool], None]
 
 @pytest.fixture
 def shop(stack: Any, unique: str) -> Pipeline:
-    tables = ({"table": "public.orders", "partitions": 3}, {"table": "public.lines", "partitions": 1})
+    tables = (
+        {"table": "public.orders", "partitions": 3},
+        {"table": "public.lines", "partitions": 1},
+    )
     return pipeline(unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka)
 
 
@@ -55,16 +60,24 @@ def send(shop: Pipeline, unique: str) -> Iterator[Send]:
     def write(topic: str, records: list[dict[str, Any]], commit: bool = True) -> None:
         producer.begin_transaction()
         for number, record in enumerate(records):
-            sent = producer.send(topic, json.dumps(record).encode(), key=str(number).encode(), partition=0)
+            sent = producer.send(
+                topic, json.dumps(record).encode(), key=str(number).encode(), partition=0
+            )
             sent.get(timeout=10)
-        end = kafka.KafkaProducer.commit_transaction if commit else kafka.KafkaProducer.abort_transaction
+        end = (
+            kafka.KafkaProducer.commit_transaction
+            if commit
+            else kafka.KafkaProducer.abort_transaction
+        )
         end(producer)
 
     yield write
     producer.close()
 
 
-def test_what_is_missing_is_created(topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str) -> None:
+def test_what_is_missing_is_created(
+    topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
+) -> None:
     made = topics.ensure(shop)
     assert made == [CreatedTopic(topic, count) for topic, count in topic_specs(shop).items()]
     assert {one.topic: one.partitions for one in made} == {
@@ -95,7 +108,9 @@ def described(admin: kafka.KafkaAdminClient, topic: str) -> dict[str, str]:
 
 def test_a_second_call_keeps_everything(topics: Topics, shop: Pipeline) -> None:
     topics.ensure(shop)
-    assert topics.ensure(shop) == [ExistingTopic(topic, count) for topic, count in topic_specs(shop).items()]
+    assert topics.ensure(shop) == [
+        ExistingTopic(topic, count) for topic, count in topic_specs(shop).items()
+    ]
 
 
 def test_another_retention_is_brought_up_to_the_file(
@@ -103,9 +118,15 @@ def test_another_retention_is_brought_up_to_the_file(
 ) -> None:
     topics.ensure(shop)
     kept = topics.ensure(shop.model_copy(update={"delete_retention_hours": 1.0}))
-    assert all(isinstance(one, ExistingTopic) and one.changed == ("delete.retention.ms",) for one in kept)
+    assert all(
+        isinstance(one, ExistingTopic) and one.changed == ("delete.retention.ms",) for one in kept
+    )
     orders = f"{unique}.public.orders"
-    wait_until(lambda: described(admin, orders)["delete.retention.ms"] == "3600000", 10, "the new retention")
+    wait_until(
+        lambda: described(admin, orders)["delete.retention.ms"] == "3600000",
+        10,
+        "the new retention",
+    )
     assert described(admin, orders)["cleanup.policy"] == "compact"
 
 
@@ -128,7 +149,9 @@ def test_a_topic_of_another_shape_stops_everything(
 ) -> None:
     # The last table of the file: had anything been created before the check, it would be there.
     other = f"{unique}.public.lines"
-    admin.create_topics({other: {"num_partitions": partitions, "configs": {"cleanup.policy": policy}}})
+    admin.create_topics(
+        {other: {"num_partitions": partitions, "configs": {"cleanup.policy": policy}}}
+    )
     with pytest.raises(ConnectorError) as caught:
         topics.ensure(shop)
     said = f"{caught.value.message} {caught.value.hint}"
@@ -144,14 +167,22 @@ def test_topics_that_are_as_they_were_made(topics: Topics, shop: Pipeline) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("more partitions", ["has 2 partitions", "made with 1", "topics renew --table public.lines", "rebuild"]),
+        (
+            "more partitions",
+            ["has 2 partitions", "made with 1", "topics renew --table public.lines", "rebuild"],
+        ),
         ("delete", ["cleanup.policy delete", "takes compact", "rebuild"]),
         ("compact,delete", ["cleanup.policy compact,delete"]),
         ("gone", ["no topic", "register"]),
     ],
 )
 def test_a_topic_that_was_changed_since(
-    topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str, change: str, words: list[str]
+    topics: Topics,
+    shop: Pipeline,
+    admin: kafka.KafkaAdminClient,
+    unique: str,
+    change: str,
+    words: list[str],
 ) -> None:
     lines = f"{unique}.public.lines"
     topics.ensure(shop)
@@ -160,7 +191,9 @@ def test_a_topic_that_was_changed_since(
     elif change == "gone":
         admin.delete_topics([lines])
     else:
-        admin.alter_configs([kafka.admin.ConfigResource("topic", lines, {"cleanup.policy": change})])
+        admin.alter_configs(
+            [kafka.admin.ConfigResource("topic", lines, {"cleanup.policy": change})]
+        )
 
     def refused() -> str:
         try:
@@ -173,7 +206,9 @@ def test_a_topic_that_was_changed_since(
     assert all(word in said for word in [lines, *words]), said
 
 
-def test_positions_of_an_empty_and_of_a_missing_topic(topics: Topics, shop: Pipeline, unique: str) -> None:
+def test_positions_of_an_empty_and_of_a_missing_topic(
+    topics: Topics, shop: Pipeline, unique: str
+) -> None:
     topics.ensure(shop)
     orders = f"{unique}.public.orders"
     start, end = topics.starts([orders])[orders], topics.ends([orders])[orders]
@@ -184,7 +219,9 @@ def test_positions_of_an_empty_and_of_a_missing_topic(topics: Topics, shop: Pipe
     assert "register" in caught.value.hint
 
 
-def test_what_the_broker_keeps_is_counted_compressed(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+def test_what_the_broker_keeps_is_counted_compressed(
+    topics: Topics, shop: Pipeline, send: Send, unique: str
+) -> None:
     topics.ensure(shop)
     orders, nothing = f"{unique}.public.orders", f"{unique}.public.nothing"
     assert topics.log_size_bytes([orders]) == topics.log_size_bytes([nothing]) == 0
@@ -211,7 +248,9 @@ def test_another_pipelines_view_is_left_alone(
     topics: Topics, shop: Pipeline, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have the same place for a view of orders: it is neither gone on with nor made again."""
-    other = pipeline(f"{unique}2", "postgresql://127.0.0.1:1/none", "public.orders", kafka=shop.kafka)
+    other = pipeline(
+        f"{unique}2", "postgresql://127.0.0.1:1/none", "public.orders", kafka=shop.kafka
+    )
     topics.ensure(shop)
     topics.ensure(other)
     theirs, ours = f"{unique}2.public.orders", table(f"{unique}.public.orders", "orders")
@@ -219,12 +258,22 @@ def test_another_pipelines_view_is_left_alone(
     assert topics.topic_name(made.position.topic_id) == theirs
     assert topics.topic_name("another") is topics.topic_name("AAAAAAAAAAAAAAAAAAAAAA") is None
     continuity = Continuity(shop, topics).read([ours.topic])
-    with pytest.raises(Discontinued, match="in cache is another pipeline's: it was made from") as caught:
+    with pytest.raises(
+        Discontinued, match="in cache is another pipeline's: it was made from"
+    ) as caught:
         continuity.refuse("cache", ours, made)
     assert "rebuild" not in caught.value.hint
     assert "prefix or path of its own" in caught.value.hint
     nothing: Any = None
-    job = RebuildJob(cast("Sink", Standing(made)), [ours], nothing, "", retention_s=0, verify=nothing, show=nothing)
+    job = RebuildJob(
+        cast("Sink", Standing(made)),
+        [ours],
+        nothing,
+        "",
+        retention_s=0,
+        verify=nothing,
+        show=nothing,
+    )
     with pytest.raises(Discontinued, match="another pipeline's"):
         Rebuild(nothing, shop, topics, job).run()
     # The twin: without the check the hint would take the view away from the other pipeline.
@@ -235,7 +284,9 @@ def test_another_pipelines_view_is_left_alone(
         assert "rebuild cache" in caught.value.hint
     # Of a topic that is gone it is told as before.
     with pytest.raises(Discontinued, match="created anew") as caught:
-        continuity.refuse("cache", ours, ViewCheckpoint(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")))
+        continuity.refuse(
+            "cache", ours, ViewCheckpoint(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA"))
+        )
     assert "cdc -p FILE rebuild cache --table public.orders" in caught.value.hint
     topics.remove(list(topic_specs(other)))
 
@@ -252,7 +303,9 @@ class Standing:
         return self._stored
 
 
-def test_the_end_is_that_of_decided_transactions(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+def test_the_end_is_that_of_decided_transactions(
+    topics: Topics, shop: Pipeline, send: Send, unique: str
+) -> None:
     topics.ensure(shop)
     orders = f"{unique}.public.orders"
     send(orders, [{"n": 1}, {"n": 2}], True)
@@ -279,10 +332,16 @@ def test_an_open_transaction_is_not_counted(topics: Topics, shop: Pipeline, uniq
 
 def until_end(topics: Topics, topic: str, offset: int) -> None:
     """The broker writes a transaction's marker after it has answered the producer."""
-    wait_until(lambda: topics.ends([topic])[topic].offsets[0] == offset, 10, f"end offset {offset} of {topic}")
+    wait_until(
+        lambda: topics.ends([topic])[topic].offsets[0] == offset,
+        10,
+        f"end offset {offset} of {topic}",
+    )
 
 
-def test_times_are_those_of_the_records(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+def test_times_are_those_of_the_records(
+    topics: Topics, shop: Pipeline, send: Send, unique: str
+) -> None:
     topics.ensure(shop)
     orders, lines = f"{unique}.public.orders", f"{unique}.public.lines"
     before = time.time() * 1000
@@ -291,15 +350,30 @@ def test_times_are_those_of_the_records(topics: Topics, shop: Pipeline, send: Se
     send(lines, [{"n": 3}], True)
     until_end(topics, orders, 4)
     until_end(topics, lines, 2)
-    places = [(orders, 0, 0), (orders, 0, 1), (orders, 0, 2), (lines, 0, 0), (orders, 1, 0), (orders, 0, 99)]
+    places = [
+        (orders, 0, 0),
+        (orders, 0, 1),
+        (orders, 0, 2),
+        (lines, 0, 0),
+        (orders, 1, 0),
+        (orders, 0, 99),
+    ]
     found = topics.write_times(places)
     assert set(found) == set(places[:4])
     # Offset 1 is the first transaction's marker: the next record is the one at 2.
     assert found[orders, 0, 1] == found[orders, 0, 2]
-    assert before <= found[orders, 0, 0] <= found[orders, 0, 2] <= found[lines, 0, 0] <= time.time() * 1000
+    assert (
+        before
+        <= found[orders, 0, 0]
+        <= found[orders, 0, 2]
+        <= found[lines, 0, 0]
+        <= time.time() * 1000
+    )
 
 
-def test_the_last_record_is_found_behind_markers(topics: Topics, shop: Pipeline, send: Send, unique: str) -> None:
+def test_the_last_record_is_found_behind_markers(
+    topics: Topics, shop: Pipeline, send: Send, unique: str
+) -> None:
     topics.ensure(shop)
     beats = shop.heartbeat_topic
     assert topics.last_record(beats) is None
@@ -331,7 +405,9 @@ def test_a_broker_that_is_down(address: str) -> None:
     assert "cdc -p FILE up" in caught.value.hint
 
 
-def test_settings_are_in_force_on_return(topics: Topics, shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_in_force_on_return(
+    topics: Topics, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topics.ensure(shop)
     topic = shop.topic("public.orders")
     for value in ("3600000", None, "7200000", None):

@@ -1,4 +1,6 @@
-"""A pipeline of a test's own on the shared servers, driven through the command line as a user would."""
+"""A pipeline of a test's own on the shared servers, driven through the command line as a user
+would.
+"""
 
 import json
 import signal
@@ -95,29 +97,47 @@ class World:
 
     def write_file(self, *tables: str) -> None:
         listed = ", ".join(tables)
-        text = FILE.format(name=self.name, dsn=self.dsn, tables=listed, cache=self.cache, warehouse=self.warehouse)
+        text = FILE.format(
+            name=self.name, dsn=self.dsn, tables=listed, cache=self.cache, warehouse=self.warehouse
+        )
         self.file.write_text(text)
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "cdc.entry", "-p", str(self.file), "--state", str(self.folder), *words]
+        return [
+            sys.executable,
+            "-m",
+            "cdc.entry",
+            "-p",
+            str(self.file),
+            "--state",
+            str(self.folder),
+            *words,
+        ]
 
     def cdc(self, *words: str, code: int | None = None) -> "subprocess.CompletedProcess[str]":
-        """Run a verb; its exit code must be the one expected, 0 but for `status`, whose code is what it has found.
+        """Run a verb; its exit code must be the one expected, 0 but for `status`, whose code is
+        what it has found.
 
-        The file and the state in commands that it names are written as the code has them. A status is asked for again
-        where a server was too busy to answer.
+        The file and the state in commands that it names are written as the code has them. A status
+        is asked for again where a server was too busy to answer.
         """
 
         def answer() -> "subprocess.CompletedProcess[str] | None":
             done = subprocess.run(self.command(*words), check=False, capture_output=True, text=True)
-            return None if words[0] == "status" and "gives no answer within" in done.stdout else done
+            return (
+                None if words[0] == "status" and "gives no answer within" in done.stdout else done
+            )
 
         done = wait_until(answer, 120, "all servers to answer")
         assert done
         expected = 0 if code is None and words[0] != "status" else code
-        assert expected in (None, done.returncode), f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert expected in (None, done.returncode), (
+            f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         called = f"cdc -p {self.file} --state {self.folder} "
-        done.stdout, done.stderr = (text.replace(called, "cdc -p FILE ") for text in (done.stdout, done.stderr))
+        done.stdout, done.stderr = (
+            text.replace(called, "cdc -p FILE ") for text in (done.stdout, done.stderr)
+        )
         return done
 
     def json(self, *words: str, code: int | None = None) -> Any:
@@ -130,7 +150,10 @@ class World:
                 connection.execute(statement)
 
     def rebuild(
-        self, name: str, table: str | None = None, show: Callable[[GenerationBuild], object] = lambda _: None
+        self,
+        name: str,
+        table: str | None = None,
+        show: Callable[[GenerationBuild], object] = lambda _: None,
     ) -> dict[str, RetainedView]:
         """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
         context = Context(self.file, self.folder)
@@ -148,13 +171,17 @@ class World:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """All sinks' streams in this process, whose Spark is warm; they must be at work until the end."""
+        """All sinks' streams in this process, whose Spark is warm; they must be at work until the
+        end.
+        """
         context, stopping = Context(self.file, self.folder), threading.Event()
 
         def work() -> list[CdcError]:
             streams = context.streams(self.spark, context.sinks(None))
             with compare_periodically(context.load):
-                return supervise(streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
+                return supervise(
+                    streams, stopping, on_tick=lambda progress: publish(context.runs, progress)
+                )
 
         with ThreadPoolExecutor(1) as pool:
             errors = pool.submit(work)
@@ -168,7 +195,9 @@ class World:
 
     @contextmanager
     def process(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-        """`cdc run` in the background; ended by SIGTERM, which must be clean, unless the test has ended it."""
+        """`cdc run` in the background; ended by SIGTERM, which must be clean, unless the test has
+        ended it.
+        """
         log = self.folder / "run.log"
         with log.open("ab") as out:
             before = out.tell()
@@ -187,7 +216,11 @@ class World:
         barrier.wait_until_current(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
 
     def compare(self) -> list[Comparison]:
-        found = [one for table in self.described for one in compare(self.spark, table, self.dsn, self.sinks)]
+        found = [
+            one
+            for table in self.described
+            for one in compare(self.spark, table, self.dsn, self.sinks)
+        ]
         assert len(found) == len(self.described) * 3
         return found
 
@@ -204,7 +237,9 @@ class World:
         return sum(sum(one.position.offsets) for one in stored if one)
 
     def wait_for(self, sink: str, offset: int, timeout_s: float = 120) -> None:
-        wait_until(lambda: self.offsets(sink) >= offset, timeout_s, f"{sink} to reach offset {offset}")
+        wait_until(
+            lambda: self.offsets(sink) >= offset, timeout_s, f"{sink} to reach offset {offset}"
+        )
 
 
 @pytest.fixture

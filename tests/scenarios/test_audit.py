@@ -1,4 +1,6 @@
-"""`cdc topics audit` on a real log: rows that only a compacted log lacks, found, sent again, and the view made anew."""
+"""`cdc topics audit` on a real log: rows that only a compacted log lacks, found, sent again, and
+the view made anew.
+"""
 
 import re
 from collections import Counter
@@ -27,10 +29,14 @@ TABLE = "public.wide"
 def audited(world: "World", kafka: Topics) -> Audit:
     """Once all that is committed is in the log, whether or not a view has applied it."""
     with psycopg.connect(world.dsn) as connection:
-        (now_ms,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000").fetchone() or (0,)
+        (now_ms,) = connection.execute(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
+        ).fetchone() or (0,)
     barrier.place_barrier(world.pipeline, kafka, world.described, now_ms, barrier.WaitOptions(30))
     placeholder = Context(world.file, world.folder).placeholder
-    return Auditor(world.spark, world.pipeline, kafka, placeholder, world.sinks).audit(world.described[0])
+    return Auditor(world.spark, world.pipeline, kafka, placeholder, world.sinks).audit(
+        world.described[0]
+    )
 
 
 def told(audit: Audit) -> dict[str, set[str]]:
@@ -86,7 +92,11 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
         assert repaired["topics"][0]["findings"] == []
         assert sent(world) - before == Counter(ids(*range(1, 6), *range(7, 20)))
     world.rebuild("cache")
-    found = [one for table in world.described for one in compare(world.spark, table, world.dsn, world.sinks)]
+    found = [
+        one
+        for table in world.described
+        for one in compare(world.spark, table, world.dsn, world.sinks)
+    ]
     assert [(one.equal, one.source_rows, one.view_rows) for one in found] == [(True, 19, 19)]
 
 

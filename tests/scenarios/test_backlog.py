@@ -34,10 +34,16 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     target_s: float,
     batches: range,
 ) -> None:
-    """2,000 rows are 40 batches of 50, which grow, and two of 1,000, which shrink or, being wide, never were."""
+    """2,000 rows are 40 batches of 50, which grow, and two of 1,000, which shrink or, being wide,
+    never were.
+    """
     items(world)
     world.sql("INSERT INTO items SELECT n::text, n, 'v', n FROM generate_series(1, 2000) n")
-    wait_until(lambda: world.json("status")["sinks"][0]["views"][0]["lag_records"] >= 2000, 60, "the rows in the topic")
+    wait_until(
+        lambda: world.json("status")["sinks"][0]["views"][0]["lag_records"] >= 2000,
+        60,
+        "the rows in the topic",
+    )
     names = ("FIRST", "FIRST_BYTES", "LEAST", "MOST", "TARGET_S")
     for name, value in zip(names, (first, first_bytes, *bounds, target_s), strict=True):
         monkeypatch.setattr(batch_size, name, value)
@@ -46,4 +52,6 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     (stream,) = context.streams(world.spark, [cache])
     stream.run(until_caught_up=True)
     assert stream.progress.batches in batches
-    assert [one.equal for one in compare(world.spark, world.described[0], world.dsn, [cache])] == [True]
+    assert [one.equal for one in compare(world.spark, world.described[0], world.dsn, [cache])] == [
+        True
+    ]

@@ -1,4 +1,6 @@
-"""`make bench` at its smallest: a line with limit and rival, the whole path, hops and plots, on servers of its own."""
+"""`make bench` at its smallest: a line with limit and rival, the whole path, hops and plots, on
+servers of its own.
+"""
 
 import json
 import subprocess
@@ -38,9 +40,15 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
     assert 0 < drained["ratio"] < 1.1
     assert {"connect", "elasticsearch", "postgres", "spark"} <= drained["cpu_s_per_million"].keys()
     for name in ("Kafka", "cache", "search", "warehouse"):
-        assert sum((end - begin) * rate for begin, end, rate in drained["over_time"][name]) == pytest.approx(3000)
+        assert sum(
+            (end - begin) * rate for begin, end, rate in drained["over_time"][name]
+        ) == pytest.approx(3000)
     late = [figure for figure in stored["figures"] if figure["hops"]]
-    assert [figure["name"].partition(" ")[0] for figure in late] == 2 * ["cache", "search", "warehouse"]
+    assert [figure["name"].partition(" ")[0] for figure in late] == 2 * [
+        "cache",
+        "search",
+        "warehouse",
+    ]
     for figure in late:
         assert figure["unseen"] == 0
         medians = [figure["hops"][hop]["p50"] for hop in ("Kafka", "begun", "durable")]

@@ -1,4 +1,6 @@
-"""Read your own writes: nobody who waits reads what is stale, under load and while `cdc run` is started again."""
+"""Read your own writes: nobody who waits reads what is stale, under load and while `cdc run` is
+started again.
+"""
 
 import json
 import re
@@ -39,9 +41,9 @@ class Reader:
             return sum(self._pair(conn, n, wait=wait) for n in range(pairs))
 
     def _pair(self, conn: "psycopg.Connection[tuple[int, ...]]", n: int, *, wait: bool) -> bool:
-        (value,) = conn.execute("UPDATE items SET n = n + 1 WHERE id = %s RETURNING n", [self.number]).fetchone() or (
-            0,
-        )
+        (value,) = conn.execute(
+            "UPDATE items SET n = n + 1 WHERE id = %s RETURNING n", [self.number]
+        ).fetchone() or (0,)
         conn.commit()
         token, search = client.token(conn), n % 2 == 0
         if wait:
@@ -59,7 +61,9 @@ class Reader:
         alias = f"{self.world.stack.endpoints.elasticsearch}/{self.world.name}-public.items"
         if not search:
             return int(httpx.get(f"{alias}/_doc/{self.number}").json()["_source"]["n"])
-        hits = httpx.get(f"{alias}/_search", params={"q": f"id:{self.number}"}).json()["hits"]["hits"]
+        hits = httpx.get(f"{alias}/_search", params={"q": f"id:{self.number}"}).json()["hits"][
+            "hits"
+        ]
         return int(hits[0]["_source"]["n"]) if hits else None
 
 
@@ -76,7 +80,9 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
         with world.running():
             world.settle()
             assert sum(pool.map(lambda one: one.stale(PAIRS, wait=True), readers)) == 0
-            assert sum(pool.map(lambda one: one.stale(PAIRS, wait=False), readers)) > 0, "the twin must be stale"
+            assert sum(pool.map(lambda one: one.stale(PAIRS, wait=False), readers)) > 0, (
+                "the twin must be stale"
+            )
             going = [pool.submit(one.stale, PAIRS, wait=True) for one in readers]
         with psycopg.connect(world.dsn) as conn:
             conn.execute("UPDATE items SET n = n + 1 WHERE id = 2000")
@@ -95,7 +101,9 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
 
 
 def by_hand(world: "World", view: client.View) -> None:
-    """What docs/use/read-your-writes.md tells other languages, for a role that may do nothing but connect."""
+    """What docs/use/read-your-writes.md tells other languages, for a role that may do nothing but
+    connect.
+    """
     with psycopg.connect(world.dsn) as conn:
         conn.execute(f"CREATE ROLE {world.name}_guest")
         conn.commit()
@@ -104,7 +112,9 @@ def by_hand(world: "World", view: client.View) -> None:
         token = client.token(conn)
         conn.execute("RESET ROLE")
         conn.execute(f"DROP ROLE {world.name}_guest")
-    known = wait_until(lambda: view.barrier(client.Token.parse(token)), 30, "the token to be in the log")
+    known = wait_until(
+        lambda: view.barrier(client.Token.parse(token)), 30, "the token to be in the log"
+    )
     assert known is not None
     fence, _ = known
     elastic = world.stack.endpoints.elasticsearch
@@ -116,6 +126,10 @@ def by_hand(world: "World", view: client.View) -> None:
             held: dict[str, str] = server.hgetall(f"{world.name}:_cdc:public.items")
         index = httpx.get(url).json()["_source"]["offsets"]
         cached = [int(held[str(at)]) for at in range(fence.partition_count)]
-        return all(have >= end for side in (cached, index) for have, end in zip(side, fence.offsets, strict=True))
+        return all(
+            have >= end
+            for side in (cached, index)
+            for have, end in zip(side, fence.offsets, strict=True)
+        )
 
     wait_until(there, 60, "the positions to reach the fence")

@@ -1,4 +1,6 @@
-"""`cdc topics compact`: the broker compacts now, nobody is disturbed, settings come back, also after a crash."""
+"""`cdc topics compact`: the broker compacts now, nobody is disturbed, settings come back, also
+after a crash.
+"""
 
 import re
 import signal
@@ -62,13 +64,17 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
     # Under load the warehouse is the one to be waited for.
     world.file.write_text(re.sub(r"  warehouse: .*\n", "", world.file.read_text()))
     topic = f"{world.name}.public.items"
-    world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(1, 200) n", "UPDATE items SET n = 1")
+    world.sql(
+        "INSERT INTO items SELECT n, 0 FROM generate_series(1, 200) n", "UPDATE items SET n = 1"
+    )
     world.sql("UPDATE items SET n = 2", "DELETE FROM items WHERE id > 150")
     with Topics(world.stack.endpoints.kafka) as topics:
         topics.override({topic: OWN})
         before = topics.overrides([topic])
         assert before[topic].items() >= OWN.items()
-        with pytest.raises(ConnectorError, match="No record may go before every view that needs it has seen it"):
+        with pytest.raises(
+            ConnectorError, match="No record may go before every view that needs it has seen it"
+        ):
             compacted(world, topics, 1)
         assert topics.overrides([topic]) == before
         with world.running():
@@ -80,17 +86,28 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
             assert (done.records, done.tombstones) == (done.keys, 0)
             partitions = census(world.spark, world.stack.endpoints.kafka, goal)[topic]
             assert sum(one.tombstones for one in partitions) == 0
-            assert sum(one.records for one in partitions) == sum(one.keys for one in partitions) <= 150
+            assert (
+                sum(one.records for one in partitions) == sum(one.keys for one in partitions) <= 150
+            )
             assert topics.overrides([topic]) == before
-            # No ghosts: rows whose tombstones are gone aren't in a view that is made of what is left.
+            # No ghosts: rows whose tombstones are gone aren't in a view that is made of what is
+            # left.
             world.rebuild("search")
             read: dict[str, tuple[int, ...]] = {}
-            world.rebuild("cache", show=lambda build: read.setdefault(build.phase, rows_read(world)))
+            world.rebuild(
+                "cache", show=lambda build: read.setdefault(build.phase, rows_read(world))
+            )
             # Replay leaves Postgres alone; the proof afterwards reads it.
             assert read["replay"] == read["catch up"]
-            wait_until(lambda: rows_read(world) > read["verify"], 10, "the proof's reads to be counted")
+            wait_until(
+                lambda: rows_read(world) > read["verify"], 10, "the proof's reads to be counted"
+            )
             world.settle()
-            found = [one for table in world.described for one in compare(world.spark, table, world.dsn, world.sinks)]
+            found = [
+                one
+                for table in world.described
+                for one in compare(world.spark, table, world.dsn, world.sinks)
+            ]
             assert [one.equal for one in found] == [True, True]
             with Connect(world.stack.endpoints.connect) as connect:
                 assert connect.state(world.name).tasks == ("RUNNING",)
@@ -100,8 +117,12 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
 def compacting(
     world: "World", topics: Topics, before: dict[str, dict[str, str]]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """`cdc topics compact --tombstones`, waiting for views that nobody applies to, with settings lowered."""
-    process = subprocess.Popen(world.command("topics", "compact", "--tombstones"), stderr=subprocess.DEVNULL)
+    """`cdc topics compact --tombstones`, waiting for views that nobody applies to, with settings
+    lowered.
+    """
+    process = subprocess.Popen(
+        world.command("topics", "compact", "--tombstones"), stderr=subprocess.DEVNULL
+    )
     wait_until(lambda: topics.overrides(before) != before, 90, "settings to be lowered")
     yield process
     process.wait(60)

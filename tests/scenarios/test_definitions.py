@@ -1,4 +1,6 @@
-"""Tables that change their definition while the pipeline runs: nothing is lost, and nobody restarts anything."""
+"""Tables that change their definition while the pipeline runs: nothing is lost, and nobody restarts
+anything.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,19 @@ def start(world: "World", *tables: str) -> None:
 
 
 def caught_up(world: "World") -> bool:
-    """Also over what is only on its way: rows that are sent again come some time after the definition has changed."""
+    """Also over what is only on its way: rows that are sent again come some time after the
+    definition has changed.
+    """
     world.settle()
     return all(one.equal for one in world.compare())
 
 
 def equal_soon(world: "World") -> None:
-    wait_until(lambda: caught_up(world), 240, lambda: str([one.to_dict() for one in world.compare() if not one.equal]))
+    wait_until(
+        lambda: caught_up(world),
+        240,
+        lambda: str([one.to_dict() for one in world.compare() if not one.equal]),
+    )
 
 
 def aside(world: "World") -> dict[str, dict[str, Any]]:
@@ -48,20 +56,34 @@ def test_columns_come_go_and_change_their_names(world: "World") -> None:
         world.settle()
         world.sql("ALTER TABLE items ADD plain text", "UPDATE items SET plain = 'new' WHERE id < 5")
         equal_soon(world)
-        # Old rows send no event: neither for a constant, which isn't even stored, nor for a rewrite.
+        # Old rows send no event: neither for a constant, which isn't even stored, nor for a
+        # rewrite.
         world.sql("ALTER TABLE items ADD constant int NOT NULL DEFAULT 7")
-        world.sql("ALTER TABLE items ADD each uuid DEFAULT gen_random_uuid()", "DELETE FROM items WHERE id = 30")
-        world.sql("INSERT INTO items (id, n) VALUES (31, 31)", "UPDATE items SET n = 0 WHERE id = 31")
+        world.sql(
+            "ALTER TABLE items ADD each uuid DEFAULT gen_random_uuid()",
+            "DELETE FROM items WHERE id = 30",
+        )
+        world.sql(
+            "INSERT INTO items (id, n) VALUES (31, 31)", "UPDATE items SET n = 0 WHERE id = 31"
+        )
         equal_soon(world)
-        world.sql("ALTER TABLE items RENAME n TO number", "UPDATE items SET number = number + 1 WHERE id < 10")
+        world.sql(
+            "ALTER TABLE items RENAME n TO number",
+            "UPDATE items SET number = number + 1 WHERE id < 10",
+        )
         world.sql("ALTER TABLE items DROP v", "ALTER TYPE mood ADD VALUE 'indifferent'")
-        world.sql("UPDATE items SET m = 'indifferent' WHERE id = 3", "ALTER TABLE items REPLICA IDENTITY FULL")
+        world.sql(
+            "UPDATE items SET m = 'indifferent' WHERE id = 3",
+            "ALTER TABLE items REPLICA IDENTITY FULL",
+        )
         world.sql("UPDATE items SET id = 100 WHERE id = 1")
         equal_soon(world)
 
 
 def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> None:
-    """The cache takes it as it is; index and warehouse say what to do, other tables go on meanwhile."""
+    """The cache takes it as it is; index and warehouse say what to do, other tables go on
+    meanwhile.
+    """
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, n int)",
         "CREATE TABLE others (id int PRIMARY KEY, n int)",
@@ -73,7 +95,11 @@ def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> 
         world.sql("ALTER TABLE items ALTER n TYPE bigint USING n * 10000000000")
         world.sql("UPDATE items SET n = n + 1 WHERE id > 20", "INSERT INTO others VALUES (1, 1)")
         wait_until(
-            lambda: set(aside(world)["search"]) == set(aside(world)["warehouse"]) == {"public.items"}, 120, "aside"
+            lambda: (
+                set(aside(world)["search"]) == set(aside(world)["warehouse"]) == {"public.items"}
+            ),
+            120,
+            "aside",
         )
         assert aside(world)["cache"] == {}
         hint = aside(world)["search"]["public.items"][1]
@@ -82,7 +108,9 @@ def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> 
         world.sql("INSERT INTO others VALUES (2, 2)")
         views = {(one.sink, one.table): one for one in world.compare()}
         wait_until(
-            lambda: all(one.equal for one in world.compare() if one.table == "public.others"), 60, "others go on"
+            lambda: all(one.equal for one in world.compare() if one.table == "public.others"),
+            60,
+            "others go on",
         )
         assert not views["search", "public.items"].equal
         for sink in ("search", "warehouse"):
@@ -92,7 +120,11 @@ def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> 
         # Dropped and added again under the same name, with a type of another family.
         world.sql("ALTER TABLE items DROP n", "ALTER TABLE items ADD n text DEFAULT 'text'")
         wait_until(
-            lambda: set(aside(world)["search"]) == set(aside(world)["warehouse"]) == {"public.items"}, 120, "aside"
+            lambda: (
+                set(aside(world)["search"]) == set(aside(world)["warehouse"]) == {"public.items"}
+            ),
+            120,
+            "aside",
         )
         for sink in ("search", "warehouse"):
             world.rebuild(sink, "public.items")
@@ -112,12 +144,18 @@ def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
     start(world, "public.items", "public.parts")
     with world.running():
         world.settle()
-        world.sql("CREATE TABLE parts_high (id int PRIMARY KEY, n int)", "INSERT INTO parts_high VALUES (150, 1)")
+        world.sql(
+            "CREATE TABLE parts_high (id int PRIMARY KEY, n int)",
+            "INSERT INTO parts_high VALUES (150, 1)",
+        )
         world.sql("ALTER TABLE parts ATTACH PARTITION parts_high FOR VALUES FROM (100) TO (200)")
         equal_soon(world)
-        world.sql("ALTER TABLE parts DETACH PARTITION parts_low", "INSERT INTO parts VALUES (151, 2)")
+        world.sql(
+            "ALTER TABLE parts DETACH PARTITION parts_low", "INSERT INTO parts VALUES (151, 2)"
+        )
         equal_soon(world)
-        # A table is added to the pipeline, by a pattern: the run reads the file again when the table is registered.
+        # A table is added to the pipeline, by a pattern: the run reads the file again when the
+        # table is registered.
         world.write_file("public.items", "public.parts", "{table: public.l*, partitions: 2}")
         world.cdc("migrate")
         world.sql("INSERT INTO late VALUES (51, 'while')")
@@ -125,26 +163,43 @@ def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
         world.sql("UPDATE late SET v = 'after' WHERE id > 48", "UPDATE items SET n = n + 1")
         equal_soon(world)
         world.sql("ALTER TABLE late RENAME TO later", "UPDATE items SET n = n + 1")
-        wait_until(lambda: all("public.late" in tables for tables in aside(world).values()), 120, "the rename is told")
+        wait_until(
+            lambda: all("public.late" in tables for tables in aside(world).values()),
+            120,
+            "the rename is told",
+        )
         assert "public.later" in aside(world)["cache"]["public.late"][0]
-        # Under its new name it is another table, with views of its own; the run takes it up without a restart.
+        # Under its new name it is another table, with views of its own; the run takes it up without
+        # a restart.
         world.write_file("public.items", "public.parts", "public.later")
         world.cdc("migrate")
         world.cdc("register")
         equal_soon(world)
-        assert "public.later" in {view["table"] for view in world.json("status")["sinks"][0]["views"]}
+        assert "public.later" in {
+            view["table"] for view in world.json("status")["sinks"][0]["views"]
+        }
 
 
 def test_without_event_triggers_definitions_are_compared(world: "World") -> None:
-    """As where nobody is a superuser; rows that were changed before anybody looked are right in the end as well."""
+    """As where nobody is a superuser; rows that were changed before anybody looked are right in the
+    end as well.
+    """
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, n int)",
         "INSERT INTO items SELECT n, n FROM generate_series(1, 30) n",
     )
     start(world, "public.items")
-    world.sql(*(f"DROP EVENT TRIGGER {name}" for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")))
+    world.sql(
+        *(
+            f"DROP EVENT TRIGGER {name}"
+            for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
+        )
+    )
     with world.running():
         world.settle()
-        world.sql("ALTER TABLE items ADD vip boolean NOT NULL DEFAULT false", "ALTER TABLE items ADD plain text")
+        world.sql(
+            "ALTER TABLE items ADD vip boolean NOT NULL DEFAULT false",
+            "ALTER TABLE items ADD plain text",
+        )
         world.sql("UPDATE items SET plain = 'new' WHERE id < 5")
         equal_soon(world)

@@ -1,4 +1,5 @@
-"""Every kind of change, through the whole pipeline: what the log doesn't carry or say, and what nobody can read.
+"""Every kind of change, through the whole pipeline: what the log doesn't carry or say, and what
+nobody can read.
 
 One run serves several disruptions where it can: each costs seconds of its own only.
 """
@@ -33,9 +34,11 @@ def progress(world: "World", sink: str) -> dict[str, Any]:
 
 
 def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
-    """All shapes of the placeholder, with the default identity: in one batch, in a later one, after a restart.
+    """All shapes of the placeholder, with the default identity: in one batch, in a later one, after
+    a restart.
 
-    Arrays of bytea, numeric, date and time stamps aren't here: the connector itself stops at an unchanged large one.
+    Arrays of bytea, numeric, date and time stamps aren't here: the connector itself stops at an
+    unchanged large one.
     """
     world.sql(
         "CREATE EXTENSION IF NOT EXISTS hstore",
@@ -58,12 +61,20 @@ def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
     )
     with world.running():
         # Insert and updates in one batch.
-        world.sql(*(insert.format(n) for n in range(1, 4)), "UPDATE wide SET n = 2", "UPDATE wide SET n = 3")
+        world.sql(
+            *(insert.format(n) for n in range(1, 4)),
+            "UPDATE wide SET n = 2",
+            "UPDATE wide SET n = 3",
+        )
         world.settle()
         world.assert_equal()
         # Updates alone.
-        world.sql("UPDATE wide SET n = n + 1, t = 'short' WHERE id = 1", "UPDATE wide SET n = n + 1")
-        world.sql("DELETE FROM wide WHERE id = 3", insert.format(3), "UPDATE wide SET n = 0 WHERE id = 3")
+        world.sql(
+            "UPDATE wide SET n = n + 1, t = 'short' WHERE id = 1", "UPDATE wide SET n = n + 1"
+        )
+        world.sql(
+            "DELETE FROM wide WHERE id = 3", insert.format(3), "UPDATE wide SET n = 0 WHERE id = 3"
+        )
         world.settle()
         world.assert_equal()
         # A row under a new key, and nobody knows its large values under that: never null, but told.
@@ -105,7 +116,9 @@ def consumed(world: "World", table: str) -> list[Any]:
 
 
 def test_truncated_rows_never_come_back(world: "World") -> None:
-    """One table, several, CASCADE, between inserts of one transaction, while nobody reads, and in a rebuild."""
+    """One table, several, CASCADE, between inserts of one transaction, while nobody reads, and in a
+    rebuild.
+    """
     world.sql(
         "CREATE TABLE parent (id int PRIMARY KEY, v text)",
         "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)",
@@ -178,7 +191,10 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
                 (b'{"id":1}', b"\xff\xfenot json"),
                 (b"", change({"id": 100, "n": 1, "at": None})),
                 (b'{"id":2}', change({"id": 2, "n": 1, "at": None}, op="z")),
-                (b'{"id":3}', change({"id": 3, "n": 1, "at": None}, source={**good, "table": "others"})),
+                (
+                    b'{"id":3}',
+                    change({"id": 3, "n": 1, "at": None}, source={**good, "table": "others"}),
+                ),
                 (b'{"id":4}', change(None)),
                 (b'{"id":5}', change({"id": 5, "n": "a secret word", "at": None})),
             ],
@@ -186,8 +202,15 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         world.sql("UPDATE items SET n = n + 100 WHERE id > 10")
         world.settle()
         listed = world.json("quarantine", "list")["quarantine"]
-        by_sink = {sink: [one for one in listed if one["sink"] == sink] for sink in ("search", "cache", "warehouse")}
-        assert {sink: len(found) for sink, found in by_sink.items()} == {"search": 6, "cache": 6, "warehouse": 6}
+        by_sink = {
+            sink: [one for one in listed if one["sink"] == sink]
+            for sink in ("search", "cache", "warehouse")
+        }
+        assert {sink: len(found) for sink, found in by_sink.items()} == {
+            "search": 6,
+            "cache": 6,
+            "warehouse": 6,
+        }
         assert {one["id"] for one in by_sink["cache"]} == {None, "1", "2", "3", "4", "5"}
         assert "secret" not in json.dumps(listed)
         world.assert_equal()
@@ -197,19 +220,32 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
             assert sink["views"][0]["quarantined"] == 6
             done = sink["applied"]
             assert done["quarantined"] == 6
-            assert done["read"] == sum(done[name] for name in ("written", "deleted", "folded", "stale", "quarantined"))
+            assert done["read"] == sum(
+                done[name] for name in ("written", "deleted", "folded", "stale", "quarantined")
+            )
         read = len(consumed(world, "public.items"))
-        assert {sink["name"]: sink["applied"]["read"] for sink in status["sinks"]} == dict.fromkeys(by_sink, read)
+        assert {sink["name"]: sink["applied"]["read"] for sink in status["sinks"]} == dict.fromkeys(
+            by_sink, read
+        )
         assert "degraded" in world.cdc("status").stdout
         shown = world.json("quarantine", "show", by_sink["cache"][-1]["place"])
         assert "a secret word" in shown["value"]
 
-        # A whole newer change settles an entry; a redrive that can't help leaves it; the rest is given up.
+        # A whole newer change settles an entry; a redrive that can't help leaves it; the rest is
+        # given up.
         world.sql("UPDATE items SET n = 0 WHERE id <= 3")
-        wait_until(lambda: len(world.json("quarantine", "list")["quarantine"]) == 9, 120, "three of six to be settled")
+        wait_until(
+            lambda: len(world.json("quarantine", "list")["quarantine"]) == 9,
+            120,
+            "three of six to be settled",
+        )
         answer = world.json("quarantine", "redrive")
         assert (answer["asked"], len(answer["left"]), answer["waiting"]) == (9, 9, False)
-        world.cdc("quarantine", "discard", *(one["place"] for one in world.json("quarantine", "list")["quarantine"]))
+        world.cdc(
+            "quarantine",
+            "discard",
+            *(one["place"] for one in world.json("quarantine", "list")["quarantine"]),
+        )
         world.sql("UPDATE items SET n = n + 1")
         world.settle()
         world.assert_equal()
@@ -222,16 +258,21 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
 
 
 def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
-    """The index refuses two rows; once it is repaired the one is applied, the other has had a newer change since.
+    """The index refuses two rows; once it is repaired the one is applied, the other has had a newer
+    change since.
 
     So does the index that is kept for a way back, and is given the row as well.
     """
     world.sql(
-        "CREATE TABLE items (id int PRIMARY KEY, x int)", "INSERT INTO items SELECT n, n FROM generate_series(1, 9) n"
+        "CREATE TABLE items (id int PRIMARY KEY, x int)",
+        "INSERT INTO items SELECT n, n FROM generate_series(1, 9) n",
     )
     begin(world, "{table: public.items, partitions: 1}")
     alias = f"/{world.name}-public.items"
-    with httpx.Client(base_url=world.stack.endpoints.elasticsearch, timeout=30) as search, world.running():
+    with (
+        httpx.Client(base_url=world.stack.endpoints.elasticsearch, timeout=30) as search,
+        world.running(),
+    ):
         world.settle()
         world.rebuild("search")
         search.put(f"{alias}@*/_mapping", json={"dynamic": "strict"}).raise_for_status()
@@ -242,7 +283,11 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
                 "after": row,
                 "source": {"schema": "public", "table": "items", "lsn": 2**60, "ts_us": 1},
             }
-            produce(world, "public.items", [(json.dumps({"id": n}).encode(), json.dumps(change).encode())])
+            produce(
+                world,
+                "public.items",
+                [(json.dumps({"id": n}).encode(), json.dumps(change).encode())],
+            )
         world.sql("UPDATE items SET x = 0 WHERE id > 5")
         world.settle()
         listed = world.json("quarantine", "list")["quarantine"]

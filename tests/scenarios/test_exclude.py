@@ -1,4 +1,6 @@
-"""Columns that the pipeline file stops excluding, or begins to: the views follow, and so does what a rebuild reads."""
+"""Columns that the pipeline file stops excluding, or begins to: the views follow, and so does what
+a rebuild reads.
+"""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -24,15 +26,24 @@ def register(world: "World", table: str) -> None:
 def seen(world: "World", column: str) -> dict[str, list[Any]]:
     """What readers find of a column in the views, by sink: the values of rows that have one."""
     with redis.Redis.from_url(world.cache) as cache:
-        cached = [json.loads(cache.get(key)) for key in cache.scan_iter(f"{world.name}:public.items:*")]
+        cached = [
+            json.loads(cache.get(key)) for key in cache.scan_iter(f"{world.name}:public.items:*")
+        ]
     url = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.items/_search"
     httpx.post(f"{url.rsplit('/', 1)[0]}/_refresh").raise_for_status()
     hits = httpx.get(url, params={"size": 100}).raise_for_status().json()["hits"]["hits"]
     mirror = deltalake.DeltaTable(str(world.warehouse / "public.items" / "mirror"))
     rows = deltalake.QueryBuilder().register("t", mirror).execute("SELECT * FROM t").read_all()
-    views = {"cache": cached, "search": [hit["_source"] for hit in hits], "warehouse": pa.table(rows).to_pylist()}
+    views = {
+        "cache": cached,
+        "search": [hit["_source"] for hit in hits],
+        "warehouse": pa.table(rows).to_pylist(),
+    }
     assert [len(view) for view in views.values()] == [20] * 3
-    return {sink: [row[column] for row in view if row.get(column) is not None] for sink, view in views.items()}
+    return {
+        sink: [row[column] for row in view if row.get(column) is not None]
+        for sink, view in views.items()
+    }
 
 
 def rows_with(world: "World", column: str) -> set[int]:
@@ -54,9 +65,13 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
         # All rows, those too that nobody has changed.
         equal_soon(world)
         assert rows_with(world, "note") == {20}
-        wait_until(lambda: rows_with(world, "secret") == {0}, 60, lambda: str(seen(world, "secret")))
+        wait_until(
+            lambda: rows_with(world, "secret") == {0}, 60, lambda: str(seen(world, "secret"))
+        )
     world.write_file("{table: public.items, partitions: 1}")
-    assert "cdc register" in " ".join(world.cdc("run", code=2).stderr.replace("-p FILE ", "").split())
+    assert "cdc register" in " ".join(
+        world.cdc("run", code=2).stderr.replace("-p FILE ", "").split()
+    )
     (told,) = (one for one in world.json("status")["problems"] if one["part"] == "registration")
     assert "`exclude` of public.items" in told["message"]
     world.write_file("{table: public.items, partitions: 1, exclude: [secret]}")

@@ -74,13 +74,16 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
     pause = Pause()
 
     def lost() -> bool:
-        """Workers are killed as soon as there are any, and every few seconds until a stream has told of it.
+        """Workers are killed as soon as there are any, and every few seconds until a stream has
+        told of it.
 
         Not more often: a stream that has lost them five times without any progress is right to end.
         """
         if pause.over and kill_workers():
             pause.begin()
-        told.update(one.error for one in load_published(world.folder / "runs").values() if one.error)
+        told.update(
+            one.error for one in load_published(world.folder / "runs").values() if one.error
+        )
         return any("worker" in error for error in told)
 
     world.sql(f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n")
@@ -92,7 +95,9 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
     world.assert_equal()
 
 
-def test_a_sink_that_is_away_is_told_and_no_secret_with_it(world: "World", capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_sink_that_is_away_is_told_and_no_secret_with_it(
+    world: "World", capfd: pytest.CaptureFixture[str]
+) -> None:
     """The warehouse goes on; all that is printed, logged and written names neither password."""
     configure_logging()
     world.write_file("public.items")
@@ -110,7 +115,9 @@ def test_a_sink_that_is_away_is_told_and_no_secret_with_it(world: "World", capfd
     context, stopping = Context(world.file, world.folder), threading.Event()
     streams = context.streams(world.spark, context.sinks(None))
     with ThreadPoolExecutor(1) as pool:
-        work = pool.submit(supervise, streams, stopping, on_tick=lambda progress: publish(context.runs, progress))
+        work = pool.submit(
+            supervise, streams, stopping, on_tick=lambda progress: publish(context.runs, progress)
+        )
         try:
             world.wait_for("warehouse", 1)
             status = {sink["name"]: sink for sink in world.json("status")["sinks"]}

@@ -1,4 +1,6 @@
-"""What somebody new does in the first hour, as the documentation tells it: every command, and what it prints."""
+"""What somebody new does in the first hour, as the documentation tells it: every command, and what
+it prints.
+"""
 
 import os
 import sys
@@ -25,7 +27,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "start" / "own-tables.md"
 
 @pytest.fixture
 def shop(stack: "Stack", tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a shop: its own Postgres, where the owner is no superuser, and its own Redis."""
+    """The environment of a shop: its own Postgres, where the owner is no superuser, and its own
+    Redis.
+    """
     with strict_postgres("logical") as admin, cache(tmp_path / "redis") as redis:
         with psycopg.connect(admin, autocommit=True) as conn:
             conn.execute(sql.SQL("CREATE ROLE shopkeeper LOGIN PASSWORD {}").format(PASSWORD))
@@ -36,7 +40,9 @@ def shop(stack: "Stack", tmp_path: Path) -> Iterator[dict[str, str]]:
             "PATH": f"{Path(sys.executable).parent}:{postgres_bin()}:{os.environ['PATH']}",
             "CDC_STATE": str(tmp_path / "state"),
             "CDC_WAREHOUSE": str(tmp_path / "warehouse"),
-            "SHOP_POSTGRES": make_conninfo(admin, dbname="shop", user="shopkeeper", password=PASSWORD),
+            "SHOP_POSTGRES": make_conninfo(
+                admin, dbname="shop", user="shopkeeper", password=PASSWORD
+            ),
             "SHOP_ADMIN": make_conninfo(admin, dbname="shop"),
             "SHOP_REDIS": redis,
             "SHOP_CONNECTOR": "connector's secret",

@@ -1,4 +1,6 @@
-"""Many tables through the whole path, each step's time is printed: 25, and 500 with `make properties`."""
+"""Many tables through the whole path, each step's time is printed: 25, and 500 with `make
+properties`.
+"""
 
 import json
 import time
@@ -25,19 +27,25 @@ def timed(capsys: pytest.CaptureFixture[str]) -> Timed:
         began = time.monotonic()
         yield
         with capsys.disabled():
-            print(f"\n{TABLES} tables, {step}: {time.monotonic() - began:.0f} s", end=" ", flush=True)
+            print(
+                f"\n{TABLES} tables, {step}: {time.monotonic() - began:.0f} s", end=" ", flush=True
+            )
 
     return measure
 
 
 @pytest.mark.timeout(300 + 6 * TABLES)
 def test_many_tables(world: "World", timed: Timed) -> None:
-    """The names are long: what names all of the tables doesn't fit into one request. The last table stays empty."""
+    """The names are long: what names all of the tables doesn't fit into one request. The last table
+    stays empty.
+    """
     names = [f"public.customer_orders_of_the_archive_{number:03}" for number in range(TABLES)]
     filled = names[:-1]
     world.write_file(*(f"{{table: {name}, partitions: 1}}" for name in names))
     world.sql(*(f"CREATE TABLE {name} (id int PRIMARY KEY, v int, note text)" for name in names))
-    world.sql(*(f"INSERT INTO {name} SELECT n, n, 'note' FROM generate_series(1, 3) n" for name in filled))
+    world.sql(
+        *(f"INSERT INTO {name} SELECT n, n, 'note' FROM generate_series(1, 3) n" for name in filled)
+    )
     with timed("migrate and register"):
         world.cdc("migrate")
         world.cdc("register")

@@ -1,6 +1,8 @@
-"""Names of tables and columns that Postgres takes: carried exactly through all three sinks, or refused by name.
+"""Names of tables and columns that Postgres takes: carried exactly through all three sinks, or
+refused by name.
 
-Postgres says what the views must hold (`cdc.verify`); rows are looked at by their readers' own means as well.
+Postgres says what the views must hold (`cdc.verify`); rows are looked at by their readers' own
+means as well.
 """
 
 import json
@@ -20,10 +22,21 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(900)
 LONG = "x" * 63
-# Each a name that some part of the way could take for something else: SQL, JSON, Spark, Parquet, regular expressions,
-# Elasticsearch's dots, format strings, YAML, our own columns on the way.
+# Each a name that some part of the way could take for something else: SQL, JSON, Spark, Parquet,
+# regular expressions, Elasticsearch's dots, format strings, YAML, our own columns on the way.
 CARRIED = (
-    *('quo"te', "apo'strophe", "back`tick", "back\\slash", "per%cent", "%s", "co:lon", "dot.ted", "dol$lar", "$1"),
+    *(
+        'quo"te',
+        "apo'strophe",
+        "back`tick",
+        "back\\slash",
+        "per%cent",
+        "%s",
+        "co:lon",
+        "dot.ted",
+        "dol$lar",
+        "$1",
+    ),
     *(
         "*",
         "sla/sh",
@@ -57,12 +70,38 @@ CARRIED = (
         "nb\u00a0sp",
         "_foo",
     ),
-    *("key", "value", "topic", "offset", "partition", "after", "op", "document", "record", "problem", "s", "t", "row"),
+    *(
+        "key",
+        "value",
+        "topic",
+        "offset",
+        "partition",
+        "after",
+        "op",
+        "document",
+        "record",
+        "problem",
+        "s",
+        "t",
+        "row",
+    ),
     *("item", "element", "metadata", "col", "properties", "type", "envelope", "e\u0301", LONG),
 )
 # What a Delta table, an index or Spark can't have, by table; the way out is `exclude`.
 UNFIT: dict[str, tuple[str, ...]] = {
-    "spaced": ("order date", " lead", "trail ", "x, y", "a;b", "{", "a(b)", "a=b", "tab\tx", "new\nline", " "),
+    "spaced": (
+        "order date",
+        " lead",
+        "trail ",
+        "x, y",
+        "a;b",
+        "{",
+        "a(b)",
+        "a=b",
+        "tab\tx",
+        "new\nline",
+        " ",
+    ),
     "own": (
         "_id",
         "_source",
@@ -135,7 +174,10 @@ def level(world: "World", sink: str, name: str) -> bool:
     (built,) = (one for one in world.sinks if one.name == sink)
     table = source.table_named(world.described, name)
     with Topics(world.pipeline.kafka) as kafka:
-        return distance(built.position(table), kafka.ends([table.topic])[table.topic]).reach is Reach.REACHED
+        return (
+            distance(built.position(table), kafka.ends([table.topic])[table.topic]).reach
+            is Reach.REACHED
+        )
 
 
 def test_every_name_is_carried_or_refused(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,22 +187,32 @@ def test_every_name_is_carried_or_refused(world: "World", monkeypatch: pytest.Mo
         run(world, create(schema, table, key, *columns))
         run(world, *(insert(schema, table, columns, row) for row in range(6)))
     # Names that the connector takes for one; and tables beside that are nobody's business.
-    run(world, create("public", "cased", "id", "name", "Name"), create("public", "beside", "id", "name", "Name"))
+    run(
+        world,
+        create("public", "cased", "id", "name", "Name"),
+        create("public", "beside", "id", "name", "Name"),
+    )
     run(world, create("public", "orders", "id", "x"))
 
     # Refused as a whole, every table and column by name, with the entry that leaves it out.
-    world.write_file(entry("public", "cased"), *(entry(schema, table) for schema, table, _, _ in TABLES))
+    world.write_file(
+        entry("public", "cased"), *(entry(schema, table) for schema, table, _, _ in TABLES)
+    )
     for verb in ("migrate", "register"):
         said = "".join(world.cdc(verb, code=4).stderr.split())
         for table, columns in UNFIT.items():
             listed = json.dumps(columns, ensure_ascii=False)[1:-1].replace(" ", "")
             assert f"{{table:public.{table},exclude:[" in said
-            assert all(name in said.replace('"', "") for name in listed.replace('"', "").split(",")), table
+            assert all(
+                name in said.replace('"', "") for name in listed.replace('"', "").split(",")
+            ), table
         assert "public.cased" in said
         assert "ALTERTABLEpublic.casedRENAMECOLUMN" in said
         assert not any(f"public.{table}," in said for table in ("Orders", "order-items"))
 
-    world.write_file(*(entry(schema, table, exclude=UNFIT.get(table, ())) for schema, table, _, _ in TABLES))
+    world.write_file(
+        *(entry(schema, table, exclude=UNFIT.get(table, ())) for schema, table, _, _ in TABLES)
+    )
     world.cdc("migrate")
     world.cdc("register")
     with world.running():
@@ -176,8 +228,15 @@ def a_name_that_comes_later(world: "World") -> None:
     """It sets its table aside where it can't be held, alone; another name brings it back."""
     items, orders = sql.Identifier("public", "order-items"), sql.Identifier("public", "Orders")
     run(world, sql.SQL("ALTER TABLE {} ADD COLUMN _id text").format(items))
-    run(world, sql.SQL("ALTER TABLE {} ADD COLUMN _cdc_id text").format(sql.Identifier("_Odd-schema", "-t_")))
-    wait_until(lambda: len(aside(world, "search")) == 2, 60, "two tables to be set aside in the index")
+    run(
+        world,
+        sql.SQL("ALTER TABLE {} ADD COLUMN _cdc_id text").format(
+            sql.Identifier("_Odd-schema", "-t_")
+        ),
+    )
+    wait_until(
+        lambda: len(aside(world, "search")) == 2, 60, "two tables to be set aside in the index"
+    )
     what, hint = aside(world, "search")["public.order-items"]
     assert "column _id has the name of a field of Elasticsearch's own" in what
     assert "exclude: [_id]" in hint
@@ -187,7 +246,10 @@ def a_name_that_comes_later(world: "World") -> None:
         sql.SQL("""UPDATE {} SET "Mixed" = 'later', _id = 'x'""").format(items),
         sql.SQL("""UPDATE {} SET "order" = 'later'""").format(orders),
     )
-    run(world, sql.SQL("ALTER TABLE {} DROP COLUMN _cdc_id").format(sql.Identifier("_Odd-schema", "-t_")))
+    run(
+        world,
+        sql.SQL("ALTER TABLE {} DROP COLUMN _cdc_id").format(sql.Identifier("_Odd-schema", "-t_")),
+    )
     for sink, name in (
         ("search", "public.Orders"),
         ("cache", "public.order-items"),

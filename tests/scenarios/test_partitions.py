@@ -1,4 +1,6 @@
-"""Partitions added to a topic: keys move, so their records have no order; every verb says so and what repairs it."""
+"""Partitions added to a topic: keys move, so their records have no order; every verb says so and
+what repairs it.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -33,7 +35,8 @@ def refused(verb: Callable[[], object]) -> CdcError:
 
 def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> None:
     world.sql(
-        "CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items SELECT n, 0 FROM generate_series(1, 20) n"
+        "CREATE TABLE items (id int PRIMARY KEY, n int)",
+        "INSERT INTO items SELECT n, 0 FROM generate_series(1, 20) n",
     )
     begin(world, f"{{table: {ITEMS}, partitions: 1}}")
     topic, bootstrap = f"{world.name}.{ITEMS}", world.stack.endpoints.kafka
@@ -45,7 +48,9 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
     with kafka.KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
         admin.create_partitions({topic: 2})
     with Topics(bootstrap) as topics:
-        wait_until(lambda: topics.ends([topic])[topic].partition_count == 2, 10, "the second partition")
+        wait_until(
+            lambda: topics.ends([topic])[topic].partition_count == 2, 10, "the second partition"
+        )
         count = lambda goal: census(world.spark, bootstrap, goal)  # noqa: E731
         verbs: list[Callable[[], object]] = [
             lambda: topics.check(world.pipeline),
@@ -53,10 +58,17 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
             lambda: catch_up(world, "cache"),
             lambda: world.rebuild("search"),
             lambda: world.rebuild("warehouse"),
-            lambda: barrier.wait_until_current(world.pipeline, world.described, world.sinks, timeout_s=60),
+            lambda: barrier.wait_until_current(
+                world.pipeline, world.described, world.sinks, timeout_s=60
+            ),
             lambda: client.wait_for(cache, token, timeout_s=30),
             lambda: compact(
-                topics, world.pipeline, world.described, world.sinks, count, CompactionOptions(60, tombstones=True)
+                topics,
+                world.pipeline,
+                world.described,
+                world.sinks,
+                count,
+                CompactionOptions(60, tombstones=True),
             ),
         ]
         for verb in verbs:
@@ -71,7 +83,9 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
     assert view["hint"] == f"{RENEW}, then cdc -p FILE rebuild search --table {ITEMS}"
     assert world.json("topics", "renew", "--table", ITEMS)["sent"] == [ITEMS]
     world.sql("UPDATE items SET n = 1 WHERE id <= 5", "DELETE FROM items WHERE id > 15")
-    assert refused(lambda: catch_up(world, "cache")).hint.startswith(f"cdc -p FILE rebuild cache --table {ITEMS}")
+    assert refused(lambda: catch_up(world, "cache")).hint.startswith(
+        f"cdc -p FILE rebuild cache --table {ITEMS}"
+    )
     for name in ("search", "cache", "warehouse"):
         world.rebuild(name)
     with world.running():

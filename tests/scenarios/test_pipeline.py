@@ -1,4 +1,6 @@
-"""The whole path on real servers: what was committed is what every view shows, whatever happens on the way."""
+"""The whole path on real servers: what was committed is what every view shows, whatever happens on
+the way.
+"""
 
 import json
 import signal
@@ -48,7 +50,8 @@ def delta_rows(world: "World", table: str, kind: str, query: str) -> list[dict[s
     result = deltalake.QueryBuilder().register("t", opened).execute(query).read_all()
     names = result.schema.names
     return [
-        dict(zip(names, row, strict=True)) for row in zip(*(result.column(n).to_pylist() for n in names), strict=True)
+        dict(zip(names, row, strict=True))
+        for row in zip(*(result.column(n).to_pylist() for n in names), strict=True)
     ]
 
 
@@ -68,9 +71,13 @@ def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
 
 
 def read_by_other_clients(world: "World") -> None:
-    """By the names of docs/use/where-a-row-is.md, with clients that know nothing of this project."""
+    """By the names of docs/use/where-a-row-is.md, with clients that know nothing of this
+    project.
+    """
     with psycopg.connect(world.dsn) as connection:
-        names: dict[str, str] = dict(connection.execute("SELECT carrier, name FROM airlines").fetchall())
+        names: dict[str, str] = dict(
+            connection.execute("SELECT carrier, name FROM airlines").fetchall()
+        )
         flights = connection.execute("SELECT count(*) FROM flights").fetchone()
     rows = delta_rows(world, "public.airlines", "mirror", "SELECT carrier, name FROM t")
     assert {row["carrier"]: row["name"] for row in rows} == names
@@ -111,15 +118,21 @@ def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
 
 def records(world: "World", topic: str) -> int:
     """Changes in a topic: every record but the tombstones."""
-    consumer = KafkaConsumer(bootstrap_servers=world.stack.endpoints.kafka, isolation_level="read_committed")
+    consumer = KafkaConsumer(
+        bootstrap_servers=world.stack.endpoints.kafka, isolation_level="read_committed"
+    )
     try:
-        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+        partitions = [
+            TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)
+        ]
         consumer.assign(partitions)
         consumer.seek_to_beginning()
         ends, count = consumer.end_offsets(partitions), 0
         while any(consumer.position(partition) < ends[partition] for partition in partitions):
             batch = consumer.poll(timeout_ms=500)
-            count += sum(record.value is not None for records in batch.values() for record in records)
+            count += sum(
+                record.value is not None for records in batch.values() for record in records
+            )
         return count
     finally:
         consumer.close()
@@ -166,10 +179,16 @@ def test_all_changes_of_a_key_in_one_transaction_and_in_one_batch(world: "World"
         "DELETE FROM items WHERE a = 'brief'",
     ):
         world.sql(statement)
-    wait_until(lambda: records(world, f"{world.name}.public.items") >= 13, 30, "the changes to be in the topic")
+    wait_until(
+        lambda: records(world, f"{world.name}.public.items") >= 13,
+        30,
+        "the changes to be in the topic",
+    )
     ran = {sink["sink"]: sink for sink in world.json("run", "--until-caught-up")["sinks"]}
     assert {sink["state"] for sink in ran.values()} == {"caught up"}
-    assert {name: sink["applied"]["read"] for name, sink in ran.items()} == dict.fromkeys(ran, 13 + 4)
+    assert {name: sink["applied"]["read"] for name, sink in ran.items()} == dict.fromkeys(
+        ran, 13 + 4
+    )
     world.assert_equal()
     rows = delta_rows(world, "public.items", "mirror", "SELECT a, b, v FROM t ORDER BY a")
     assert [(row["a"], row["b"], row["v"]) for row in rows] == [
@@ -220,7 +239,11 @@ def test_verify_finds_every_planted_fault(world: "World") -> None:
         "warehouse": (1, 1, 1),
     }
     named = {(d["id"], d["kind"], d["column"]) for one in found for d in one["sample"]}
-    assert {('["k",3]', "missing", None), ('["k",2]', "different", "v"), ('["k",2]', "different", "n")} <= named
+    assert {
+        ('["k",3]', "missing", None),
+        ('["k",2]', "different", "v"),
+        ('["k",2]', "different", "n"),
+    } <= named
 
 
 def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:

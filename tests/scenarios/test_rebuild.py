@@ -1,4 +1,6 @@
-"""Views made again beside those that readers see: nobody notices, nothing wrong is shown, nothing is left over."""
+"""Views made again beside those that readers see: nobody notices, nothing wrong is shown, nothing
+is left over.
+"""
 
 import signal
 import statistics
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 SINKS = ("search", "cache", "warehouse")
 USUAL = 4000
-"""Records that each view takes on while it is seen how old its rows usually are: some 12 s of them."""
+"""Records that each view takes on while it is seen how old its rows usually are: some 12 s of
+them.
+"""
 OLDEST_S = 5.0
-"""How much older than usual under this load a row may get that readers see: 3 s where two cores are its own."""
+"""How much older than usual under this load a row may get that readers see: 3 s where two cores are
+its own.
+"""
 BACK_S = 1.0
-"""How long a rollback takes, the median of each view's; none more than twice that, whatever else the machine is at."""
+"""How long a rollback takes, the median of each view's; none more than twice that, whatever else
+the machine is at.
+"""
 
 
 def begin(world: "World", seed: str = writer.FILL) -> None:
@@ -43,7 +51,11 @@ def pulse(world: "World") -> AbstractContextManager[None]:
     """Row 0 says when it was written."""
     world.sql(f"INSERT INTO busy VALUES (0, '{time.time()}', 0, now())")
     beat = "UPDATE busy SET name = %s WHERE id = 0"
-    return load(world.dsn, lambda connection, _: connection.execute(beat, [str(time.time())]), readers.PULSE_S)
+    return load(
+        world.dsn,
+        lambda connection, _: connection.execute(beat, [str(time.time())]),
+        readers.PULSE_S,
+    )
 
 
 def rebuilt(world: "World", name: str) -> dict[str, float]:
@@ -55,7 +67,10 @@ def rebuilt(world: "World", name: str) -> dict[str, float]:
 
     world.rebuild(name, show=show)
     ends = [*began.values(), time.monotonic()][1:]
-    return {phase: round(end - start, 1) for (phase, start), end in zip(began.items(), ends, strict=True)}
+    return {
+        phase: round(end - start, 1)
+        for (phase, start), end in zip(began.items(), ends, strict=True)
+    }
 
 
 def generations(world: "World") -> dict[str, int]:
@@ -67,7 +82,8 @@ def generations(world: "World") -> dict[str, int]:
 @pytest.mark.measures
 def test_readers_notice_nothing(world: "World") -> None:
     begin(world)
-    # Two of the three share two cores with everything else here; the third at its usual pace leaves them some.
+    # Two of the three share two cores with everything else here; the third at its usual pace leaves
+    # them some.
     world.file.write_text(world.file.read_text().replace("trigger_s: 1", "trigger_s: 5"))
     places = {
         "search": [world.stack.endpoints.elasticsearch, f"{world.name}-public.busy"],
@@ -91,28 +107,38 @@ def test_readers_notice_nothing(world: "World") -> None:
                         took[name].append(round(world.rollback(name), 2))
             print(written.rate, took, usual, seen, sep="\n")
         world.settle()
-    assert {name: (one.errors, one.partial) for name, one in seen.items()} == dict.fromkeys(SINKS, ([], []))
+    assert {name: (one.errors, one.partial) for name, one in seen.items()} == dict.fromkeys(
+        SINKS, ([], [])
+    )
     late = {name: (usual[name].oldest_s, one.oldest_s) for name, one in seen.items()}
     assert all(now < before + OLDEST_S for before, now in late.values()), late
-    assert all(statistics.median(ways) < BACK_S and max(ways) < 2 * BACK_S for ways in took.values()), took
+    assert all(
+        statistics.median(ways) < BACK_S and max(ways) < 2 * BACK_S for ways in took.values()
+    ), took
     assert all(one.polls > 20 for one in seen.values())
     world.assert_equal()
 
 
 def test_what_differs_is_never_shown(world: "World") -> None:
-    """A row that the log has and the source has not: the planted twin of every rebuild that ends well."""
+    """A row that the log has and the source has not: the planted twin of every rebuild that ends
+    well.
+    """
     begin(world, "INSERT INTO busy SELECT n, 'row', n, now() FROM generate_series(1, 100) n")
     with world.running():
         world.settle()
     (table,) = world.described
-    consumer = KafkaConsumer(table.topic, bootstrap_servers=world.stack.endpoints.kafka, auto_offset_reset="earliest")
+    consumer = KafkaConsumer(
+        table.topic, bootstrap_servers=world.stack.endpoints.kafka, auto_offset_reset="earliest"
+    )
     try:
         record = next(one for one in consumer if one.value)
     finally:
         consumer.close()
     producer = KafkaProducer(bootstrap_servers=world.stack.endpoints.kafka)
     producer.send(
-        table.topic, key=record.key.replace(b'"id":', b'"id":90'), value=record.value.replace(b'"id":', b'"id":90')
+        table.topic,
+        key=record.key.replace(b'"id":', b'"id":90'),
+        value=record.value.replace(b'"id":', b'"id":90'),
     ).get(10)
     producer.close()
     before = [sink.generations(table) for sink in world.sinks]
@@ -124,9 +150,18 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     (search,) = context.sinks(["search"])
     describe = only_tables(context.follower, names)
     with keep_current(
-        world.spark, search.for_generation(names), names, world.pipeline, describe, context.placeholder
+        world.spark,
+        search.for_generation(names),
+        names,
+        world.pipeline,
+        describe,
+        context.placeholder,
     ) as removed:
-        wait_until(lambda: removed.progress.state == "failed", 30, "who keeps current what isn't there any more to end")
+        wait_until(
+            lambda: removed.progress.state == "failed",
+            30,
+            "who keeps current what isn't there any more to end",
+        )
     assert [sink.generations(table) for sink in world.sinks] == before
 
 
@@ -162,7 +197,10 @@ def test_killed_in_every_phase(world: "World", sink: str) -> None:
             world.sql("UPDATE busy SET amount = amount + 1 WHERE id % 10 = 0")
             words = world.command("rebuild", sink, "--keep", "0")[3:]
             done = subprocess.run(
-                [sys.executable, "-c", KILLED, phase, str(after_s), *words], capture_output=True, text=True, check=False
+                [sys.executable, "-c", KILLED, phase, str(after_s), *words],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             assert done.returncode == -signal.SIGKILL, (phase, done.returncode, done.stderr[-3000:])
         world.cdc("rebuild", sink, "--keep", "0")

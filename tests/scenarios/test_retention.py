@@ -1,4 +1,6 @@
-"""Sinks that were away for longer than the log keeps what they need: said before the first batch, and repaired."""
+"""Sinks that were away for longer than the log keeps what they need: said before the first batch,
+and repaired.
+"""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -44,7 +46,9 @@ def catch_up(world: "World", name: str) -> None:
 def rows(world: "World", table: str) -> tuple[int, int, bool]:
     """Of the cache's view: rows of the source, of the view, whether they are equal."""
     (described,) = (one for one in world.described if one.qualified == table)
-    (found,) = compare(world.spark, described, world.dsn, [one for one in world.sinks if one.name == "cache"])
+    (found,) = compare(
+        world.spark, described, world.dsn, [one for one in world.sinks if one.name == "cache"]
+    )
     return found.source_rows, found.view_rows, found.equal
 
 
@@ -69,7 +73,9 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
     with pytest.raises(Ended):
         world.rebuild("cache", show=end_at_verify)
     world.sql("DELETE FROM items WHERE id <= 5", "UPDATE others SET n = 1 WHERE id = 1")
-    wait_until(lambda: lag(world, ITEMS)[0] >= 10 and lag(world, ITEMS)[1] > 2, 30, "tombstones of age")
+    wait_until(
+        lambda: lag(world, ITEMS)[0] >= 10 and lag(world, ITEMS)[1] > 2, 30, "tombstones of age"
+    )
     with Topics(world.stack.endpoints.kafka) as kafka:
         kafka.override({f"{world.name}.{ITEMS}": {"delete.retention.ms": "1000"}})
     with pytest.raises(ConnectorError, match=f"{ITEMS} in cache {MISSED}") as caught:
@@ -82,7 +88,9 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
     (view,) = (one for one in status["sinks"][0]["views"] if one["table"] == ITEMS)
     assert MISSED in view["problem"]
     assert view["hint"] == f"cdc -p FILE rebuild cache --table {ITEMS}"
-    assert f"cdc -p FILE rebuild cache --table {ITEMS}" in [one["hint"] for one in status["problems"]]
+    assert f"cdc -p FILE rebuild cache --table {ITEMS}" in [
+        one["hint"] for one in status["problems"]
+    ]
     audit = world.json("topics", "audit", "--table", ITEMS, code=8)
     assert {one["kind"] for one in audit["topics"][0]["findings"] if one["defect"]} == {"deletes"}
     world.file.write_text(world.file.read_text() + "delete_retention_hours: 0.0005\n")
@@ -94,7 +102,11 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
     assert rows(world, ITEMS) == (15, 15, True)
     with world.running():
         # What readers saw before goes on no more: there is no way back to it.
-        wait_until(lambda: world.json("generations")["generations"][0]["phase"] is None, 30, "it to be removed")
+        wait_until(
+            lambda: world.json("generations")["generations"][0]["phase"] is None,
+            30,
+            "it to be removed",
+        )
     with pytest.raises(SettingsError, match="no generation to go back to: nothing is kept"):
         world.rollback("cache")
 
@@ -106,7 +118,9 @@ def events(world: "World") -> int:
 
 def compacted(world: "World", kafka: Topics, timeout_s: float) -> None:
     count = lambda goal: census(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
-    compact(kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(timeout_s))
+    compact(
+        kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(timeout_s)
+    )
 
 
 def view_of(world: "World") -> dict[str, Any]:
@@ -125,7 +139,9 @@ def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "Worl
         for number in range(10):
             world.sql(f"UPDATE items SET n = {number}")
         wait_until(lambda: view_of(world)["lag_records"] >= 11, 30, "the changes in the topic")
-        with pytest.raises(ConnectorError, match=f"every view that needs it has seen it: {ITEMS} in warehouse"):
+        with pytest.raises(
+            ConnectorError, match=f"every view that needs it has seen it: {ITEMS} in warehouse"
+        ):
             compacted(world, kafka, 2)
         catch_up(world, "warehouse")
         assert events(world) == 11
@@ -139,12 +155,16 @@ def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "Worl
     assert re.match(r"offsets \d+-\d+ of partition 0, written from \d{4}-", hole)
     assert f"may lack superseded records: {hole}" in " ".join(world.cdc("status").stdout.split())
     (audit,) = world.json("topics", "audit")["topics"]
-    assert [(one["kind"], one["defect"], hole in one["what"]) for one in audit["findings"]] == [("holes", False, True)]
+    assert [(one["kind"], one["defect"], hole in one["what"]) for one in audit["findings"]] == [
+        ("holes", False, True)
+    ]
 
 
 def test_a_view_that_the_log_cannot_make_again_is_not_emptied(world: "World") -> None:
     """A cache that has lost its position alone, and a topic that has lost its first records."""
-    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items VALUES (1, 0), (2, 0)")
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items VALUES (1, 0), (2, 0)"
+    )
     begin(world, f"{{table: {ITEMS}, partitions: 1}}")
     world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
     topic = f"{world.name}.{ITEMS}"

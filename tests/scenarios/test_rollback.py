@@ -23,7 +23,9 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_what_is_kept_outlives_crashes(world: "World") -> None:
-    """`cdc run` is killed, then its Spark, in whatever batch; both generations of each view equal the source."""
+    """`cdc run` is killed, then its Spark, in whatever batch; both generations of each view equal
+    the source.
+    """
     begin(world)
     with world.running():
         world.settle()
@@ -35,10 +37,14 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
         for whole in (True, False):
             with world.process() as run:
                 world.wait_for("cache", world.offsets("cache") + chance.randint(200, 600))
-                spark = next(child for child in psutil.Process(run.pid).children() if child.name() == "java")
+                spark = next(
+                    child for child in psutil.Process(run.pid).children() if child.name() == "java"
+                )
                 (run if whole else spark).send_signal(signal.SIGKILL)
                 assert run.wait(60) == (-signal.SIGKILL if whole else SparkError.exit_code)
-        assert "Spark's process was ended" in " ".join((world.folder / "run.log").read_text().split())
+        assert "Spark's process was ended" in " ".join(
+            (world.folder / "run.log").read_text().split()
+        )
     with world.running():
         world.settle()
         for _ in range(2):
@@ -58,6 +64,8 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
                 "what has been kept long enough to be forgotten",
             )
         wait_until(
-            lambda: all(len(sink.generations(table)) == 1 for sink in world.sinks), 60, "what was kept to be removed"
+            lambda: all(len(sink.generations(table)) == 1 for sink in world.sinks),
+            60,
+            "what was kept to be removed",
         )
         world.assert_equal()

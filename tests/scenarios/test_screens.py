@@ -1,4 +1,6 @@
-"""What the verbs say while servers hang and signals come: at once, no more than is known, to a clean end."""
+"""What the verbs say while servers hang and signals come: at once, no more than is known, to a
+clean end.
+"""
 
 import json
 import os
@@ -31,14 +33,24 @@ def begin(world: "World") -> None:
 
 
 def ended_by(
-    world: "World", ready: Callable[[psutil.Process, str], bool], end: Callable[[psutil.Process], None]
+    world: "World",
+    ready: Callable[[psutil.Process, str], bool],
+    end: Callable[[psutil.Process], None],
 ) -> str:
-    """What `cdc run` says that is ended as soon as it is `ready`, by what it has said; its end must be clean."""
+    """What `cdc run` says that is ended as soon as it is `ready`, by what it has said; its end must
+    be clean.
+    """
     with (world.folder / "run.log").open("w+") as log:
-        process = subprocess.Popen(world.command("run"), stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            world.command("run"), stdout=log, stderr=log, start_new_session=True
+        )
         watched = psutil.Process(process.pid)
         try:
-            wait_until(lambda: ready(watched, output(world)), 180, lambda: f"the run to be ready: {output(world)}")
+            wait_until(
+                lambda: ready(watched, output(world)),
+                180,
+                lambda: f"the run to be ready: {output(world)}",
+            )
             end(watched)
             process.wait(120)
         finally:
@@ -74,16 +86,25 @@ def starting(_: psutil.Process, text: str) -> bool:
 
 def at_work(_: psutil.Process, text: str) -> bool:
     """Spark's workers, too, have had something to do."""
-    return all(f"{sink} running: " in text for sink in ("search", "cache", "warehouse")) and "1 changes" in text
+    return (
+        all(f"{sink} running: " in text for sink in ("search", "cache", "warehouse"))
+        and "1 changes" in text
+    )
 
 
 def silent(world: "World") -> set[str]:
     """The parts that a status names as silent, and those sinks whose lag it doesn't know."""
     began = time.monotonic()
-    status = collect(world.pipeline, positions={one.name: partial(positions, one) for one in world.sinks}, progress={})
+    status = collect(
+        world.pipeline,
+        positions={one.name: partial(positions, one) for one in world.sinks},
+        progress={},
+    )
     assert time.monotonic() - began < ANSWER_S
     parts = {one.part for one in status.problems if "no answer within 4 s" in one.message}
-    unmeasured = {sink.name for sink in status.sinks for view in sink.views if view.lag_records is None}
+    unmeasured = {
+        sink.name for sink in status.sinks for view in sink.views if view.lag_records is None
+    }
     assert not parts & {sink.name for sink in status.sinks} - unmeasured
     return parts | unmeasured
 
@@ -93,13 +114,20 @@ def assert_told(world: "World") -> None:
     with world.stack.servers.frozen("elasticsearch"):
         # On a machine that is busy, what isn't frozen may be late as well.
         wait_until(lambda: silent(world) == {"search"}, 60, "the index alone to be silent")
-        done = subprocess.run(world.command("status", "--json"), check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            world.command("status", "--json"), check=False, capture_output=True, text=True
+        )
     status = json.loads(done.stdout)
     assert (status["verdict"], done.returncode) == ("down", status["exit_code"])
-    assert any(one["sink"] == "search" and one["severity"] == "down" and one["hint"] for one in status["problems"])
+    assert any(
+        one["sink"] == "search" and one["severity"] == "down" and one["hint"]
+        for one in status["problems"]
+    )
 
 
-def test_verify_says_at_once_and_a_run_ends_cleanly_and_a_status_answers_whatever_hangs(world: "World") -> None:
+def test_verify_says_at_once_and_a_run_ends_cleanly_and_a_status_answers_whatever_hangs(
+    world: "World",
+) -> None:
     """One pipeline for all three, because making one takes the longest."""
     begin(world)
     failed = world.cdc("verify", code=5).stderr

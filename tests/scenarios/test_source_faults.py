@@ -1,4 +1,5 @@
-"""What connectors have lost in the past when they restarted at the wrong moment: none of it may be missing here.
+"""What connectors have lost in the past when they restarted at the wrong moment: none of it may be
+missing here.
 
 Looked at in the topics alone; what the views make of them has tests of its own.
 """
@@ -32,8 +33,12 @@ def shop(stack: Any, postgres_dsn: str, unique: str) -> Iterator[Shop]:
 def restarted(shop: Shop) -> None:
     """Connect starts the task anew."""
     with Connect(shop.connect) as connect:
-        wait_until(lambda: connect.state(shop.pipeline.pipeline).running, 30, "the connector to run")
-    answer = httpx.post(f"{shop.connect}/connectors/{shop.pipeline.pipeline}/restart?includeTasks=true", timeout=30)
+        wait_until(
+            lambda: connect.state(shop.pipeline.pipeline).running, 30, "the connector to run"
+        )
+    answer = httpx.post(
+        f"{shop.connect}/connectors/{shop.pipeline.pipeline}/restart?includeTasks=true", timeout=30
+    )
     assert answer.status_code in (202, 204)
 
 
@@ -51,23 +56,32 @@ def arrived(shop: Shop, keys: set[int]) -> None:
         with Connect(shop.connect) as connect:
             return f"{len(missing())} of {len(keys)} rows never came: {connect.state(shop.pipeline.pipeline)}"
 
-    # A transaction that a killed worker has left open hides what follows until the broker aborts it, after 60 s.
+    # A transaction that a killed worker has left open hides what follows until the broker aborts
+    # it, after 60 s.
     wait_until(lambda: not missing(), 120, never)
 
 
 @pytest.mark.parametrize("restart", [restarted, put_again])
-def test_a_transaction_that_was_open_across_a_restart(shop: Shop, restart: Callable[[Shop], None]) -> None:
-    """dbz#76: A writes, B commits, A writes more, the connector restarts, A commits; all of A was lost."""
+def test_a_transaction_that_was_open_across_a_restart(
+    shop: Shop, restart: Callable[[Shop], None]
+) -> None:
+    """dbz#76: A writes, B commits, A writes more, the connector restarts, A commits; all of A was
+    lost.
+    """
     dsn = shop.pipeline.source.dsn
     for round_ in range(3):
         base = round_ * 100
         with psycopg.connect(dsn) as a:
-            a.execute("INSERT INTO shop.notes SELECT n, 'a' FROM generate_series(%s::int, %s) n", [base + 1, base + 10])
+            a.execute(
+                "INSERT INTO shop.notes SELECT n, 'a' FROM generate_series(%s::int, %s) n",
+                [base + 1, base + 10],
+            )
             with psycopg.connect(dsn) as b:
                 b.execute("INSERT INTO shop.notes VALUES (%s, 'b')", [base + 50])
             arrived(shop, {base + 50})
             a.execute(
-                "INSERT INTO shop.notes SELECT n, 'a' FROM generate_series(%s::int, %s) n", [base + 11, base + 20]
+                "INSERT INTO shop.notes SELECT n, 'a' FROM generate_series(%s::int, %s) n",
+                [base + 11, base + 20],
             )
             restart(shop)
             a.commit()
@@ -77,8 +91,8 @@ def test_a_transaction_that_was_open_across_a_restart(shop: Shop, restart: Calla
 def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
     """dbz#1554: rows of a COPY share a position; what comes after the first of them may be lost.
 
-    Debezium 3.7.0 has it still when exactly one row at a position was stored. What is promised: one request brings
-    every row that is missing.
+    Debezium 3.7.0 has it still when exactly one row at a position was stored. What is promised: one
+    request brings every row that is missing.
     """
     with psycopg.connect(shop.pipeline.source.dsn) as conn:
         with conn.cursor().copy("COPY shop.notes FROM STDIN") as copy:
@@ -87,7 +101,8 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
         conn.commit()
     seen = wait_until(lambda: len(shop.rows("shop.notes")), 30, "the first rows of the copy")
     stack.servers.kill("connect")
-    # Killed in the middle, or the test shows nothing: the worker reads some 20,000 such rows a second.
+    # Killed in the middle, or the test shows nothing: the worker reads some 20,000 such rows a
+    # second.
     assert seen <= COPIED
     with psycopg.connect(shop.pipeline.source.dsn) as conn:
         conn.execute("INSERT INTO shop.notes VALUES (%s, 'after')", [COPIED])
@@ -98,7 +113,9 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
 
 
 def test_small_transactions_with_restarts_between(shop: Shop) -> None:
-    """DBZ-5915: BEGIN, COMMIT and the one INSERT between share a position; one was skipped after a restart."""
+    """DBZ-5915: BEGIN, COMMIT and the one INSERT between share a position; one was skipped after a
+    restart.
+    """
     number = 0
     with psycopg.connect(shop.pipeline.source.dsn, autocommit=True) as conn:
         for _ in range(5):
@@ -120,7 +137,9 @@ def test_small_transactions_with_restarts_between(shop: Shop) -> None:
 
 
 def test_a_row_that_never_comes_is_missed(shop: Shop) -> None:
-    """The twin: a change that the log doesn't have, as of a table that for a while isn't published."""
+    """The twin: a change that the log doesn't have, as of a table that for a while isn't
+    published.
+    """
     name = shop.pipeline.pipeline
     shop.conn.execute(f"ALTER PUBLICATION {name} DROP TABLE shop.notes".encode())
     shop.conn.execute("INSERT INTO shop.notes VALUES (1, 'unseen')")

@@ -1,4 +1,6 @@
-"""Every type through the whole pipeline, from a snapshot and from the log; Postgres says what each value has to be."""
+"""Every type through the whole pipeline, from a snapshot and from the log; Postgres says what each
+value has to be.
+"""
 
 import json
 import re
@@ -38,12 +40,29 @@ VALUES: dict[str, tuple[str, ...]] = {
     "int": ("-2147483648", "2147483647"),
     "bigint": ("-9223372036854775808", "9223372036854775807", "9007199254740993"),
     "oid": ("0", "4294967295"),
-    "numeric": ("1.50", "('1' || repeat('2', 999))::numeric", "'NaN'", "'Infinity'", "'-Infinity'", "1e-30"),
+    "numeric": (
+        "1.50",
+        "('1' || repeat('2', 999))::numeric",
+        "'NaN'",
+        "'Infinity'",
+        "'-Infinity'",
+        "1e-30",
+    ),
     "numeric(10,2)": ("1.5", "-99999999.99", "0"),
     "numeric(5,-2)": ("12345",),
     "numeric(2,4)": ("0.0012",),
     "numeric(50,10)": ("1234567890123456789012345678901234567890.0123456789",),
-    "real": ("1.1", "'NaN'", "'Infinity'", "'-Infinity'", "'-0'", "3.4028235e38", "1e-45", "1e15", "16777216"),
+    "real": (
+        "1.1",
+        "'NaN'",
+        "'Infinity'",
+        "'-Infinity'",
+        "'-0'",
+        "3.4028235e38",
+        "1e-45",
+        "1e15",
+        "16777216",
+    ),
     "double precision": (
         *("0.1", "'NaN'", "'Infinity'", "'-Infinity'", "'-0'", "1.7976931348623157e308", "5e-324"),
         *("9007199254740993", "1e-7"),
@@ -64,7 +83,14 @@ VALUES: dict[str, tuple[str, ...]] = {
     "bytea": ("''", r"'\x00ff1080'", "decode(repeat('ab', 100), 'hex')"),
     "boolean": ("true", "false"),
     "date": (
-        *("'2013-01-02'", "'infinity'", "'-infinity'", "'0044-03-15 BC'", "'0001-12-31 BC'", "'12000-01-01'"),
+        *(
+            "'2013-01-02'",
+            "'infinity'",
+            "'-infinity'",
+            "'0044-03-15 BC'",
+            "'0001-12-31 BC'",
+            "'12000-01-01'",
+        ),
         *("'5874897-12-31'", "'4714-11-24 BC'", "'1582-10-10'"),
     ),
     "time": ("'10:00'", "'24:00:00'", "'23:59:59.999999'"),
@@ -79,24 +105,44 @@ VALUES: dict[str, tuple[str, ...]] = {
             "'0044-03-15 12:00:00.5 BC'",
             "'12000-01-01 00:00:00.000001'",
         ),
-        *("'4714-11-24 00:00:00 BC'", "'1969-12-31 23:59:59.999999'", "'1582-10-10 00:00'", "'294246-12-31 23:59:59'"),
+        *(
+            "'4714-11-24 00:00:00 BC'",
+            "'1969-12-31 23:59:59.999999'",
+            "'1582-10-10 00:00'",
+            "'294246-12-31 23:59:59'",
+        ),
     ),
     "timestamp(0)": ("'2013-01-01 10:00'", "'infinity'"),
     "timestamp(3)": ("'2013-01-01 10:00:00.5'",),
     "timestamptz": (
         *("'2013-01-01 10:00+02'", "'infinity'", "'-infinity'", "'0044-03-15 12:00:00.5+00 BC'"),
-        *("'12000-01-01 00:00:00.000001+00'", "'4714-11-24 00:00:00+00 BC'", "'1582-10-10 00:00+00'"),
+        *(
+            "'12000-01-01 00:00:00.000001+00'",
+            "'4714-11-24 00:00:00+00 BC'",
+            "'1582-10-10 00:00+00'",
+        ),
     ),
     "timestamptz(0)": ("'2013-01-01 10:00:00+00'", "'infinity'"),
     "timestamptz(3)": ("'2013-01-01 10:00:00.5+00'",),
     "interval": (
-        *("'1 year 2 mons 3 days 04:05:06.7'", "'-1 year -2 mons +3 days -04:05:06.7'", "'0'", "'178000000 years'"),
+        *(
+            "'1 year 2 mons 3 days 04:05:06.7'",
+            "'-1 year -2 mons +3 days -04:05:06.7'",
+            "'0'",
+            "'178000000 years'",
+        ),
         *("'-00:00:00.000001'", "'30:00:00'", "'-1 day +00:00:01'"),
     ),
     "interval year to month": ("'1-2'",),
     "uuid": (f"'{UUID}'",),
     "json": (
-        *("""'{"b":1.10,"a":[null]}'""", "'null'", "'12345678901234567890.123'", """'"x"'""", "'[]'"),
+        *(
+            """'{"b":1.10,"a":[null]}'""",
+            "'null'",
+            "'12345678901234567890.123'",
+            """'"x"'""",
+            "'[]'",
+        ),
         r"""E'{"u":"\\u00e9\\ud83d\\ude00",\n "n":1e400}'""",
     ),
     "jsonb": (
@@ -197,7 +243,11 @@ DOCUMENTS: list[tuple[str, str, Any]] = [
     ("box", "'((0,0),(1,1.5))'", [1.0, 1.5, 0.0, 0.0]),
     ("hstore", "''", {}),
     ("char(5)", "'ab'", "ab   "),
-    ("jsonb[]", """ARRAY['{"a":12345678901234567890.123}'::jsonb, '"x"']""", [{"a": "12345678901234567890.123"}, "x"]),
+    (
+        "jsonb[]",
+        """ARRAY['{"a":12345678901234567890.123}'::jsonb, '"x"']""",
+        [{"a": "12345678901234567890.123"}, "x"],
+    ),
 ]
 
 
@@ -233,7 +283,10 @@ def test_every_type_from_snapshot_and_log(world: "World") -> None:
     world.sql(*(f"CREATE EXTENSION {name}" for name in EXTENSIONS), *SETUP)
     for table, types in TABLES.items():
         columns = ", ".join(f"{named(type_)} {type_}" for type_ in types)
-        world.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, {columns})", f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+        world.sql(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, {columns})",
+            f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+        )
     world.sql(*insert(0))
     world.cdc("migrate")
     world.cdc("register")
@@ -280,10 +333,17 @@ def assert_columns(world: "World", first: int) -> None:
         column = named(type_)
         opened = deltalake.DeltaTable(str(world.warehouse / table / "mirror"))
         rows = pa.table(
-            deltalake.QueryBuilder().register("t", opened).execute(f"SELECT id, {column} FROM t").read_all()
+            deltalake.QueryBuilder()
+            .register("t", opened)
+            .execute(f"SELECT id, {column} FROM t")
+            .read_all()
         )
         whole = rows.column(column).cast("int32" if type_ == "date" else "int64").to_pylist()
-        assert (type_, value, whole[rows.column("id").to_pylist().index(row)]) == (type_, value, number)
+        assert (type_, value, whole[rows.column("id").to_pylist().index(row)]) == (
+            type_,
+            value,
+            number,
+        )
 
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -319,10 +379,20 @@ def test_every_type_as_a_key(world: "World") -> None:
     with world.running():
         world.settle()
         for type_, values in KEYS.items():
-            world.sql(*(f"INSERT INTO {names[type_]} SELECT {value}, 1 ON CONFLICT DO NOTHING" for value in values))
-            world.sql(f"UPDATE {names[type_]} SET v = 2", f"DELETE FROM {names[type_]} WHERE k = {values[-1]}")
+            world.sql(
+                *(
+                    f"INSERT INTO {names[type_]} SELECT {value}, 1 ON CONFLICT DO NOTHING"
+                    for value in values
+                )
+            )
+            world.sql(
+                f"UPDATE {names[type_]} SET v = 2",
+                f"DELETE FROM {names[type_]} WHERE k = {values[-1]}",
+            )
         for row in range(max(map(len, KEYS.values()))):
-            world.sql(f"INSERT INTO many SELECT {', '.join(v[row % len(v)] for v in KEYS.values())}, 1")
+            world.sql(
+                f"INSERT INTO many SELECT {', '.join(v[row % len(v)] for v in KEYS.values())}, 1"
+            )
         world.sql("UPDATE many SET v = 2")
         world.settle()
     world.assert_equal()
@@ -360,7 +430,9 @@ PLANTED = [
 
 
 def test_verify_finds_every_planted_loss(world: "World") -> None:
-    """And takes for equal what is: another order of members, other spaces, a number's other way of writing."""
+    """And takes for equal what is: another order of members, other spaces, a number's other way of
+    writing.
+    """
     world.write_file("public.p")
     world.sql(
         """CREATE TABLE p (id int PRIMARY KEY, n numeric, b bigint, j jsonb, a int[], z timestamptz, t text, f float8,
@@ -379,7 +451,11 @@ def test_verify_finds_every_planted_loss(world: "World") -> None:
     key = f"{world.name}:public.p:1"
     document = json.loads(str(cache.get(key)), parse_float=exactly)
     raw = {"f": "1.0E-1", "j": '{ "u":1,"n": [12345678901234567890.123]}'}
-    texts = {name: raw.get(name) or json.dumps(value) for name, value in reversed(document.items()) if name != "e"}
+    texts = {
+        name: raw.get(name) or json.dumps(value)
+        for name, value in reversed(document.items())
+        if name != "e"
+    }
     members = ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items())
     cache.set(key, f'{{{members}, "_cdc_offset": 7, "gone": 1}}')
     world.assert_equal()
@@ -396,13 +472,20 @@ def test_what_the_connector_damages_reaches_no_view(world: "World") -> None:
     columns = ", ".join(f"{named(type_)} {type_}" for type_ in LOST)
     world.write_file("public.d")
     world.sql(f"CREATE TABLE d (id int PRIMARY KEY, {columns})", "INSERT INTO d VALUES (0)")
-    world.sql(*(f"INSERT INTO d (id, {named(one)}) VALUES ({at}, {LOST[one]})" for at, one in enumerate(LOST, 1)))
+    world.sql(
+        *(
+            f"INSERT INTO d (id, {named(one)}) VALUES ({at}, {LOST[one]})"
+            for at, one in enumerate(LOST, 1)
+        )
+    )
     world.cdc("migrate")
     world.cdc("register")
     with world.running():
         world.settle()
     listed = world.json("quarantine", "list")["quarantine"]
-    expected = {(str(at), f"the connector has damaged its {named(one)}") for at, one in enumerate(LOST, 1)}
+    expected = {
+        (str(at), f"the connector has damaged its {named(one)}") for at, one in enumerate(LOST, 1)
+    }
     assert len(listed) == 3 * len(LOST)
     assert {(entry["id"], entry["reason"]) for entry in listed} == expected
     for comparison in world.compare():
@@ -416,4 +499,8 @@ def test_what_the_connector_cannot_convert_stops_it(world: "World") -> None:
     world.cdc("migrate")
     world.cdc("register")
     world.sql("INSERT INTO d VALUES (1, '{NaN}')")
-    wait_until(lambda: world.json("status")["connector"]["tasks"] == ["FAILED"], 60, "the connector to stop")
+    wait_until(
+        lambda: world.json("status")["connector"]["tasks"] == ["FAILED"],
+        60,
+        "the connector to stop",
+    )

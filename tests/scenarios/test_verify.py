@@ -1,4 +1,6 @@
-"""`cdc verify` while others write: no false alarm, every planted fault and no other, repair through the log."""
+"""`cdc verify` while others write: no false alarm, every planted fault and no other, repair through
+the log.
+"""
 
 import json
 import time
@@ -52,13 +54,22 @@ def plant(world: "World") -> None:
     folder = f"{world.warehouse}/public.busy/mirror"
     stored = Commits().last_commit(folder).checkpoint
     assert stored
-    # As if it were the pipeline's own fault: what somebody else has changed is refused until a rebuild.
+    # As if it were the pipeline's own fault: what somebody else has changed is refused until a
+    # rebuild.
     world.spark.conf.set(METADATA, stored.to_json())
     try:
         world.spark.sql(f"DELETE FROM delta.`{folder}` WHERE id BETWEEN 1 AND {PLANTED}")
-        world.spark.sql(f"UPDATE delta.`{folder}` SET name = 'wrong' WHERE id BETWEEN 101 AND {100 + PLANTED}")
-        rows = world.spark.read.format("delta").load(folder).where(f"id BETWEEN 201 AND {200 + PLANTED}")
-        ghosts = rows.withColumn("id", F.col("id") + 90_000).withColumn("_cdc_id", F.col("id").cast("string"))
+        world.spark.sql(
+            f"UPDATE delta.`{folder}` SET name = 'wrong' WHERE id BETWEEN 101 AND {100 + PLANTED}"
+        )
+        rows = (
+            world.spark.read.format("delta")
+            .load(folder)
+            .where(f"id BETWEEN 201 AND {200 + PLANTED}")
+        )
+        ghosts = rows.withColumn("id", F.col("id") + 90_000).withColumn(
+            "_cdc_id", F.col("id").cast("string")
+        )
         ghosts.write.format("delta").mode("append").save(folder)
     finally:
         world.spark.conf.unset(METADATA)
@@ -91,7 +102,9 @@ def test_under_load(world: "World") -> None:
                 named = {(row.id, row.kind, row.column) for row in one.differences}
                 assert {(str(n), "missing", None) for n in range(1, PLANTED + 1)} <= named
                 assert {(str(n), "different", "name") for n in range(101, 101 + PLANTED)} <= named
-            mended = repair(world.spark, world.pipeline, world.described, world.sinks, Options(), found)
+            mended = repair(
+                world.spark, world.pipeline, world.described, world.sinks, Options(), found
+            )
             told = [(one.sink, one.equal, one.undecided, one.repaired) for one in mended]
             assert told == [(sink.name, True, 0, 3 * PLANTED) for sink in world.sinks]
         world.settle()

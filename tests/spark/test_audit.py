@@ -34,17 +34,24 @@ def table() -> Table:
 
 
 def framed(spark: "SparkSession", records: list[Raw]) -> "DataFrame":
-    columns = [pa.array([record[at] for record in records], RECORDS[name]) for at, name in enumerate(Raw._fields)]
+    columns = [
+        pa.array([record[at] for record in records], RECORDS[name])
+        for at, name in enumerate(Raw._fields)
+    ]
     return spark.createDataFrame(pa.table(columns, list(Raw._fields)))
 
 
 @given(seed=st.integers(0, 2**32), garbage=st.sampled_from([0.0, 0.3]))
 @budget(4)
-def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int, garbage: float) -> None:
+def test_the_newest_of_each_key_equals_the_twin(
+    spark: "SparkSession", seed: int, garbage: float
+) -> None:
     made = table()
     keys = [{"c0": text, "c1": number} for text in ("", "a", "é") for number in range(6)]
     records = Scribe(made, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
-    classifier = RecordClassifier(made, DecodeOptions(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW)
+    classifier = RecordClassifier(
+        made, DecodeOptions(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW
+    )
     said = (
         framed(spark, records)
         .select(*log_rows.RECORDS)
@@ -54,7 +61,10 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
     rows = auditor.newest_states(said).persist()
     decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
     changes = [change for record in records if (change := decode(record)).id is not None]
-    folded = {(one.id, one.partition): (one.offset, one.row is not None, one.kept) for one in twin.fold(changes)}
+    folded = {
+        (one.id, one.partition): (one.offset, one.row is not None, one.kept)
+        for one in twin.fold(changes)
+    }
     lsn = {(change.partition, change.offset): change.lsn for change in changes}
     listed = rows.collect()
     assert sorted((row["id"], row["partition"]) for row in listed) == sorted(folded)
@@ -64,15 +74,24 @@ def test_the_newest_of_each_key_equals_the_twin(spark: "SparkSession", seed: int
         written = lsn[row["partition"], offset] if offset is not None else None
         assert row["outdated"] == (lives and written is not None and written < BELOW)
     _, lost = twin.applied(changes, {})
-    assert sorted(row["id"] for row in auditor.unrecoverable_ids(made, said, rows).collect()) == sorted(lost)
+    assert sorted(
+        row["id"] for row in auditor.unrecoverable_ids(made, said, rows).collect()
+    ) == sorted(lost)
     rows.unpersist()
     said.unpersist()
 
 
-def test_states_and_keys_of_a_topic(spark: "SparkSession", monkeypatch: "pytest.MonkeyPatch") -> None:
-    """What verify and repair ask of a topic; records that can't be read, and keys of another table, are left out."""
+def test_states_and_keys_of_a_topic(
+    spark: "SparkSession", monkeypatch: "pytest.MonkeyPatch"
+) -> None:
+    """What verify and repair ask of a topic; records that can't be read, and keys of another table,
+    are left out.
+    """
     made = table()
-    key, row = packed({"c0": "a", "c1": 1}), {"c0": "a", "c1": 1, "c2": "x", "c3": 1, "c4": [], "c5": "{}"}
+    key, row = (
+        packed({"c0": "a", "c1": 1}),
+        {"c0": "a", "c1": 1, "c2": "x", "c3": 1, "c4": [], "c5": "{}"},
+    )
     event = envelope("u", None, row)
     event["source"] |= {"table": "one"}
     values = [packed(event), None, b"no json", packed({**event, "after": {**row, "c5": "[1]"}})]
@@ -80,16 +99,21 @@ def test_states_and_keys_of_a_topic(spark: "SparkSession", monkeypatch: "pytest.
     records += [Raw(b"no", None, made.topic, 0, 9), Raw(None, None, made.topic, 0, 10)]
     monkeypatch.setattr(recent_changes, "_records", lambda *_: framed(spark, records))
     states = [
-        (one["id"], one["seen"]) for one in recent_changes.states_since(spark, "", made, Position("id", (0,))).collect()
+        (one["id"], one["seen"])
+        for one in recent_changes.states_since(spark, "", made, Position("id", (0,))).collect()
     ]
     documents = [
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":{}}',
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":[1]}',
     ]
     frame = spark.createDataFrame([(text,) for text in documents], "document string")
-    first, last = (one[0] for one in frame.select(bucket_hashes.row_hash(made, "document")).collect())
+    first, last = (
+        one[0] for one in frame.select(bucket_hashes.row_hash(made, "document")).collect()
+    )
     assert states == [('["a",1]', first), ('["a",1]', None), ('["a",1]', last)]
-    assert [(one["id"], bytes(one["key"])) for one in recent_changes.keys(spark, "", made).collect()] == [
-        ('["a",1]', key)
+    assert [
+        (one["id"], bytes(one["key"])) for one in recent_changes.keys(spark, "", made).collect()
+    ] == [('["a",1]', key)]
+    assert [tuple(one) for one in recent_changes.ids_since(spark, "", made, 0).collect()] == [
+        ('["a",1]',)
     ]
-    assert [tuple(one) for one in recent_changes.ids_since(spark, "", made, 0).collect()] == [('["a",1]',)]

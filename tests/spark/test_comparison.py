@@ -1,4 +1,6 @@
-"""Rows of views compared with their source, one by one: `cdc.verify.bucket_hashes` and `cdc.verify.canonical`."""
+"""Rows of views compared with their source, one by one: `cdc.verify.bucket_hashes` and
+`cdc.verify.canonical`.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -20,10 +22,16 @@ def made(*columns: tuple[str, str]) -> Table:
     return Table("public", "items", listed, ("id",), "t.public.items")
 
 
-def differing(spark: "SparkSession", table: Table, pairs: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """By id, the kind and the column of what differs between the source's documents and a view's."""
+def differing(
+    spark: "SparkSession", table: Table, pairs: dict[str, tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
+    """By id, the kind and the column of what differs between the source's documents and a
+    view's.
+    """
     source, view = (
-        spark.createDataFrame([(key, pair[side]) for key, pair in pairs.items()], "id string, document string")
+        spark.createDataFrame(
+            [(key, pair[side]) for key, pair in pairs.items()], "id string, document string"
+        )
         for side in (0, 1)
     )
     found = bucket_hashes.compare_rows(table, source, view).collect()
@@ -46,7 +54,9 @@ def test_deep_documents(spark: "SparkSession", type_: str) -> None:
         "empty": (nested(DEEP), "{}"),
     }
     found = differing(spark, made(("v", "jsonb"), ("n", type_)), pairs)
-    assert {key: kind for key, (kind, _) in found.items()} == dict.fromkeys([*pairs][1:], "different")
+    assert {key: kind for key, (kind, _) in found.items()} == dict.fromkeys(
+        [*pairs][1:], "different"
+    )
 
 
 def test_long_documents(spark: "SparkSession") -> None:

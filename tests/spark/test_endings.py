@@ -28,7 +28,9 @@ def exhaust() -> None:
 
 
 def vanish() -> None:
-    """End Spark's process and tell of it, as a stream does: what is left to fail is stopping Spark."""
+    """End Spark's process and tell of it, as a stream does: what is left to fail is stopping
+    Spark.
+    """
     try:
         with spark_on("local[1]") as spark:
             process = getattr(spark.sparkContext._gateway, "proc", None)
@@ -42,13 +44,20 @@ def vanish() -> None:
 def idle() -> None:
     """Leave Python workers that wait for a task."""
     with spark_on("local[32]") as spark:
-        print(len(spark.range(0, 32, 1, 32).mapInArrow(lambda batches: batches, "id long").collect()), "rows")
+        print(
+            len(spark.range(0, 32, 1, 32).mapInArrow(lambda batches: batches, "id long").collect()),
+            "rows",
+        )
 
 
 def keep() -> None:
     """Keep more of wide rows than there is memory for."""
     with spark_on("local[2]") as spark:
-        wide = spark.range(0, WIDE, 1, 2).selectExpr("repeat(sha2(string(id), 256), 128) AS row").persist()
+        wide = (
+            spark.range(0, WIDE, 1, 2)
+            .selectExpr("repeat(sha2(string(id), 256), 128) AS row")
+            .persist()
+        )
         print(wide.selectExpr("sum(length(row))").collect()[0][0] >> 20, "MiB")
 
 
@@ -73,7 +82,9 @@ def test_spark_whose_process_ends_while_it_is_being_stopped_says_so() -> None:
 
 
 def test_what_a_batch_keeps_may_be_more_than_its_memory() -> None:
-    """As it goes to disk; written in the default way, it is held until a hundred pieces of 4 MB are."""
+    """As it goes to disk; written in the default way, it is held until a hundred pieces of 4 MB
+    are.
+    """
     assert f"{WIDE >> 7} MiB" in run("keep")
 
 

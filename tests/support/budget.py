@@ -1,4 +1,6 @@
-"""How many examples a property test looks at: few and always the same ones, or many new ones (`make properties`)."""
+"""How many examples a property test looks at: few and always the same ones, or many new ones (`make
+properties`).
+"""
 
 import os
 
@@ -11,7 +13,8 @@ SCALE = int(os.environ.get("CDC_EXAMPLES", "1"))
 def budget(examples: int, *, steps: int = 50) -> settings:
     """Settings of one property test.
 
-    Spark and servers are slow: no deadline, and no search for a smaller example; what a failure shows has to be small.
+    Spark and servers are slow: no deadline, and no search for a smaller example; what a failure
+    shows has to be small.
     """
     return settings(
         max_examples=examples * SCALE,

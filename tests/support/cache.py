@@ -1,4 +1,6 @@
-"""A cache server of a test's own, which it may break; and a way to it that can be led elsewhere, as a failover does."""
+"""A cache server of a test's own, which it may break; and a way to it that can be led elsewhere, as
+a failover does.
+"""
 
 import socket
 import subprocess
@@ -29,7 +31,9 @@ def cache(folder: Path, *further: str) -> Iterator[str]:
         "--dir",
         folder,
     ]
-    process = subprocess.Popen([*command, "--repl-diskless-sync-delay", "0", *further], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--repl-diskless-sync-delay", "0", *further], stdout=subprocess.DEVNULL
+    )
     url = f"redis://127.0.0.1:{port}/0"
     try:
         with redis.Redis.from_url(url) as server:

@@ -1,4 +1,5 @@
-"""Servers in containers: the shipped compose file as a whole, or one of its services with another image.
+"""Servers in containers: the shipped compose file as a whole, or one of its services with another
+image.
 
 Both need a Docker engine; a test that uses them is collected with `--stack containers` only.
 """
@@ -30,19 +31,22 @@ IMAGES = {
         for version in ("8.11.4", "8.15.5", versions.ELASTICSEARCH)
     ],
 }
-"""The version matrix: images by service of the compose file, each list ends with the version that is shipped."""
+"""The version matrix: images by service of the compose file, each list ends with the version that
+is shipped.
+"""
 
 
 @contextmanager
 def run_compose_stack(state: Path) -> Iterator[Endpoints]:
     """Run the shipped compose file from start to end, with volumes of its own.
 
-    `compose.docker` runs it, as `cdc up --stack compose` does: `testcontainers.compose.DockerCompose` would build
-    another command line, and leave untested what users start.
+    `compose.docker` runs it, as `cdc up --stack compose` does:
+    `testcontainers.compose.DockerCompose` would build another command line, and leave untested what
+    users start.
     """
     with pytest.MonkeyPatch.context() as patch:
-        # Outranks the `name` in the file, so no volume of a developer's own stack is read or removed. The ports are
-        # the same: next to a stack that runs, this one fails to start.
+        # Outranks the `name` in the file, so no volume of a developer's own stack is read or
+        # removed. The ports are the same: next to a stack that runs, this one fails to start.
         patch.setenv("COMPOSE_PROJECT_NAME", PROJECT)
         try:
             yield docker.up(state, progress=print)
@@ -53,7 +57,9 @@ def run_compose_stack(state: Path) -> Iterator[Endpoints]:
 
 @dataclass(frozen=True)
 class ContainerControl:
-    """Stops, kills and freezes services of a running `run_compose_stack`, as tests of failures ask for."""
+    """Stops, kills and freezes services of a running `run_compose_stack`, as tests of failures ask
+    for.
+    """
 
     def stop(self, server: str) -> None:
         _compose("stop", server)
@@ -81,7 +87,8 @@ def _compose(*arguments: str) -> None:
 
 @contextmanager
 def run_service(name: str, image: str) -> Iterator[str]:
-    """Run one service of the compose file with another image; give its address, host and port, once it is healthy.
+    """Run one service of the compose file with another image; give its address, host and port, once
+    it is healthy.
 
     It is reachable from this machine alone, for no server of the compose file asks for a password.
     """
@@ -100,7 +107,9 @@ def build_container(name: str, image: str) -> DockerContainer:
         # The programs of Redis have the other name; their options are the same.
         command = command.replace("valkey-", "redis-")
         probe = [word.replace("valkey-", "redis-") for word in probe]
-    healthy = HealthcheckWaitStrategy().with_startup_timeout(STARTUP_TIMEOUT_S).with_poll_interval(POLL_S)
+    healthy = (
+        HealthcheckWaitStrategy().with_startup_timeout(STARTUP_TIMEOUT_S).with_poll_interval(POLL_S)
+    )
     result = DockerContainer(image).waiting_for(healthy)
     if command:
         result.with_command(shlex.split(command))

@@ -49,7 +49,9 @@ class Record:
 
 
 class Topic:
-    """A log in memory: give it changes, it gives records with offsets, keyed as Kafka would place them."""
+    """A log in memory: give it changes, it gives records with offsets, keyed as Kafka would place
+    them.
+    """
 
     def __init__(self, table: Table, partitions: int = 2) -> None:
         self.table, self.partitions = table, partitions
@@ -57,9 +59,12 @@ class Topic:
         self._next = [0] * partitions
 
     def add(self, op: str, row: Row, lacking: Sequence[str] = (), lsn: int = 1) -> None:
-        """One change; the values of `lacking` stay what they were, and the record doesn't carry them."""
+        """One change; the values of `lacking` stay what they were, and the record doesn't carry
+        them.
+        """
         key = {name: row[name] for name in self.table.key}
-        # hash() of text differs between runs; and the sum of bytes put all rows of the laws into one partition.
+        # hash() of text differs between runs; and the sum of bytes put all rows of the laws into
+        # one partition.
         partition = crc32(json.dumps(key).encode()) % self.partitions
         if op == "d":
             before = {column.name: "" for column in self.table.columns} | key
@@ -74,7 +79,9 @@ class Topic:
         self._next[partition] += 1
 
     def add_partition(self) -> None:
-        """As Kafka does: the records that there are stay where they are, new ones of the same key may not follow."""
+        """As Kafka does: the records that there are stay where they are, new ones of the same key
+        may not follow.
+        """
         self.partitions += 1
         self._next.append(0)
 
@@ -83,7 +90,9 @@ class Topic:
         return tuple(self._next)
 
     def model(self, until: Sequence[int] | None = None, floor: int = 0) -> dict[str, Row]:
-        """The view after all records below `until`, but for those before the floor: what every sink must hold."""
+        """The view after all records below `until`, but for those before the floor: what every sink
+        must hold.
+        """
         view: dict[str, Row] = {}
         for record in self.between((0,) * self.partitions, until or self.ends):
             key = row_id([record.key[name] for name in self.table.key])
@@ -93,7 +102,10 @@ class Topic:
                 view.pop(key, None)
             else:
                 after = record.value["after"]
-                view[key] = {name: view[key][name] if value in MASKS else value for name, value in after.items()}
+                view[key] = {
+                    name: view[key][name] if value in MASKS else value
+                    for name, value in after.items()
+                }
         return view
 
     def between(self, start: Sequence[int], until: Sequence[int]) -> list[Record]:
@@ -105,21 +117,43 @@ class Topic:
 
 
 def envelope(op: str, before: Row | None, after: Row | None, lsn: int = 1) -> Row:
-    source = {"version": "3.7.0.Final", "ts_us": 1_700_000_000_000_000, "lsn": lsn, "schema": "public"}
-    return {"before": before, "after": after, "source": source, "transaction": None, "op": op, "ts_ms": 1}
+    source = {
+        "version": "3.7.0.Final",
+        "ts_us": 1_700_000_000_000_000,
+        "lsn": lsn,
+        "schema": "public",
+    }
+    return {
+        "before": before,
+        "after": after,
+        "source": source,
+        "transaction": None,
+        "op": op,
+        "ts_ms": 1,
+    }
 
 
 def encoded(value: object) -> bytes | None:
-    return None if value is None else json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return (
+        None
+        if value is None
+        else json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    )
 
 
 def frame(spark: "SparkSession", records: Iterable[tuple[Table, Record]]) -> "DataFrame":
     """The records as Spark's Kafka source would give them. As Arrow: no worker has to help."""
-    rows = [(encoded(r.key), encoded(r.value), t.topic, r.partition, r.offset, None) for t, r in records]
-    columns = [pa.array([row[at] for row in rows], type_) for at, type_ in enumerate(RECORDS.values())]
+    rows = [
+        (encoded(r.key), encoded(r.value), t.topic, r.partition, r.offset, None) for t, r in records
+    ]
+    columns = [
+        pa.array([row[at] for row in rows], type_) for at, type_ in enumerate(RECORDS.values())
+    ]
     return spark.createDataFrame(pa.table(columns, list(RECORDS)))
 
 
 def in_lanes(records: "DataFrame") -> "DataFrame":
-    """The same in one task, a partition's records in the order of offsets, as the Kafka source has them."""
+    """The same in one task, a partition's records in the order of offsets, as the Kafka source has
+    them.
+    """
     return records.coalesce(1).sortWithinPartitions("topic", "partition", "offset")

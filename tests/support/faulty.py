@@ -1,4 +1,6 @@
-"""A proxy before a server, on this machine: it loses requests, keeps them, or answers in the server's place."""
+"""A proxy before a server, on this machine: it loses requests, keeps them, or answers in the
+server's place.
+"""
 
 import json
 from collections.abc import Callable
@@ -45,7 +47,9 @@ class Proxy:
 
     def __init__(self, server: str) -> None:
         self.rule: Rule = nothing
-        self._server = httpx.Client(base_url=server, timeout=60, headers={"accept-encoding": "identity"})
+        self._server = httpx.Client(
+            base_url=server, timeout=60, headers={"accept-encoding": "identity"}
+        )
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._listener.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._listener.server_port}"
@@ -62,7 +66,9 @@ class Proxy:
     def deliver(self, request: Request) -> httpx.Response:
         """To the server, now."""
         headers = {"content-type": request.kind}
-        return self._server.request(request.method, request.path, content=request.body, headers=headers)
+        return self._server.request(
+            request.method, request.path, content=request.body, headers=headers
+        )
 
 
 def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
@@ -83,7 +89,9 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             if answer is None:
                 found = proxy.deliver(request)
                 self.reply(
-                    found.status_code, found.content, {n: found.headers[n] for n in PASSED if n in found.headers}
+                    found.status_code,
+                    found.content,
+                    {n: found.headers[n] for n in PASSED if n in found.headers},
                 )
             elif answer is RESET:
                 self.close_connection = True

@@ -1,4 +1,6 @@
-"""Random lives of many rows side by side: what Postgres holds, and the log that its connector leaves."""
+"""Random lives of many rows side by side: what Postgres holds, and the log that its connector
+leaves.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -34,7 +36,9 @@ class World:
         self.lives = 0
         self._clock = 0
         # Far beyond what a double tells apart.
-        self._keys = [(NAMES[number % len(NAMES)], (number - 5) * (2**53 + 1)) for number in range(keys)]
+        self._keys = [
+            (NAMES[number % len(NAMES)], (number - 5) * (2**53 + 1)) for number in range(keys)
+        ]
 
     def write(self, seed: int, changes: int) -> None:
         """Transactions of one to five changes, each with its commit marker where it has written."""
@@ -81,7 +85,9 @@ class World:
         self.topic.add("d", row, lsn=self._tick())
 
     def _rename(self, rng: random.Random, key: tuple[str, int]) -> None:
-        """A row under another key: Debezium writes a delete and, perhaps in another partition, a create."""
+        """A row under another key: Debezium writes a delete and, perhaps in another partition, a
+        create.
+        """
         free = [one for one in self._keys if row_id(list(one)) not in self.rows]
         if not free:
             return
@@ -106,11 +112,16 @@ class World:
 
 def _large(rng: random.Random) -> Row:
     texts = ("x", "", 'a "b" \\ \n ü', "large " * 20)
-    return {"v": rng.choice((*texts, None)), "w": rng.choice((None, [], ["y", None], [rng.choice(texts)]))}
+    return {
+        "v": rng.choice((*texts, None)),
+        "w": rng.choice((None, [], ["y", None], [rng.choice(texts)])),
+    }
 
 
 class Reader:
-    """Looks at a view again and again, and remembers the newest version of each row that it has seen."""
+    """Looks at a view again and again, and remembers the newest version of each row that it has
+    seen.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
@@ -121,7 +132,9 @@ class Reader:
         for key, row in view.items():
             last = self.seen.get(key, 0)
             assert row["n"] >= last, f"version {row['n']} of a row after version {last}"
-            assert row["n"] > last or key not in self.gone, f"version {row['n']} of a row is back after its end"
+            assert row["n"] > last or key not in self.gone, (
+                f"version {row['n']} of a row is back after its end"
+            )
             self.seen[key] = row["n"]
         self.gone = self.seen.keys() - view.keys()
 

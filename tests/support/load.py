@@ -11,8 +11,11 @@ import psycopg
 
 
 @contextmanager
-def load(dsn: str, write: Callable[["psycopg.Connection[Any]", int], object], every_s: float) -> Iterator[None]:
-    """Call `write` with a connection (each statement commits) and 1, 2, 3, ... for as long as the context lasts.
+def load(
+    dsn: str, write: Callable[["psycopg.Connection[Any]", int], object], every_s: float
+) -> Iterator[None]:
+    """Call `write` with a connection (each statement commits) and 1, 2, 3, ... for as long as the
+    context lasts.
 
     One call is due `every_s` seconds after the one before, however long that one took.
     """

@@ -1,4 +1,6 @@
-"""What pages of the documentation say that can be looked up: commands, links, paths, targets, words."""
+"""What pages of the documentation say that can be looked up: commands, links, paths, targets,
+words.
+"""
 
 import re
 import shlex
@@ -16,7 +18,9 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w*)( title=[^\n]*)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-PATH = re.compile(r"(?<![\w/.{}<>-])(?:cdc|sinks|connectors|compose|migrations|sample|bench|tests|docs)/[\w./*-]+")
+PATH = re.compile(
+    r"(?<![\w/.{}<>-])(?:cdc|sinks|connectors|compose|migrations|sample|bench|tests|docs)/[\w./*-]+"
+)
 MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
 TARGET = re.compile(r"\bmake ([a-z]+)\b")
 COMMAND = re.compile(r"^(\$ )?(.*[;|] *)?(\w+=\S+ )*(\.venv/bin/)?cdc ")
@@ -49,10 +53,14 @@ def prose(text: str) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Each `cdc` command of the fenced blocks, as arguments; brackets of what may be left out are taken off."""
+    """Each `cdc` command of the fenced blocks, as arguments; brackets of what may be left out are
+    taken off.
+    """
     for language, body in blocks(text):
         if language in ("", "sh", "console"):
-            shown = (line for line in body.splitlines() if language != "console" or line.startswith("$ "))
+            shown = (
+                line for line in body.splitlines() if language != "console" or line.startswith("$ ")
+            )
             for line in filter(COMMAND.match, shown):
                 yield from _of_line(line.removeprefix("$ "))
 
@@ -96,7 +104,9 @@ def unknown_words(text: str) -> Iterator[str]:
     root: Any = typer.main.get_command(app)
     for span in SPAN.findall(prose(text)):
         first, *rest = span.split()
-        words = rest if first == "cdc" else [first, *rest] if first in root.commands and rest else []
+        words = (
+            rest if first == "cdc" else [first, *rest] if first in root.commands and rest else []
+        )
         command, known = root, set(_options(root))
         for word in (word.strip("[],.;:()") for word in words):
             if word in getattr(command, "commands", {}):
@@ -123,7 +133,9 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
 
 
 def lost_paths(text: str) -> Iterator[str]:
-    """Files, modules and targets that are named and that there aren't. A word in capitals stands for any name."""
+    """Files, modules and targets that are named and that there aren't. A word in capitals stands
+    for any name.
+    """
     for named in PATH.findall(text):
         path = re.sub(r"\b[A-Z]{3,}\b(?!\.)", "*", named.rstrip("./"))
         if not any(ROOT.glob(path)):
@@ -132,7 +144,9 @@ def lost_paths(text: str) -> Iterator[str]:
         if find_spec(module) is None:
             yield module
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    code = "\n".join([*SPAN.findall(prose(text)), *(body for language, body in blocks(text) if not language)])
+    code = "\n".join(
+        [*SPAN.findall(prose(text)), *(body for language, body in blocks(text) if not language)]
+    )
     yield from (f"make {target}" for target in TARGET.findall(code) if target not in targets)
 
 

@@ -12,7 +12,11 @@ NOWHERE = "127.0.0.1:1"
 
 def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any) -> Pipeline:
     """A pipeline with one cache; `source_...` settings go into the section `source`."""
-    source = {key.removeprefix("source_"): settings.pop(key) for key in list(settings) if key.startswith("source_")}
+    source = {
+        key.removeprefix("source_"): settings.pop(key)
+        for key in list(settings)
+        if key.startswith("source_")
+    }
     return Pipeline.from_tree(
         {
             "pipeline": name,

@@ -39,7 +39,19 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
         )
 
     try:
-        run("initdb", "-D", data, "-U", "owner", "-A", "scram-sha-256", "--pwfile", secret, "-N", "--locale=C")
+        run(
+            "initdb",
+            "-D",
+            data,
+            "-U",
+            "owner",
+            "-A",
+            "scram-sha-256",
+            "--pwfile",
+            secret,
+            "-N",
+            "--locale=C",
+        )
         options = f"-p {port} -k {home} -c listen_addresses=127.0.0.1 -c wal_level={wal_level} -c fsync=off"
         run("pg_ctl", "-D", data, "-l", home / "log", "-o", options, "-w", "start")
         yield f"postgresql://owner:{PASSWORD}@127.0.0.1:{port}/postgres"

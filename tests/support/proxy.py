@@ -10,7 +10,9 @@ CHUNK = 65536
 
 @contextmanager
 def breaking(host: str, port: int, word: bytes) -> Iterator[int]:
-    """A port that hands everything on to a server, until a client sends `word`: then both connections end."""
+    """A port that hands everything on to a server, until a client sends `word`: then both
+    connections end.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
@@ -19,7 +21,9 @@ def breaking(host: str, port: int, word: bytes) -> Iterator[int]:
                     client, _ = listener.accept()
                 except OSError:
                     return
-                threading.Thread(target=_serve, args=(client, (host, port), word), daemon=True).start()
+                threading.Thread(
+                    target=_serve, args=(client, (host, port), word), daemon=True
+                ).start()
 
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()

@@ -1,7 +1,8 @@
-"""Readers of three views that know nothing of generations: what they see, and how old it is, again and again.
+"""Readers of three views that know nothing of generations: what they see, and how old it is, again
+and again.
 
-The table is `tests.support.writer`'s: rows 1 to ROWS are there for good, row 0 says when it was written. They read in
-a process of their own, so that nothing else of a test keeps them waiting.
+The table is `tests.support.writer`'s: rows 1 to ROWS are there for good, row 0 says when it was
+written. They read in a process of their own, so that nothing else of a test keeps them waiting.
 """
 
 import json
@@ -39,7 +40,11 @@ def search(url: str, alias: str) -> Poll:
     client = httpx.Client(base_url=url, timeout=10)
 
     def poll() -> tuple[int, float]:
-        query = {"query": {"range": {"id": {"gte": 1, "lte": ROWS}}}, "size": 0, "track_total_hits": True}
+        query = {
+            "query": {"range": {"id": {"gte": 1, "lte": ROWS}}},
+            "size": 0,
+            "track_total_hits": True,
+        }
         found = client.post(f"/{alias}/_search", json=query).raise_for_status().json()
         pulse = client.get(f"/{alias}/_doc/0").raise_for_status().json()["_source"]
         return found["hits"]["total"]["value"], float(pulse["name"])
@@ -63,18 +68,29 @@ def warehouse(path: str) -> Poll:
     def poll() -> tuple[int, float]:
         table = deltalake.DeltaTable(path)
         query = f"SELECT count(CASE WHEN id BETWEEN 1 AND {ROWS} THEN 1 END) AS n, max(CASE WHEN id = 0 THEN name END)"
-        found = deltalake.QueryBuilder().register("t", table).execute(f"{query} AS pulse FROM t").read_all()
+        found = (
+            deltalake.QueryBuilder()
+            .register("t", table)
+            .execute(f"{query} AS pulse FROM t")
+            .read_all()
+        )
         return found.column("n").to_pylist()[0], float(found.column("pulse").to_pylist()[0])
 
     return poll
 
 
-VIEWS: Mapping[str, Callable[..., Poll]] = {"search": search, "cache": cache, "warehouse": warehouse}
+VIEWS: Mapping[str, Callable[..., Poll]] = {
+    "search": search,
+    "cache": cache,
+    "warehouse": warehouse,
+}
 
 
 @contextmanager
 def reading(places: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Seen]]:
-    """Poll each view, by its name in VIEWS, for as long as the context lasts; what was seen is there afterwards."""
+    """Poll each view, by its name in VIEWS, for as long as the context lasts; what was seen is
+    there afterwards.
+    """
     seen: dict[str, Seen] = {}
     command = [sys.executable, "-m", __name__, json.dumps(places)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -89,7 +105,10 @@ def main() -> None:
     """The word: places as JSON. Reads until standard input ends, then prints what it has seen."""
     polls = {name: VIEWS[name](*place) for name, place in json.loads(sys.argv[1]).items()}
     stop, seen = threading.Event(), {name: Seen() for name in polls}
-    threads = [threading.Thread(target=_read, args=(poll, seen[name], stop)) for name, poll in polls.items()]
+    threads = [
+        threading.Thread(target=_read, args=(poll, seen[name], stop))
+        for name, poll in polls.items()
+    ]
     for thread in threads:
         thread.start()
     sys.stdin.read()

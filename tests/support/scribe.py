@@ -22,8 +22,20 @@ def packed(value: object, *, ascii_only: bool = False) -> bytes:
 class Scribe:
     """Writes records of one table; texts and keys are what it chooses from."""
 
-    def __init__(self, table: Table, seed: int, texts: Sequence[str], keys: Sequence[Row], partitions: int = 2) -> None:
-        self.table, self.rng, self.texts, self.keys = table, random.Random(seed), list(texts), list(keys)
+    def __init__(
+        self,
+        table: Table,
+        seed: int,
+        texts: Sequence[str],
+        keys: Sequence[Row],
+        partitions: int = 2,
+    ) -> None:
+        self.table, self.rng, self.texts, self.keys = (
+            table,
+            random.Random(seed),
+            list(texts),
+            list(keys),
+        )
         self.next = [0] * partitions
         self.lsn = 100
 
@@ -47,7 +59,11 @@ class Scribe:
         if op == "d":
             return packed(key), packed(self.envelope("d", row, None), ascii_only=ascii_only)
         for column in self.table.columns:
-            if column.name not in key and self.rng.random() < lacking and (shapes := masks(column.type)):
+            if (
+                column.name not in key
+                and self.rng.random() < lacking
+                and (shapes := masks(column.type))
+            ):
                 row[column.name] = self.rng.choice(shapes)
         before = row if self.rng.random() < 0.2 else None
         return packed(key), packed(self.envelope(op, before, row), ascii_only=ascii_only)
@@ -66,7 +82,9 @@ class Scribe:
             "numeric(10,2)": lambda: self.rng.choice(("0.00", "-1.50", "99999999.99")),
             "bytea": lambda: b64encode(self.text().encode()).decode(),
             "uuid": lambda: str(UUID(int=self.rng.getrandbits(128))),
-            "jsonb": lambda: self.rng.choice((json.dumps(self.text()), '{"a": [1, null, 1.50], "": {}}', "null", "[]")),
+            "jsonb": lambda: self.rng.choice(
+                (json.dumps(self.text()), '{"a": [1, null, 1.50], "": {}}', "null", "[]")
+            ),
             "hstore": lambda: json.dumps({self.text(): self.text(), "n": None}, ensure_ascii=False),
         }
         return known.get(type_, self.text)()
@@ -89,7 +107,11 @@ class Scribe:
         name = self.rng.choice(self.table.key)
         keys = [None, b"", b"nope", b"[]", b"7", b'"a"', packed({**key, name: None})]
         keys += [packed({one: key[one] for one in key if one != name})]
-        keys += [packed({**key, one: "no number"}) for one in self.table.key if self.table.column(one).type == "bigint"]
+        keys += [
+            packed({**key, one: "no number"})
+            for one in self.table.key
+            if self.table.column(one).type == "bigint"
+        ]
         if self.rng.random() < 0.3:
             return self.rng.choice(keys), good
         return good_key, self._wrong_value(good)
@@ -99,10 +121,15 @@ class Scribe:
         values: list[Any] = [{**whole, "op": op} for op in ("t", "m", "x", "", None)]
         no_rows: list[Any] = [None, [], "a", 7, True]
         values += [{**whole, "after": after} for after in no_rows]
-        values += [{name: value for name, value in whole.items() if name != gone} for gone in ("op", "after")]
+        values += [
+            {name: value for name, value in whole.items() if name != gone}
+            for gone in ("op", "after")
+        ]
         values += [[whole], [], 7, "a", None, {}]
         values += [{**whole, "source": {**whole["source"], "table": "elsewhere"}}]
-        values += [{**whole, "after": {**whole["after"], name: bad}} for name, bad in self._misfits()]
+        values += [
+            {**whole, "after": {**whole["after"], name: bad}} for name, bad in self._misfits()
+        ]
         texts = [packed(value) for value in values]
         texts += [b"", b"nope", b"\xff\xfe", good[: self.rng.randrange(1, len(good))]]
         texts += [good.replace(b'"after":{"', b'"after":{"\xff":null,"')]
@@ -117,7 +144,10 @@ class Scribe:
             "integer[]": ("a", ["a"], [1, [2]], [None]),
         }
         return [
-            (c.name, one) for c in self.table.columns if c.name not in self.table.key for one in bad.get(c.type, ())
+            (c.name, one)
+            for c in self.table.columns
+            if c.name not in self.table.key
+            for one in bad.get(c.type, ())
         ]
 
 
@@ -127,4 +157,6 @@ def masks(type_: str) -> list[Any]:
         return [SHAPES["text"]]
     if type_ == "bigint[]":
         return [SHAPES["integer[]"]]
-    return [shape for kind, shape in SHAPES.items() if kind.split(" ")[0] == type_ and type_ != "uuid"]
+    return [
+        shape for kind, shape in SHAPES.items() if kind.split(" ")[0] == type_ and type_ != "uuid"
+    ]

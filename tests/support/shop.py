@@ -1,4 +1,6 @@
-"""A pipeline of two small tables on real servers, without Spark: its topics are what is looked at."""
+"""A pipeline of two small tables on real servers, without Spark: its topics are what is looked
+at.
+"""
 
 import json
 from collections.abc import Iterator
@@ -69,7 +71,11 @@ class Shop:
         migrations.migrate(self.conn)
         wanted = migrations.SourceRequirements(
             self.pipeline.pipeline,
-            [(schema, name) for entry in self.pipeline.source.tables for schema, name in [entry.table.split(".")]],
+            [
+                (schema, name)
+                for entry in self.pipeline.source.tables
+                for schema, name in [entry.table.split(".")]
+            ],
             self.pipeline.replication_user,
             key_index,
             password,
@@ -99,14 +105,19 @@ class Shop:
             return client.state(self.pipeline.pipeline).connector
 
     def log(self, table: str) -> list[Change]:
-        """Every committed record of a table's topic, partition by partition; tombstones left out."""
+        """Every committed record of a table's topic, partition by partition; tombstones left
+        out.
+        """
         return [one for one in read(self.kafka, self.pipeline.topic(table)) if one.op]
 
     def rows(self, table: str) -> dict[Any, Any]:
         """What a table's topic says: the row, or None for a deleted one, by its key."""
         found = read(self.kafka, self.pipeline.topic(table))
         return {
-            next(iter(one.key.values())) if len(one.key) == 1 else tuple(one.key.values()): one.after for one in found
+            next(iter(one.key.values()))
+            if len(one.key) == 1
+            else tuple(one.key.values()): one.after
+            for one in found
         }
 
     def floors(self) -> Floors:
@@ -116,8 +127,14 @@ class Shop:
         """The records of a table with one partition that aren't dead."""
         control, topic = self._control(), self.pipeline.topic(table)
         with Topics(self.kafka) as topics:
-            (start,) = control.registration.start(topic, topics.ends([topic])[topic].topic_id) or (0,)
-        return [one for one in self.log(table) if one.offset >= start and one.lsn >= control.floors.lsn(table)]
+            (start,) = control.registration.start(topic, topics.ends([topic])[topic].topic_id) or (
+                0,
+            )
+        return [
+            one
+            for one in self.log(table)
+            if one.offset >= start and one.lsn >= control.floors.lsn(table)
+        ]
 
     def _control(self) -> Control:
         with Topics(self.kafka) as topics:
@@ -130,7 +147,11 @@ class Shop:
         name = self.pipeline.pipeline
         with Connect(self.connect) as client:
             client.reset(name) if forget else client.delete(name)
-        wait_until(lambda: not (slot := source.slot(self.conn, name)) or not slot.active, 15, f"slot {name} is let go")
+        wait_until(
+            lambda: not (slot := source.slot(self.conn, name)) or not slot.active,
+            15,
+            f"slot {name} is let go",
+        )
 
     def drop_slot(self) -> None:
         self.conn.execute("SELECT pg_drop_replication_slot(%s)", [self.pipeline.pipeline])
@@ -153,11 +174,16 @@ def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
         yield shop
         shop.stop()
         conn.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+            [name],
         )
-        if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [made.replication_user]).fetchone():
+        if conn.execute(
+            "SELECT 1 FROM pg_roles WHERE rolname = %s", [made.replication_user]
+        ).fetchone():
             role = sql.Identifier(made.replication_user)
-            conn.execute(sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role))
+            conn.execute(
+                sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role)
+            )
         if left := shop.topics():
             with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
                 admin.delete_topics(left)
@@ -166,7 +192,10 @@ def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
 def read(bootstrap: str, topic: str) -> list[Change]:
     """What is committed in a topic, partition by partition."""
     consumer = kafka.KafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level="read_committed", group_id=None, enable_auto_commit=False
+        bootstrap_servers=bootstrap,
+        isolation_level="read_committed",
+        group_id=None,
+        enable_auto_commit=False,
     )
     with Topics(bootstrap) as topics:
         end = topics.ends([topic])[topic]
@@ -180,7 +209,13 @@ def read(bootstrap: str, topic: str) -> list[Change]:
                 value = json.loads(record.value) if record.value else {}
                 lsn = _lsn(value.get("source", {}))
                 found.append(
-                    Change(json.loads(record.key), value.get("op", ""), value.get("after"), lsn, record.offset)
+                    Change(
+                        json.loads(record.key),
+                        value.get("op", ""),
+                        value.get("after"),
+                        lsn,
+                        record.offset,
+                    )
                 )
     consumer.close()
     return sorted(found, key=lambda one: one.offset)

@@ -1,4 +1,6 @@
-"""Decode and apply, one record after the other: the independent reference that codec, lane and audit must equal."""
+"""Decode and apply, one record after the other: the independent reference that codec, lane and
+audit must equal.
+"""
 
 import json
 from base64 import b64encode
@@ -30,7 +32,9 @@ class Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What a record says. after is None for a delete; kept: columns whose value it doesn't carry, null in `after`."""
+    """What a record says. after is None for a delete; kept: columns whose value it doesn't carry,
+    null in `after`.
+    """
 
     topic: str
     partition: int
@@ -46,7 +50,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Folded:
-    """The newest change of a row; older as (row, kept) pairs, newest first, down to where its missing values are."""
+    """The newest change of a row; older as (row, kept) pairs, newest first, down to where its
+    missing values are.
+    """
 
     topic: str
     partition: int
@@ -93,7 +99,11 @@ class Twin:
     """Decodes records of some tables; floors by topic."""
 
     def __init__(
-        self, tables: Iterable[Table], form: RowFormat, placeholder: str, floors: Mapping[str, int] | None = None
+        self,
+        tables: Iterable[Table],
+        form: RowFormat,
+        placeholder: str,
+        floors: Mapping[str, int] | None = None,
     ) -> None:
         self.tables = {table.topic: table for table in tables}
         self.form, self.floors = form, floors or {}
@@ -114,8 +124,14 @@ class Twin:
             op, after, lsn = value["op"], value.get("after"), _lsn(source)
         except (ValueError, AttributeError, KeyError):
             return replace(bare, wrong=True)
-        elsewhere = not table.topic.endswith(f".{source.get('schema', table.schema)}.{source.get('table', table.name)}")
-        if elsewhere or op not in ("r", "c", "u", "d") or (op != "d" and not isinstance(after, dict)):
+        elsewhere = not table.topic.endswith(
+            f".{source.get('schema', table.schema)}.{source.get('table', table.name)}"
+        )
+        if (
+            elsewhere
+            or op not in ("r", "c", "u", "d")
+            or (op != "d" and not isinstance(after, dict))
+        ):
             return replace(bare, wrong=True)
         dead = lsn is not None and lsn < self.floors.get(table.topic, 0)
         said = replace(bare, op=op, lsn=lsn, dead=dead)
@@ -132,7 +148,10 @@ class Twin:
         if self.form == "events":
             return row
         documents = {c.name for c in table.columns if c.type.split(".")[-1] in JSON_TYPES}
-        return {name: loads(one) if name in documents and one is not None else one for name, one in row.items()}
+        return {
+            name: loads(one) if name in documents and one is not None else one
+            for name, one in row.items()
+        }
 
 
 def _lsn(source: Row) -> int | None:
@@ -164,7 +183,11 @@ def _fits(column: Column, value: Any, form: RowFormat) -> bool:
         element = Column(column.name, type_.removesuffix("[]"))
         # Nothing but nulls: what the connector makes of an array of two dimensions.
         damaged = isinstance(value, list) and value and all(one is None for one in value)
-        return isinstance(value, list) and not damaged and all(_fits(element, one, form) for one in value)
+        return (
+            isinstance(value, list)
+            and not damaged
+            and all(_fits(element, one, form) for one in value)
+        )
     if type_ in INTEGERS:
         # Documents show what the connector wrote; a column of the warehouse has a width.
         bits = INTEGERS[type_] if form == "events" else 64
@@ -201,10 +224,14 @@ def _folded(topic: str, partition: int, key: str | None, changes: list[Change]) 
         return Folded(topic, partition, key, None, None, None, None, None, *counts)
     newest = living[-1]
     if newest.kept is None:
-        return Folded(topic, partition, key, newest.offset, newest.after, None, None, newest.offset, *counts)
+        return Folded(
+            topic, partition, key, newest.offset, newest.after, None, None, newest.offset, *counts
+        )
     older: list[tuple[Row | None, frozenset[str] | None]] = []
     first = newest.offset
-    for one in reversed([one for one in changes if one.offset < newest.offset and not (one.dead and not one.wrong)]):
+    for one in reversed(
+        [one for one in changes if one.offset < newest.offset and not (one.dead and not one.wrong)]
+    ):
         older.append((None, None) if one.wrong else (one.after, one.kept))
         first = max(0, one.offset)
         if one.wrong or one.kept is None:
@@ -223,7 +250,8 @@ def _folded(topic: str, partition: int, key: str | None, changes: list[Change]) 
 
 
 def applied(changes: Iterable[Change], view: Mapping[str, Row]) -> tuple[dict[str, Row], set[str]]:
-    """The view after changes of one topic in offset order, and the ids of rows with a value that nobody knows.
+    """The view after changes of one topic in offset order, and the ids of rows with a value that
+    nobody knows.
 
     Change by change, without a fold: what a fold and a sink must come to together.
     """
@@ -238,7 +266,10 @@ def applied(changes: Iterable[Change], view: Mapping[str, Row]) -> tuple[dict[st
             unknown.discard(one.id)
         else:
             before = {} if one.id in unknown else now.get(one.id, {})
-            now[one.id] = {**one.after, **{name: before.get(name, UNKNOWN) for name in one.kept or ()}}
+            now[one.id] = {
+                **one.after,
+                **{name: before.get(name, UNKNOWN) for name in one.kept or ()},
+            }
             unknown.discard(one.id)
     # A row in quarantine that nothing newer has come to stays as it was.
     lost = {key for key, row in now.items() if any(value is UNKNOWN for value in row.values())}

@@ -9,9 +9,15 @@ T = TypeVar("T")
 POLL_S = 0.05
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float, describe: str | Callable[[], str]) -> T:
-    """Return the condition's first true value; fail after `timeout_s` seconds, saying what was waited for."""
-    until_true = Retrying(retry=retry_if_not_result(bool), wait=wait_fixed(POLL_S), stop=stop_after_delay(timeout_s))
+def wait_until(
+    condition: Callable[[], T], timeout_s: float, describe: str | Callable[[], str]
+) -> T:
+    """Return the condition's first true value; fail after `timeout_s` seconds, saying what was
+    waited for.
+    """
+    until_true = Retrying(
+        retry=retry_if_not_result(bool), wait=wait_fixed(POLL_S), stop=stop_after_delay(timeout_s)
+    )
     try:
         return until_true(condition)
     except RetryError:

@@ -1,8 +1,10 @@
-"""A page of the documentation as a script: what it shows is run, and what it says is printed must be.
+"""A page of the documentation as a script: what it shows is run, and what it says is printed must
+be.
 
-A fenced block with a title is a file. A block of the language `console` has commands, each behind `$ `, and below them
-what they print: each line there must be part of a line of the output, in this order; `...` alone stands for lines that
-are left out, within a line for what differs from run to run. `(exit code N)` says how a command ends, if not with 0.
+A fenced block with a title is a file. A block of the language `console` has commands, each behind
+`$ `, and below them what they print: each line there must be part of a line of the output, in this
+order; `...` alone stands for lines that are left out, within a line for what differs from run to
+run. `(exit code N)` says how a command ends, if not with 0.
 """
 
 import re
@@ -50,8 +52,12 @@ def _commands(body: str) -> Iterator[Step]:
     yield step
 
 
-def follow(page: Path, folder: Path, environment: Mapping[str, str], timeout_s: float = 180) -> None:
-    """Do what a page says in a folder. Raises AssertionError at the first step that doesn't go as it says."""
+def follow(
+    page: Path, folder: Path, environment: Mapping[str, str], timeout_s: float = 180
+) -> None:
+    """Do what a page says in a folder. Raises AssertionError at the first step that doesn't go as
+    it says.
+    """
     for step in steps(page.read_text()):
         if step.file:
             (folder / step.file).write_text(step.text)

@@ -20,14 +20,26 @@ def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint, number: int) -
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = add_files.write_files(folder, rows, columns(rows))
-    add_files.create(folder, add_files.add_actions(files), columns(rows), CommitInfo(stored, number))
+    add_files.create(
+        folder, add_files.add_actions(files), columns(rows), CommitInfo(stored, number)
+    )
 
 
-def write(table: deltalake.DeltaTable, rows: "DataFrame", mode: "Mode", stored: ViewCheckpoint, number: int) -> None:
-    """Add rows to a table, or put them in the place of all it has. Raises SinkUnavailable, see `add_files.commit`."""
+def write(
+    table: deltalake.DeltaTable,
+    rows: "DataFrame",
+    mode: "Mode",
+    stored: ViewCheckpoint,
+    number: int,
+) -> None:
+    """Add rows to a table, or put them in the place of all it has. Raises SinkUnavailable, see
+    `add_files.commit`.
+    """
     add_files.add_columns(table, columns(rows))
     files = add_files.write_files(table.table_uri, rows, table.schema())
-    add_files.commit(table, add_files.add_actions(files), mode, table.schema(), CommitInfo(stored, number))
+    add_files.commit(
+        table, add_files.add_actions(files), mode, table.schema(), CommitInfo(stored, number)
+    )
 
 
 def staged(folder: str, rows: "DataFrame") -> ChangedRows:
@@ -35,9 +47,13 @@ def staged(folder: str, rows: "DataFrame") -> ChangedRows:
     lasting, gone = (rows.where(f"{word}_cdc_gone").drop("_cdc_gone") for word in ("NOT ", ""))
     files = add_files.write_files(folder, lasting, columns(lasting))
     ids = gone.select("_cdc_id")
-    return ChangedRows(files, [file.name for file in (*files, *add_files.write_files(folder, ids, columns(ids)))])
+    return ChangedRows(
+        files, [file.name for file in (*files, *add_files.write_files(folder, ids, columns(ids)))]
+    )
 
 
 def columns(rows: "DataFrame") -> deltalake.Schema:
     found = deltalake.Schema.from_json(rows.schema.json())
-    return deltalake.Schema([deltalake.Field(field.name, field.type, nullable=True) for field in found.fields])
+    return deltalake.Schema(
+        [deltalake.Field(field.name, field.type, nullable=True) for field in found.fields]
+    )

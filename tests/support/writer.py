@@ -1,4 +1,6 @@
-"""An application that goes on writing: some hundred changes a second, a few rows again and again."""
+"""An application that goes on writing: some hundred changes a second, a few rows again and
+again.
+"""
 
 import random
 import time
@@ -12,7 +14,9 @@ import psycopg
 from tests.support.load import load
 
 ROWS = 3000
-"""Rows 1 to ROWS are there for good; `writing` changes the upper half of them and inserts and deletes beyond."""
+"""Rows 1 to ROWS are there for good; `writing` changes the upper half of them and inserts and
+deletes beyond.
+"""
 HOT = tuple(range(ROWS - 4, ROWS + 1))
 TABLE = "CREATE TABLE busy (id int PRIMARY KEY, name text, amount numeric(12,2), at timestamptz)"
 FILL = (
@@ -52,7 +56,9 @@ def writing(dsn: str, rate: float = 500.0) -> Iterator[Written]:
 def _change(connection: "psycopg.Connection[Any]", chance: random.Random, number: int) -> None:
     kind = chance.random()
     if kind < 0.3:
-        connection.execute("UPDATE busy SET name = %s WHERE id = %s", [f"hot {number}", chance.choice(HOT)])
+        connection.execute(
+            "UPDATE busy SET name = %s WHERE id = %s", [f"hot {number}", chance.choice(HOT)]
+        )
     elif kind < 0.7:
         row = chance.randint(ROWS // 2 + 1, ROWS - len(HOT))
         connection.execute("UPDATE busy SET amount = amount + 1, at = now() WHERE id = %s", [row])

@@ -43,7 +43,9 @@ def test_a_sink_that_starts_is_waited_for() -> None:
 def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barrier, "AWAY_S", 0.1)
     with pytest.raises(SinkUnavailable, match="loading"):
-        await_barrier(Barrier({TABLE.topic: END}, Floors()), [TABLE], [Starting(1000)], WaitOptions(30))
+        await_barrier(
+            Barrier({TABLE.topic: END}, Floors()), [TABLE], [Starting(1000)], WaitOptions(30)
+        )
 
 
 def test_a_view_that_never_gets_there_is_told() -> None:

@@ -1,4 +1,6 @@
-"""What the bench makes of its measurements: no number without equality, hops, percentiles, the table, the plots."""
+"""What the bench makes of its measurements: no number without equality, hops, percentiles, the
+table, the plots.
+"""
 
 import json
 from contextlib import nullcontext
@@ -24,7 +26,10 @@ def stage(*, equal: bool) -> Any:
     stream = SimpleNamespace(began=1.0, batches=lambda: [batch(2.0, 3.0, 100)])
     context = SimpleNamespace(sinks=lambda _: [])
     return SimpleNamespace(
-        meter=lambda: nullcontext(meter), apply=lambda _: stream, equal=lambda *_: equal, context=context
+        meter=lambda: nullcontext(meter),
+        apply=lambda _: stream,
+        equal=lambda *_: equal,
+        context=context,
     )
 
 
@@ -75,7 +80,14 @@ def test_percentiles() -> None:
 def figures() -> list[Figure]:
     hops = {"Kafka": [0.1, 0.2], "durable": [0.3, 0.5], "visible": [0.4, 12.0]}
     return [
-        Figure("W1 mixed", "changes/s", 0.8, ours=[1000.0], limit=[2000.0], over_time={"cache": [(0.0, 1.0, 5.0)]}),
+        Figure(
+            "W1 mixed",
+            "changes/s",
+            0.8,
+            ours=[1000.0],
+            limit=[2000.0],
+            over_time={"cache": [(0.0, 1.0, 5.0)]},
+        ),
         Figure("W7 cache", "µs/change", 1.1, at_most=True, ours=[5.5], limit=[5.5], part="growth"),
         Figure("cache at 20/s (10%)", "s", hops=hops, unseen=3, asked=(0.2, 0.5)),
     ]
@@ -86,7 +98,10 @@ def test_the_table() -> None:
     head, rule, mixed, growth = rates.splitlines()
     assert len({len(line) for line in (head, rule, mixed, growth)}) == 1
     assert mixed.replace(" ", "") == "|W1mixed,changes/s|2,000||1,000|0.50oflimit|>=0.8oflimit|no||"
-    assert growth.replace(" ", "") == "|W7cache,µs/change|5.50||5.50|1.00oflimit|<=1.1oflimit|yes|growth|"
+    assert (
+        growth.replace(" ", "")
+        == "|W7cache,µs/change|5.50||5.50|1.00oflimit|<=1.1oflimit|yes|growth|"
+    )
     cells = late.splitlines()[-1].replace(" ", "")
     assert cells == "|cacheat20/s(10%)(3unseen)|12|12|12|12|0.20,0.50|no|0.20|0.50||"
 
@@ -105,19 +120,35 @@ def test_the_table() -> None:
 )
 def test_all_that_is_asked_is_met(asked: dict[str, Any], answer: str) -> None:
     """A ratio to what wasn't measured isn't reached either."""
-    assert report.met(Figure("W4", "rows/s", **{"against": "rival", **asked}, ours=[100.0], rival=[90.0])) == answer
+    assert (
+        report.met(
+            Figure("W4", "rows/s", **{"against": "rival", **asked}, ours=[100.0], rival=[90.0])
+        )
+        == answer
+    )
 
 
 def test_latency_is_met_by_both_percentiles() -> None:
     hops = {"visible": [0.1] * 98 + [0.4] * 2}
     asked = [
-        report.met(Figure("cache", "s", hops=hops, asked=aim)) for aim in ((0.1, 0.4), (0.1, 0.3), (0.05, 0.5), ())
+        report.met(Figure("cache", "s", hops=hops, asked=aim))
+        for aim in ((0.1, 0.4), (0.1, 0.3), (0.05, 0.5), ())
     ]
     assert asked == ["yes", "no", "no", ""]
 
 
 def test_both_ratios_are_shown() -> None:
-    figure = Figure("W1", "changes/s", 1.0, "rival", rate=50.0, ours=[80.0], limit=[100.0], rival=[40.0], part="mixed")
+    figure = Figure(
+        "W1",
+        "changes/s",
+        1.0,
+        "rival",
+        rate=50.0,
+        ours=[80.0],
+        limit=[100.0],
+        rival=[40.0],
+        part="mixed",
+    )
     line = report.tables([figure]).splitlines()[-1]
     assert [cell.strip() for cell in line.split("|")[5:-1]] == [
         "0.80 of limit, 2.00 of rival",
@@ -136,14 +167,22 @@ def test_a_place_is_made_once(scale: Any) -> None:
 
 
 def test_the_rival_keeps_the_newest_of_each_row() -> None:
-    records: list[plain.Record] = [(0, 7, "c", {"id": 7}), (1, 8, "c", {"id": 8}), (2, 7, "d", None)]
+    records: list[plain.Record] = [
+        (0, 7, "c", {"id": 7}),
+        (1, 8, "c", {"id": 8}),
+        (2, 7, "d", None),
+    ]
     assert plain.newest(records) == {7: (2, None), 8: (1, {"id": 8})}
     (body,) = plain.bulks([(7, 2, None), (8, 1, {"id": 8})])
     gone, about, row = map(json.loads, body.splitlines())
     assert gone == {"delete": {"_id": "7", "version": 2, "version_type": "external_gte"}}
     assert (about["index"]["_id"], row) == ("8", {"id": 8})
     large = {"note": "x" * (plain.BULK_BYTES // 2)}
-    assert [body.count(b"\n") for body in plain.bulks([(key, key, large) for key in range(5)])] == [4, 4, 2]
+    assert [body.count(b"\n") for body in plain.bulks([(key, key, large) for key in range(5)])] == [
+        4,
+        4,
+        2,
+    ]
     assert plain.bulks([]) == []
 
 

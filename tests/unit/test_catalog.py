@@ -63,7 +63,9 @@ def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
         (("public.orders", "public.elsewhere"), ("public.orders", "public.elsewhere")),
     ],
 )
-def test_each_table_once_and_in_the_order_of_the_file(tables: tuple[str, ...], meant: tuple[str, ...]) -> None:
+def test_each_table_once_and_in_the_order_of_the_file(
+    tables: tuple[str, ...], meant: tuple[str, ...]
+) -> None:
     there = [ITEMS, ORDERS, OTHER]
     assert names(there, *tables) == meant
     resolved = pipeline("shop", "", *tables).with_tables(meant)
@@ -74,7 +76,12 @@ def test_each_table_once_and_in_the_order_of_the_file(tables: tuple[str, ...], m
 
 
 def test_settings_are_the_entrys_own() -> None:
-    made = pipeline("shop", "", {"table": "public.*", "partitions": 1}, {"table": "public.orders", "partitions": 8})
+    made = pipeline(
+        "shop",
+        "",
+        {"table": "public.*", "partitions": 1},
+        {"table": "public.orders", "partitions": 8},
+    )
     resolved = made.with_tables(["public.items", "public.orders"])
     assert {entry.table: entry.partitions for entry in resolved.source.tables} == {
         "public.items": 1,
@@ -86,13 +93,35 @@ def test_settings_are_the_entrys_own() -> None:
 @pytest.mark.parametrize(
     ("tables", "there", "words", "hint"),
     [
-        (("shop.*",), [ITEMS], "shop.* in source.tables matches no table.", "tables are in: public"),
-        (("public.*",), [ODD[0]], "can be captured: public.report is left out (a view", "by their names"),
-        (("public.*",), [Candidate("public", "AUDIT"), Candidate("public", "audit")], "AUDIT and public.audit", "list"),
-        (("a*.*",), [Candidate("a", "b_c"), Candidate("a_b", "c")], "a.b_c and a_b.c", "list the one"),
+        (
+            ("shop.*",),
+            [ITEMS],
+            "shop.* in source.tables matches no table.",
+            "tables are in: public",
+        ),
+        (
+            ("public.*",),
+            [ODD[0]],
+            "can be captured: public.report is left out (a view",
+            "by their names",
+        ),
+        (
+            ("public.*",),
+            [Candidate("public", "AUDIT"), Candidate("public", "audit")],
+            "AUDIT and public.audit",
+            "list",
+        ),
+        (
+            ("a*.*",),
+            [Candidate("a", "b_c"), Candidate("a_b", "c")],
+            "a.b_c and a_b.c",
+            "list the one",
+        ),
     ],
 )
-def test_what_a_pattern_cannot_mean(tables: tuple[str, ...], there: list[Candidate], words: str, hint: str) -> None:
+def test_what_a_pattern_cannot_mean(
+    tables: tuple[str, ...], there: list[Candidate], words: str, hint: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         names(there, *tables)
     assert words in caught.value.message
@@ -110,7 +139,9 @@ def test_a_table_that_comes_later_waits() -> None:
     known = Registration(tables={"public.items": Captured()})
     refuse_waiting(None, ["public.items"])
     refuse_waiting(known, ["public.items"])
-    with pytest.raises(SettingsError, match=r"public.orders and 1 more .* isn't captured yet") as caught:
+    with pytest.raises(
+        SettingsError, match=r"public.orders and 1 more .* isn't captured yet"
+    ) as caught:
         refuse_waiting(known, ["public.items", "public.orders", "public.other"])
     assert "migrate, then cdc -p FILE register" in caught.value.hint
 
@@ -125,10 +156,15 @@ class Nobody:
         pass
 
 
-def test_a_pattern_has_to_mean_something_that_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_has_to_mean_something_that_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For every verb: views of no table are all right, whatever is asked of them."""
     monkeypatch.setattr("cdc.kafka.topics.Topics", lambda _: Nobody())
-    monkeypatch.setattr("cdc.control.registrations.read", lambda *_: Registration(tables={"public.items": Captured()}))
+    monkeypatch.setattr(
+        "cdc.control.registrations.read",
+        lambda *_: Registration(tables={"public.items": Captured()}),
+    )
 
     def file(pattern: str) -> Context:
         path = tmp_path / "shop.yaml"
@@ -147,9 +183,15 @@ def test_a_pattern_has_to_mean_something_that_is_registered(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("{table: public.*, exclude: [note]}", "exclude, key and index.fields are a single table's"),
+        (
+            "{table: public.*, exclude: [note]}",
+            "exclude, key and index.fields are a single table's",
+        ),
         ("{table: public.*, key: [a]}", "exclude, key and index.fields are a single table's"),
-        ("{table: public.*, index: {fields: {a: {type: keyword}}}}", "index.fields are a single table's"),
+        (
+            "{table: public.*, index: {fields: {a: {type: keyword}}}}",
+            "index.fields are a single table's",
+        ),
         ('"public.a?*"', "a pattern has letters, digits, _, - and * only"),
         ('"public*"', "a table is written schema.table"),
         ("[public.*, public.*]", "listed twice: public.*"),
@@ -168,7 +210,9 @@ def test_a_pattern_that_is_written_wrong(tmp_path: Path, entry: str, words: str)
 
 
 def test_who_only_looks_does_not_wait_for_a_server_that_says_nothing(tmp_path: Path) -> None:
-    """A `cdc status` has to tell it within seconds: what is listed by name is known all the same."""
+    """A `cdc status` has to tell it within seconds: what is listed by name is known all the
+    same.
+    """
     path = tmp_path / "shop.yaml"
     with answering(silent) as kafka, answering(silent) as postgres:
         path.write_text(

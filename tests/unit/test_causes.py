@@ -1,4 +1,6 @@
-"""Why a server can't be used is told, once and at once: each client's own words mean the same to its user."""
+"""Why a server can't be used is told, once and at once: each client's own words mean the same to
+its user.
+"""
 
 import socket
 import time
@@ -38,7 +40,9 @@ def cache(url: str) -> None:
 
 
 def wordless_postgres(client: socket.socket) -> None:
-    """Lets a client in, and says nothing from then on: as one that is stopped, or behind a network that is."""
+    """Lets a client in, and says nothing from then on: as one that is stopped, or behind a network
+    that is.
+    """
     client.recv(1024)
     client.sendall(b"R\x00\x00\x00\x08\x00\x00\x00\x00" + b"Z\x00\x00\x00\x05I")
     silent(client)
@@ -60,7 +64,9 @@ def test_a_postgres_that_falls_silent_is_not_waited_for_without_end() -> None:
     assert isinstance(classify(caught.value, "postgres"), SourceUnavailable)
 
 
-def test_a_run_goes_on_with_the_tables_as_they_were_when_postgres_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_the_tables_as_they_were_when_postgres_falls_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It could not be stopped either as long as it waited."""
     monkeypatch.setattr(schema_follower, "PATIENCE_S", 0.3)
     with answering(wordless_postgres) as port:
@@ -90,9 +96,23 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
         (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "SSL_CERT_FILE=", SinkRejected),
         (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
         (cache, tls, "rediss://:secret@127.0.0.1:{}/0", UNKNOWN, "?ssl_ca_certs=", SinkRejected),
-        (cache, tls, "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE), OTHER_HOST, "host name", SinkRejected),
+        (
+            cache,
+            tls,
+            "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE),
+            OTHER_HOST,
+            "host name",
+            SinkRejected,
+        ),
         (cache, web, "rediss://127.0.0.1:{}/0", NO_TLS, "redis://", SinkRejected),
-        (cache, web, "redis://:secret@127.0.0.1:{}/0", "is no Redis: it answers in another way", "url", SinkRejected),
+        (
+            cache,
+            web,
+            "redis://:secret@127.0.0.1:{}/0",
+            "is no Redis: it answers in another way",
+            "url",
+            SinkRejected,
+        ),
         (
             postgres,
             postgres_tls,
@@ -155,7 +175,9 @@ def test_a_ca_of_the_environment_is_trusted(monkeypatch: pytest.MonkeyPatch) -> 
         (postgres, "postgresql://nowhere.invalid/d", "its host name is unknown", SourceUnavailable),
     ],
 )
-def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, what: str, kind: type[CdcError]) -> None:
+def test_what_is_away_may_come_back(
+    ask: Callable[[str], None], url: str, what: str, kind: type[CdcError]
+) -> None:
     error = refused(ask, url)
     assert f"can't be reached: {what}." in error.message
     assert type(error) is kind
@@ -164,7 +186,11 @@ def test_what_is_away_may_come_back(ask: Callable[[str], None], url: str, what: 
 @pytest.mark.parametrize(
     ("words", "what", "passes"),
     [
-        ("certificate verify failed: certificate has expired (_ssl.c:1000)", "its certificate has expired", True),
+        (
+            "certificate verify failed: certificate has expired (_ssl.c:1000)",
+            "its certificate has expired",
+            True,
+        ),
         ("certificate verify failed: unable to get local issuer certificate", UNKNOWN, False),
         ("tlsv13 alert certificate required", "it asks for a client's certificate", False),
         ("server does not support SSL, but SSL was required", NO_TLS, False),

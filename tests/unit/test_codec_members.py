@@ -20,12 +20,16 @@ NUMBERS = st.sampled_from(
     ["0", "-0", "1e400", "1.10", "-1E-7", "12345678901234567890.000000000000000000010", "9" * 400]
 )
 STRINGS = st.builds(json.dumps, TEXT, ensure_ascii=st.booleans())
-SCALARS = st.one_of(NUMBERS, STRINGS, st.sampled_from(["true", "false", "null", '"\\u00e9\\/"', '"}]\\"{["']))
+SCALARS = st.one_of(
+    NUMBERS, STRINGS, st.sampled_from(["true", "false", "null", '"\\u00e9\\/"', '"}]\\"{["'])
+)
 
 
 def spaced(parts: list[str], between: list[str]) -> str:
     """Parts with white space around each."""
-    return "".join(f"{white}{part}" for part, white in zip(parts, between, strict=False)) + between[-1]
+    return (
+        "".join(f"{white}{part}" for part, white in zip(parts, between, strict=False)) + between[-1]
+    )
 
 
 def listed(values: list[str], spaces: list[str]) -> str:
@@ -61,7 +65,10 @@ def texts(document: bytes) -> dict[str, str]:
     return {name: bytes(value).decode() for name, value in members(document).items()}
 
 
-@given(pairs=st.lists(st.tuples(TEXT, VALUES), max_size=6, unique_by=lambda pair: pair[0]), spaces=SPACES)
+@given(
+    pairs=st.lists(st.tuples(TEXT, VALUES), max_size=6, unique_by=lambda pair: pair[0]),
+    spaces=SPACES,
+)
 @budget(150)
 def test_members_give_back_the_very_text(pairs: list[tuple[str, str]], spaces: list[str]) -> None:
     document = object_of([(json.dumps(name), value) for name, value in pairs], spaces).encode()
@@ -70,7 +77,19 @@ def test_members_give_back_the_very_text(pairs: list[tuple[str, str]], spaces: l
     assert texts(joined(members(document))) == expected
 
 
-BROKEN = [b"", b"7", b"[]", b'{"a":1', b'{"a"}', b'{"a":}', b"{a:1}", b'"{}"', b'{"a":1 "b":2}', b'{"a":NaN}', b"{} {}"]
+BROKEN = [
+    b"",
+    b"7",
+    b"[]",
+    b'{"a":1',
+    b'{"a"}',
+    b'{"a":}',
+    b"{a:1}",
+    b'"{}"',
+    b'{"a":1 "b":2}',
+    b'{"a":NaN}',
+    b"{} {}",
+]
 BROKEN += [b'{"a":01}', b'{"a":"\n"}', b'{"\xff":1}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"]
 
 
@@ -90,8 +109,12 @@ def test_of_a_member_twice_the_last_counts() -> None:
     older=st.lists(LAYER, max_size=5),
 )
 @budget(400)
-def test_filling_equals_a_model_of_dicts(row: dict[str, str], missing: frozenset[str], older: Any) -> None:
-    """From older changes, the newest first: each missing value from the first that has it, the others stay missing."""
+def test_filling_equals_a_model_of_dicts(
+    row: dict[str, str], missing: frozenset[str], older: Any
+) -> None:
+    """From older changes, the newest first: each missing value from the first that has it, the
+    others stay missing.
+    """
     expected, left = {**row, **dict.fromkeys(missing, "null")}, set(missing)
     filled = FilledValue(text_of(expected).encode(), tuple(sorted(missing)))
     for values, lacking in older:
@@ -103,7 +126,9 @@ def test_filling_equals_a_model_of_dicts(row: dict[str, str], missing: frozenset
 
 
 def test_a_number_is_never_rounded() -> None:
-    filled = Documents().fill(TABLE, b'{"id":1,"v":null}', ["v"], b'{"v":12345678901234567890.10}', ())
+    filled = Documents().fill(
+        TABLE, b'{"id":1,"v":null}', ["v"], b'{"v":12345678901234567890.10}', ()
+    )
     assert filled == FilledValue(b'{"id":1,"v":12345678901234567890.10}', ())
 
 

@@ -22,10 +22,49 @@ ITEMS = table("t.public.items")
 KEY = b'{"a":"k","b":1}'
 ROW: Row = {"a": "k", "b": 1, "v": "x", "n": 1}
 EVENT = envelope("c", None, ROW, lsn=7)
-TYPES = ("text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb")
-TOASTED = ("text", "bytea", "text[]", "bytea[]", "integer[]", "bigint[]", "uuid[]", "jsonb", "hstore", "integer")
+TYPES = (
+    "text",
+    "bigint",
+    "text",
+    "integer",
+    "boolean",
+    "numeric(10,2)",
+    "text[]",
+    "integer[]",
+    "jsonb",
+)
+TOASTED = (
+    "text",
+    "bytea",
+    "text[]",
+    "bytea[]",
+    "integer[]",
+    "bigint[]",
+    "uuid[]",
+    "jsonb",
+    "hstore",
+    "integer",
+)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
-STRANGE = ["after", "op", "a.b", "`", "'", '"', "\\", "é", "😀", "a b", "row", "$.x", "[0]", "NULL", "\n", "{}", "%b"]
+STRANGE = [
+    "after",
+    "op",
+    "a.b",
+    "`",
+    "'",
+    '"',
+    "\\",
+    "é",
+    "😀",
+    "a b",
+    "row",
+    "$.x",
+    "[0]",
+    "NULL",
+    "\n",
+    "{}",
+    "%b",
+]
 
 
 def decoder(*tables: Table) -> RecordDecoder:
@@ -79,7 +118,11 @@ WRONG: list[tuple[bytes | None, bytes | None, str]] = [
     (KEY, b"\xff\xfe", "its bytes are no text"),
     (KEY, packed(EVENT).replace(b'"x"', b'"\xff"'), "its bytes are no text"),
     (KEY, packed(EVENT).replace(b'"x"', b'"\xed\xa0\x80"'), "its bytes are no text"),
-    (KEY, packed({**EVENT, "before": {"a": "é"}}).replace("é".encode(), b"\xc3"), "its bytes are no text"),
+    (
+        KEY,
+        packed({**EVENT, "before": {"a": "é"}}).replace("é".encode(), b"\xc3"),
+        "its bytes are no text",
+    ),
     (b"nope", None, "its key is not one of the table"),
     (b'{"a":"k"}', packed(EVENT), "its key is not one of the table"),
     (b'{"a":"k","b":null}', b"no json", "its key is not one of the table"),
@@ -105,15 +148,33 @@ WRONG: list[tuple[bytes | None, bytes | None, str]] = [
     (KEY, packed({**EVENT, "after": None}), "it lacks the row"),
     (KEY, packed({**EVENT, "after": [ROW]}), "it lacks the row"),
     (KEY, packed({**EVENT, "after": json.dumps(ROW)}), "it lacks the row"),
-    (KEY, packed({**EVENT, "after": 7, "source": {"schema": "s", "table": "t"}}), "it lacks the row"),
-    (KEY, packed({**EVENT, "source": {"schema": "public", "table": "others"}}), "it is of another table"),
-    (KEY, packed({**EVENT, "source": {"schema": "private", "table": "items"}}), "it is of another table"),
-    (KEY, packed({**envelope("d", None, None), "source": {"schema": "s", "table": "t"}}), "it is of another table"),
+    (
+        KEY,
+        packed({**EVENT, "after": 7, "source": {"schema": "s", "table": "t"}}),
+        "it lacks the row",
+    ),
+    (
+        KEY,
+        packed({**EVENT, "source": {"schema": "public", "table": "others"}}),
+        "it is of another table",
+    ),
+    (
+        KEY,
+        packed({**EVENT, "source": {"schema": "private", "table": "items"}}),
+        "it is of another table",
+    ),
+    (
+        KEY,
+        packed({**envelope("d", None, None), "source": {"schema": "s", "table": "t"}}),
+        "it is of another table",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), WRONG)
-def test_a_record_of_another_writer_is_told(key: bytes | None, value: bytes | None, expected: str) -> None:
+def test_a_record_of_another_writer_is_told(
+    key: bytes | None, value: bytes | None, expected: str
+) -> None:
     assert problem(key, value) == expected
 
 
@@ -130,7 +191,9 @@ def test_a_bad_record_is_named_by_its_key_if_it_has_one() -> None:
 
 def test_a_text_may_hold_what_stands_for_bytes_that_are_none() -> None:
     row = {"a": "\ufffd", "b": 1, "v": "\ufffd", "n": 1}
-    change = decoder().decode(ITEMS.topic, packed({"a": "\ufffd", "b": 1}), packed(envelope("c", None, row)))
+    change = decoder().decode(
+        ITEMS.topic, packed({"a": "\ufffd", "b": 1}), packed(envelope("c", None, row))
+    )
     assert (change.id, json.loads(change.row or b"")) == ('["\ufffd",1]', row)
 
 
@@ -145,7 +208,13 @@ def test_a_row_keeps_every_digit_and_escape() -> None:
 def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
     """Alone, beside others, and never what merely looks like one."""
     shape, type_ = SHAPES[kind], "uuid[]" if kind == "uuid" else kind.split(" ", maxsplit=1)[0]
-    wide = Table("public", "w", (Column("k", "text"), Column("a", type_), Column("é", type_)), ("k",), "t.public.w")
+    wide = Table(
+        "public",
+        "w",
+        (Column("k", "text"), Column("a", type_), Column("é", type_)),
+        ("k",),
+        "t.public.w",
+    )
     near = {
         "x": PLACEHOLDER[:-1],
         "y": [PLACEHOLDER[:-1]],
@@ -154,7 +223,9 @@ def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
     }
     row = {"a": shape, **near, "b": "b", "é": shape, "c": None}
     change = decoder(wide).decode(
-        wide.topic, b'{"k":"1"}', packed({"op": "u", "after": {**row, "k": "1"}}, ascii_only=ascii_only)
+        wide.topic,
+        b'{"k":"1"}',
+        packed({"op": "u", "after": {**row, "k": "1"}}, ascii_only=ascii_only),
     )
     assert change.missing == ("a", "é")
     assert twin.loads((change.row or b"").decode()) == {**row, "k": "1", "a": None, "é": None}
@@ -162,8 +233,17 @@ def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
 
 @pytest.mark.parametrize("reshaped", [False, True])
 def test_a_column_that_the_table_has_no_more_is_not_missing(reshaped: bool) -> None:
-    """Its views leave it out, so that nothing could complete it; a table that isn't reshaped may get it yet."""
-    made = Table("public", "w", (Column("k", "text"), Column("a", "text")), ("k",), "t.public.w", reshaped=reshaped)
+    """Its views leave it out, so that nothing could complete it; a table that isn't reshaped may
+    get it yet.
+    """
+    made = Table(
+        "public",
+        "w",
+        (Column("k", "text"), Column("a", "text")),
+        ("k",),
+        "t.public.w",
+        reshaped=reshaped,
+    )
     row = {"k": "1", "a": PLACEHOLDER, "gone": PLACEHOLDER}
     change = decoder(made).decode(made.topic, b'{"k":"1"}', packed({"op": "u", "after": row}))
     assert change.missing == (("a",) if reshaped else ("a", "gone"))
@@ -215,7 +295,11 @@ def assert_as_the_twin(made: Table, record: Raw, form: Any) -> None:
 @budget(40)
 def test_decoding_equals_the_twin(names: list[str], texts: list[str], seed: int, form: Any) -> None:
     made = named(names, TYPES, 2)
-    keys = [{names[0]: text, names[1]: number} for text in texts for number in (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))]
+    keys = [
+        {names[0]: text, names[1]: number}
+        for text in texts
+        for number in (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))
+    ]
     for record in Scribe(made, seed, texts, keys).log(100, garbage=0.4):
         assert_as_the_twin(made, record, form)
 
@@ -224,31 +308,63 @@ def test_decoding_equals_the_twin(names: list[str], texts: list[str], seed: int,
 @budget(40)
 def test_placeholders_equal_the_twin(seed: int, form: Any) -> None:
     texts = ["", "a", 'q"\\', "😀", "null", PLACEHOLDER[:-1], PLACEHOLDER[1:]]
-    made = named(["id", *(f"c{at} {one}" for at, one in enumerate(TOASTED))], ("bigint", *TOASTED), 1)
-    for record in Scribe(made, seed, texts, [{"id": at} for at in range(5)]).log(100, garbage=0.06, lacking=0.5):
+    made = named(
+        ["id", *(f"c{at} {one}" for at, one in enumerate(TOASTED))], ("bigint", *TOASTED), 1
+    )
+    for record in Scribe(made, seed, texts, [{"id": at} for at in range(5)]).log(
+        100, garbage=0.06, lacking=0.5
+    ):
         assert_as_the_twin(made, record, form)
 
 
-TRICKY = ("", '"', "\\", ",", "[", "]", "a,b", '","', "_", ":", "é", "😀", "\n", "\x0b", "\x1f", "\u2028", "\\u000b")
+TRICKY = (
+    "",
+    '"',
+    "\\",
+    ",",
+    "[",
+    "]",
+    "a,b",
+    '","',
+    "_",
+    ":",
+    "é",
+    "😀",
+    "\n",
+    "\x0b",
+    "\x1f",
+    "\u2028",
+    "\\u000b",
+)
 LONG = "x" * 600
-KEYED = st.one_of(st.sampled_from([*TRICKY, "null", "1", LONG, LONG + "y", "sha256:" + "0" * 64]), TEXT)
+KEYED = st.one_of(
+    st.sampled_from([*TRICKY, "null", "1", LONG, LONG + "y", "sha256:" + "0" * 64]), TEXT
+)
 
 
 @given(
     texts=st.lists(st.tuples(KEYED, KEYED), min_size=30, max_size=60, unique=True),
     numbers=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=6, unique=True),
-    types=st.sampled_from([("text",), ("text", "text"), ("text", "bigint"), ("bigint", "text", "text"), ("bigint",)]),
+    types=st.sampled_from(
+        [("text",), ("text", "text"), ("text", "bigint"), ("bigint", "text", "text"), ("bigint",)]
+    ),
 )
 @budget(20)
-def test_no_two_keys_collide(texts: list[tuple[str, str]], numbers: list[int], types: tuple[str, ...]) -> None:
+def test_no_two_keys_collide(
+    texts: list[tuple[str, str]], numbers: list[int], types: tuple[str, ...]
+) -> None:
     """Neither as ids, nor as the ids of documents, which are at most 512 bytes long."""
     near = [*numbers, *(n + 1 for n in numbers if n < 2**63 - 1)]
     pairs = [(pair, number) for pair in texts for number in near]
     mixed = list(
-        dict.fromkeys(tuple(n if t == "bigint" else p[at % 2] for at, t in enumerate(types)) for p, n in pairs)
+        dict.fromkeys(
+            tuple(n if t == "bigint" else p[at % 2] for at, t in enumerate(types)) for p, n in pairs
+        )
     )
     columns = tuple(Column(f"k{at}", type_) for at, type_ in enumerate(types))
-    assert_told_apart(Table("public", "x", columns, tuple(one.name for one in columns), "t.public.x"), mixed)
+    assert_told_apart(
+        Table("public", "x", columns, tuple(one.name for one in columns), "t.public.x"), mixed
+    )
 
 
 def assert_told_apart(keyed: Table, mixed: Sequence[tuple[Any, ...]]) -> None:
@@ -263,8 +379,31 @@ def assert_told_apart(keyed: Table, mixed: Sequence[tuple[Any, ...]]) -> None:
 @pytest.mark.parametrize(
     ("type_", "keys"),
     [
-        ("bigint", ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}', '{"k":+1}', '{"j":1}']),
-        ("text", ['{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}', '{"j":"a"}']),
+        (
+            "bigint",
+            [
+                '{"k":}',
+                '{"k":1',
+                '{"k":1,"k":x}',
+                '{"k":"}',
+                '{"k":0x1}',
+                '{"k":01}',
+                '{"k":+1}',
+                '{"j":1}',
+            ],
+        ),
+        (
+            "text",
+            [
+                '{"k":"}',
+                '{"k":"a',
+                '{"k":"a"b"}',
+                '{"k":"\\"}',
+                '{"k":"a\nb"}',
+                '{"k":a"}',
+                '{"j":"a"}',
+            ],
+        ),
     ],
 )
 def test_what_is_no_key_has_no_id(type_: str, keys: list[str]) -> None:

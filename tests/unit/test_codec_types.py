@@ -1,4 +1,6 @@
-"""Every form of a value in plain Python: as the connector writes it, in a document, in a warehouse column and back."""
+"""Every form of a value in plain Python: as the connector writes it, in a document, in a warehouse
+column and back.
+"""
 
 import json
 import re
@@ -29,7 +31,9 @@ def held(made: Table, text: bytes) -> pa.RecordBatch:
     """The row as the warehouse has it."""
     schema = codec(made).schema
     values = codec(made).values(text)
-    return pa.record_batch([pa.array([one], type_) for one, type_ in zip(values, schema.types, strict=True)], schema)
+    return pa.record_batch(
+        [pa.array([one], type_) for one, type_ in zip(values, schema.types, strict=True)], schema
+    )
 
 
 def back(made: Table, batch: pa.RecordBatch) -> Any:
@@ -202,8 +206,12 @@ def test_what_has_no_form_at_all_was_damaged(type_: str, wire: Any) -> None:
         ("jsonb", {"a": 1}, {"a": 1}, '{"a":1}'),
     ],
 )
-def test_what_is_no_string_is_its_text_in_a_column_of_text(type_: str, wire: Any, document: Any, value: Any) -> None:
-    """As from before the column's type was changed. With another column that makes every row be looked at."""
+def test_what_is_no_string_is_its_text_in_a_column_of_text(
+    type_: str, wire: Any, document: Any, value: Any
+) -> None:
+    """As from before the column's type was changed. With another column that makes every row be
+    looked at.
+    """
     made = wide([type_, DATE])
     assert json.loads(codec(made).document(row(v0=wire, v1=0)))["v0"] in (document, wire)
     assert held(made, row(v0=wire, v1=0)).column("v0").to_pylist() == [value]
@@ -240,7 +248,18 @@ def test_a_value_of_another_type_is_refused(type_: str, wire: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"{", b"[]", b"null", b"", b'{"id":1}x', b'{"id":NaN}', b'{"id":1,"v0":1e}', b'{"id":1,}', b"[" * 3000]
+    "text",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b"",
+        b'{"id":1}x',
+        b'{"id":NaN}',
+        b'{"id":1,"v0":1e}',
+        b'{"id":1,}',
+        b"[" * 3000,
+    ],
 )
 def test_what_is_no_row_is_refused(text: bytes) -> None:
     made = wide(["text", "date"])
@@ -254,38 +273,82 @@ UNTOUCHED = ("text", "numeric", "double precision", "text[]", STAMP, "uuid", "bi
 
 
 def test_what_needs_no_other_form_passes_untouched() -> None:
-    """A document whose table has texts, numbers, arrays and zoned times is the connector's own text."""
-    made = Table("public", "x", tuple(Column(f"c{n}", type_) for n, type_ in enumerate(UNTOUCHED)), ("c0",), "t")
+    """A document whose table has texts, numbers, arrays and zoned times is the connector's own
+    text.
+    """
+    made = Table(
+        "public",
+        "x",
+        tuple(Column(f"c{n}", type_) for n, type_ in enumerate(UNTOUCHED)),
+        ("c0",),
+        "t",
+    )
     text = (
         b'{"c0":"a\\u000B\\/", "c1":"1.50","c2":1.50e300,"c3":["x",null],"c4":"2013-01-01T10:00:00.000000Z","c5":null,'
         b'"c6":9223372036854775807, "c0": "twice"}'
     )
     assert codec(made).document(text) == text
     assert codec(made).document(b'{"c0":\n"a"\n}') == b'{"c0": "a" }'
-    for misfit in (b'{"c5":7,"c6":"seven"}', b'{"c2":true}', b'{"c3":"x"}', b'{"c6":9223372036854775808}'):
+    for misfit in (
+        b'{"c5":7,"c6":"seven"}',
+        b'{"c2":true}',
+        b'{"c3":"x"}',
+        b'{"c6":9223372036854775808}',
+    ):
         with pytest.raises(Unreadable, match="does not fit"):
             codec(made).document(misfit)
 
 
 def test_what_needs_no_other_form_keeps_its_text_beside_what_does() -> None:
-    """Every digit, every escape; json last, no column that the table hasn't, null for those that the row lacks."""
+    """Every digit, every escape; json last, no column that the table hasn't, null for those that
+    the row lacks.
+    """
     made = Table(
         "public",
         "x",
-        tuple(Column(n, t) for n, t in [("j", "json"), ("%b", "text"), ("d", "date"), ("n", "numeric"), ("z", "text")]),
+        tuple(
+            Column(n, t)
+            for n, t in [
+                ("j", "json"),
+                ("%b", "text"),
+                ("d", "date"),
+                ("n", "numeric"),
+                ("z", "text"),
+            ]
+        ),
         ("d",),
         "t",
     )
     text = b'{"gone":[1],"j":"{\\"a\\":\\n 1.50}","%b":"\\u000B\\/","d":15706,"n":"NAN"}'
-    assert codec(made).document(text) == (b'{"%b":"\\u000B\\/","d":"2013-01-01","n":"NaN","z":null,"j":{"a":  1.50}}')
+    assert codec(made).document(text) == (
+        b'{"%b":"\\u000B\\/","d":"2013-01-01","n":"NaN","z":null,"j":{"a":  1.50}}'
+    )
 
 
 def test_a_reshaped_table_shows_its_own_columns() -> None:
-    made = Table("public", "x", (Column("a", "text"), Column("b", "numeric")), ("a",), "t", reshaped=True)
+    made = Table(
+        "public", "x", (Column("a", "text"), Column("b", "numeric")), ("a",), "t", reshaped=True
+    )
     assert codec(made).document(b'{"gone":1,"b":"1.50","a":"x"}') == b'{"a":"x","b":"1.50"}'
 
 
-STRANGE = ['"', "\\", "\n", "é", "😀", "a b", "%", "%b", "{}", "", "\x7f", "\u2028", "'", "f0", "é\\"]
+STRANGE = [
+    '"',
+    "\\",
+    "\n",
+    "é",
+    "😀",
+    "a b",
+    "%",
+    "%b",
+    "{}",
+    "",
+    "\x7f",
+    "\u2028",
+    "'",
+    "f0",
+    "é\\",
+]
 
 
 def test_names_may_be_anything() -> None:
@@ -306,9 +369,17 @@ def test_a_table_without_columns_is_an_empty_object() -> None:
 
 
 @pytest.mark.parametrize(("types", "wire", "values"), KEYS)
-def test_ids_are_made_of_what_the_views_show(types: tuple[str, ...], wire: list[Any], values: list[Any]) -> None:
+def test_ids_are_made_of_what_the_views_show(
+    types: tuple[str, ...], wire: list[Any], values: list[Any]
+) -> None:
     names = tuple(f"k{at}" for at in range(len(types)))
-    made = Table("public", "x", tuple(Column(*one, False) for one in zip(names, types, strict=True)), names, "t")
+    made = Table(
+        "public",
+        "x",
+        tuple(Column(*one, False) for one in zip(names, types, strict=True)),
+        names,
+        "t",
+    )
     key = compact(dict(zip(names, wire, strict=True))).encode()
     assert codec(made).row_id(key) == row_id(values)
 
@@ -316,14 +387,20 @@ def test_ids_are_made_of_what_the_views_show(types: tuple[str, ...], wire: list[
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-@given(texts=st.lists(TEXT, min_size=1, max_size=3), number=st.integers(-(2**63), 2**63 - 1), ascii_only=st.booleans())
+@given(
+    texts=st.lists(TEXT, min_size=1, max_size=3),
+    number=st.integers(-(2**63), 2**63 - 1),
+    ascii_only=st.booleans(),
+)
 @budget(300)
 def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) -> None:
     """And tells its key apart from every other one, since the twin is JSON."""
     values = [*texts[1:], number, texts[0]][-len(texts) :]
     types = ["bigint" if isinstance(one, int) else "text" for one in values]
     names = tuple(f"k{at}" for at in range(len(values)))
-    made = Table("public", "x", tuple(Column(*one) for one in zip(names, types, strict=True)), names, "t")
+    made = Table(
+        "public", "x", tuple(Column(*one) for one in zip(names, types, strict=True)), names, "t"
+    )
     key = json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=ascii_only).encode()
     assert codec(made).row_id(key) == row_id(values)
 
@@ -331,10 +408,35 @@ def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) 
 @pytest.mark.parametrize(
     ("type_", "key"),
     [
-        *(("bigint", one) for one in ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}']),
-        *(("bigint", one) for one in ['{"k":+1}', '{"j":1}', '{"k":1.0}', '{"k":9223372036854775808}', '{"k":null}']),
-        *(("text", one) for one in ['{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}']),
-        *(("text", one) for one in ['{"j":"a"}', "[]", "7", "", "null", '{"k":"\\ud800"}', "[" * 3000]),
+        *(
+            ("bigint", one)
+            for one in ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}']
+        ),
+        *(
+            ("bigint", one)
+            for one in [
+                '{"k":+1}',
+                '{"j":1}',
+                '{"k":1.0}',
+                '{"k":9223372036854775808}',
+                '{"k":null}',
+            ]
+        ),
+        *(
+            ("text", one)
+            for one in [
+                '{"k":"}',
+                '{"k":"a',
+                '{"k":"a"b"}',
+                '{"k":"\\"}',
+                '{"k":"a\nb"}',
+                '{"k":a"}',
+            ]
+        ),
+        *(
+            ("text", one)
+            for one in ['{"j":"a"}', "[]", "7", "", "null", '{"k":"\\ud800"}', "[" * 3000]
+        ),
         ("tsquery", '{"k":"no base64"}'),
     ],
 )

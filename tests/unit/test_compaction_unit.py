@@ -37,7 +37,9 @@ def test_a_superseded_record_goes_once_the_logs_of_changes_have_it() -> None:
 
 
 def kept(until: float) -> Generations:
-    return Generations(retained={name: RetainedView(generation, until, 0.0) for name, generation in NAMES.items()})
+    return Generations(
+        retained={name: RetainedView(generation, until, 0.0) for name, generation in NAMES.items()}
+    )
 
 
 def building(alive_at: float) -> Generations:
@@ -55,7 +57,9 @@ def building(alive_at: float) -> Generations:
     ],
     ids=["kept", "being built", "kept no more", "dead"],
 )
-def test_a_tombstone_goes_once_every_view_has_seen_it(generations: Generations, more: str | None) -> None:
+def test_a_tombstone_goes_once_every_view_has_seen_it(
+    generations: Generations, more: str | None
+) -> None:
     beside = [f"items the generation of cache that {more}"] if more else []
     assert names(generations, tombstones=True) == LIVE + beside
 

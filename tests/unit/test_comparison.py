@@ -38,7 +38,10 @@ def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
     ],
 )
 def test_each_verdict_has_its_exit_code(
-    found: Sequence[Comparison], error: type[Exception] | None, code: int, capsys: pytest.CaptureFixture[str]
+    found: Sequence[Comparison],
+    error: type[Exception] | None,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     ended = 0
     try:
@@ -86,7 +89,12 @@ def test_a_proof_ends_at_the_first_difference() -> None:
 
 def test_planted_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison that forgets what it couldn't decide: every promise above is broken by it."""
-    monkeypatch.setattr(Comparison, "verdict", property(lambda self: "differs" if self.wrong else "equal"))
-    for promise in (test_what_was_not_decided_is_not_equal, test_a_proof_that_stays_undecided_is_none):
+    monkeypatch.setattr(
+        Comparison, "verdict", property(lambda self: "differs" if self.wrong else "equal")
+    )
+    for promise in (
+        test_what_was_not_decided_is_not_equal,
+        test_a_proof_that_stays_undecided_is_none,
+    ):
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             promise()

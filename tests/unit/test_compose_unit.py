@@ -1,4 +1,6 @@
-"""The stack of containers through the command line; a script stands in for Docker and keeps what runs in a file."""
+"""The stack of containers through the command line; a script stands in for Docker and keeps what
+runs in a file.
+"""
 
 import json
 import os
@@ -50,7 +52,9 @@ Run = Callable[..., str]
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "bin" / "docker"
     script.parent.mkdir()
-    script.write_text(DOCKER.format(python=sys.executable, running=tmp_path / "running", file=docker.FILE))
+    script.write_text(
+        DOCKER.format(python=sys.executable, running=tmp_path / "running", file=docker.FILE)
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
     for name in list(os.environ):
@@ -80,7 +84,11 @@ def test_up_is_known_to_the_other_verbs(tmp_path: Path, state: Path, run: Run) -
     assert at["kafka"] == "127.0.0.1:19092"
     assert at["state"] == str(state)
     pipeline = Context(tmp_path / "shop.yaml", state).load()
-    assert (pipeline.source.dsn, pipeline.kafka, pipeline.connect) == (at["postgres"], at["kafka"], at["connect"])
+    assert (pipeline.source.dsn, pipeline.kafka, pipeline.connect) == (
+        at["postgres"],
+        at["kafka"],
+        at["connect"],
+    )
     # Nobody listens there: the verb has got as far as asking the right place.
     with pytest.raises(SourceError, match=r"127\.0\.0\.1:15432 can't be reached"):
         run("migrate")

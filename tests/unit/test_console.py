@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def spoken(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
+    )
 
 
 def test_logs_go_to_standard_error_as_json_lines() -> None:
@@ -29,7 +31,9 @@ def test_logs_go_to_standard_error_as_json_lines() -> None:
     assert (told["event"], told["level"], told["sink"]) == ("sink_waiting", "warning", "cache")
 
 
-def test_a_document_holds_objects_not_pythons_text_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_holds_objects_not_pythons_text_for_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     console.print_json({"applied": Applied(read=3)})
     assert json.loads(capsys.readouterr().out)["applied"]["read"] == 3
 
@@ -41,7 +45,15 @@ def test_what_has_no_json_is_a_bug_not_a_text(odd: object) -> None:
 
 
 def test_a_verb_that_fails_prints_a_document_as_well(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cdc.entry", "-p", str(tmp_path / "none.yaml"), "status", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "cdc.entry",
+        "-p",
+        str(tmp_path / "none.yaml"),
+        "status",
+        "--json",
+    ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]

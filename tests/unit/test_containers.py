@@ -1,4 +1,6 @@
-"""What is asked of a Docker engine, without one: recorded answers stand in for it, and note the requests."""
+"""What is asked of a Docker engine, without one: recorded answers stand in for it, and note the
+requests.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ VERSION = re.compile(r"^/v[0-9.]+")
 
 
 class RecordedEngine(ThreadingHTTPServer):
-    """Answers in the shape of Docker's API documentation; `created` are the bodies of requests to create."""
+    """Answers in the shape of Docker's API documentation; `created` are the bodies of requests to
+    create.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -46,7 +50,10 @@ class RecordedEngine(ThreadingHTTPServer):
         if request == f"GET /containers/{CONTAINER_ID}/json":
             return 200, self._inspection()
         answers = {
-            "GET /version": (200, {"Version": "28.5.1", "ApiVersion": "1.51", "MinAPIVersion": "1.24", "Os": "linux"}),
+            "GET /version": (
+                200,
+                {"Version": "28.5.1", "ApiVersion": "1.51", "MinAPIVersion": "1.24", "Os": "linux"},
+            ),
             "POST /containers/create": (201, {"Id": CONTAINER_ID, "Warnings": []}),
             f"POST /containers/{CONTAINER_ID}/start": (204, None),
             f"DELETE /containers/{CONTAINER_ID}": (204, None),
@@ -57,13 +64,19 @@ class RecordedEngine(ThreadingHTTPServer):
         body = self.created[-1]
         started = f"POST /containers/{CONTAINER_ID}/start" in self.requests
         status = self.health.pop(0) if started and len(self.health) > 1 else self.health[0]
-        ports = {port: [{"HostIp": "127.0.0.1", "HostPort": str(HOST_PORT)}] for port in body["ExposedPorts"]}
+        ports = {
+            port: [{"HostIp": "127.0.0.1", "HostPort": str(HOST_PORT)}]
+            for port in body["ExposedPorts"]
+        }
         return {
             "Id": CONTAINER_ID,
             "Name": "/nostalgic_gould",
             "Image": IMAGE_ID,
             "Config": {"Image": body["Image"], "Tty": False},
-            "State": {"Status": "running" if started else "created", "Health": {"Status": status, "Log": []}},
+            "State": {
+                "Status": "running" if started else "created",
+                "Health": {"Status": status, "Log": []},
+            },
             "NetworkSettings": {"Ports": ports},
         }
 
@@ -103,8 +116,12 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Recorded
         thread.join()
 
 
-@pytest.mark.parametrize(("name", "image"), [(name, image) for name in IMAGES for image in IMAGES[name]])
-def test_an_image_gets_what_the_compose_file_says(engine: RecordedEngine, name: str, image: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "image"), [(name, image) for name in IMAGES for image in IMAGES[name]]
+)
+def test_an_image_gets_what_the_compose_file_says(
+    engine: RecordedEngine, name: str, image: str
+) -> None:
     service = yaml.safe_load(docker.FILE.read_text())["services"][name]
     with run_service(name, image) as address:
         assert address == f"127.0.0.1:{HOST_PORT}"
@@ -124,7 +141,9 @@ def test_an_image_gets_what_the_compose_file_says(engine: RecordedEngine, name: 
     if name == "postgres":
         builtin = "--encoding=UTF8 --locale=C --locale-provider=builtin --builtin-locale=C.UTF-8"
         has_builtin = image in ("postgres:17", "postgres:18")
-        assert environment["POSTGRES_INITDB_ARGS"] == (builtin if has_builtin else "--encoding=UTF8 --locale=C")
+        assert environment["POSTGRES_INITDB_ARGS"] == (
+            builtin if has_builtin else "--encoding=UTF8 --locale=C"
+        )
         assert body["Cmd"][:5] == ["postgres", "-p", "15432", "-c", "wal_level=logical"]
     if name == "redis":
         program = "redis" if image.startswith("redis:") else "valkey"
@@ -154,7 +173,9 @@ echo "${{COMPOSE_PROJECT_NAME:-none}} $*" >> {calls}
 """
 
 
-def test_the_stack_of_a_session_has_a_project_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stack_of_a_session_has_a_project_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, calls = tmp_path / "bin" / "docker", tmp_path / "calls"
     script.parent.mkdir()
     script.write_text(DOCKER.format(calls=calls))
@@ -168,7 +189,10 @@ def test_the_stack_of_a_session_has_a_project_of_its_own(tmp_path: Path, monkeyp
         control.kill("connect")
         with control.frozen("redis"):
             pass
-    assert [line.removeprefix(f"cdc-test compose -f {docker.FILE} ") for line in calls.read_text().splitlines()] == [
+    assert [
+        line.removeprefix(f"cdc-test compose -f {docker.FILE} ")
+        for line in calls.read_text().splitlines()
+    ] == [
         "cdc-test info",
         "cdc-test compose version",
         "up -d --wait",

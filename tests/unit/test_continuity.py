@@ -15,7 +15,9 @@ from cdc.model.table import Column, Table
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.public.items")
 
 
-def judge(at: Position | None, starts: tuple[int, ...] = (0, 0), ends: tuple[int, ...] = (9, 9)) -> None:
+def judge(
+    at: Position | None, starts: tuple[int, ...] = (0, 0), ends: tuple[int, ...] = (9, 9)
+) -> None:
     refuse_gap("search", TABLE, Position("id", starts), Position("id", ends), at)
 
 
@@ -52,7 +54,15 @@ TOPIC = TABLE.topic
 
 
 def log(compaction: Compaction | None = None, removal: Compaction | None = None) -> Log:
-    return Log(Position("id", (0,)), Position("id", (100,)), WEEK, Position("id", (90,)), NOW, compaction, removal)
+    return Log(
+        Position("id", (0,)),
+        Position("id", (100,)),
+        WEEK,
+        Position("id", (90,)),
+        NOW,
+        compaction,
+        removal,
+    )
 
 
 def view(offset: int, ago_s: float, generation: str = "") -> ViewCheckpoint:
@@ -63,10 +73,19 @@ def ms(ago_s: float) -> int:
     return int((NOW - ago_s) * 1000)
 
 
-def missed(there: Log, stored: ViewCheckpoint, following: tuple[int, int] | None = None, made: float = 0.0) -> bool:
+def missed(
+    there: Log, stored: ViewCheckpoint, following: tuple[int, int] | None = None, made: float = 0.0
+) -> bool:
     """`following`: the next record after the view, its offset and its time."""
     return (
-        safe_until(there, TOPIC, stored, dict.fromkeys(uncertain_records(there, TOPIC, stored), following), made) < NOW
+        safe_until(
+            there,
+            TOPIC,
+            stored,
+            dict.fromkeys(uncertain_records(there, TOPIC, stored), following),
+            made,
+        )
+        < NOW
     )
 
 
@@ -79,12 +98,22 @@ def compacted(offset: int, began_s: float, ended_s: float, id_: str = "id") -> C
     [
         pytest.param(view(100, 52 * WEEK), None, id="idle for a year, at the end"),
         pytest.param(view(95, 52 * WEEK), None, id="idle for a year, behind by what has just come"),
-        pytest.param(view(50, 52 * WEEK), (50, ms(6 * 24 * HOUR)), id="the next record is six days old"),
-        pytest.param(view(50, 6 * 24 * HOUR), (60, ms(HOUR)), id="the next record is gone, the view was there since"),
-        pytest.param(view(50, 6 * 24 * HOUR), None, id="all that followed is gone, the view was there since"),
+        pytest.param(
+            view(50, 52 * WEEK), (50, ms(6 * 24 * HOUR)), id="the next record is six days old"
+        ),
+        pytest.param(
+            view(50, 6 * 24 * HOUR),
+            (60, ms(HOUR)),
+            id="the next record is gone, the view was there since",
+        ),
+        pytest.param(
+            view(50, 6 * 24 * HOUR), None, id="all that followed is gone, the view was there since"
+        ),
     ],
 )
-def test_a_view_that_can_have_missed_no_delete(stored: ViewCheckpoint, following: tuple[int, int] | None) -> None:
+def test_a_view_that_can_have_missed_no_delete(
+    stored: ViewCheckpoint, following: tuple[int, int] | None
+) -> None:
     assert not missed(log(), stored, following)
 
 
@@ -93,11 +122,19 @@ def test_a_view_that_can_have_missed_no_delete(stored: ViewCheckpoint, following
     [
         pytest.param(view(50, 8 * 24 * HOUR), (50, ms(8 * 24 * HOUR)), id="away for eight days"),
         pytest.param(view(50, 60), (50, ms(8 * 24 * HOUR)), id="slow by eight days"),
-        pytest.param(view(50, 8 * 24 * HOUR), (60, ms(HOUR)), id="away for eight days, the next record is gone"),
-        pytest.param(view(50, 8 * 24 * HOUR), None, id="away for eight days, all that followed is gone"),
+        pytest.param(
+            view(50, 8 * 24 * HOUR),
+            (60, ms(HOUR)),
+            id="away for eight days, the next record is gone",
+        ),
+        pytest.param(
+            view(50, 8 * 24 * HOUR), None, id="away for eight days, all that followed is gone"
+        ),
     ],
 )
-def test_a_view_that_may_have_missed_one(stored: ViewCheckpoint, following: tuple[int, int] | None) -> None:
+def test_a_view_that_may_have_missed_one(
+    stored: ViewCheckpoint, following: tuple[int, int] | None
+) -> None:
     assert missed(log(), stored, following)
 
 
@@ -135,12 +172,18 @@ def test_a_compaction_tells_since_when_an_idle_view_is_behind() -> None:
 def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:
     old = (50, ms(6 * 24 * HOUR))
     assert safe_until(log(), TOPIC, view(50, 0), {(TOPIC, 0, 50): old}) == NOW + 24 * HOUR
-    assert safe_until(log(), TOPIC, view(100, 0), {}) == safe_until(log(), TOPIC, None, {}) == NOW + WEEK
+    assert (
+        safe_until(log(), TOPIC, view(100, 0), {})
+        == safe_until(log(), TOPIC, None, {})
+        == NOW + WEEK
+    )
     assert safe_until(log(), TOPIC, view(90, 0), {}) == NOW + WEEK / 2
 
 
 def test_only_views_that_are_long_behind_cost_a_look() -> None:
-    assert uncertain_records(log(), TOPIC, None) == uncertain_records(log(), TOPIC, view(90, 0)) == []
+    assert (
+        uncertain_records(log(), TOPIC, None) == uncertain_records(log(), TOPIC, view(90, 0)) == []
+    )
     assert uncertain_records(log(), TOPIC, view(89, 0)) == [(TOPIC, 0, 89)]
 
 
@@ -149,16 +192,23 @@ def test_a_log_of_changes_tells_where_it_may_have_holes() -> None:
     away = view(50, 8 * 24 * HOUR)
     following = {(TOPIC, 0, 50): (50, ms(8 * 24 * HOUR))}
     hole = hole_behind(log(), TOPIC, away, following, Position("id", (70,)))
-    assert hole == Hole(Position("id", (50,)), Position("id", (70,)), NOW - 8 * 24 * HOUR, NOW - WEEK)
+    assert hole == Hole(
+        Position("id", (50,)), Position("id", (70,)), NOW - 8 * 24 * HOUR, NOW - WEEK
+    )
     assert (
-        str(hole) == "offsets 50-69 of partition 0, written from 2001-09-01 01:46:40+00:00 to 2001-09-02 01:46:40+00:00"
+        str(hole)
+        == "offsets 50-69 of partition 0, written from 2001-09-01 01:46:40+00:00 to 2001-09-02 01:46:40+00:00"
     )
     done = compacted(80, 2 * HOUR, HOUR)
-    assert hole_behind(log(done, done), TOPIC, away, following, Position("id", (70,))).end.offsets == (80,)
+    assert hole_behind(
+        log(done, done), TOPIC, away, following, Position("id", (70,))
+    ).end.offsets == (80,)
 
 
 def test_a_check_that_only_looks_at_the_start_is_found_out() -> None:
-    """The planted bug: it takes a log that still has the next offset for one that continues a view."""
+    """The planted bug: it takes a log that still has the next offset for one that continues a
+    view.
+    """
     away = view(50, 8 * 24 * HOUR)
     judge(Position("id", (50, 50)), ends=(100, 100))
     assert missed(log(), away, (60, ms(HOUR)))

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import DecodeError
-from cdc.postgres.schema_changes import ColumnDefinition, Consequence, Definition, consequences, parse
+from cdc.postgres.schema_changes import (
+    ColumnDefinition,
+    Consequence,
+    Definition,
+    consequences,
+    parse,
+)
 from cdc.postgres.type_change import same_text
 
 ID = ColumnDefinition("id", "integer", 1, key=1)
@@ -21,7 +27,9 @@ PAIR = ColumnDefinition("pair", "public.pair", 4, attributes=("a integer",))
 BASE = (ID, NOTE, MOOD, PAIR)
 
 
-def entry(number: int, command: str = "ALTER TABLE", table: str = "public.t", **other: Any) -> Definition:
+def entry(
+    number: int, command: str = "ALTER TABLE", table: str = "public.t", **other: Any
+) -> Definition:
     known: dict[str, Any] = {"relation": 7, "columns": BASE, "partitions": None, "streamed": True}
     return Definition(id=number, table=table, lsn=number, command=command, **(known | other))
 
@@ -48,20 +56,40 @@ def verdict(*columns: ColumnDefinition, **other: Any) -> Consequence:
         ((ID, replace(NOTE, type="character varying(20)"), MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, type="text"), MOOD, PAIR), "none", ""),
         ((ID, NOTE, replace(MOOD, labels=("best", "good", "bad")), PAIR), "none", ""),
-        ((*BASE, ColumnDefinition("more", "text", 5, default="'x'::text")), "refresh", "added with a default"),
+        (
+            (*BASE, ColumnDefinition("more", "text", 5, default="'x'::text")),
+            "refresh",
+            "added with a default",
+        ),
         (
             (*BASE, ColumnDefinition("more", "public.domain_with_default", 5, missing=True)),
             "refresh",
             "added with a default",
         ),
-        ((ID, replace(NOTE, name="remark"), MOOD, PAIR), "refresh", "note of public.t was renamed to remark"),
-        ((ID, replace(NOTE, type="character varying(5)"), MOOD, PAIR), "refresh", "note of public.t has another type"),
+        (
+            (ID, replace(NOTE, name="remark"), MOOD, PAIR),
+            "refresh",
+            "note of public.t was renamed to remark",
+        ),
+        (
+            (ID, replace(NOTE, type="character varying(5)"), MOOD, PAIR),
+            "refresh",
+            "note of public.t has another type",
+        ),
         ((ID, replace(NOTE, type="integer"), MOOD, PAIR), "refresh", "another type"),
         ((ID, replace(NOTE, number=5), MOOD, PAIR), "refresh", "dropped and added again"),
         ((ID, NOTE, replace(MOOD, labels=("good", "worse")), PAIR), "refresh", "label"),
-        ((ID, NOTE, MOOD, replace(PAIR, attributes=("a integer", "b integer"))), "refresh", "composite"),
+        (
+            (ID, NOTE, MOOD, replace(PAIR, attributes=("a integer", "b integer"))),
+            "refresh",
+            "composite",
+        ),
         ((replace(ID, name="number"), NOTE, MOOD, PAIR), "cleanse", "primary key"),
-        ((replace(ID, type="text"), NOTE, MOOD, PAIR), "cleanse", "id of public.t has another type"),
+        (
+            (replace(ID, type="text"), NOTE, MOOD, PAIR),
+            "cleanse",
+            "id of public.t has another type",
+        ),
         ((replace(ID, key=None), replace(NOTE, key=1), MOOD, PAIR), "cleanse", "primary key"),
         ((replace(ID, key=2), replace(NOTE, key=1), MOOD, PAIR), "cleanse", "primary key"),
     ],
@@ -83,7 +111,9 @@ def test_a_column_that_was_noticed_late(command: str, kind: str) -> None:
 
 def test_a_name_that_comes_back_later() -> None:
     left = (ID, MOOD, PAIR)
-    assert kinds(FIRST, entry(2, columns=left), entry(3, columns=(*left, replace(NOTE, number=5)))) == [
+    assert kinds(
+        FIRST, entry(2, columns=left), entry(3, columns=(*left, replace(NOTE, number=5)))
+    ) == [
         ("public.t", "none"),
         ("public.t", "refresh"),
     ]
@@ -91,7 +121,10 @@ def test_a_name_that_comes_back_later() -> None:
 
 def test_a_rewrite_is_one_refresh() -> None:
     """Its entry comes before the command's own, with the same columns."""
-    assert kinds(FIRST, entry(2, "REWRITE TABLE"), entry(3)) == [("public.t", "refresh"), ("public.t", "none")]
+    assert kinds(FIRST, entry(2, "REWRITE TABLE"), entry(3)) == [
+        ("public.t", "refresh"),
+        ("public.t", "none"),
+    ]
     columns = (replace(ID, type="text"), NOTE, MOOD, PAIR)
     assert kinds(FIRST, entry(2, "REWRITE TABLE", columns=columns), entry(3, columns=columns)) == [
         ("public.t", "cleanse"),
@@ -123,11 +156,24 @@ def test_partitions(after: Definition, kind: str) -> None:
 def test_a_renamed_partition_is_the_same_one() -> None:
     made = entry(2, "CREATE TABLE", "public.a", relation=8)
     renamed = entry(4, table="public.b", relation=8)
-    history = [parts(1, streamed=False), made, parts(3, "public.a", command="CREATE TABLE"), renamed]
+    history = [
+        parts(1, streamed=False),
+        made,
+        parts(3, "public.a", command="CREATE TABLE"),
+        renamed,
+    ]
     assert kinds(*history, parts(5, "public.b"))[-1] == ("public.t", "none")
     # Its old name is free for another one.
-    assert kinds(*history, parts(5, "public.b"), parts(6, "public.a", "public.b"))[-1] == ("public.t", "refresh")
-    again = [*history, parts(5, "public.b"), parts(6, "public.a", "public.b"), parts(7, "public.a", "public.b")]
+    assert kinds(*history, parts(5, "public.b"), parts(6, "public.a", "public.b"))[-1] == (
+        "public.t",
+        "refresh",
+    )
+    again = [
+        *history,
+        parts(5, "public.b"),
+        parts(6, "public.a", "public.b"),
+        parts(7, "public.a", "public.b"),
+    ]
     assert kinds(*again)[-1] == ("public.t", "none")
     # The twin: without the entry of the partition it counts as another one.
     assert kinds(*history[:3], parts(5, "public.b"))[-1] == ("public.t", "cleanse")
@@ -135,20 +181,28 @@ def test_a_renamed_partition_is_the_same_one() -> None:
 
 def test_a_table_that_goes() -> None:
     (found,) = consequences([FIRST, entry(2, table="public.u")], ["public.t"])
-    assert (found.table, found.kind, found.reason) == ("public.t", "gone", "public.t was renamed to public.u")
+    assert (found.table, found.kind, found.reason) == (
+        "public.t",
+        "gone",
+        "public.t was renamed to public.u",
+    )
     (found,) = consequences([FIRST, entry(2, "DROP TABLE", columns=None)], ["public.t"])
     assert (found.kind, found.reason) == ("gone", "public.t was dropped")
     away = entry(2, table="public.u")
     assert kinds(FIRST, away, entry(3))[-1] == ("public.t", "cleanse")
 
 
-@pytest.mark.parametrize("first", [entry(2, table="public.old"), entry(2, "DROP TABLE", columns=None)])
+@pytest.mark.parametrize(
+    "first", [entry(2, table="public.old"), entry(2, "DROP TABLE", columns=None)]
+)
 def test_another_table_under_the_name(first: Definition) -> None:
     other = entry(3, "CREATE TABLE", relation=9)
     assert kinds(FIRST, first, other) == [("public.t", "gone"), ("public.t", "gone")]
     captured = replace(other, id=4, command="PUBLISH")
     assert kinds(FIRST, first, other, captured)[-1] == ("public.t", "cleanse")
-    assert kinds(FIRST, first, other, captured, replace(other, id=5, command="ALTER TABLE"))[-1] == ("public.t", "none")
+    assert kinds(FIRST, first, other, captured, replace(other, id=5, command="ALTER TABLE"))[
+        -1
+    ] == ("public.t", "none")
 
 
 def test_what_has_no_consequence() -> None:
@@ -157,7 +211,11 @@ def test_what_has_no_consequence() -> None:
     assert kinds(FIRST, entry(2, columns=None), captured=["public.other"]) == []
     assert kinds(entry(2, "CREATE TABLE")) == [("public.t", "none")]
     # Captured first, under a name that another table had before.
-    assert kinds(entry(1, "CREATE TABLE"), entry(2, "DROP TABLE", columns=None), entry(3, "PUBLISH", relation=8)) == [
+    assert kinds(
+        entry(1, "CREATE TABLE"),
+        entry(2, "DROP TABLE", columns=None),
+        entry(3, "PUBLISH", relation=8),
+    ) == [
         ("public.t", "none"),
         ("public.t", "gone"),
         ("public.t", "none"),
@@ -165,12 +223,19 @@ def test_what_has_no_consequence() -> None:
 
 
 def test_entries_from_before_tables_had_numbers() -> None:
-    old = entry(1, columns=tuple(replace(shape, number=None) for shape in BASE), relation=None, streamed=False)
+    old = entry(
+        1,
+        columns=tuple(replace(shape, number=None) for shape in BASE),
+        relation=None,
+        streamed=False,
+    )
     assert kinds(old, entry(2)) == [("public.t", "none")]
-    assert kinds(old, entry(2, columns=(*BASE, ColumnDefinition("more", "text", 5, default="1")))) == [
+    assert kinds(
+        old, entry(2, columns=(*BASE, ColumnDefinition("more", "text", 5, default="1")))
+    ) == [("public.t", "refresh")]
+    assert kinds(old, entry(2, columns=(ID, replace(NOTE, type="integer"), MOOD, PAIR))) == [
         ("public.t", "refresh")
     ]
-    assert kinds(old, entry(2, columns=(ID, replace(NOTE, type="integer"), MOOD, PAIR))) == [("public.t", "refresh")]
 
 
 COLUMNS = st.lists(
@@ -193,7 +258,8 @@ HISTORIES = st.lists(
         st.sampled_from(["public.t", "public.u"]),
         relation=st.none() | st.integers(1, 3),
         columns=st.none() | COLUMNS,
-        partitions=st.none() | st.lists(st.sampled_from(["public.t", "public.p"]), unique=True).map(tuple),
+        partitions=st.none()
+        | st.lists(st.sampled_from(["public.t", "public.p"]), unique=True).map(tuple),
         streamed=st.booleans(),
     ),
     unique_by=lambda one: one.id,
@@ -218,7 +284,13 @@ def test_what_was_said_is_never_taken_back(history: list[Definition], random: An
 @given(HISTORIES)
 def test_repeating_a_definition_changes_nothing(history: list[Definition]) -> None:
     if history and (last := max(history, key=lambda one: one.id)).columns is not None:
-        again = entry(13, table=last.table, relation=last.relation, columns=last.columns, partitions=last.partitions)
+        again = entry(
+            13,
+            table=last.table,
+            relation=last.relation,
+            columns=last.columns,
+            partitions=last.partitions,
+        )
         found = consequences([*history, again], ["public.t", "public.u"])
         assert [one.kind for one in found if one.id == 13] in (["none"], ["gone"])
 
@@ -233,14 +305,18 @@ AFTER = {
     "lsn": b64encode(b"1/35069AE0").decode(),
     "command": "ALTER TABLE",
     "table_name": "public.t",
-    "columns": json.dumps([{"name": "id", "number": 1, "type": "integer", "default": None, "key": 1}]),
+    "columns": json.dumps(
+        [{"name": "id", "number": 1, "type": "integer", "default": None, "key": 1}]
+    ),
     "relation": 37359,
     "partitions": '["public.a"]',
 }
 
 
 def test_a_record_of_the_journal() -> None:
-    found = Definition(3, "public.t", 37359, 0x1_35069AE0, "ALTER TABLE", (ID,), ("public.a",), True)
+    found = Definition(
+        3, "public.t", 37359, 0x1_35069AE0, "ALTER TABLE", (ID,), ("public.a",), True
+    )
     assert parse(envelope("c", AFTER)) == found
     assert parse(envelope("r", AFTER)) == replace(found, streamed=False)
     old = {name: value for name, value in AFTER.items() if name not in ("relation", "partitions")}
@@ -253,7 +329,9 @@ def test_records_that_tell_of_no_definition() -> None:
     assert parse(envelope("d", None)) is None
 
 
-@pytest.mark.parametrize("value", [b"{", b"[]", b"{}", envelope("c", {"id": 1}), envelope("c", AFTER | {"lsn": "x"})])
+@pytest.mark.parametrize(
+    "value", [b"{", b"[]", b"{}", envelope("c", {"id": 1}), envelope("c", AFTER | {"lsn": "x"})]
+)
 def test_what_is_no_record_of_the_journal(value: bytes) -> None:
     with pytest.raises(DecodeError):
         parse(value)

@@ -59,7 +59,10 @@ def test_one_name_for_slot_publication_topics_and_connector() -> None:
 
 def test_the_address_is_the_dsns_and_the_login_is_the_replication_roles() -> None:
     found = config(source_replication_password="p%s${file:x}")
-    address = {name: found[f"database.{name}"] for name in ("hostname", "port", "dbname", "user", "password")}
+    address = {
+        name: found[f"database.{name}"]
+        for name in ("hostname", "port", "dbname", "user", "password")
+    }
     assert address == {
         "hostname": "db.example",
         "port": "6432",
@@ -106,7 +109,9 @@ def test_an_unreadable_dsn_is_refused_without_quoting_it() -> None:
 def test_names_are_patterns_that_match_themselves_only() -> None:
     included = config()["table.include.list"].split(",")
     assert [p for p in included if re.fullmatch(p, "public.orders")] == [included[0]]
-    assert not any(re.fullmatch(p, name) for p in included for name in ("publicxorders", "public.orders2"))
+    assert not any(
+        re.fullmatch(p, name) for p in included for name in ("publicxorders", "public.orders2")
+    )
     control = ("heartbeat", "truncation", "ddl", "signal")
     assert all(any(re.fullmatch(p, f"cdc.{table}") for p in included) for table in control)
 
@@ -122,7 +127,9 @@ def test_excluded_and_unpublished_columns_are_left_out() -> None:
 def test_what_a_configuration_captures_can_be_read_from_it() -> None:
     found = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
     others = Table("public", "others", (), (), "")
-    assert captured_tables(found, [ORDERS, others]) == {"public.orders": Captured(("note", "a,b", "total"))}
+    assert captured_tables(found, [ORDERS, others]) == {
+        "public.orders": Captured(("note", "a,b", "total"))
+    }
     keyed = {**found, "message.key.columns": r"public\.orders:b,a;public\.x:c"}
     assert captured_tables(keyed, [ORDERS])["public.orders"].key == ("b", "a")
 
@@ -200,7 +207,9 @@ def test_what_is_said_holds_no_password(text: str) -> None:
 
 
 class Rebalancing(BaseHTTPRequestHandler):
-    """Answers 409 as often as `refusals` says, then 200; a worker does so while the group changes."""
+    """Answers 409 as often as `refusals` says, then 200; a worker does so while the group
+    changes.
+    """
 
     refusals = 0
 
@@ -243,7 +252,10 @@ def test_an_endless_rebalance_ends(worker: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_worker_that_is_down() -> None:
-    with Connect("http://user:s3cret@127.0.0.1:1") as connect, pytest.raises(ConnectorError) as caught:
+    with (
+        Connect("http://user:s3cret@127.0.0.1:1") as connect,
+        pytest.raises(ConnectorError) as caught,
+    ):
         connect.state("shop")
     assert "127.0.0.1:1" in caught.value.message
     assert "cdc -p FILE up" in caught.value.hint

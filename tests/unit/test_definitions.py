@@ -1,4 +1,6 @@
-"""The thread that compares definitions: nothing ends it, and how long it has compared nothing is known."""
+"""The thread that compares definitions: nothing ends it, and how long it has compared nothing is
+known.
+"""
 
 import itertools
 

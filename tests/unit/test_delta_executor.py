@@ -1,4 +1,6 @@
-"""What executors write for a warehouse, without Spark: files, what they say of them, and what they read back."""
+"""What executors write for a warehouse, without Spark: files, what they say of them, and what they
+read back.
+"""
 
 import json
 from dataclasses import replace
@@ -40,19 +42,28 @@ def folder(tmp_path: Path) -> Path:
 
 def view(folder: Path, topic: Topic, **options: Any) -> ViewState:
     start = (0,) * topic.partitions
-    state = ViewState(topic.table, "id", str(folder / "changes"), str(folder / "mirror"), start, start, None)
+    state = ViewState(
+        topic.table, "id", str(folder / "changes"), str(folder / "mirror"), start, start, None
+    )
     return replace(state, **options)
 
 
 def run(state: ViewState, topic: Topic, rows: int = 100) -> tuple[list[PartitionOutcome], Staged]:
     """Run all records of a topic through one task."""
     writer = WarehouseWriter(
-        {topic.table.topic: state}, FileNames(), archives=state.changes is not None, limits=ChunkLimits(rows, 2**30)
+        {topic.table.topic: state},
+        FileNames(),
+        archives=state.changes is not None,
+        limits=ChunkLimits(rows, 2**30),
     )
     advance = Advance(topic.table, None, Position("id", topic.ends))
     task = LaneRun(Lane((advance,), DecodeOptions(PLACEHOLDER), writer, Skip()))
     for partition in range(topic.partitions):
-        records = [(encoded(r.key), encoded(r.value), r.offset) for r in topic.records if r.partition == partition]
+        records = [
+            (encoded(r.key), encoded(r.value), r.offset)
+            for r in topic.records
+            if r.partition == partition
+        ]
         task.fold(topic.table.topic, partition, records)
     reports, staged = task.finish(), Staged()
     for message in (message for report in reports for message in report.writer_results):
@@ -61,7 +72,9 @@ def run(state: ViewState, topic: Topic, rows: int = 100) -> tuple[list[Partition
 
 
 def read_files(folder: Path, kind: str, files: list[parquet.DataFile]) -> list[dict[str, Any]]:
-    return [record for file in files for record in pq.read_table(folder / kind / file.name).to_pylist()]
+    return [
+        record for file in files for record in pq.read_table(folder / kind / file.name).to_pylist()
+    ]
 
 
 def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
@@ -73,7 +86,10 @@ def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
     (report,), staged = run(view(folder, topic), topic)
     assert (report.applied.written, report.applied.deleted, report.applied.read) == (1, 1, 5)
     events = read_files(folder, "changes", staged.events)
-    assert [(record["_cdc_op"], record["_cdc_offset"], record["_cdc_kept"], record["v"]) for record in events] == [
+    assert [
+        (record["_cdc_op"], record["_cdc_offset"], record["_cdc_kept"], record["v"])
+        for record in events
+    ] == [
         ("c", 0, None, "x"),
         ("u", 1, ["v"], None),
         ("c", 2, None, "x"),
@@ -81,11 +97,17 @@ def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
         ("d", 3, None, None),
     ]
     assert [(record["a"], record["b"], record["n"]) for record in events][-1] == ("gone", 1, None)
-    assert (events[1]["_cdc_lsn"], events[1]["_cdc_topic"], events[1]["_cdc_id"]) == (7, "id", '["k",1]')
+    assert (events[1]["_cdc_lsn"], events[1]["_cdc_topic"], events[1]["_cdc_id"]) == (
+        7,
+        "id",
+        '["k",1]',
+    )
     assert read_files(folder, "mirror", staged.rows) == [
         {"_cdc_id": '["k",1]', "_cdc_partition": 0, "_cdc_offset": 1, **row("k", 2)}
     ]
-    assert [record["_cdc_id"] for record in read_files(folder, "mirror", staged.deleted)] == ['["gone",1]']
+    assert [record["_cdc_id"] for record in read_files(folder, "mirror", staged.deleted)] == [
+        '["gone",1]'
+    ]
     assert not staged.repeated
     stats = json.loads(staged.rows[0].stats)
     assert (stats["numRecords"], stats["maxValues"]["n"], stats["nullCount"]["v"]) == (1, 2, 0)
@@ -123,7 +145,10 @@ def test_a_folder_that_takes_no_more_is_told(tmp_path: Path) -> None:
     topic.add("c", row("k"))
     (report,), staged = run(view(tmp_path, topic), topic)
     assert report.failure == "unavailable"
-    assert report.message == f"The warehouse folder {tmp_path}/changes can't be written: No such file or directory."
+    assert (
+        report.message
+        == f"The warehouse folder {tmp_path}/changes can't be written: No such file or directory."
+    )
     assert staged == Staged()
 
 
@@ -140,14 +165,17 @@ def test_half_a_file_is_removed(folder: Path) -> None:
 def test_rows_are_read_back_by_their_ids(tmp_path: Path) -> None:
     """From any row group, without those that are marked; what a file lacks is null."""
     tables = (
-        pa.table({"_cdc_id": [f"{number}", f"{number + 1}"], "n": [number, number + 1]}) for number in (10, 20, 30)
+        pa.table({"_cdc_id": [f"{number}", f"{number + 1}"], "n": [number, number + 1]})
+        for number in (10, 20, 30)
     )
     assert parquet.write_file(str(tmp_path), "part-1.parquet", tables)
     schema = pa.schema([("_cdc_id", pa.string()), ("n", pa.int32()), ("later", pa.string())])
     ids = pa.array(["11", "20", "31", "nobody"])
 
     def read(keep: list[bool] | None = None) -> list[dict[str, Any]]:
-        tables = parquet.rows_with_ids(f"{tmp_path}/part-1.parquet", ids, schema, keep and pa.array(keep))
+        tables = parquet.rows_with_ids(
+            f"{tmp_path}/part-1.parquet", ids, schema, keep and pa.array(keep)
+        )
         return [record for part in tables for record in part.to_pylist()]
 
     assert [(record["_cdc_id"], record["n"], record["later"]) for record in read()] == [
@@ -160,7 +188,11 @@ def test_rows_are_read_back_by_their_ids(tmp_path: Path) -> None:
 
 def test_what_comes_again_is_met(folder: Path) -> None:
     stored_rows = StoredRows(ITEMS, str(folder / "mirror"), None)
-    assert [stored_rows.note_chunk(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [False, False, True]
+    assert [stored_rows.note_chunk(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [
+        False,
+        False,
+        True,
+    ]
     assert StoredRows(ITEMS, "", None).note_chunk(["a", "a"])
 
 
@@ -171,4 +203,8 @@ def test_columns_of_names_that_parquet_takes_for_paths(folder: Path) -> None:
     topic.add("c", {**row("other"), "v.w": "x"})
     topic.add("u", {**row("k"), "v.w": "kept"}, lacking=["v.w"])
     _, staged = run(view(folder, topic), topic, rows=1)
-    assert [record["v.w"] for record in read_files(folder, "mirror", staged.rows)] == ["kept", "x", "kept"]
+    assert [record["v.w"] for record in read_files(folder, "mirror", staged.rows)] == [
+        "kept",
+        "x",
+        "kept",
+    ]

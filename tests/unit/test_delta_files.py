@@ -25,10 +25,19 @@ def test_a_row_group_is_bounded_by_rows() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("OSError: [Errno 28] No space left on device: '/w/part-1.parquet' of row 7", "No space left on device"),
-        ("Generic LocalFileSystem error\n ↳ Unable to copy\n ↳ File too large (os error 27)\n", "File too large"),
+        (
+            "OSError: [Errno 28] No space left on device: '/w/part-1.parquet' of row 7",
+            "No space left on device",
+        ),
+        (
+            "Generic LocalFileSystem error\n ↳ Unable to copy\n ↳ File too large (os error 27)\n",
+            "File too large",
+        ),
         ("something with a value in it", "Exception"),
     ],
 )
 def test_what_a_disk_says_is_told_and_nothing_else(text: str, reason: str) -> None:
-    assert write_failure("/w", Exception(text)).message == f"The warehouse folder /w can't be written: {reason}."
+    assert (
+        write_failure("/w", Exception(text)).message
+        == f"The warehouse folder /w can't be written: {reason}."
+    )

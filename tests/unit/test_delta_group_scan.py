@@ -31,7 +31,12 @@ VALUES: list[tuple[str, pa.DataType, Any, str]] = [
     ("date", pa.date32(), date(5, 1, 2), '"0005-01-02"'),
     ("date", pa.date32(), -735160, '"-0043-03-15"'),
     (LOCAL, pa.timestamp("us"), datetime(2026, 1, 2, 3, 4, 5), '"2026-01-02T03:04:05.000000"'),  # noqa: DTZ001
-    (STAMP, pa.timestamp("us", "UTC"), datetime(2026, 1, 2, 3, 4, 5, 6, UTC), '"2026-01-02T03:04:05.000006Z"'),
+    (
+        STAMP,
+        pa.timestamp("us", "UTC"),
+        datetime(2026, 1, 2, 3, 4, 5, 6, UTC),
+        '"2026-01-02T03:04:05.000006Z"',
+    ),
     (STAMP, pa.timestamp("us", "UTC"), 2**63 - 1, '"infinity"'),
     ("bytea", pa.binary(), b"\x00\xff", '"AP8="'),
     ("text[]", pa.list_(pa.string()), ["1", None, "x"], '["1",null,"x"]'),
@@ -68,7 +73,9 @@ def test_values(type_: str, arrow_type: pa.DataType, value: Any, text: str) -> N
     """Values of json come last."""
     (document,) = documents(items(type_), part(arrow_type, value)).to_pylist()
     tested, constant = f'"v\\"":{text}', '"later":null,"id":0'
-    assert document == (f"{{{constant},{tested}}}" if type_.startswith("json") else f"{{{tested},{constant}}}")
+    assert document == (
+        f"{{{constant},{tested}}}" if type_.startswith("json") else f"{{{tested},{constant}}}"
+    )
     json.loads(document)
 
 
@@ -84,14 +91,23 @@ def test_rows_have_their_ids() -> None:
 
 
 def test_files_of_a_mirror(tmp_path: Path) -> None:
-    """One that can't be read, or holds something else, is told by a row without an id, whatever else there is."""
+    """One that can't be read, or holds something else, is told by a row without an id, whatever
+    else there is.
+    """
     good, foreign, torn = (str(tmp_path / name) for name in ("good", "other", "torn"))
-    for path, rows in ((good, part(pa.string(), "a", "b")), (foreign, part(pa.list_(pa.int64()), [1]))):
+    for path, rows in (
+        (good, part(pa.string(), "a", "b")),
+        (foreign, part(pa.list_(pa.int64()), [1])),
+    ):
         pq.write_table(pa.Table.from_batches([rows]), path)
     Path(torn).write_bytes(Path(good).read_bytes()[:-9])
 
     def ids(*files: str) -> list[str | None]:
-        return [key for rows in _rows(MirrorFiles(items("text"), files)) for key in rows.column("id").to_pylist()]
+        return [
+            key
+            for rows in _rows(MirrorFiles(items("text"), files))
+            for key in rows.column("id").to_pylist()
+        ]
 
     assert ids() == []
     assert ids(good, good) == ["0", "1", "0", "1"]

@@ -29,7 +29,9 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("path", ["part%20%C3%A9+1.parquet", "file:{}/part%20%C3%A9+1.parquet"])
-def test_a_file_is_in_either_folder(source: Path, monkeypatch: pytest.MonkeyPatch, links: bool, path: str) -> None:
+def test_a_file_is_in_either_folder(
+    source: Path, monkeypatch: pytest.MonkeyPatch, links: bool, path: str
+) -> None:
     """Under a new name at each time: a commit can't take a file out and put it in."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
@@ -53,7 +55,9 @@ def test_what_is_linked_is_young(source: Path) -> None:
         assert (target / vector_file.name).stat().st_mtime > time.time() - 60
 
 
-def test_a_copy_that_was_cut_is_not_taken_for_the_file(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_was_cut_is_not_taken_for_the_file(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def cut(_: str, destination: Path) -> NoReturn:
         destination.write_bytes(b"ro")
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -45,33 +45,45 @@ def test_reading_starts_where_neither_misses_a_record(
     assert (start_checkpoint and start_checkpoint.position.offsets) == start
 
 
-def commit(number: int, operation: str = "WRITE", stored: ViewCheckpoint | None = None, **parameters: object) -> Commit:
+def commit(
+    number: int,
+    operation: str = "WRITE",
+    stored: ViewCheckpoint | None = None,
+    **parameters: object,
+) -> Commit:
     text = stored.to_json() if stored else "a note of somebody else"
-    return {"version": number, "operation": operation, "userMetadata": text, "operationParameters": parameters}
+    return {
+        "version": number,
+        "operation": operation,
+        "userMetadata": text,
+        "operationParameters": parameters,
+    }
 
 
 OURS = [commit(number, stored=checkpoint(number)) for number in range(5)]
 """Versions 0 to 4, each with a position of its own."""
 
 
-def stands(*newer: Commit, changed: tuple[int, ...] = (), older: list[Commit] = OURS) -> Standing | None:
+def stands(
+    *newer: Commit, changed: tuple[int, ...] = (), older: list[Commit] = OURS
+) -> Standing | None:
     """By commits in the order in which they were made."""
     return standing([*newer[::-1], *older[::-1]], changed.__contains__, lambda _: None)
 
 
 def test_what_rearranges_files_leaves_the_position() -> None:
-    assert stands(commit(5, "OPTIMIZE"), commit(6, "SET TBLPROPERTIES"), commit(7, "VACUUM END")) == Standing(
-        checkpoint(4)
-    )
+    assert stands(
+        commit(5, "OPTIMIZE"), commit(6, "SET TBLPROPERTIES"), commit(7, "VACUUM END")
+    ) == Standing(checkpoint(4))
 
 
 def test_a_restore_leads_back() -> None:
     restore = commit(5, "RESTORE", version="2")
     assert stands(restore) == Standing(checkpoint(2))
     assert stands(restore, commit(6, "RESTORE", version=4)) == Standing(checkpoint(4))
-    assert stands(restore, commit(6, "RESTORE", version="1"), commit(7, "RESTORE", version="5")) == Standing(
-        checkpoint(2)
-    )
+    assert stands(
+        restore, commit(6, "RESTORE", version="1"), commit(7, "RESTORE", version="5")
+    ) == Standing(checkpoint(2))
     assert stands(restore, commit(6, stored=checkpoint(3))) == Standing(checkpoint(3))
     nowhere = [commit(0, "CREATE TABLE", CLEARED), *OURS[1:]]
     assert stands(commit(5, "RESTORE", version="0"), older=nowhere) == Standing(None)
@@ -98,4 +110,6 @@ def test_what_is_not_said_is_not_made_up() -> None:
 
 def test_a_restore_that_names_a_time_is_looked_up() -> None:
     history = [commit(5, "RESTORE", version=None, timestamp="2026-01-01"), *OURS[::-1]]
-    assert standing(history, lambda _: False, lambda version: version - 3) == Standing(checkpoint(2))
+    assert standing(history, lambda _: False, lambda version: version - 3) == Standing(
+        checkpoint(2)
+    )

@@ -7,12 +7,27 @@ from sinks.delta.files.columns import refusals
 
 
 def made_of(*names: str) -> Table:
-    return Table("public", "items", tuple(Column(name, "text") for name in ("id", *names)), ("id",), "t")
+    return Table(
+        "public", "items", tuple(Column(name, "text") for name in ("id", *names)), ("id",), "t"
+    )
 
 
 @pytest.mark.parametrize(
     "name",
-    ["dotted.name", 'quote"d', "back`tick", "select", "x" * 63, "größe", "日付", "a-b", "a/b", "100%", "ID2", "cdc"],
+    [
+        "dotted.name",
+        'quote"d',
+        "back`tick",
+        "select",
+        "x" * 63,
+        "größe",
+        "日付",
+        "a-b",
+        "a/b",
+        "100%",
+        "ID2",
+        "cdc",
+    ],
 )
 def test_a_name_that_is_carried(name: str) -> None:
     assert refusals(made_of(name)) == []

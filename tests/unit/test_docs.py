@@ -25,7 +25,9 @@ def test_the_picture_of_rooms_is_current() -> None:
 
 def test_every_room_says_what_it_is_for() -> None:
     text = draw_rooms.PAGE.read_text().partition(draw_rooms.BEGIN)[0]
-    assert [room for room in draw_rooms.arrows() if f"`{room}`" not in text and room != "sample"] == []
+    assert [
+        room for room in draw_rooms.arrows() if f"`{room}`" not in text and room != "sample"
+    ] == []
 
 
 def test_an_arrow_that_runs_back_is_found() -> None:

@@ -64,7 +64,10 @@ def test_what_a_batch_has_shown_stays_visible() -> None:
     assert (cut.stored, cut.visible) == (before.stored, Position("id", (9, 4)))
     smaller = cut.begins(Position("id", (5, 7)))
     ended = smaller.ends(ViewCheckpoint(Position("id", (5, 7))))
-    assert (ended.stored, ended.visible) == (ViewCheckpoint(Position("id", (5, 7))), Position("id", (9, 7)))
+    assert (ended.stored, ended.visible) == (
+        ViewCheckpoint(Position("id", (5, 7))),
+        Position("id", (9, 7)),
+    )
     assert Record().begins(Position("id", (1,))) == Record(None, Position("id", (1,)))
     first = Position("id", (5, 5))
     assert Record().fresh

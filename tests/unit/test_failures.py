@@ -22,7 +22,16 @@ from cdc.errors import (
 )
 from cdc.model.table import Column, Table
 from cdc.sink.contract import GenerationReplaced, PositionLost, RowsRejected, SchemaMismatch
-from cdc.sink.remedy import MAX_REPEATS, REMEDIES, REPORTED, Patience, Remedy, classify, exhausted, remedy
+from cdc.sink.remedy import (
+    MAX_REPEATS,
+    REMEDIES,
+    REPORTED,
+    Patience,
+    Remedy,
+    classify,
+    exhausted,
+    remedy,
+)
 from cdc.spark.failures import explain
 
 TABLE = Table("public", "orders", (Column("id", "integer"),), ("id",), "shop.public.orders")
@@ -70,10 +79,22 @@ def test_each_failure_has_its_remedy(error: BaseException, action: Remedy) -> No
 
 
 def test_every_class_of_error_is_in_the_table_or_beneath_one_that_is() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CdcError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, CdcError)
+    ]
     # Of a stream: what only verbs raise ends them.
-    verbs = {CdcError, errors.StackError, errors.DivergenceError, errors.UndecidedError, errors.Interrupted}
-    bare = [kind for kind in kinds if kind not in verbs and not set(kind.__mro__[:-3]) & REMEDIES.keys()]
+    verbs = {
+        CdcError,
+        errors.StackError,
+        errors.DivergenceError,
+        errors.UndecidedError,
+        errors.Interrupted,
+    }
+    bare = [
+        kind for kind in kinds if kind not in verbs and not set(kind.__mro__[:-3]) & REMEDIES.keys()
+    ]
     assert bare == []
 
 
@@ -95,8 +116,14 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     ("text", "kind"),
     [
         (KILLED.format("Python worker exited unexpectedly (crashed)"), WorkerLost),
-        (KILLED.format("Python worker exited unexpectedly (crashed). Consider setting"), WorkerLost),
-        ("Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", WorkerLost),
+        (
+            KILLED.format("Python worker exited unexpectedly (crashed). Consider setting"),
+            WorkerLost,
+        ),
+        (
+            "Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)",
+            WorkerLost,
+        ),
         ("Lost executor: Executor heartbeat timed out after 123456 ms", WorkerLost),
         ("java.lang.OutOfMemoryError: Java heap space", SparkError),
         ("org.apache.kafka.common.errors.TimeoutException: no answer", KafkaUnavailable),
@@ -137,7 +164,9 @@ def test_spark_that_does_not_answer_is_no_sink_that_fails() -> None:
         (SinkUnavailable("Away.", hint="h"), SinkUnavailable),
     ],
 )
-def test_what_libraries_raise_gets_a_class_and_quotes_nothing(error: Exception, kind: type[CdcError]) -> None:
+def test_what_libraries_raise_gets_a_class_and_quotes_nothing(
+    error: Exception, kind: type[CdcError]
+) -> None:
     known = classify(error, "cache")
     assert type(known) is kind
     assert SECRET not in known.message + known.hint
@@ -147,7 +176,9 @@ def test_what_may_pass_is_tried_for_ever_what_may_not_a_few_times() -> None:
     away, lost = made(SinkUnavailable), made(WorkerLost)
     assert all(Patience().meet(away, 1) for _ in range(100))
     patience = Patience()
-    assert [patience.meet(lost, 1) for _ in range(MAX_REPEATS)] == [True] * (MAX_REPEATS - 1) + [False]
+    assert [patience.meet(lost, 1) for _ in range(MAX_REPEATS)] == [True] * (MAX_REPEATS - 1) + [
+        False
+    ]
     assert not Patience().meet(made(SinkRejected), 1)
 
 
@@ -155,7 +186,9 @@ def test_progress_or_another_failure_starts_the_count_again() -> None:
     patience, lost = Patience(), made(WorkerLost)
     assert all(patience.meet(lost, at) for at in range(100))
     patience = Patience()
-    assert all(patience.meet(made(kind), 1) for _ in range(10) for kind in (WorkerLost, SinkUnavailable))
+    assert all(
+        patience.meet(made(kind), 1) for _ in range(10) for kind in (WorkerLost, SinkUnavailable)
+    )
 
 
 def test_what_is_given_up_says_how_often_it_came_back() -> None:

@@ -1,4 +1,6 @@
-"""The first pipeline file: accepted as it is, whatever tables are called, and never without being asked for."""
+"""The first pipeline file: accepted as it is, whatever tables are called, and never without being
+asked for.
+"""
 
 import sys
 from pathlib import Path
@@ -12,7 +14,9 @@ from cdc.config.draft import PipelineDraft, name_for, reference, text, write
 from cdc.errors import SettingsError
 from compose.endpoints import Endpoints
 
-SERVERS = Endpoints("postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state").environment()
+SERVERS = Endpoints(
+    "postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state"
+).environment()
 
 
 def loaded(path: Path, first: PipelineDraft, **environment: str) -> settings.Pipeline:
@@ -21,7 +25,9 @@ def loaded(path: Path, first: PipelineDraft, **environment: str) -> settings.Pip
 
 
 @pytest.mark.parametrize("name", ["shop", "true", "no", "null"])
-@pytest.mark.parametrize("tables", [["public.*"], ["public.items", "public.order-s", "a.1"], ["1.2", "public.no"]])
+@pytest.mark.parametrize(
+    "tables", [["public.*"], ["public.items", "public.order-s", "a.1"], ["1.2", "public.no"]]
+)
 def test_it_is_accepted_as_it_is(tmp_path: Path, name: str, tables: list[str]) -> None:
     made = loaded(tmp_path / "first.yaml", PipelineDraft(name, "${CDC_POSTGRES}", tables))
     assert (made.pipeline, made.source.dsn) == (name, "postgresql://x")
@@ -42,7 +48,11 @@ def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
     made = loaded(tmp_path / "first.yaml", first)
     assert [entry.table for entry in made.source.tables] == ["public.*"]
     written = text(first)
-    for line in ("    #   public.items", "    # - public.odd", "    #   write {table: public.odd, exclude: [c]}"):
+    for line in (
+        "    #   public.items",
+        "    # - public.odd",
+        "    #   write {table: public.odd, exclude: [c]}",
+    ):
         assert line in written.splitlines()
     assert "# left out: public.loose: no primary key" in written
 
@@ -62,7 +72,13 @@ def test_no_password_is_written(dsn: str, environment: dict[str, str], written: 
 
 def test_a_name_from_a_file() -> None:
     paths = ("shop.yaml", "My Shop-2.yml", "2nd.yaml", "_.yaml", f"{'a' * 60}.yaml")
-    assert [name_for(Path(path)) for path in paths] == ["shop", "my_shop_2", "nd", "pipeline", "a" * 48]
+    assert [name_for(Path(path)) for path in paths] == [
+        "shop",
+        "my_shop_2",
+        "nd",
+        "pipeline",
+        "a" * 48,
+    ]
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
@@ -94,14 +110,21 @@ def test_without_a_database_it_is_that_of_the_stack(
     assert run(monkeypatch, "-p", str(path), "init") == 0
     assert f"cdc -p {path} up" in capsys.readouterr().out
     made = settings.load(path, SERVERS)
-    assert (made.pipeline, made.source.dsn, made.patterns[0].table) == ("shop", "postgresql://x", "public.*")
+    assert (made.pipeline, made.source.dsn, made.patterns[0].table) == (
+        "shop",
+        "postgresql://x",
+        "public.*",
+    )
     before = path.read_text()
     assert run(monkeypatch, "-p", str(path), "init", "--tables", "public.items") == 2
     assert path.read_text() == before
     assert run(monkeypatch, "-p", str(path), "init", "--dsn", "postgresql://127.0.0.1:1/x") == 2
     path.unlink()
     capsys.readouterr()
-    assert run(monkeypatch, "-p", str(path), "init", "--dsn", "postgresql://me:hunter2@127.0.0.1:1/x") == 4
+    assert (
+        run(monkeypatch, "-p", str(path), "init", "--dsn", "postgresql://me:hunter2@127.0.0.1:1/x")
+        == 4
+    )
     printed = capsys.readouterr()
     assert "can't be reached" in printed.err
     assert "hunter2" not in printed.out + printed.err

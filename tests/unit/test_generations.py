@@ -1,10 +1,19 @@
-"""What the registry's records mean for who reads them: what is kept current, what is removed, who is at work."""
+"""What the registry's records mean for who reads them: what is kept current, what is removed, who
+is at work.
+"""
 
 import time
 
 import pytest
 
-from cdc.generations.registry import STALE_S, GenerationBuild, Generations, RetainedView, Rollback, Work
+from cdc.generations.registry import (
+    STALE_S,
+    GenerationBuild,
+    Generations,
+    RetainedView,
+    Rollback,
+    Work,
+)
 
 NAME = {"public.items": "20260101t000000000000"}
 OTHER = {"public.orders": "20260101t000000000001"}
@@ -33,7 +42,9 @@ def test_what_is_being_built_is_not_kept_current_by_who_applies_to_the_live_view
     assert Generations(work=building("promote")).standby_names == {}
 
 
-def test_a_table_that_is_rebuilt_takes_nothing_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_rebuilt_takes_nothing_from_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     generations = Generations(work=building(), retained=retained(60, OTHER))
     assert generations.standby_names == OTHER
     assert generations.needed_names() == {**NAME, **OTHER}
@@ -55,8 +66,13 @@ def test_a_rollback_that_was_killed_can_be_ended_however_late() -> None:
         (None, 1, False),
     ],
 )
-def test_readers_are_being_shown_another_generation(work: Work | None, ago_s: float, showing: bool) -> None:
-    assert Generations(work=work, claims={"a command": 3}, alive_at=alive(ago_s)).promotion_in_progress == showing
+def test_readers_are_being_shown_another_generation(
+    work: Work | None, ago_s: float, showing: bool
+) -> None:
+    assert (
+        Generations(work=work, claims={"a command": 3}, alive_at=alive(ago_s)).promotion_in_progress
+        == showing
+    )
 
 
 def test_the_first_in_the_topic_holds_the_sink() -> None:

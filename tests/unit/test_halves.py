@@ -1,4 +1,6 @@
-"""`make test` runs every test file once, fails when one of them does, and leaves none behind on Ctrl-C."""
+"""`make test` runs every test file once, fails when one of them does, and leaves none behind on
+Ctrl-C.
+"""
 
 import os
 import signal
@@ -20,7 +22,8 @@ def test_every_file_is_in_one_half() -> None:
         taking = [
             words
             for words in HALVES.values()
-            if f"--ignore={name}" not in words and any(name == word or name.startswith(f"{word}/") for word in words)
+            if f"--ignore={name}" not in words
+            and any(name == word or name.startswith(f"{word}/") for word in words)
         ]
         # Those that need a Docker engine run on demand alone.
         expected_count = 0 if name.startswith(f"{CONTAINER_TESTS}/") else 1
@@ -29,9 +32,16 @@ def test_every_file_is_in_one_half() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -s -p tests.conftest\nmarkers = measures\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = -s -p tests.conftest\nmarkers = measures\n"
+    )
     slow = "import threading; print('begun', flush=True); threading.Event().wait({}); print('done', flush=True)"
-    bodies = {"good": "pass", "bad": "assert False", "endless": slow.format(60), "slow": slow.format(3)}
+    bodies = {
+        "good": "pass",
+        "bad": "assert False",
+        "endless": slow.format(60),
+        "slow": slow.format(3),
+    }
     for name, body in bodies.items():
         (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
     mark = "import pytest\n@pytest.mark.measures\n@pytest.mark.timeout(1)\n"
@@ -45,7 +55,9 @@ def test_one_that_fails_is_told(files: dict[str, str], capfd: pytest.CaptureFixt
     assert "bad       " in capfd.readouterr().out
 
 
-def test_what_failed_is_printed_last(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_failed_is_printed_last(
+    files: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main({"bad": [files["bad"]], "slow": [files["slow"], files["good"]]}) == 1
     *_, failure, passed = sorted(capfd.readouterr().out.splitlines()[-3:])
     assert failure.startswith("bad       FAILED ")
@@ -60,7 +72,8 @@ def test_what_measures_comes_last(files: dict[str, str], capfd: pytest.CaptureFi
 
 
 def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
-    # A shell starts what it puts in the background with interrupts ignored, and every process after it inherits that.
+    # A shell starts what it puts in the background with interrupts ignored, and every process after
+    # it inherits that.
     heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     script = f"from tests.__main__ import main; main(dict(endless=[{files['endless']!r}], good=[{files['good']!r}]))"
     with subprocess.Popen(

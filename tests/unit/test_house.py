@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "sample", "bench")
 LEVELS = ("debug", "info", "warning", "error", "exception")
-MODULE_LINES, FUNCTION_LINES, MEDIAN_LINES = 410, 40, 12
+FUNCTION_LINES, MEDIAN_FUNCTION_LINES, MEDIAN_MODULE_LINES = 60, 12, 150
 FILES = 15
 """Of a room."""
 
@@ -45,19 +45,37 @@ def test_imports_go_one_way() -> None:
         ("cdc/model/table.py", "import pyspark", "Plain data and the codec"),
         ("cdc/kafka/tail.py", "from cdc.apply.stream import Stream", "The rooms of cdc"),
         ("cdc/attic/__init__.py", "", "The rooms of cdc"),
-        ("cdc/apply/stream.py", "from sinks.redis.sink import Redis", "No room knows a destination"),
+        (
+            "cdc/apply/stream.py",
+            "from sinks.redis.sink import Redis",
+            "No room knows a destination",
+        ),
         ("cdc/cli/verbs.py", "from compose import docker", "Only cdc.runtime knows"),
         ("cdc/model/table.py", "from compose import versions", "The packages"),
         ("sinks/redis/sink.py", "from sinks import memory", "A sink knows no other sink"),
-        ("sinks/delta/sink.py", "def late():\n    from cdc.apply.stream import Stream", "A sink knows the contract"),
-        ("compose/stack.py", "from pyspark.sql import SparkSession", "connectors, compose, migrations"),
-        ("migrations/runner.py", "from cdc.postgres import source", "connectors, compose, migrations"),
+        (
+            "sinks/delta/sink.py",
+            "def late():\n    from cdc.apply.stream import Stream",
+            "A sink knows the contract",
+        ),
+        (
+            "compose/stack.py",
+            "from pyspark.sql import SparkSession",
+            "connectors, compose, migrations",
+        ),
+        (
+            "migrations/runner.py",
+            "from cdc.postgres import source",
+            "connectors, compose, migrations",
+        ),
         ("sample/load.py", "from tests.support import wait", "Nothing that is delivered"),
     ],
 )
 def test_a_wrong_import_is_found(tmp_path: Path, file: str, line: str, contract: str) -> None:
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=lambda *_: {"__pycache__", "results"})
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=lambda *_: {"__pycache__", "results"}
+        )
     planted = tmp_path / file
     planted.parent.mkdir(exist_ok=True)
     with planted.open("a") as source:
@@ -70,13 +88,17 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, line: str, contract:
 
 def test_a_room_is_no_hall() -> None:
     folders = [ROOT / "cdc", *(path for path in (ROOT / "cdc").rglob("*") if path.is_dir())]
-    files = {str(path.relative_to(ROOT)): [one.name for one in path.glob("*.py")] for path in folders}
+    files = {
+        str(path.relative_to(ROOT)): [one.name for one in path.glob("*.py")] for path in folders
+    }
     assert {name: len(found) for name, found in files.items() if len(found) > FILES} == {}
     assert sorted(files["cdc"]) == ["__init__.py", "entry.py", "errors.py", "runtime.py"]
 
 
 def test_verbs_that_need_no_spark_start_without_it() -> None:
-    names = "cdc.cli.verbs, cdc.observe.collection, cdc.cli.render, cdc.verify.barrier, compose.stack"
+    names = (
+        "cdc.cli.verbs, cdc.observe.collection, cdc.cli.render, cdc.verify.barrier, compose.stack"
+    )
     names += ", cdc.capture.connector, migrations, sinks"
     names += ", sinks.redis.sink, sinks.elasticsearch.sink, sinks.delta.sink"
     code = f"import {names}, sys; sys.exit('pyspark' in sys.modules)"
@@ -84,18 +106,28 @@ def test_verbs_that_need_no_spark_start_without_it() -> None:
 
 
 def functions(path: Path) -> list[tuple[str, int]]:
-    found = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [
+        n
+        for n in ast.walk(ast.parse(path.read_text()))
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in found]
 
 
 def test_nothing_grows_too_long() -> None:
+    """A module's length is a guide, so only the median is held; a function's is a rule."""
     lengths = {path: functions(path) for path in modules()}
-    long = [f"{name_of(p)}: {n} lines" for p in lengths if (n := len(p.read_text().splitlines())) > MODULE_LINES]
-    long += [
-        f"{name_of(p)}.{name}: {n} lines" for p, found in lengths.items() for name, n in found if n > FUNCTION_LINES
+    long_functions = [
+        f"{name_of(path)}.{name}: {lines} lines"
+        for path, measured in lengths.items()
+        for name, lines in measured
+        if lines > FUNCTION_LINES
     ]
-    assert not long
-    assert statistics.median(n for found in lengths.values() for _, n in found) < MEDIAN_LINES
+    assert not long_functions
+    module_lines = [len(path.read_text().splitlines()) for path in lengths]
+    assert statistics.median(module_lines) <= MEDIAN_MODULE_LINES
+    function_lines = [lines for measured in lengths.values() for _, lines in measured]
+    assert statistics.median(function_lines) < MEDIAN_FUNCTION_LINES
 
 
 def events(source: str) -> Iterator[str]:
@@ -109,4 +141,8 @@ def events(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_events_have_stable_names(path: Path) -> None:
-    assert [event for event in events(path.read_text()) if not re.fullmatch(r"'[a-z]+(_[a-z]+)+'", event)] == []
+    assert [
+        event
+        for event in events(path.read_text())
+        if not re.fullmatch(r"'[a-z]+(_[a-z]+)+'", event)
+    ] == []

@@ -46,8 +46,14 @@ def test_settings_are_the_same_however_they_are_nested(tmp_path: Path, written: 
 
 
 def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
-    asked = load(tmp_path, "{fields: {made: {null_value: 2013-01-02}, name: {fields: {raw: {type: keyword}}}}}")
-    assert asked.fields == {"made": {"null_value": "2013-01-02"}, "name": {"fields": {"raw": {"type": "keyword"}}}}
+    asked = load(
+        tmp_path,
+        "{fields: {made: {null_value: 2013-01-02}, name: {fields: {raw: {type: keyword}}}}}",
+    )
+    assert asked.fields == {
+        "made": {"null_value": "2013-01-02"},
+        "name": {"fields": {"raw": {"type": "keyword"}}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -58,7 +64,10 @@ def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
         ("{fields: {price: double}}", "index.fields.price"),
         ("{fields: {name: {fields: raw}}}", "sub-fields of name are settings by name"),
         ("{settings: {gc_deletes: 1s}}", "gc_deletes can't be set"),
-        ("{settings: {index: {mapping: {source: {mode: synthetic}}}}}", "mapping.source.mode can't be set"),
+        (
+            "{settings: {index: {mapping: {source: {mode: synthetic}}}}}",
+            "mapping.source.mode can't be set",
+        ),
         ("{settings: {translog.durability: async}}", "translog.durability can't be set"),
         ("{settings: {number_of_shards: three}}", "number_of_shards is a whole number"),
         ("{settings: {index.blocks.write: true}}", "blocks.write can't be set"),
@@ -74,9 +83,13 @@ def test_what_an_index_can_not_be_asked(tmp_path: Path, written: str, told: str)
 
 def test_a_column_that_is_not_there() -> None:
     columns = (Column("id", "bigint"), Column("price", "numeric(10,2)"))
-    table = Table("public", "items", columns, ("id",), "t", index=IndexOptions({"price": {"type": "double"}}))
+    table = Table(
+        "public", "items", columns, ("id",), "t", index=IndexOptions({"price": {"type": "double"}})
+    )
     column_names.require_indexed([table])
-    wrong = Table("public", "items", columns, ("id",), "t", index=IndexOptions({"prize": {"type": "double"}}))
+    wrong = Table(
+        "public", "items", columns, ("id",), "t", index=IndexOptions({"prize": {"type": "double"}})
+    )
     with pytest.raises(SettingsError, match=r"public\.items names prize") as caught:
         column_names.require_indexed([table, wrong])
     assert caught.value.hint == "did you mean price?"
@@ -117,4 +130,6 @@ def test_a_field_is_added_to_or_given_a_type() -> None:
     assert merge_field(text, {"fields": {"raw": raw}})["fields"] == {"keyword": keyword, "raw": raw}
     assert merge_field(text, {"type": "keyword"}) == {"type": "keyword"}
     assert merge_field(field("jsonb"), {"type": "flattened"}) == field("hstore")
-    assert merge_field(field("jsonb"), {"type": "flattened", "ignore_above": 9})["ignore_above"] == 9
+    assert (
+        merge_field(field("jsonb"), {"type": "flattened", "ignore_above": 9})["ignore_above"] == 9
+    )

@@ -1,4 +1,6 @@
-"""The lane against the twin: random logs, cut anywhere, lead to the view that one record after the other makes."""
+"""The lane against the twin: random logs, cut anywhere, lead to the view that one record after the
+other makes.
+"""
 
 import json
 import random
@@ -45,7 +47,9 @@ FORMS = {"documents": forms.Documents(), "events": forms.Values()}
 
 @dataclass
 class Writer:
-    """Views by topic; `writes` are the sizes of what each call has brought, `refuses` ids that it won't take."""
+    """Views by topic; `writes` are the sizes of what each call has brought, `refuses` ids that it
+    won't take.
+    """
 
     form: forms.Form = field(default_factory=forms.Documents)
     limits: ChunkLimits = field(default_factory=lambda: ChunkLimits(1000, 10**6))
@@ -87,7 +91,10 @@ class Writer:
                 else:
                     view[row.id] = row.value
             self.reached[part.topic, part.partition] = part.end_offset
-        return [Verdicts(refused=dict.fromkeys(self.refuses & part.rows.keys(), "too large")) for part in parts]
+        return [
+            Verdicts(refused=dict.fromkeys(self.refuses & part.rows.keys(), "too large"))
+            for part in parts
+        ]
 
     def finish(self) -> Mapping[str, Sequence[str]]:
         return {topic: ["done"] for topic in self.views}
@@ -113,28 +120,47 @@ def run(lane: Lane, records: Sequence[Raw]) -> list[PartitionOutcome]:
 
 
 def raws(topic: Topic) -> list[Raw]:
-    made = [Raw(encoded(r.key), encoded(r.value), topic.table.topic, r.partition, r.offset) for r in topic.records]
+    made = [
+        Raw(encoded(r.key), encoded(r.value), topic.table.topic, r.partition, r.offset)
+        for r in topic.records
+    ]
     return sorted(made, key=lambda record: (record.partition, record.offset))
 
 
 def lane_of(topic: Topic, writer: Writer, **options: Any) -> Lane:
     advance = Advance(topic.table, None, Position("id", topic.ends))
-    return Lane((advance,), DecodeOptions(PLACEHOLDER), writer, options.pop("rejection", Skip()), **options)
+    return Lane(
+        (advance,), DecodeOptions(PLACEHOLDER), writer, options.pop("rejection", Skip()), **options
+    )
 
 
 def named(topic: str, names: Sequence[str]) -> Table:
-    types = ("text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb")
+    types = (
+        "text",
+        "bigint",
+        "text",
+        "integer",
+        "boolean",
+        "numeric(10,2)",
+        "text[]",
+        "integer[]",
+        "jsonb",
+    )
     made = tuple(Column(name, type_) for name, type_ in zip(names, types, strict=True))
     return Table("public", topic.rsplit(".", 1)[1], made, tuple(names[:2]), topic)
 
 
 @given(seed=st.integers(0, 2**32), garbage=st.sampled_from([0.0, 0.3]), rows=st.integers(1, 60))
 @budget(30)
-def test_however_a_log_is_cut_the_view_is_what_its_records_make(seed: int, garbage: float, rows: int) -> None:
+def test_however_a_log_is_cut_the_view_is_what_its_records_make(
+    seed: int, garbage: float, rows: int
+) -> None:
     names = list("abcdefghi")
     tables = [named("t.public.first", names), named("t.public.second", names[::-1])]
     numbers = (0, 1, -1, 2**53 + 1, 2**63 - 1)
-    pools = [[{t.key[0]: text, t.key[1]: n} for text in ("x", "", "ü") for n in numbers] for t in tables]
+    pools = [
+        [{t.key[0]: text, t.key[1]: n} for text in ("x", "", "ü") for n in numbers] for t in tables
+    ]
     scribes = [Scribe(t, seed + n, ["x", "", "ü"], pools[n]) for n, t in enumerate(tables)]
     records = [record for scribe in scribes for record in scribe.log(300, garbage=garbage)]
     reading = DecodeOptions(PLACEHOLDER, {tables[0].topic: 150})
@@ -146,21 +172,39 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(seed: int, garba
         expected[table.topic] = (*twin.applied(changes, {}), wrong)
     rng, writer = random.Random(seed), Writer(limits=ChunkLimits(rows, 10**6))
     partitions = max(record.partition for record in records) + 1
-    ends = [max((r.offset for r in records if r.partition == p), default=-1) + 1 for p in range(partitions)]
+    ends = [
+        max((r.offset for r in records if r.partition == p), default=-1) + 1
+        for p in range(partitions)
+    ]
     cut = [rng.randint(0, end) for end in ends]
     reports: list[PartitionOutcome] = []
     for start, until in (((0,) * partitions, tuple(cut)), (tuple(cut), tuple(ends))):
         steps = tuple(Advance(t, Position("id", start), Position("id", until)) for t in tables)
-        ordered = sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
+        ordered = sorted(
+            records, key=lambda record: (record.topic, record.partition, record.offset)
+        )
         reports += run(Lane(steps, reading, writer, Skip(), entries(reports)), ordered)
-    assert all(report.applied.read == report.applied.accounted and report.failure is None for report in reports)
+    assert all(
+        report.applied.read == report.applied.accounted and report.failure is None
+        for report in reports
+    )
     assert sum(report.applied.read for report in reports) == len(records)
-    places = {(one.topic, one.partition, one.offset) for report in reports for one in report.rejected}
+    places = {
+        (one.topic, one.partition, one.offset) for report in reports for one in report.rejected
+    }
     for table in tables:
-        view = {key: twin.loads(value.decode()) for key, value in writer.views.get(table.topic, {}).items()}
+        view = {
+            key: twin.loads(value.decode())
+            for key, value in writer.views.get(table.topic, {}).items()
+        }
         shown, lost, wrong = expected[table.topic]
-        # Documents that pass through aren't parsed: what has values of other types is shown as it is.
-        passed = {change.id for change in wrong if (change.topic, change.partition, change.offset) not in places}
+        # Documents that pass through aren't parsed: what has values of other types is shown as it
+        # is.
+        passed = {
+            change.id
+            for change in wrong
+            if (change.topic, change.partition, change.offset) not in places
+        }
         # One that is in quarantine stays as it was, though pieces of it may have come since.
         kept = [rows for (topic, _), rows in entries(reports).items() if topic == table.topic]
         held = {key for rows in kept for key in rows.values() if key is not None}
@@ -177,7 +221,9 @@ def entries(reports: Sequence[PartitionOutcome]) -> dict[tuple[str, int], dict[i
         for one in report.rejected:
             left.setdefault((report.topic, report.partition), {})[one.offset] = one.id
         rows = left.get((report.topic, report.partition), {})
-        for offset in [offset for offset, key in rows.items() if offset < report.cured.get(key or "", -1)]:
+        for offset in [
+            offset for offset, key in rows.items() if offset < report.cured.get(key or "", -1)
+        ]:
             del rows[offset]
     return left
 
@@ -205,14 +251,19 @@ def test_one_bad_record_costs_one_record(rows: int) -> None:
     records = raws(topic)
     records[2] = records[2]._replace(value=b"{")
     (report,) = run(lane_of(topic, writer, rejection=kept), records)
-    assert [(one.offset, one.id, one.kind) for one, _ in kept.records] == [(2, K, DECODE), (3, K, REFUSED)]
+    assert [(one.offset, one.id, one.kind) for one, _ in kept.records] == [
+        (2, K, DECODE),
+        (3, K, REFUSED),
+    ]
     assert (kept.records[0][1].value, kept.records[1][0].reason) == (b"{", TAINTED)
     assert (report.applied.read, report.applied.written, report.applied.quarantined) == (4, 2, 2)
     assert shown(writer)[K]["v"] == "first"
     topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 3})
     topic.add("u", {"a": "k", "b": 1, "n": 4}, lacking=["v"])
     after = Advance(ITEMS, Position("id", (4,)), Position("id", topic.ends))
-    lane = Lane((after,), DecodeOptions(PLACEHOLDER), writer, kept, {(ITEMS.topic, 0): {2: K, 3: K}})
+    lane = Lane(
+        (after,), DecodeOptions(PLACEHOLDER), writer, kept, {(ITEMS.topic, 0): {2: K, 3: K}}
+    )
     (report,) = run(lane, raws(topic))
     assert report.applied.quarantined == 0
     assert report.cured[K] > 4
@@ -250,7 +301,10 @@ def test_what_the_destination_refuses_is_put_aside_with_all_that_it_was_made_fro
     topic, kept, writer = two_rows(), Remembered(), Writer(refuses=frozenset({K}))
     topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
     (report,) = run(lane_of(topic, writer, rejection=kept), raws(topic))
-    assert [(one.offset, one.reason) for one, _ in kept.records] == [(0, "too large"), (2, "too large")]
+    assert [(one.offset, one.reason) for one, _ in kept.records] == [
+        (0, "too large"),
+        (2, "too large"),
+    ]
     assert (report.applied.read, report.applied.written, report.applied.quarantined) == (3, 1, 2)
     assert report.applied.accounted == report.applied.read
 
@@ -271,7 +325,9 @@ def test_a_failure_is_told_and_ends_the_task() -> None:
 
 
 def test_what_an_earlier_try_has_rejected_and_passed_taints_its_row() -> None:
-    """Nothing is completed across it, though it doesn't come again; what lies ahead comes, and is rejected then."""
+    """Nothing is completed across it, though it doesn't come again; what lies ahead comes, and is
+    rejected then.
+    """
     topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 2})
     writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"older than what was rejected","n":1}'}
     topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
@@ -283,18 +339,24 @@ def test_what_an_earlier_try_has_rejected_and_passed_taints_its_row() -> None:
 
 
 def test_what_an_earlier_try_has_applied_cures_what_lies_before_it() -> None:
-    """A change that carried all was passed by that try, which could tell nobody; one that it rejected cures none."""
+    """A change that carried all was passed by that try, which could tell nobody; one that it
+    rejected cures none.
+    """
     topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 4})
     topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 2})
     topic.add("u", {"a": "k", "b": 1, "v": "refused", "n": 3})
     topic.add("u", {"a": "k", "b": 1, "n": 4}, lacking=["v"])
     writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"whole","n":2}'}
     held = dict(writer.views[ITEMS.topic])
-    (report,) = run(lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), raws(topic))
+    (report,) = run(
+        lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), raws(topic)
+    )
     assert (kept.records, report.applied.stale, shown(writer)[K]["n"]) == ([], 4, 4)
     assert report.cured == {K: 5}
     again = Writer(stands={0: 4}, views={ITEMS.topic: held})
-    (report,) = run(lane_of(topic, again, rejection=kept, entries={(ITEMS.topic, 0): {0: K, 3: K}}), raws(topic))
+    (report,) = run(
+        lane_of(topic, again, rejection=kept, entries={(ITEMS.topic, 0): {0: K, 3: K}}), raws(topic)
+    )
     assert [one.offset for one, _ in kept.records] == [4]
     assert report.cured == {K: 3}
 
@@ -306,13 +368,17 @@ def test_a_record_that_was_given_up_and_passed_cures_nothing() -> None:
     topic.add("u", {"a": "k", "b": 1, "n": 3}, lacking=["v"])
     records = raws(topic)
     records[2] = records[2]._replace(value=b"{")
-    (report,) = run(lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), records)
+    (report,) = run(
+        lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), records
+    )
     assert [(one.offset, one.reason) for one, _ in kept.records] == [(3, TAINTED)]
     assert (report.cured, report.applied.stale) == ({}, 3)
 
 
 def test_what_is_applied_in_the_end_leaves_no_entry() -> None:
-    """A try that was ended has rejected a change which the next one, with another chunk, makes whole."""
+    """A try that was ended has rejected a change which the next one, with another chunk, makes
+    whole.
+    """
     topic, writer = Topic(ITEMS, 1), Writer()
     topic.add("u", {"a": "k", "b": 1, "n": 1}, lacking=["v"])
     topic.add("u", {"a": "k", "b": 1, "v": "x", "n": 2})
@@ -327,7 +393,9 @@ def test_a_repair_names_all_that_it_rejects() -> None:
         topic.add("c", {"a": f"k{number}", "b": 1, "v": "x", "n": 1})
     records = [record._replace(value=b"{") for record in raws(topic)]
     end = Position("id", topic.ends)
-    (report,) = run(Lane((Advance(ITEMS, end, end),), DecodeOptions(PLACEHOLDER), Writer(), kept), records)
+    (report,) = run(
+        Lane((Advance(ITEMS, end, end),), DecodeOptions(PLACEHOLDER), Writer(), kept), records
+    )
     assert len(report.rejected) == report.applied.quarantined == len(records)
     (report,) = run(lane_of(topic, Writer(), rejection=kept), records)
     assert (len(report.rejected), report.applied.quarantined) == (REPORTED_ROWS, len(records))
@@ -351,7 +419,12 @@ def test_memory_is_bounded_where_no_record_can_be_read() -> None:
 def test_what_an_earlier_try_has_written_is_not_written_again() -> None:
     topic, writer = two_rows(), Writer(stands={0: 1})
     (report,) = run(lane_of(topic, writer), raws(topic))
-    assert (report.applied.read, report.applied.stale, report.applied.written, writer.writes) == (2, 1, 1, [1])
+    assert (report.applied.read, report.applied.stale, report.applied.written, writer.writes) == (
+        2,
+        1,
+        1,
+        [1],
+    )
 
 
 def test_memory_is_bounded_by_a_chunk() -> None:
@@ -404,7 +477,12 @@ def test_records_before_a_server_or_a_truncate_are_stale(archives: bool) -> None
     records = raws(topic)
     records[0] = records[0]._replace(key=b"of another table")
     (report,) = run(Lane((advance,), reading, writer, Stop()), records)
-    assert (report.applied.read, report.applied.stale, report.applied.written, report.rejected) == (3, 2, 1, [])
+    assert (report.applied.read, report.applied.stale, report.applied.written, report.rejected) == (
+        3,
+        2,
+        1,
+        [],
+    )
     assert writer.taken == ([1, 2] if archives else [2])
 
 

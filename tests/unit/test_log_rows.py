@@ -1,4 +1,6 @@
-"""What executors make of raw records for an audit, for verify and repair: against the twin, and one by one."""
+"""What executors make of raw records for an audit, for verify and repair: against the twin, and one
+by one.
+"""
 
 import json
 import pickle
@@ -31,7 +33,17 @@ from tests.support.envelopes import PLACEHOLDER, Row, envelope
 from tests.support.scribe import Scribe, packed
 from tests.support.twin import Change, Raw, Twin
 
-TYPES = ("text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb")
+TYPES = (
+    "text",
+    "bigint",
+    "text",
+    "integer",
+    "boolean",
+    "numeric(10,2)",
+    "text[]",
+    "integer[]",
+    "jsonb",
+)
 NAMES = tuple(f"c{at}" for at in range(len(TYPES)))
 BELOW, FLOOR = 200, 150
 MASK = PLACEHOLDER
@@ -49,10 +61,18 @@ def items(*, reshaped: bool = False) -> Table:
 
 
 def looker(
-    table: Table, *, warehouse: bool = False, floor: int = 0, since: Sequence[int] = (), below: int = 0
+    table: Table,
+    *,
+    warehouse: bool = False,
+    floor: int = 0,
+    since: Sequence[int] = (),
+    below: int = 0,
 ) -> RecordClassifier:
     return RecordClassifier(
-        table, DecodeOptions(PLACEHOLDER, {table.topic: floor}, {table.topic: since}), warehouse, below
+        table,
+        DecodeOptions(PLACEHOLDER, {table.topic: floor}, {table.topic: since}),
+        warehouse,
+        below,
     )
 
 
@@ -73,7 +93,9 @@ def said(look: RecordClassifier, records: Sequence[Raw], size: int = 1000) -> li
     return [RecordSummary(**row) for row in rows]
 
 
-def look(value: bytes | None, key: bytes | None = KEY, offset: int = 5, **options: Any) -> RecordSummary:
+def look(
+    value: bytes | None, key: bytes | None = KEY, offset: int = 5, **options: Any
+) -> RecordSummary:
     table = options.pop("table", items())
     (only,) = said(looker(table, **options), [Raw(key, value, table.topic, 0, offset)])
     return only
@@ -93,14 +115,18 @@ def test_what_each_record_says() -> None:
     assert look(b"no json") == look(event(id="one")) == RecordSummary(0, 5, "1", UNREADABLE)
 
 
-@pytest.mark.parametrize("key", [b"", b"no", b"7", b'{"x":2}', b'{"id":1,"x":2}', b'{"id":null}', b'{"id":"\xff"}'])
+@pytest.mark.parametrize(
+    "key", [b"", b"no", b"7", b'{"x":2}', b'{"id":1,"x":2}', b'{"id":null}', b'{"id":"\xff"}']
+)
 def test_another_key_is_foreign_whatever_comes_with_it(key: bytes) -> None:
     for value in (None, b"no json", event()):
         assert look(value, key=key) == RecordSummary(0, 5, None, FOREIGN)
 
 
 def test_what_is_dead() -> None:
-    """By LSN, but for tombstones, which have none; by offset, whatever it is. What is dead needs to fit no view."""
+    """By LSN, but for tombstones, which have none; by offset, whatever it is. What is dead needs to
+    fit no view.
+    """
     dead = RecordSummary(0, 5, "1", DEAD)
     assert look(event(lsn=99), floor=100) == look(event("d", lsn=99), floor=100) == dead
     assert look(event(id="one", lsn=99), floor=100) == dead
@@ -115,7 +141,12 @@ def test_what_is_dead() -> None:
 
 def test_a_row_from_before_its_definition_is_outdated() -> None:
     assert look(event(lsn=99), below=100).outdated
-    for value in (event(lsn=100), event("d", lsn=99), packed({**json.loads(event()), "source": None}), None):
+    for value in (
+        event(lsn=100),
+        event("d", lsn=99),
+        packed({**json.loads(event()), "source": None}),
+        None,
+    ):
         assert not look(value, below=100).outdated
 
 
@@ -153,7 +184,10 @@ def kind_of(change: Change, value: bytes | None) -> str:
 
 def unknown(table: Table, records: Sequence[RecordSummary], size: int = 7) -> list[str]:
     """What Spark hands on, of all rows: sorted by id, partition and offset."""
-    rows = sorted((one for one in records if one.living or one.says == UNREADABLE), key=lambda one: (one.id or "", one))
+    rows = sorted(
+        (one for one in records if one.living or one.says == UNREADABLE),
+        key=lambda one: (one.id or "", one),
+    )
     work = log_rows.unknown(table)
     schema = pa.schema(
         [
@@ -172,7 +206,12 @@ def unknown(table: Table, records: Sequence[RecordSummary], size: int = 7) -> li
 
 
 @given(
-    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), min_size=1, max_size=3, unique=True),
+    texts=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
+        min_size=1,
+        max_size=3,
+        unique=True,
+    ),
     seed=st.integers(0, 2**32),
     garbage=st.sampled_from([0.0, 0.1, 0.4]),
     warehouse=st.booleans(),
@@ -185,7 +224,9 @@ def test_records_and_unknown_values_equal_the_twin(
     table = wide()
     keys = [{NAMES[0]: text, NAMES[1]: number} for text in texts for number in (0, -1, 2**53 + 1)]
     records = Scribe(table, seed, ["", "a", MASK[:-1]], keys).log(200, garbage=garbage)
-    reader = Twin([table], "events" if warehouse else "documents", PLACEHOLDER, {table.topic: FLOOR})
+    reader = Twin(
+        [table], "events" if warehouse else "documents", PLACEHOLDER, {table.topic: FLOOR}
+    )
     decoded = [reader.decode(record) for record in records]
     # What is dead needs to fit no view.
     changes = [replace(change, wrong=change.wrong and not change.dead) for change in decoded]
@@ -199,7 +240,9 @@ def test_records_and_unknown_values_equal_the_twin(
         assert row.says == kind_of(change, record.value), record
         assert row.living == (row.says in (ROW, DELETE, TOMBSTONE))
         assert row.outdated == (row.says == ROW and change.lsn is not None and change.lsn < BELOW)
-        assert frozenset(row.missing or ()) == (change.kept or frozenset() if row.says == ROW else frozenset())
+        assert frozenset(row.missing or ()) == (
+            change.kept or frozenset() if row.says == ROW else frozenset()
+        )
     _, lost = twin.applied(changes, {})
     assert sorted(unknown(table, rows, size)) == sorted(lost)
 
@@ -220,7 +263,8 @@ CHAINS: list[tuple[list[Row | str | None], bool]] = [
     ([{}, {"v": MASK}, "bad"], False),
     ([{"v": MASK}, "bad"], True),
     ([{"v": MASK}, "bad", None], False),
-    # A column that came later: nobody has ever seen its value, or one record carries it that nobody knew of.
+    # A column that came later: nobody has ever seen its value, or one record carries it that nobody
+    # knew of.
     ([{}, {"new": MASK}], True),
     ([{"new": "x"}, {"new": MASK}], False),
     ([{"new": "x"}, {}, {"new": MASK}], True),
@@ -230,7 +274,13 @@ CHAINS: list[tuple[list[Row | str | None], bool]] = [
 @pytest.mark.parametrize(("changes", "lacks"), CHAINS)
 def test_chains_of_changes(changes: list[Row | str | None], lacks: bool) -> None:
     values = [
-        None if one is None else b"no json" if one == "bad" else event("d") if isinstance(one, str) else event(**one)
+        None
+        if one is None
+        else b"no json"
+        if one == "bad"
+        else event("d")
+        if isinstance(one, str)
+        else event(**one)
         for one in changes
     ]
     table = items()
@@ -252,7 +302,11 @@ def test_documents_of_records() -> None:
     ]
     records += [Raw(None, event(), table.topic, 0, 9), Raw(b"no", event(), table.topic, 0, 10)]
     parts = log_rows.documents(table)(batches(records, 2))
-    rows = [(row["id"], row["document"] and json.loads(row["document"])) for part in parts for row in part.to_pylist()]
+    rows = [
+        (row["id"], row["document"] and json.loads(row["document"]))
+        for part in parts
+        for row in part.to_pylist()
+    ]
     whole = {"id": 1, "v": "v", "w": "w"}
     assert rows == [("1", {**whole, "v": "x"}), ("1", None), ("1", None), ("1", whole)]
 
@@ -260,6 +314,8 @@ def test_documents_of_records() -> None:
 def test_keys_of_records() -> None:
     table = items()
     keys = [KEY, b'{"id": 1}', b"no", None, b'{"id":1,"x":2}']
-    parts = log_rows.ids(table)(batches([Raw(key, None, table.topic, 0, at) for at, key in enumerate(keys)], 2))
+    parts = log_rows.ids(table)(
+        batches([Raw(key, None, table.topic, 0, at) for at, key in enumerate(keys)], 2)
+    )
     rows = [(row["id"], row["key"]) for part in parts for row in part.to_pylist()]
     assert rows == [("1", keys[0]), ("1", keys[1]), ("1", keys[4])]

@@ -7,7 +7,16 @@ import pytest
 
 from cdc.apply import machine
 from cdc.apply.lag import Lag
-from cdc.apply.machine import Continue, Decision, Observed, Reason, Restart, Stop, WaitForPromotion, decide
+from cdc.apply.machine import (
+    Continue,
+    Decision,
+    Observed,
+    Reason,
+    Restart,
+    Stop,
+    WaitForPromotion,
+    decide,
+)
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import Progress, RunState
 from cdc.control.floors import Floors
@@ -22,7 +31,11 @@ ITEMS = Table("public", "items", (), ("id",), "shop.public.items")
 NAME, TOPIC = ITEMS.qualified, ITEMS.topic
 HERE, BEFORE = Position("id", (5, 5)), Position("id", (5, 4))
 NOW = 1000.0
-AWAY, FENCED, LOST = SinkUnavailable("a", hint="h"), Fenced("f", hint="h"), WorkerLost("w", hint="h")
+AWAY, FENCED, LOST = (
+    SinkUnavailable("a", hint="h"),
+    Fenced("f", hint="h"),
+    WorkerLost("w", hint="h"),
+)
 REFUSED = SinkRejected("no", hint="h")
 CHANGED = Definition(1, NAME, 1, 7, "ALTER TABLE", None, None, True)
 PLAN = ResumePlan(
@@ -65,13 +78,25 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"control": ControlState(4)}, Restart(Reason.REGISTRATION)),
     ({"control": ControlState(4, Floors(0, {NAME: 8}))}, Restart(Reason.TRUNCATE, NAME)),
     ({"control": ControlState(4, definitions=(CHANGED,))}, Restart(Reason.SCHEMA, NAME)),
-    ({"control": ControlState(4, Floors(0, {NAME: 8}), (CHANGED,))}, Restart(Reason.TRUNCATE, NAME)),
-    ({"control": ControlState(4, Floors(1, {NAME: 8}), (), Registration(epoch=1))}, Restart(Reason.REGISTRATION)),
-    ({"control": ControlState(4, Floors(0, {NAME: 8})), "promoting": True}, Restart(Reason.TRUNCATE, NAME)),
+    (
+        {"control": ControlState(4, Floors(0, {NAME: 8}), (CHANGED,))},
+        Restart(Reason.TRUNCATE, NAME),
+    ),
+    (
+        {"control": ControlState(4, Floors(1, {NAME: 8}), (), Registration(epoch=1))},
+        Restart(Reason.REGISTRATION),
+    ),
+    (
+        {"control": ControlState(4, Floors(0, {NAME: 8})), "promoting": True},
+        Restart(Reason.TRUNCATE, NAME),
+    ),
     ({"promoting": True}, WaitForPromotion()),
     ({"promoting": True, "waited_s": 4.9, "views": view(generation="next")}, WaitForPromotion()),
     ({"promoting": True, "waited_s": 5.0}, Continue()),
-    ({"promoting": True, "waited_s": 5.0, "views": view(generation="next")}, Restart(Reason.SWITCHED, NAME)),
+    (
+        {"promoting": True, "waited_s": 5.0, "views": view(generation="next")},
+        Restart(Reason.SWITCHED, NAME),
+    ),
     ({"waited_s": 1.0, "views": view(generation="next")}, Restart(Reason.SWITCHED, NAME)),
     ({"views": view(BEFORE, "next")}, Restart(Reason.SWITCHED, NAME)),
     ({"standby": {}}, Restart(Reason.STANDBY)),
@@ -88,7 +113,9 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "expected"), TABLE, ids=[f"{', '.join(facts) or 'nothing'}" for facts, _ in TABLE])
+@pytest.mark.parametrize(
+    ("facts", "expected"), TABLE, ids=[f"{', '.join(facts) or 'nothing'}" for facts, _ in TABLE]
+)
 def test_the_table_of_states(facts: dict[str, Any], expected: Decision) -> None:
     assert decide(PLAN, observed(**facts)) == expected
 
@@ -100,9 +127,13 @@ def test_every_reason_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("planted", ["_went_back", "_reshaped", "_switched"])
-def test_planted_a_machine_that_overlooks_something(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_a_machine_that_overlooks_something(
+    planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, planted, lambda *_: None)
-    assert [decide(PLAN, observed(**facts)) for facts, _ in TABLE] != [expected for _, expected in TABLE]
+    assert [decide(PLAN, observed(**facts)) for facts, _ in TABLE] != [
+        expected for _, expected in TABLE
+    ]
 
 
 def test_a_failure_that_comes_back_too_often_says_so() -> None:
@@ -113,7 +144,9 @@ def test_a_failure_that_comes_back_too_often_says_so() -> None:
 
 
 def test_views_that_somebody_has_to_make_again_are_no_success() -> None:
-    assert decide(replace(PLAN, refused=(REFUSED,)), observed(query_ended=True)) == Stop(RunState.FAILED, REFUSED)
+    assert decide(replace(PLAN, refused=(REFUSED,)), observed(query_ended=True)) == Stop(
+        RunState.FAILED, REFUSED
+    )
 
 
 def test_what_readers_do_not_see_has_no_standby() -> None:
@@ -141,5 +174,8 @@ def test_a_snapshot_is_of_its_moment_and_ages() -> None:
     total.add(Applied(read=1, written=1))
     assert (progress.applied.rows, progress.lag_records) == (1, 2)
     later = progress.aged(progress.published_at + 60)
-    assert (later.looked_s, round((later.lag_seconds or 0) - (progress.lag_seconds or 0))) == (60.0, 60)
+    assert (later.looked_s, round((later.lag_seconds or 0) - (progress.lag_seconds or 0))) == (
+        60.0,
+        60,
+    )
     assert replace(progress, busy=True).aged(progress.published_at + 60).looked_s == 0.0

@@ -26,7 +26,9 @@ def fetched(metrics: Metrics) -> dict[str, float]:
 
 def test_the_last_comparison_is_told(metrics: Metrics) -> None:
     for missing in (3, 2):
-        metrics.publish_comparisons([Comparison("cache", "public.busy", source_rows=10, missing=missing, undecided=1)])
+        metrics.publish_comparisons(
+            [Comparison("cache", "public.busy", source_rows=10, missing=missing, undecided=1)]
+        )
     metrics.count_failure()
     found = fetched(metrics)
     assert found['cdc_verify_differences{kind="missing",sink="cache",table="public.busy"}'] == 2

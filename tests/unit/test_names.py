@@ -1,4 +1,6 @@
-"""Which columns are refused by name, and what the way out is; pure, so that it can be asked before anything is made."""
+"""Which columns are refused by name, and what the way out is; pure, so that it can be asked before
+anything is made.
+"""
 
 import json
 import re
@@ -25,7 +27,14 @@ def test_our_own_names_are_refused_for_every_view(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [("Name", "name"), ("GRÖSSE", "größe"), ("İd", "id"), ("\u212aelvin", "kelvin"), ("\u017f", "S")]
+    "pair",
+    [
+        ("Name", "name"),
+        ("GRÖSSE", "größe"),
+        ("İd", "id"),
+        ("\u212aelvin", "kelvin"),
+        ("\u017f", "S"),
+    ],
 )
 def test_names_that_differ_in_case_only_are_found(pair: tuple[str, str]) -> None:
     (why,) = column_names.case_collisions(["other", *pair])
@@ -35,23 +44,32 @@ def test_names_that_differ_in_case_only_are_found(pair: tuple[str, str]) -> None
 
 def test_one_error_names_all_columns_and_which_to_leave_out() -> None:
     table = made_of("fine", "_cdc_x", "bits", "order date", bits="bit varying")
-    error = column_names.refusal_error(table, lambda table: [*column_names.refusals(table), *columns.refusals(table)])
+    error = column_names.refusal_error(
+        table, lambda table: [*column_names.refusals(table), *columns.refusals(table)]
+    )
     assert isinstance(error, SourceError)
     assert all(name in error.message for name in ("public.items", "_cdc_x", "bits", "order date"))
     found = re.search(r"\{.*\}", error.hint)
     assert found
-    assert yaml.safe_load(found[0]) == {"table": "public.items", "exclude": ["_cdc_x", "bits", "order date"]}
+    assert yaml.safe_load(found[0]) == {
+        "table": "public.items",
+        "exclude": ["_cdc_x", "bits", "order date"],
+    }
 
 
 @pytest.mark.parametrize(
-    "name", ['q"uo', "back\\slash", "null", "Yes", "no", "- a", "new\nline", "a, b]", "1", "é", ": #"]
+    "name",
+    ['q"uo', "back\\slash", "null", "Yes", "no", "- a", "new\nline", "a, b]", "1", "é", ": #"],
 )
 def test_the_way_out_is_yaml_whatever_the_name(name: str) -> None:
     error = column_names.refusal_error(
-        made_of(name), lambda table: [column.name for column in table.columns if column.name == name]
+        made_of(name),
+        lambda table: [column.name for column in table.columns if column.name == name],
     )
     assert error
-    assert yaml.safe_load(error.hint.removeprefix("write ").rsplit(" in the pipeline file", 1)[0])["exclude"] == [name]
+    assert yaml.safe_load(error.hint.removeprefix("write ").rsplit(" in the pipeline file", 1)[0])[
+        "exclude"
+    ] == [name]
 
 
 def test_a_key_has_another_way_out() -> None:
@@ -107,7 +125,17 @@ def test_an_index_holds_it(name: str) -> None:
             ["_primary_term"],
             ["_field_names"],
         ),
-        *([".lead"], ["trail."], ["a..b"], [" "], ["a. .b"], ["."], [".".join("a" * 21)], ["id.x"], ["x.y", "x.y.z"]),
+        *(
+            [".lead"],
+            ["trail."],
+            ["a..b"],
+            [" "],
+            ["a. .b"],
+            ["."],
+            [".".join("a" * 21)],
+            ["id.x"],
+            ["x.y", "x.y.z"],
+        ),
     ],
     ids=json.dumps,
 )

@@ -26,13 +26,21 @@ PLENTY = 10_000_000
         (LEAST, LEAST, 1000.0, PLENTY, LEAST),
     ],
 )
-def test_a_batch_takes_some_seconds(limit: int, offsets: int, took_s: float, left: int, found: int) -> None:
+def test_a_batch_takes_some_seconds(
+    limit: int, offsets: int, took_s: float, left: int, found: int
+) -> None:
     assert fitting_limit(limit, offsets, took_s, left) == found
 
 
 @pytest.mark.parametrize(
     ("width", "found"),
-    [(0, FIRST), (100, FIRST), (1024, FIRST_BYTES >> 10), (2048, FIRST_BYTES >> 11), (1 << 20, LEAST)],
+    [
+        (0, FIRST),
+        (100, FIRST),
+        (1024, FIRST_BYTES >> 10),
+        (2048, FIRST_BYTES >> 11),
+        (1 << 20, LEAST),
+    ],
     ids=["unknown", "narrow", "wide", "wider", "huge"],
 )
 def test_the_first_batch_is_shorter_where_records_are_wide(width: int, found: int) -> None:

@@ -1,4 +1,6 @@
-"""Pages say what is so: commands parse, links and paths lead somewhere, generated pages are current."""
+"""Pages say what is so: commands parse, links and paths lead somewhere, generated pages are
+current.
+"""
 
 import ast
 import re
@@ -64,14 +66,22 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["`cdc/nowhere.py`", "see tests/unit/test_nothing.py", "`make nothing`", "`python -m docs.nothing`"]
+    "text",
+    [
+        "`cdc/nowhere.py`",
+        "see tests/unit/test_nothing.py",
+        "`make nothing`",
+        "`python -m docs.nothing`",
+    ],
 )
 def test_planted_paths_that_there_are_not(text: str) -> None:
     assert list(pages.lost_paths(text))
 
 
 def test_planted_a_link_that_leads_nowhere() -> None:
-    assert list(pages.broken_links(ROOT / "README.md", "[x](docs/nothing.md#there)")) == ["docs/nothing.md#there"]
+    assert list(pages.broken_links(ROOT / "README.md", "[x](docs/nothing.md#there)")) == [
+        "docs/nothing.md#there"
+    ]
 
 
 @every(*(page for page in PAGES if page != GLOSSARY))
@@ -105,7 +115,9 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:
     (block,) = (
         body
-        for language, body in pages.blocks((FOLDER / "understand" / "how-a-change-travels.md").read_text())
+        for language, body in pages.blocks(
+            (FOLDER / "understand" / "how-a-change-travels.md").read_text()
+        )
         if language == "python"
     )
     *statements, last = ast.parse(block).body

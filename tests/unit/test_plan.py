@@ -29,7 +29,9 @@ def after(tables: dict[str, Captured] | None = None, **changed: Any) -> Requeste
 
 def without(table: str) -> RequestedState:
     made = after()
-    return RequestedState({name: sent for name, sent in made.tables.items() if name != table}, CONFIG, made.settings)
+    return RequestedState(
+        {name: sent for name, sent in made.tables.items() if name != table}, CONFIG, made.settings
+    )
 
 
 AGAIN = "all its rows are sent again"
@@ -60,7 +62,10 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
             before(),
             after({ITEMS: Captured(("b",))}),
             [],
-            [f"withdraw b of {ITEMS} from every view: {AGAIN}", f"capture note of {ITEMS}: {AGAIN}"],
+            [
+                f"withdraw b of {ITEMS} from every view: {AGAIN}",
+                f"capture note of {ITEMS}: {AGAIN}",
+            ],
             [],
         ),
         (
@@ -103,7 +108,11 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
     ],
 )
 def test_what_a_change_means(
-    there: CurrentState, asked: RequestedState, migrate: list[str], register: list[str], run: list[str]
+    there: CurrentState,
+    asked: RequestedState,
+    migrate: list[str],
+    register: list[str],
+    run: list[str],
 ) -> None:
     made = plan(there, asked)
     assert (list(made.migrate), list(made.register), list(made.run)) == (migrate, register, run)
@@ -112,10 +121,16 @@ def test_what_a_change_means(
 
 
 def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
-    stuck = Refusal("Topic shop.public.items has 2 partitions, the pipeline file says 4.", "cdc -p FILE topics renew")
-    view = Refusal("The view of public.orders in cache is another pipeline's.", "give the sink another prefix")
+    stuck = Refusal(
+        "Topic shop.public.items has 2 partitions, the pipeline file says 4.",
+        "cdc -p FILE topics renew",
+    )
+    view = Refusal(
+        "The view of public.orders in cache is another pipeline's.", "give the sink another prefix"
+    )
     made = plan(
-        before(views={"cache": {ITEMS: True, ORDERS: view}}), after(refused=[stuck], left_out={"a.v": "a view"})
+        before(views={"cache": {ITEMS: True, ORDERS: view}}),
+        after(refused=[stuck], left_out={"a.v": "a view"}),
     )
     assert list(lines(made)) == [
         f"refused   {stuck.what}",
@@ -129,5 +144,9 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
 
 def test_a_former_name_is_told_where_everything_is_new() -> None:
     assert plan(before(idle=["old"]), after()).idle == ()
-    printed = list(lines(plan(before(registration=None, config=None, topics={}, views={}, idle=["old"]), after())))
+    printed = list(
+        lines(
+            plan(before(registration=None, config=None, topics={}, views={}, idle=["old"]), after())
+        )
+    )
     assert "SELECT pg_drop_replication_slot('old')" in printed[-1]

@@ -74,7 +74,9 @@ def test_one_comparison_says_whether_a_view_has_got_there(
     ],
 )
 def test_floors_are_compared_across_servers(made: Floors, now: Floors, reach: Reach) -> None:
-    view = ViewCheckpoint.from_json(ViewCheckpoint(UNTIL, floor=made.number("public.items")).to_json())
+    view = ViewCheckpoint.from_json(
+        ViewCheckpoint(UNTIL, floor=made.number("public.items")).to_json()
+    )
     assert distance(view, UNTIL, now.number("public.items")).reach is reach
 
 

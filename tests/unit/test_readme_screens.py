@@ -1,4 +1,6 @@
-"""The screens that README and the documentation show are what is printed, with the numbers of the example."""
+"""The screens that README and the documentation show are what is printed, with the numbers of the
+example.
+"""
 
 import io
 import time
@@ -24,7 +26,11 @@ from tests.support.pages import ROOT
 
 NOW = time.mktime((2026, 11, 24, 13, 4, 52, 0, 0, -1))
 ROWS = {"flights": 29_417, "airlines": 16, "airports": 1458, "planes": 3322, "weather": 2442}
-LATENCIES = {"search": (0.98, 3.16, 3.96, 111), "cache": (0.86, 2.82, 3.08, 111), "warehouse": (4.66, 7.26, 8.24, 109)}
+LATENCIES = {
+    "search": (0.98, 3.16, 3.96, 111),
+    "cache": (0.86, 2.82, 3.08, 111),
+    "warehouse": (4.66, 7.26, 8.24, 109),
+}
 
 
 def screens(page: Path, begin: str) -> list[str]:
@@ -38,18 +44,29 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(wording, "clock", lambda _: "13:04:17")
     view = ViewStatus("public.orders", 0, 0.0, 2, NOW - 10, quarantined=1)
-    sink = SinkStatus("cache", "running", NOW - 35, views=(view,), rows_per_s=0.0, applied=Applied(3, 2, quarantined=1))
+    sink = SinkStatus(
+        "cache",
+        "running",
+        NOW - 35,
+        views=(view,),
+        rows_per_s=0.0,
+        applied=Applied(3, 2, quarantined=1),
+    )
     found = diagnose(
         Status(
             "shop",
             ConnectorStatus("RUNNING", ("RUNNING",), None),
-            Slot(True, 7, "0/1", "0/1", "reserved", 152, 3300, None, "pgoutput", "shop", None, None),
+            Slot(
+                True, 7, "0/1", "0/1", "reserved", 152, 3300, None, "pgoutput", "shop", None, None
+            ),
             HeartbeatStatus(0.6, 0.045, 2.0),
             (sink,),
         )
     )
     shown = Console(file=io.StringIO(), width=200)
-    shown.print(render.status(found, verdict(found), [sentence(problem) for problem in found.problems]))
+    shown.print(
+        render.status(found, verdict(found), [sentence(problem) for problem in found.problems])
+    )
     printed: Any = shown.file
     lines = printed.getvalue().splitlines()
     assert [line for line in screens(ROOT / "README.md", "degraded:") if line not in lines] == []
@@ -62,7 +79,11 @@ def test_the_last_screen_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(demo, "console", shown)
     demo.show_views(
-        [Comparison(sink, f"public.{name}", rows, rows) for name, rows in ROWS.items() for sink in LATENCIES]
+        [
+            Comparison(sink, f"public.{name}", rows, rows)
+            for name, rows in ROWS.items()
+            for sink in LATENCIES
+        ]
     )
     watches = {name: _watch(*numbers) for name, numbers in LATENCIES.items()}
     kinds = {"amend": 104, "arrive": 2384}
@@ -73,7 +94,9 @@ def test_the_last_screen_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     told = screens(ROOT / "README.md", "Every view against Postgres")
     until = told.index("One read of each")
     expected = [line.partition("...")[0].rstrip(" ,") for line in told[:until]]
-    assert [line for line in expected if line and not any(one.startswith(line) for one in lines)] == []
+    assert [
+        line for line in expected if line and not any(one.startswith(line) for one in lines)
+    ] == []
 
 
 def _watch(p50: float, p95: float, p99: float, count: int) -> SimpleNamespace:

@@ -1,8 +1,16 @@
-"""What a registration says of the one before it: columns that the log still holds, other servers."""
+"""What a registration says of the one before it: columns that the log still holds, other
+servers.
+"""
 
 import pytest
 
-from cdc.control.registrations import Captured, Registration, refuse_another, refuse_changed, refuse_promoted
+from cdc.control.registrations import (
+    Captured,
+    Registration,
+    refuse_another,
+    refuse_changed,
+    refuse_promoted,
+)
 from cdc.errors import AnotherServer, SettingsError, SourceError
 from cdc.model.position import Position, Server
 from tests.support.pipelines import pipeline
@@ -13,7 +21,10 @@ FIRST, PROMOTED, OTHER = Server("7", 1), Server("7", 2), Server("8", 1)
 
 def test_what_is_kept_comes_back() -> None:
     made = Registration(
-        FIRST, 2, {"public.items": Captured(("a",), ("b",), ("c",), ("a",))}, {"t": Position("x", (1,))}
+        FIRST,
+        2,
+        {"public.items": Captured(("a",), ("b",), ("c",), ("a",))},
+        {"t": Position("x", (1,))},
     )
     assert Registration.from_json(made.to_json()) == made
     assert Registration.from_json(Registration().to_json()) == Registration()
@@ -31,7 +42,9 @@ def test_what_is_kept_comes_back() -> None:
         (Captured((), unpublished=("g",)), Captured(("g",), unpublished=("g",)), ()),
     ],
 )
-def test_the_log_holds_what_was_sent_once(before: Captured, now: Captured, withdrawn: tuple[str, ...]) -> None:
+def test_the_log_holds_what_was_sent_once(
+    before: Captured, now: Captured, withdrawn: tuple[str, ...]
+) -> None:
     assert now.with_withdrawn(before).withdrawn == withdrawn
 
 
@@ -43,7 +56,11 @@ def test_offsets_of_another_topic_mean_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "what"),
-    [({"exclude": ["b", "a"]}, ""), ({}, "`exclude`"), ({"exclude": ["a", "b"], "key": ["c"]}, "`key`")],
+    [
+        ({"exclude": ["b", "a"]}, ""),
+        ({}, "`exclude`"),
+        ({"exclude": ["a", "b"], "key": ["c"]}, "`key`"),
+    ],
 )
 def test_a_file_that_was_not_registered_is_told(entry: dict[str, list[str]], what: str) -> None:
     known = Registration(tables={"public.items": Captured(("a", "b"))})
@@ -70,7 +87,9 @@ def test_another_server_is_refused_by_name() -> None:
 
 
 def test_a_promoted_standby_is_told() -> None:
-    """It may lack the end of the log that the connector has sent, and nothing in the log says so."""
+    """It may lack the end of the log that the connector has sent, and nothing in the log says
+    so.
+    """
     with pytest.raises(SourceError, match="timeline is 2, it was 1") as caught:
         refuse_promoted(Registration(FIRST), PROMOTED, SHOP)
     assert "cdc -p FILE verify" in caught.value.hint

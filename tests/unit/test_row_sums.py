@@ -7,7 +7,14 @@ from cdc.verify.census import SOURCE, SumsByView, add_sums, proved_equal
 from cdc.verify.row_sums import Comparable, RowSums, sum_rows
 from cdc.verify.source_group import GROUP_BYTES, GROUP_TABLES, SMALL_BYTES, group_tables
 
-COLUMNS = (("id", "text"), ("d", "double"), ("r", "real"), ("l", "doubles"), ("j", "json"), ("v", "text"))
+COLUMNS = (
+    ("id", "text"),
+    ("d", "double"),
+    ("r", "real"),
+    ("l", "doubles"),
+    ("j", "json"),
+    ("v", "text"),
+)
 ROW = '{"id":1,"d":1.5,"r":0.1,"l":[1,2.5],"j":{"a":[1,2]},"v":"x"}'
 
 
@@ -53,7 +60,9 @@ def test_different_rows_have_different_sums(other: str) -> None:
 
 
 def test_a_column_that_is_lacking_counts_as_null() -> None:
-    assert leaf(("1", '{"id":1}')) == leaf(("1", '{"id":1,"d":null,"r":null,"l":null,"j":null,"v":null}'))
+    assert leaf(("1", '{"id":1}')) == leaf(
+        ("1", '{"id":1,"d":null,"r":null,"l":null,"j":null,"v":null}')
+    )
 
 
 def test_zero_has_no_sign() -> None:
@@ -79,7 +88,9 @@ def test_an_id_and_a_document_have_a_border() -> None:
 
 
 def tables(count: int) -> list[Table]:
-    return [Table("public", f"t{number}", (), ("id",), f"x.public.t{number}") for number in range(count)]
+    return [
+        Table("public", f"t{number}", (), ("id",), f"x.public.t{number}") for number in range(count)
+    ]
 
 
 def test_small_tables_go_together_in_their_order() -> None:
@@ -110,11 +121,15 @@ SINKS = ["cache", "search"]
 def filled() -> SumsByView:
     """Every table with its number of rows, the first of them with none."""
     rows = {name: [(str(at), ROW) for at in range(number)] for number, name in enumerate(NAMES)}
-    return {(side, name): leaf(*rows[name]) for side in (SOURCE, *SINKS) for name in NAMES if rows[name]}
+    return {
+        (side, name): leaf(*rows[name]) for side in (SOURCE, *SINKS) for name in NAMES if rows[name]
+    }
 
 
 def unproved(leaves: SumsByView) -> set[tuple[str, str]]:
-    return {(sink, name) for sink in SINKS for name in NAMES} - proved_equal(leaves, NAMES, SINKS).keys()
+    return {(sink, name) for sink in SINKS for name in NAMES} - proved_equal(
+        leaves, NAMES, SINKS
+    ).keys()
 
 
 def test_equal_views_are_proved_with_their_rows() -> None:
@@ -136,7 +151,9 @@ def test_equal_views_are_proved_with_their_rows() -> None:
     ids=["different", "missing", "extra", "twice", "empty", "unread"],
 )
 def test_what_differs_is_one_view_of_many(planted: RowSums | None) -> None:
-    """The twin of what is proved equal: one fault in one view of a group, told of that view and no other."""
+    """The twin of what is proved equal: one fault in one view of a group, told of that view and no
+    other.
+    """
     assert unproved(filled() | {("cache", NAMES[2]): planted}) == {("cache", NAMES[2])}
 
 

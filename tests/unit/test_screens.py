@@ -1,4 +1,6 @@
-"""What is shown says no more than what is known, can be copied, and names commands that can be run as they are."""
+"""What is shown says no more than what is known, can be copied, and names commands that can be run
+as they are.
+"""
 
 import io
 import re
@@ -21,7 +23,9 @@ from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
 
 ROOT = Path(__file__).parents[2]
 STARTING = Progress("search")
-RUNNING = Progress("search", RunState.APPLYING, Applied(read=5, written=5), lag_records=0, lag_seconds=0.0)
+RUNNING = Progress(
+    "search", RunState.APPLYING, Applied(read=5, written=5), lag_records=0, lag_seconds=0.0
+)
 
 
 def shown(what: RenderableType, width: int = WIDE) -> str:
@@ -33,7 +37,11 @@ def shown(what: RenderableType, width: int = WIDE) -> str:
 
 @pytest.mark.parametrize(
     "one",
-    [STARTING, replace(RUNNING, lag_records=None, lag_seconds=None), replace(RUNNING, looked_s=40.0)],
+    [
+        STARTING,
+        replace(RUNNING, lag_records=None, lag_seconds=None),
+        replace(RUNNING, looked_s=40.0),
+    ],
     ids=["starting", "blind", "hung"],
 )
 def test_what_nobody_has_read_is_unknown_and_never_zero(one: Progress) -> None:
@@ -50,7 +58,9 @@ def test_planted_a_screen_that_takes_unknown_for_nothing(monkeypatch: pytest.Mon
 
 
 def test_what_has_been_read_is_told() -> None:
-    (_, line) = shown(render.progress([replace(RUNNING, lag_records=12, lag_seconds=4.0)])).splitlines()
+    (_, line) = shown(
+        render.progress([replace(RUNNING, lag_records=12, lag_seconds=4.0)])
+    ).splitlines()
     assert line.split()[-3:] == ["12", "4.0", "s"]
     (_, line) = shown(render.progress([RUNNING])).splitlines()
     assert line.split()[-2:] == ["0", "-"]
@@ -59,7 +69,9 @@ def test_what_has_been_read_is_told() -> None:
 def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
     text = shown(
         render.status(
-            Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),)), "down", ["Bad."]
+            Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),)),
+            "down",
+            ["Bad."],
         )
     )
     (line,) = (line for line in text.splitlines() if line.startswith("public.orders"))
@@ -80,7 +92,9 @@ def test_what_waits_says_for_what_and_since_when() -> None:
     )
     _, _, sink, table = shown(render.progress([one])).splitlines()
     assert re.search(r"The index is away\. Next: .* up\. \(since .*\)$", sink)
-    assert re.search(r"public\.t waits: was renamed to public\.tags\. Next: .* migrate\. \(since .*\)$", table)
+    assert re.search(
+        r"public\.t waits: was renamed to public\.tags\. Next: .* migrate\. \(since .*\)$", table
+    )
 
 
 def test_a_log_gets_news_only() -> None:
@@ -96,7 +110,9 @@ def test_a_log_gets_news_only() -> None:
     assert len(lines(busy, 7200.0)) == 1
     busier = replace(RUNNING, applied=Applied(read=10, written=10))
     assert (len(lines(busier, 7205.0)), len(lines(busier, 7210.0))) == (0, 1)
-    assert len(lines(replace(busier, state=RunState.RETRYING, error="Away.", hint="h"), 7211.0)) == 2
+    assert (
+        len(lines(replace(busier, state=RunState.RETRYING, error="Away.", hint="h"), 7211.0)) == 2
+    )
 
 
 PLACE = f"warehouse/{'newshop' * 9}.public.products_of_the_year/12/1234567"
@@ -104,7 +120,10 @@ PLACE = f"warehouse/{'newshop' * 9}.public.products_of_the_year/12/1234567"
 
 def test_what_has_to_be_copied_is_in_one_piece() -> None:
     held = QuarantinedRecord(
-        QuarantineKey("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"), "NaN has no decimal", 0.0, 1
+        QuarantineKey("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"),
+        "NaN has no decimal",
+        0.0,
+        1,
     )
     assert PLACE in shown(render.quarantine([held]))
     assert not any(line != line.rstrip() for line in shown(render.quarantine([held])).splitlines())
@@ -112,7 +131,9 @@ def test_what_has_to_be_copied_is_in_one_piece() -> None:
 
 def test_a_pipe_gets_lines_that_are_not_folded() -> None:
     code = f"from cdc.cli.console import out, say; out.print({PLACE + ' x' * 90!r}); say({PLACE + ' y' * 90!r})"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
+    )
     assert (len(done.stdout.splitlines()), len(done.stderr.splitlines())) == (1, 1)
 
 
@@ -123,10 +144,16 @@ def test_a_pipe_gets_lines_that_are_not_folded() -> None:
             "cdc -p FILE migrate, then cdc -p FILE register",
             "cdc -p 'my shop.yaml' migrate, then cdc -p 'my shop.yaml' register",
         ),
-        ("then: cdc migrate, cdc run", "then: cdc -p 'my shop.yaml' migrate, cdc -p 'my shop.yaml' run"),
+        (
+            "then: cdc migrate, cdc run",
+            "then: cdc -p 'my shop.yaml' migrate, cdc -p 'my shop.yaml' run",
+        ),
         ("is `cdc run` at work?", "is `cdc -p 'my shop.yaml' run` at work?"),
         ("cdc -p FILE --state OTHER up", "cdc -p 'my shop.yaml' --state OTHER up"),
-        ("cdc -p other.yaml up, or the topic cdc.ddl", "cdc -p other.yaml up, or the topic cdc.ddl"),
+        (
+            "cdc -p other.yaml up, or the topic cdc.ddl",
+            "cdc -p other.yaml up, or the topic cdc.ddl",
+        ),
     ],
 )
 def test_a_hint_names_the_file_that_the_caller_named(text: str, expected: str) -> None:
@@ -135,7 +162,11 @@ def test_a_hint_names_the_file_that_the_caller_named(text: str, expected: str) -
     call.file = Path("my shop.yaml")
     assert call.complete_commands(text) == expected
     document = {"hint": text, "rows": [text], "aside": {"t": ["cdc -p", text]}}
-    assert call.complete_document(document) == {"hint": expected, "rows": [text], "aside": {"t": ["cdc -p", expected]}}
+    assert call.complete_document(document) == {
+        "hint": expected,
+        "rows": [text],
+        "aside": {"t": ["cdc -p", expected]},
+    }
 
 
 def test_a_hint_names_the_state_that_the_caller_named() -> None:
@@ -181,8 +212,16 @@ def test_the_version_is_told() -> None:
 
 
 def test_sentences_end_once() -> None:
-    assert [full_stopped(text) for text in ("a", "a.", "is it?", "so: ")] == ["a.", "a.", "is it?", "so:"]
-    assert advice("was renamed to public.tags", "is it there?") == "was renamed to public.tags. Next: is it there?"
+    assert [full_stopped(text) for text in ("a", "a.", "is it?", "so: ")] == [
+        "a.",
+        "a.",
+        "is it?",
+        "so:",
+    ]
+    assert (
+        advice("was renamed to public.tags", "is it there?")
+        == "was renamed to public.tags. Next: is it there?"
+    )
 
 
 def test_lengths_are_told_in_fitting_units() -> None:

@@ -1,4 +1,5 @@
-"""A marked secret in every place that can hold one, and no word of it anywhere: not printed, not logged, not written.
+"""A marked secret in every place that can hold one, and no word of it anywhere: not printed, not
+logged, not written.
 
 Nothing answers at these addresses, so that every verb ends on its way to its server.
 """
@@ -76,7 +77,9 @@ def spoken(
     file: Path, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[int | str | None, str]:
     """The exit code of a verb, and all that it printed."""
-    monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent / "state"), *words.split()])
+    monkeypatch.setattr(
+        sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent / "state"), *words.split()]
+    )
     with pytest.raises(SystemExit) as ended:
         verbs.main()
     printed = capfd.readouterr()
@@ -103,7 +106,10 @@ def test_no_verb_tells_a_secret(
 def asked(sink: Sink) -> Iterator[Callable[[], object]]:
     names = {TABLE.qualified: "20260101t000000000000"}
     for view in (sink, sink.for_generation(names)):
-        yield from (partial(ask, TABLE) for ask in (view.prepare, view.position, view.clear, view.generations))
+        yield from (
+            partial(ask, TABLE)
+            for ask in (view.prepare, view.position, view.clear, view.generations)
+        )
     yield partial(sink.check_capacity, [TABLE])
     yield partial(sink.promote, [TABLE], names)
     yield partial(sink.drop_unreferenced, [TABLE], {})
@@ -168,7 +174,11 @@ def test_no_wrong_setting_is_quoted(
     ],
 )
 def test_no_wrong_url_is_quoted(
-    name: str, url: str, file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str,
+    url: str,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     lines = [
         f'  {name}: {{type: {"redis, prefix: shop" if name == "cache" else "elasticsearch"}, url: "{url}"}}'

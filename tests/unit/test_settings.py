@@ -46,8 +46,12 @@ def test_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_the_sample_is_accepted() -> None:
-    servers = Endpoints("postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state")
-    pipeline = settings.load(Path(__file__).parents[2] / "sample/airport.yaml", servers.environment())
+    servers = Endpoints(
+        "postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state"
+    )
+    pipeline = settings.load(
+        Path(__file__).parents[2] / "sample/airport.yaml", servers.environment()
+    )
     assert set(STACK_VARIABLES) == set(servers.environment())
     assert len(pipeline.source.tables) == 5
     assert set(pipeline.sinks) == {"search", "cache", "warehouse"}
@@ -58,10 +62,22 @@ def test_the_sample_is_accepted() -> None:
     [
         ("pipeline: shop", "pipeline: Shop!", 1, "pipeline", ""),
         ("  dsn: ${DSN}", "  dsn: ${NOWHERE}", 5, "${NOWHERE}, which is not set", "export NOWHERE"),
-        ("  dsn: ${DSN}", "  dsn: ${DSN}\n  colour: red", 6, "source.colour: no such setting", "dsn"),
+        (
+            "  dsn: ${DSN}",
+            "  dsn: ${DSN}\n  colour: red",
+            6,
+            "source.colour: no such setting",
+            "dsn",
+        ),
         ("public.orders", "orders", 6, "a table is written schema.table", "public.flights"),
         ("public.orders", "public.items", 6, "listed twice: public.items", ""),
-        ("public.orders", "public.Items", 6, "would share one: public.Items, public.items", "rename the table"),
+        (
+            "public.orders",
+            "public.Items",
+            6,
+            "would share one: public.Items, public.items",
+            "rename the table",
+        ),
         (
             "public.orders",
             '"public.order items"',
@@ -69,35 +85,149 @@ def test_the_sample_is_accepted() -> None:
             "letters, digits, _ and -: public.order items",
             "rename the table",
         ),
-        ("public.orders", "public.straße", 6, "letters, digits, _ and -: public.straße", "rename the table"),
+        (
+            "public.orders",
+            "public.straße",
+            6,
+            "letters, digits, _ and -: public.straße",
+            "rename the table",
+        ),
         ("public.orders", "public.a$b", 6, "letters, digits, _ and -: public.a$b", "take it out"),
         ("public.orders", "public.a.b", 6, "a table is written schema.table", "a name with a dot"),
-        ("[public.orders,", "[a.b_c, a_b.c,", 6, "differ only in . and _ can't both be: a.b_c, a_b.c", "rename"),
+        (
+            "[public.orders,",
+            "[a.b_c, a_b.c,",
+            6,
+            "differ only in . and _ can't both be: a.b_c, a_b.c",
+            "rename",
+        ),
         ("partitions: 2", "partitions: none", 6, "partitions", ""),
-        ("type: delta", "type: parquet", 10, "no such sink type", "elasticsearch or redis or delta"),
+        (
+            "type: delta",
+            "type: parquet",
+            10,
+            "no such sink type",
+            "elasticsearch or redis or delta",
+        ),
         ("prefix: shop", "prefixx: shop", 9, "sinks.cache.prefix", ""),
         (", path: /tmp/warehouse", "", 10, "sinks.warehouse.path: required, but missing", ""),
         ("pipeline: shop\n", "pipeline: shop\nsinc: {}\n", 2, "sinc: no such setting", "sinks"),
         ("source:", "source: [", None, "", ""),
-        ("  cache:", "  search:", 9, "sinks.search is there twice: the first is on line 8", "take one of them out"),
-        ("source:", "pipeline: shop2\nsource:", 4, "pipeline is there twice: the first is on line 1", "take one"),
-        ("public.orders", "*.*", 6, "a text that begins with * is taken for something else", 'quote it: "*.*"'),
-        ("public.orders", "*orders", 6, "a text that begins with * is taken for something else", 'quote it: "*.*"'),
-        ("source:", "sorce:", 4, "sorce: no such setting", "did you mean source? accepted here: changes_ret"),
+        (
+            "  cache:",
+            "  search:",
+            9,
+            "sinks.search is there twice: the first is on line 8",
+            "take one of them out",
+        ),
+        (
+            "source:",
+            "pipeline: shop2\nsource:",
+            4,
+            "pipeline is there twice: the first is on line 1",
+            "take one",
+        ),
+        (
+            "public.orders",
+            "*.*",
+            6,
+            "a text that begins with * is taken for something else",
+            'quote it: "*.*"',
+        ),
+        (
+            "public.orders",
+            "*orders",
+            6,
+            "a text that begins with * is taken for something else",
+            'quote it: "*.*"',
+        ),
+        (
+            "source:",
+            "sorce:",
+            4,
+            "sorce: no such setting",
+            "did you mean source? accepted here: changes_ret",
+        ),
         ("tables:", "tabels:", 6, "source.tabels: no such setting", "did you mean tables?"),
-        ("partitions: 2", "partition: 2", 6, "tables.1.partition: no such setting", "did you mean partitions?"),
-        ('url: "http', 'urll: "http', 8, "sinks.search.urll: no such setting", "did you mean url? accepted here: "),
-        ("path: /tmp/warehouse", "prefix: shop", 10, "prefix: no such setting", "accepted here: path, trigger_s, type"),
+        (
+            "partitions: 2",
+            "partition: 2",
+            6,
+            "tables.1.partition: no such setting",
+            "did you mean partitions?",
+        ),
+        (
+            'url: "http',
+            'urll: "http',
+            8,
+            "sinks.search.urll: no such setting",
+            "did you mean url? accepted here: ",
+        ),
+        (
+            "path: /tmp/warehouse",
+            "prefix: shop",
+            10,
+            "prefix: no such setting",
+            "accepted here: path, trigger_s, type",
+        ),
         ("prefix: shop", "spare: -1, prefix: shop", 9, "sinks.cache.spare: must be 0 or more", ""),
-        ("type: delta, ", "", 10, "sinks.warehouse: its type is missing", "type: elasticsearch or redis or delta"),
+        (
+            "type: delta, ",
+            "",
+            10,
+            "sinks.warehouse: its type is missing",
+            "type: elasticsearch or redis or delta",
+        ),
         ("search:", "Search:", 8, "sinks.Search: a sink's name begins with", "for example: search"),
-        ("prefix: shop", "prefix: 'a:b'", 9, "sinks.cache.prefix: takes a word without", "prefix: shop"),
-        ("[public.orders, {table: public.items, partitions: 2, exclude: [note]}]", "[]", 6, "at least one", ""),
-        ("[public.orders, {table: public.items, partitions: 2, exclude: [note]}]", "public.orders", 6, "a list is", ""),
-        ("exclude: [note]", "exclude: note", 6, "source.tables.1.exclude: a list is needed: [a, b]", ""),
-        ("  dsn: ${DSN}", "  dsn:", 5, "source.dsn: is empty", "for example: dsn: postgresql://owner"),
-        ("http://localhost:9200", "localhost:9200", 8, "sinks.search.url: needs http:// or https://", "http://local"),
-        ("http://localhost:8083", "localhost:8083", 3, "connect: needs http:// or https://", "http://localhost:9"),
+        (
+            "prefix: shop",
+            "prefix: 'a:b'",
+            9,
+            "sinks.cache.prefix: takes a word without",
+            "prefix: shop",
+        ),
+        (
+            "[public.orders, {table: public.items, partitions: 2, exclude: [note]}]",
+            "[]",
+            6,
+            "at least one",
+            "",
+        ),
+        (
+            "[public.orders, {table: public.items, partitions: 2, exclude: [note]}]",
+            "public.orders",
+            6,
+            "a list is",
+            "",
+        ),
+        (
+            "exclude: [note]",
+            "exclude: note",
+            6,
+            "source.tables.1.exclude: a list is needed: [a, b]",
+            "",
+        ),
+        (
+            "  dsn: ${DSN}",
+            "  dsn:",
+            5,
+            "source.dsn: is empty",
+            "for example: dsn: postgresql://owner",
+        ),
+        (
+            "http://localhost:9200",
+            "localhost:9200",
+            8,
+            "sinks.search.url: needs http:// or https://",
+            "http://local",
+        ),
+        (
+            "http://localhost:8083",
+            "localhost:8083",
+            3,
+            "connect: needs http:// or https://",
+            "http://localhost:9",
+        ),
         (
             "redis://localhost",
             "localhost:6379",
@@ -105,13 +235,49 @@ def test_the_sample_is_accepted() -> None:
             "sinks.cache.url: needs redis://, rediss:// or unix://",
             "redis://l",
         ),
-        ("http://localhost:9200", "http://localhost:port", 8, "sinks.search.url: names no host and port", "%XX"),
-        ("http://localhost:9200", "http://me:a/b@localhost:9200", 8, "search.url: names no host and port", "%XX"),
+        (
+            "http://localhost:9200",
+            "http://localhost:port",
+            8,
+            "sinks.search.url: names no host and port",
+            "%XX",
+        ),
+        (
+            "http://localhost:9200",
+            "http://me:a/b@localhost:9200",
+            8,
+            "search.url: names no host and port",
+            "%XX",
+        ),
         ("redis://localhost", "redis://:6379", 9, "sinks.cache.url: names no host and port", "%XX"),
-        ("redis://localhost", "http://localhost", 9, "sinks.cache.url: is no cache's", "rediss:// (TLS)"),
-        ("/tmp/warehouse", "s3://bucket/x", 10, "sinks.warehouse.path: is a folder's path, and s3: isn't", "folder"),
-        ("  dsn: ${DSN}", "  dsn: ${NO-WHERE}", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
-        ("  dsn: ${DSN}", "  dsn: ${NO", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
+        (
+            "redis://localhost",
+            "http://localhost",
+            9,
+            "sinks.cache.url: is no cache's",
+            "rediss:// (TLS)",
+        ),
+        (
+            "/tmp/warehouse",
+            "s3://bucket/x",
+            10,
+            "sinks.warehouse.path: is a folder's path, and s3: isn't",
+            "folder",
+        ),
+        (
+            "  dsn: ${DSN}",
+            "  dsn: ${NO-WHERE}",
+            5,
+            "source.dsn has ${NO..., which is no reference",
+            "${NAME:-default}",
+        ),
+        (
+            "  dsn: ${DSN}",
+            "  dsn: ${NO",
+            5,
+            "source.dsn has ${NO..., which is no reference",
+            "${NAME:-default}",
+        ),
         (
             '{type: elasticsearch, url: "http://localhost:9200"}',
             "{type: elasticsearch, url: ${CDC_ELASTICSEARCH}}",
@@ -134,7 +300,13 @@ def test_a_mistake_is_named_with_its_line(
 
 
 @pytest.mark.parametrize(
-    ("name", "up"), [("SHOP_POSTGRES", False), ("CDC_POSTGRES", True), ("CDC_SHOP", False), ("CDC_POSTGRESS", False)]
+    ("name", "up"),
+    [
+        ("SHOP_POSTGRES", False),
+        ("CDC_POSTGRES", True),
+        ("CDC_SHOP", False),
+        ("CDC_POSTGRESS", False),
+    ],
 )
 def test_the_stack_is_named_for_what_it_sets_alone(tmp_path: Path, name: str, up: bool) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -145,15 +317,20 @@ def test_the_stack_is_named_for_what_it_sets_alone(tmp_path: Path, name: str, up
 
 
 @pytest.mark.parametrize(
-    ("environment", "dsn"), [({}, "postgresql://a/b"), ({"OWN": ""}, "postgresql://a/b"), ({"OWN": "x"}, "x")]
+    ("environment", "dsn"),
+    [({}, "postgresql://a/b"), ({"OWN": ""}, "postgresql://a/b"), ({"OWN": "x"}, "x")],
 )
-def test_a_reference_may_have_a_default(tmp_path: Path, environment: dict[str, str], dsn: str) -> None:
+def test_a_reference_may_have_a_default(
+    tmp_path: Path, environment: dict[str, str], dsn: str
+) -> None:
     text = GOOD.replace("${DSN}", "${OWN:-postgresql://a/b}")
     assert load(tmp_path, text, **environment).source.dsn == dsn
 
 
 @pytest.mark.parametrize("folder", ["warehouse", "./warehouse", "${HERE}/warehouse"])
-def test_a_relative_path_is_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+def test_a_relative_path_is_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
     path = tmp_path / "files" / "shop.yaml"
     path.parent.mkdir()
     path.write_text(GOOD.replace("/tmp/warehouse", f'"{folder}"'))
@@ -184,7 +361,9 @@ def test_two_sinks_on_one_place_are_refused(tmp_path: Path, other: str, same: st
     if same is None:
         assert "another" in load(tmp_path, text).sinks
         return
-    with pytest.raises(SettingsError, match=f"sinks: {same} and another are on one place") as caught:
+    with pytest.raises(
+        SettingsError, match=f"sinks: {same} and another are on one place"
+    ) as caught:
         load(tmp_path, text)
     assert "secret" not in caught.value.message
     assert "give another another " in caught.value.hint
@@ -193,7 +372,20 @@ def test_two_sinks_on_one_place_are_refused(tmp_path: Path, other: str, same: st
 def mistaken(node: Any) -> Iterator[Any]:
     """Copies of a tree with one wrong value each, in every place."""
     for name in list(node if isinstance(node, dict) else range(len(node))):
-        for wrong in (None, [], {}, "", " ", "x!", -1, 0.5, True, ["x"], {"x": "y"}, {"type": "delta"}):
+        for wrong in (
+            None,
+            [],
+            {},
+            "",
+            " ",
+            "x!",
+            -1,
+            0.5,
+            True,
+            ["x"],
+            {"x": "y"},
+            {"type": "delta"},
+        ):
             there = node[name]
             node[name] = wrong
             yield copy.deepcopy(node)
@@ -207,10 +399,20 @@ def mistaken(node: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("tables", "told"),
-    [("[public.items]", ""), ("['public.*']", ""), ("['*']", ""), ("[public.item]", "public.item"), ("true", "list")],
+    [
+        ("[public.items]", ""),
+        ("['public.*']", ""),
+        ("['*']", ""),
+        ("[public.item]", "public.item"),
+        ("true", "list"),
+    ],
 )
-def test_tables_without_deletion_vectors_are_of_the_file(tmp_path: Path, tables: str, told: str) -> None:
-    text = GOOD.replace("path: /tmp/warehouse", f"path: /tmp/warehouse, without_deletion_vectors: {tables}")
+def test_tables_without_deletion_vectors_are_of_the_file(
+    tmp_path: Path, tables: str, told: str
+) -> None:
+    text = GOOD.replace(
+        "path: /tmp/warehouse", f"path: /tmp/warehouse, without_deletion_vectors: {tables}"
+    )
     if not told:
         sink = load(tmp_path, text).sinks["warehouse"]
         assert isinstance(sink, Delta)
@@ -228,7 +430,9 @@ def test_no_mistake_is_told_in_words_of_the_library(tmp_path: Path) -> None:
         except SettingsError as error:
             refused.append(f"{error.message} {error.hint}")
     assert len(refused) > 150
-    strange = re.compile(r"Input should|valid|tuple|dictionary|instance|None|isn't accepted|union|tag|loc|str_")
+    strange = re.compile(
+        r"Input should|valid|tuple|dictionary|instance|None|isn't accepted|union|tag|loc|str_"
+    )
     assert [words for words in refused if strange.search(words.replace("localhost", ""))] == []
 
 

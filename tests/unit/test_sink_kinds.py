@@ -1,4 +1,6 @@
-"""A kind of sink from a package that isn't ours: named in its entry point, read from a pipeline file, built."""
+"""A kind of sink from a package that isn't ours: named in its entry point, read from a pipeline
+file, built.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -83,7 +85,10 @@ def load(tmp_path: Path, text: str) -> settings.Pipeline:
 def test_it_is_accepted_and_built(tmp_path: Path) -> None:
     pipeline = load(tmp_path, FILE)
     assert type(pipeline) is settings.Pipeline
-    assert {name: sink.trigger_s for name, sink in pipeline.sinks.items()} == {"cache": 0.2, "archive": 60.0}
+    assert {name: sink.trigger_s for name, sink in pipeline.sinks.items()} == {
+        "cache": 0.2,
+        "archive": 60.0,
+    }
     assert pipeline.changes_kept_s == 24 * 3600
     assert factory.build(pipeline, "archive") == ("archive", "shop", 2)  # type: ignore[comparison-overlap]
 
@@ -91,10 +96,25 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message", "hint"),
     [
-        ("drawer: 2", "drawer: 0", "shop.yaml:7: sinks.archive.drawer: must be 1 or more", "for example: drawer: 3"),
-        ("drawer: 2", "drawers: 2", "shop.yaml:7: sinks.archive.drawers: no such setting", "did you mean drawer?"),
+        (
+            "drawer: 2",
+            "drawer: 0",
+            "shop.yaml:7: sinks.archive.drawer: must be 1 or more",
+            "for example: drawer: 3",
+        ),
+        (
+            "drawer: 2",
+            "drawers: 2",
+            "shop.yaml:7: sinks.archive.drawers: no such setting",
+            "did you mean drawer?",
+        ),
         ("type: paper", "type: stone", "shop.yaml:7: sinks.archive: no such sink type", "paper"),
-        ("only: [public.orders]", "only: [public.items]", "shop.yaml:5: sinks: archive.only names public.items", ""),
+        (
+            "only: [public.orders]",
+            "only: [public.items]",
+            "shop.yaml:5: sinks: archive.only names public.items",
+            "",
+        ),
         (
             "}\n  archive",
             "}\n  second: {type: paper, drawer: 2}\n  archive",
@@ -103,14 +123,18 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_its_mistakes_are_named_as_ours_are(tmp_path: Path, old: str, new: str, message: str, hint: str) -> None:
+def test_its_mistakes_are_named_as_ours_are(
+    tmp_path: Path, old: str, new: str, message: str, hint: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         load(tmp_path, FILE.replace(old, new, 1))
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_without_any_kind_it_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_kind_it_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sink_kinds, "GROUP", "cdc.none")
     with pytest.raises(SettingsError, match="No kind of sink is installed"):
         load(tmp_path, FILE)

@@ -27,7 +27,12 @@ def test_wide_rows_are_measured() -> None:
 
 def test_a_row_that_is_longer_than_a_batch_comes_alone() -> None:
     long = b"x" * (CHUNK_BYTES + 1)
-    assert [len(chunk) for chunk in chunk_lines([b"1", long, long, b"2", b"3"])] == [1, len(long), len(long), 2]
+    assert [len(chunk) for chunk in chunk_lines([b"1", long, long, b"2", b"3"])] == [
+        1,
+        len(long),
+        len(long),
+        2,
+    ]
 
 
 def test_nothing() -> None:

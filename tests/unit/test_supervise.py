@@ -1,4 +1,6 @@
-"""Streams side by side: one that dies of anything is told at once, one that hangs keeps nobody else from telling."""
+"""Streams side by side: one that dies of anything is told at once, one that hangs keeps nobody else
+from telling.
+"""
 
 import json
 import threading
@@ -40,7 +42,11 @@ class Feed:
     def publish(self) -> None:
         lag = (self.progress.lag_records or 0) + 1
         self.progress = replace(
-            self.progress, state=RunState.APPLYING, lag_records=lag, published_at=time.time(), busy=self.busy
+            self.progress,
+            state=RunState.APPLYING,
+            lag_records=lag,
+            published_at=time.time(),
+            busy=self.busy,
         )
 
     def stop(self) -> None:
@@ -137,7 +143,9 @@ def test_the_errors_come_in_the_order_of_the_streams() -> None:
     assert SECRET_ROW not in json.dumps([[error.message, error.hint] for error in errors])
 
 
-def test_the_trace_is_logged_once_without_what_the_error_quotes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_trace_is_logged_once_without_what_the_error_quotes(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     configure_logging()
     feeds: Any = (Feed("cache", RuntimeError(SECRET_ROW)),)
     supervise(feeds, threading.Event())
@@ -156,11 +164,19 @@ def hung() -> Iterator[Hung]:
     feed.release.set()
 
 
-def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(runs: Any, hung: Hung) -> None:
+def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(
+    runs: Any, hung: Hung
+) -> None:
     run = runs(hung, Feed("cache"))
-    wait_until(lambda: run.state("cache") and run.state("cache").lag_records, 10, "the cache to be reported")
+    wait_until(
+        lambda: run.state("cache") and run.state("cache").lag_records,
+        10,
+        "the cache to be reported",
+    )
     before = run.state("cache").lag_records or 0
-    wait_until(lambda: run.state("cache").lag_records > before + 10, 10, "the cache to be reported again")
+    wait_until(
+        lambda: run.state("cache").lag_records > before + 10, 10, "the cache to be reported again"
+    )
     assert run.state("cache").looked_s < 1
     reported = run.state("search")
     assert reported.state == "running"
@@ -172,12 +188,16 @@ def test_a_long_batch_is_no_sink_that_never_answers(runs: Any, hung: Hung) -> No
     """What was behind when it began is told as behind for longer all the time."""
     hung.busy, hung.progress = True, replace(hung.progress, lag_seconds=5.0)
     run = runs(hung)
-    wait_until(lambda: run.state("search") and run.state("search").lag_seconds > 6, 10, "a second to go by")
+    wait_until(
+        lambda: run.state("search") and run.state("search").lag_seconds > 6, 10, "a second to go by"
+    )
     assert run.state("search").looked_s == 0
     hung.release.set()
 
 
-def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(runs: Any, hung: Hung) -> None:
+def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(
+    runs: Any, hung: Hung
+) -> None:
     good = Feed("cache")
     run = runs(hung, good)
     wait_until(lambda: run.state("cache"), 10, "a first report")
@@ -188,7 +208,11 @@ def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(r
 
 
 def test_a_run_that_has_died_is_not_running(tmp_path: Path) -> None:
-    publish(tmp_path, [Progress("cache", RunState.APPLYING), Progress("search", RunState.FAILED, error="Full.")], 7.5)
+    publish(
+        tmp_path,
+        [Progress("cache", RunState.APPLYING), Progress("search", RunState.FAILED, error="Full.")],
+        7.5,
+    )
     assert {one.compared_s for one in load_published(tmp_path).values()} == {7.5}
     for path in tmp_path.glob("*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "at": time.time() - 60}))

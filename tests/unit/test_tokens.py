@@ -18,7 +18,9 @@ def test_what_a_token_says(text: str, expected: Token) -> None:
 
 
 def test_a_place_in_another_log_proves_nothing() -> None:
-    """After a failover that lost the end of the log places come a second time, and other changes with them."""
+    """After a failover that lost the end of the log places come a second time, and other changes
+    with them.
+    """
     ends = TokenEnds()
     assert ends.end(Token(1, OLD)) is None
     ends.add(Token(1000, OLD), FIRST)

@@ -30,7 +30,9 @@ def test_what_would_lose_something_is_refused(type_: str) -> None:
     assert loss(type_)
 
 
-@pytest.mark.parametrize("type_", ["text", "text[]", "bit(3)", "interval", "time without time zone", "one.mood[]"])
+@pytest.mark.parametrize(
+    "type_", ["text", "text[]", "bit(3)", "interval", "time without time zone", "one.mood[]"]
+)
 def test_what_travels_whole_is_taken(type_: str) -> None:
     assert loss(type_) is None
 
@@ -42,7 +44,11 @@ def test_a_key_needs_one_text_for_each_value(type_: str) -> None:
 
 
 def test_a_snapshot_reads_dates_as_days_and_nothing_else_otherwise() -> None:
-    columns = (Column("id", "integer", False), Column('d"x', "date"), Column("t", "timestamp without time zone"))
+    columns = (
+        Column("id", "integer", False),
+        Column('d"x', "date"),
+        Column("t", "timestamp without time zone"),
+    )
     dated = Table("public", "w", columns, ("id",), "p.public.w")
     plain = Table("public", "v", columns[:1], ("id",), "p.public.v")
     found = overrides([plain, dated])

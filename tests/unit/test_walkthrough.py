@@ -41,7 +41,11 @@ def test_a_page_that_is_true(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "instead"),
-    [("good ...", "bad ..."), ("(exit code 1)", "(exit code 2)"), ("one\n...\nthree", "three\n...\none")],
+    [
+        ("good ...", "bad ..."),
+        ("(exit code 1)", "(exit code 2)"),
+        ("one\n...\nthree", "three\n...\none"),
+    ],
 )
 def test_a_page_that_is_not(tmp_path: Path, said: str, instead: str) -> None:
     with pytest.raises(AssertionError, match=r"page\.md says"):

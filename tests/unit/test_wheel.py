@@ -31,12 +31,23 @@ connect: http://127.0.0.1:1
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: building leaves files beside the sources."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     for name in listed.splitlines():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, copy / name)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run([*pip, "-w", str(out), str(copy)], check=True)
     return next(out.glob("*.whl"))
 
@@ -64,7 +75,9 @@ class Environment:
         )
 
     def cdc(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.python(f"import sys; sys.argv = {['cdc', *words]!r}; from cdc.entry import main; main()")
+        return self.python(
+            f"import sys; sys.argv = {['cdc', *words]!r}; from cdc.entry import main; main()"
+        )
 
     def _require(self, owner: Distribution, extra: str) -> None:
         for requirement in map(Requirement, owner.requires or ()):
@@ -129,7 +142,9 @@ except StackError as error:
     ("extra", "module"),
     [("spark", "cdc.spark.session"), ("local", "compose.stack"), ("sample", "sample.nyc2013")],
 )
-def test_each_extra_is_enough_for_what_it_is_for(tmp_path: Path, wheel: Path, extra: str, module: str) -> None:
+def test_each_extra_is_enough_for_what_it_is_for(
+    tmp_path: Path, wheel: Path, extra: str, module: str
+) -> None:
     environment = Environment(tmp_path, wheel, extra)
     said = environment.python(f"import {module}")
     assert said.returncode == 0, said.stderr

@@ -1,7 +1,8 @@
-"""Names say what a thing is: vague words make up less than a small share of all names that the code binds.
+"""Names say what a thing is: vague words make up less than a small share of all names that the code
+binds.
 
-A participle, a pronoun or a preposition (`found`, `one`, `at`) tells nothing about its value. Other code bases of this
-kind have about 0.1 % of such names. The aim here is 1 %.
+A participle, a pronoun or a preposition (`found`, `one`, `at`) tells nothing about its value. Other
+code bases of this kind have about 0.1 % of such names. The aim here is 1 %.
 """
 
 import ast
@@ -22,14 +23,20 @@ LIMIT = 0.01
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:
-    """The names that code binds: parameters, variables, attributes, functions, classes; without underscores around."""
+    """The names that code binds: parameters, variables, attributes, functions, classes; without
+    underscores around.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.arg(arg=name):
                 yield name.strip("_")
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name.strip("_")
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 yield name.strip("_")
 
 
@@ -57,5 +64,7 @@ class Held:
             pass
 """
     words, total = vague(iter([ast.parse(code)]))
-    assert words == Counter({"held": 1, "found": 1, "at": 1, "others": 1, "kept": 1, "one": 1, "before": 1, "told": 1})
+    assert words == Counter(
+        {"held": 1, "found": 1, "at": 1, "others": 1, "kept": 1, "one": 1, "before": 1, "told": 1}
+    )
     assert total == 12

@@ -60,7 +60,9 @@ def _for_elements(convert: Convert | None) -> Convert | None:
 
 
 def _lost(texts: bool, unsure: Callable[[Any], bool] | None) -> Callable[[list[Any]], bool]:
-    """Inner arrays come as nulls or as the names of Java objects: a list of nothing but nulls may have been one."""
+    """Inner arrays come as nulls or as the names of Java objects: a list of nothing but nulls may
+    have been one.
+    """
 
     def lost(values: list[Any]) -> bool:
         elements = [value for value in values if value is not None]
@@ -74,7 +76,9 @@ def _lost(texts: bool, unsure: Callable[[Any], bool] | None) -> Callable[[list[A
 
 
 def _source(element: TypeCodec) -> str:
-    """An array of several dimensions as its text: no list equals it, certainly not its elements in a row."""
+    """An array of several dimensions as its text: no list equals it, certainly not its elements in
+    a row.
+    """
     # By subscript: unnest would take a composite apart.
     item = element.source.format("({0})[_cdc_i]")
     return (

@@ -50,7 +50,9 @@ def portable(type_: "pa.DataType") -> "pa.DataType":
 
 @cache
 def countable(type_: "pa.DataType") -> "pa.DataType":
-    """What to cast to for values that the same column takes again: days and microseconds as numbers."""
+    """What to cast to for values that the same column takes again: days and microseconds as
+    numbers.
+    """
     import pyarrow as pa
 
     if pa.types.is_list(type_):

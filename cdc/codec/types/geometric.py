@@ -90,7 +90,10 @@ def polygon(shape: Shape) -> list[float]:
 def path(shape: Path) -> dict[str, Any]:
     """Convert to the struct of the column: closed, points."""
     closed = (shape.extensions or {}).get("closed")
-    return {"closed": {"true": True, "false": False}.get(closed or ""), "points": coordinates(shape, 9)}
+    return {
+        "closed": {"true": True, "false": False}.get(closed or ""),
+        "points": coordinates(shape, 9),
+    }
 
 
 def numbers(values: list[float]) -> list[float | str]:

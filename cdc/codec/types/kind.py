@@ -12,7 +12,8 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class TypeCodec:
-    """How one type travels and is held. Conversions take values that aren't null; a conversion None changes nothing.
+    """How one type travels and is held. Conversions take values that aren't null; a conversion None
+    changes nothing.
 
     A conversion that fails with ValueError or ArithmeticError, or gives None, says that the value
     can't be held.
@@ -37,9 +38,15 @@ class TypeCodec:
     within: Any = None
     """The type of the wire values that the column holds, where that is narrower than `wire`."""
     to_column: Convert | None = None
-    """From the wire: what Arrow takes for the column; days and microseconds since 1970 as numbers."""
+    """From the wire: what Arrow takes for the column; days and microseconds since 1970 as
+    numbers.
+    """
     from_column: Convert | None = None
-    """The way back: from the column to what `document` gives; from what `arrow.portable` casts it to."""
+    """The way back: from the column to what `document` gives; from what `arrow.portable` casts it
+    to.
+    """
     source: str = TEXT
     compare: str = "text"
-    """How verify compares: text; json by value, its numbers by their text; the others by value, as their names say."""
+    """How verify compares: text; json by value, its numbers by their text; the others by value, as
+    their names say.
+    """

@@ -11,7 +11,9 @@ from msgspec import Meta
 from cdc.codec.types.kind import NUMBER, Convert, TypeCodec
 
 SPECIAL = {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}
-"""Debezium's words for the numerics that are no numbers (decimal.handling.mode=string), and Postgres'."""
+"""Debezium's words for the numerics that are no numbers (decimal.handling.mode=string), and
+Postgres'.
+"""
 LONGEST = 38
 """Digits of the widest decimal column."""
 PLAIN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -63,7 +65,9 @@ def decimal(precision: int, scale: int) -> Convert:
     Rounds as Postgres does: the log holds rows from before a column got its scale.
     """
     integral = rf"\d{{1,{precision - scale}}}" if precision > scale else "0"
-    fits = re.compile(rf"-?{integral}" + (rf"(\.\d{{1,{scale}}})?" if scale else ""), re.ASCII).fullmatch
+    fits = re.compile(
+        rf"-?{integral}" + (rf"(\.\d{{1,{scale}}})?" if scale else ""), re.ASCII
+    ).fullmatch
     unit, limit = Decimal(1).scaleb(-scale), Decimal(10) ** (precision - scale)
     context = Context(prec=2 * LONGEST, rounding=ROUND_HALF_UP)
 
@@ -87,28 +91,48 @@ SMALLINT = replace(BIGINT, name="smallint", column="smallint", within=_integer(1
 INTEGER = replace(BIGINT, name="integer", column="int", within=_integer(32))
 OID = replace(BIGINT, source="to_json({}::bigint)")
 DOUBLE = TypeCodec(
-    "double", wire=Float, column="double", to_column=float, from_column=json_number, source=NUMBER, compare="double"
+    "double",
+    wire=Float,
+    column="double",
+    to_column=float,
+    from_column=json_number,
+    source=NUMBER,
+    compare="double",
 )
-REAL = replace(DOUBLE, name="real", column="float", to_column=real, from_column=from_real, compare="real")
+REAL = replace(
+    DOUBLE, name="real", column="float", to_column=real, from_column=from_real, compare="real"
+)
 BOOLEAN = TypeCodec("boolean", wire=bool, column="boolean", source=NUMBER)
-NUMERIC = TypeCodec("numeric", document=numeric, words=tuple(f'"{word}"' for word in SPECIAL), to_column=numeric)
+NUMERIC = TypeCodec(
+    "numeric", document=numeric, words=tuple(f'"{word}"' for word in SPECIAL), to_column=numeric
+)
 MONEY = TypeCodec("money", source="{}::numeric::text")
 VECTOR = TypeCodec(
     "vector",
     wire=list[Float | None],
     column="array<float>",
     to_column=lambda values: [None if element is None else float(element) for element in values],
-    from_column=lambda values: [None if element is None else from_real(element) for element in values],
+    from_column=lambda values: [
+        None if element is None else from_real(element) for element in values
+    ],
     source="to_json({}::real[])",
     compare="reals",
 )
 
 
 def scaled(precision: int, scale: int) -> TypeCodec:
-    """A numeric of fixed scale: a decimal column, where the warehouse has one that is wide enough."""
-    type_codec = NUMERIC if scale >= 0 else TypeCodec("numeric", document=without_decimals, to_column=without_decimals)
+    """A numeric of fixed scale: a decimal column, where the warehouse has one that is wide
+    enough.
+    """
+    type_codec = (
+        NUMERIC
+        if scale >= 0
+        else TypeCodec("numeric", document=without_decimals, to_column=without_decimals)
+    )
     digits = max(precision, scale) - min(scale, 0)
     if digits > LONGEST:
         return type_codec
     column = f"decimal({digits},{max(scale, 0)})"
-    return replace(type_codec, column=column, to_column=decimal(digits, max(scale, 0)), from_column=_plain)
+    return replace(
+        type_codec, column=column, to_column=decimal(digits, max(scale, 0)), from_column=_plain
+    )

@@ -42,9 +42,36 @@ KINDS = {
 # Types that the connector sends as unknown ones: the bytes of Postgres' own text.
 KINDS |= dict.fromkeys(
     (
-        *("unknown", "tsquery", "pg_lsn", "xid", "xid8", "cid", "tid", "txid_snapshot", "pg_snapshot", "jsonpath"),
-        *("int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange", "datemultirange"),
-        *("regclass", "regtype", "regproc", "regprocedure", "regoper", "regoperator", "regrole", "regnamespace"),
+        *(
+            "unknown",
+            "tsquery",
+            "pg_lsn",
+            "xid",
+            "xid8",
+            "cid",
+            "tid",
+            "txid_snapshot",
+            "pg_snapshot",
+            "jsonpath",
+        ),
+        *(
+            "int4multirange",
+            "int8multirange",
+            "nummultirange",
+            "tsmultirange",
+            "tstzmultirange",
+            "datemultirange",
+        ),
+        *(
+            "regclass",
+            "regtype",
+            "regproc",
+            "regprocedure",
+            "regoper",
+            "regoperator",
+            "regrole",
+            "regnamespace",
+        ),
     ),
     text.UNKNOWN,
 )
@@ -52,12 +79,16 @@ KINDS |= dict.fromkeys(
 
 @cache
 def kind(type_: str) -> TypeCodec:
-    """Return the codec of a type as `format_type` prints it; a type without an entry travels as its text."""
+    """Return the codec of a type as `format_type` prints it; a type without an entry travels as its
+    text.
+    """
     if type_.endswith("[]"):
         return array(kind(type_.removesuffix("[]")))
     name = base_type(type_)
     type_codec = KINDS.get(name, text.TEXTUAL)
-    if type_codec is numeric.NUMERIC and (scale := re.fullmatch(r"numeric\((\d+),(-?\d+)\)", type_)):
+    if type_codec is numeric.NUMERIC and (
+        scale := re.fullmatch(r"numeric\((\d+),(-?\d+)\)", type_)
+    ):
         return numeric.scaled(int(scale[1]), int(scale[2]))
     if type_codec is temporal.TIMESTAMPTZ and type_.startswith("timestamp("):
         return replace(type_codec, document=temporal.with_microseconds)

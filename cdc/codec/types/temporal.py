@@ -114,12 +114,16 @@ def local(micros: int) -> str:
 
 
 def overflown(micros: int) -> bool:
-    """The last 29 years of Postgres' range, from 294247 on, don't fit into 64 bits: they come out below its first."""
+    """The last 29 years of Postgres' range, from 294247 on, don't fit into 64 bits: they come out
+    below its first.
+    """
     return NEVER != micros < FIRST_MOMENT
 
 
 def unsure_moment(micros: int) -> bool:
-    """Say whether an array may name a wrong time stamp, in microseconds: one from before 1582-10-25."""
+    """Say whether an array may name a wrong time stamp, in microseconds: one from before
+    1582-10-25.
+    """
     return NEVER != micros < SURE_MOMENT
 
 
@@ -129,7 +133,9 @@ def unsure_stamp(text: str) -> bool:
 
 
 def to_stamp(text: str) -> datetime | int | None:
-    """A time stamp with a zone: what Python has no year for as microseconds; None for what has no 64 bits."""
+    """A time stamp with a zone: what Python has no year for as microseconds; None for what has no
+    64 bits.
+    """
     if text[4:5] == "-" and text[:4] > "0000" and text.endswith("Z"):
         return datetime.fromisoformat(text)
     if text == "infinity":
@@ -143,7 +149,8 @@ def _micros(text: str) -> int | None:
         return None
     year, month, day, hour, minute, second = map(int, parts.groups()[:6])
     cycles, year_of_cycle = divmod(year - 1, 400)
-    days = datetime(year_of_cycle + 1, month, day, hour, minute, second).toordinal() + cycles * CYCLE - EPOCH_DAY  # noqa: DTZ001
+    within_cycle = datetime(year_of_cycle + 1, month, day, hour, minute, second)  # noqa: DTZ001
+    days = within_cycle.toordinal() + cycles * CYCLE - EPOCH_DAY
     clock = ((hour * 60 + minute) * 60 + second) * SECOND + int((parts[7] or "").ljust(6, "0"))
     micros = days * MIDNIGHT + clock
     return micros if NEVER < micros < FOREVER else None
@@ -183,9 +190,15 @@ DATE = TypeCodec(
     source=_iso(MONTH_DAY),
 )
 TIME = TypeCodec(
-    "time", wire=BIGINT.wire, document=time, to_column=time, source="to_char({}::interval, 'HH24:MI:SS.US')"
+    "time",
+    wire=BIGINT.wire,
+    document=time,
+    to_column=time,
+    source="to_char({}::interval, 'HH24:MI:SS.US')",
 )
-TIMETZ = TypeCodec("timetz", document=with_microseconds, to_column=with_microseconds, source=TIMETZ_SOURCE)
+TIMETZ = TypeCodec(
+    "timetz", document=with_microseconds, to_column=with_microseconds, source=TIMETZ_SOURCE
+)
 TIMESTAMP = TypeCodec(
     "timestamp",
     wire=BIGINT.wire,

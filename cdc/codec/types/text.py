@@ -29,7 +29,9 @@ def json(text: str) -> Raw:
 
 
 def bits(type_: str) -> TypeCodec:
-    """bit(n) as Postgres prints it: the connector sends its bytes, the lowest first and without those that are zero."""
+    """bit(n) as Postgres prints it: the connector sends its bytes, the lowest first and without
+    those that are zero.
+    """
     length = int(re.sub(r"\D", "", type_) or 1)
     if length == 1:
         return TypeCodec("bits", wire=bool, document=_bit, to_column=_bit)
@@ -53,5 +55,7 @@ BINARY = TypeCodec(
     from_column=base64,
     source="translate(encode({}, 'base64'), E'\\n', '')",
 )
-JSON_VALUE = TypeCodec("json", document=json, raw=True, from_column=json, source=JSON, compare="json")
+JSON_VALUE = TypeCodec(
+    "json", document=json, raw=True, from_column=json, source=JSON, compare="json"
+)
 UNKNOWN = TypeCodec("unknown", document=text_of_bytes, to_column=text_of_bytes)

@@ -121,5 +121,9 @@ def differs(delta_table: "deltalake.DeltaTable", table: Table) -> bool:
         return True
     source_types = {column.name: column_type(table, column.name) for column in table.columns}
     # All structs have one shape. Whether their fields may be null says nothing about rows.
-    comparable = {name: delta_type(text) for name, text in source_types.items() if not text.startswith("struct<")}
+    comparable = {
+        name: delta_type(text)
+        for name, text in source_types.items()
+        if not text.startswith("struct<")
+    }
     return any(types.get(name, type_) != type_ for name, type_ in comparable.items())

@@ -21,7 +21,9 @@ def os_error_text(error: Exception) -> str:
 def write_failure(folder: str, error: Exception) -> SinkUnavailable:
     """Make the error that says that a disk or a store takes no more."""
     reason = os_error_text(error) or type(error).__name__
-    return SinkUnavailable(f"The warehouse folder {folder} can't be written: {reason}.", hint=WRITE_HINT)
+    return SinkUnavailable(
+        f"The warehouse folder {folder} can't be written: {reason}.", hint=WRITE_HINT
+    )
 
 
 class CommitConflict(SinkUnavailable):
@@ -34,7 +36,8 @@ class CommitConflict(SinkUnavailable):
 def commit_conflict() -> CommitConflict:
     """Make the error that says so."""
     return CommitConflict(
-        "Somebody else committed to the Delta table at the same time.", hint="nothing to do: it is tried again"
+        "Somebody else committed to the Delta table at the same time.",
+        hint="nothing to do: it is tried again",
     )
 
 

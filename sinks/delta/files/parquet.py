@@ -82,7 +82,10 @@ class FileWriter:
         self.bytes += table.nbytes
         with self.remove_on_failure():
             self._writer = self._writer or pq.ParquetWriter(
-                self._path, table.schema, filesystem=self._file_system, metadata_collector=self._metadata
+                self._path,
+                table.schema,
+                filesystem=self._file_system,
+                metadata_collector=self._metadata,
             )
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
@@ -118,7 +121,9 @@ def write_file(folder: str, name: str, groups: Iterable["pa.Table"]) -> DataFile
         return writer.close()
 
 
-def rows_with_ids(path: str, ids: "pa.Array", schema: "pa.Schema", selection: Any = None) -> Iterator["pa.Table"]:
+def rows_with_ids(
+    path: str, ids: "pa.Array", schema: "pa.Schema", selection: Any = None
+) -> Iterator["pa.Table"]:
     """Read the rows of a file that have one of these ids, as the columns of a schema.
 
     ids: text, sorted. selection: by row, whether it still belongs to the table; None when all do.
@@ -210,7 +215,9 @@ def fit_to_schema(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
 
     present = set(table.column_names)
     columns = [
-        table[field.name].cast(field.type) if field.name in present else pa.nulls(table.num_rows, field.type)
+        table[field.name].cast(field.type)
+        if field.name in present
+        else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
@@ -237,7 +244,12 @@ def _stats(metadata: Any) -> dict[str, Any]:
 
     Columns of numbers, texts, dates and times have bounds.
     """
-    stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    stats: dict[str, Any] = {
+        "numRecords": metadata.num_rows,
+        "minValues": {},
+        "maxValues": {},
+        "nullCount": {},
+    }
     for number in range(metadata.num_columns):
         column = metadata.schema.column(number)
         row_groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))

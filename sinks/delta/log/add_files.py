@@ -35,13 +35,17 @@ WORKER_WRITE_ERROR = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
 """How a worker's file system says that it takes no more: by Linux's numbers of errors."""
 
 
-def create(folder: str, actions: Sequence[AddAction], schema: deltalake.Schema, info: CommitInfo) -> None:
+def create(
+    folder: str, actions: Sequence[AddAction], schema: deltalake.Schema, info: CommitInfo
+) -> None:
     """Create a table of files that are written, in one commit.
 
     Raises SinkUnavailable: somebody else has created it meanwhile, or the folder takes no more.
     """
     try:
-        create_table_with_add_actions(folder, schema, list(actions), commit_properties=_properties(info))
+        create_table_with_add_actions(
+            folder, schema, list(actions), commit_properties=_properties(info)
+        )
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if not deltalake.DeltaTable.is_deltatable(folder):
             if isinstance(error, OSError) or os_error_text(error):
@@ -62,7 +66,9 @@ def write_files(folder: str, rows: "DataFrame", schema: deltalake.Schema) -> lis
     # By number: Spark parses a dot or a backtick in a name.
     numbered = typed.toDF(*(f"c{number}" for number in range(len(typed.columns))))
     try:
-        files = numbered.mapInArrow(freeze_gc_after(_writer(folder, typed.columns)), FILE_COLUMNS).collect()
+        files = numbered.mapInArrow(
+            freeze_gc_after(_writer(folder, typed.columns)), FILE_COLUMNS
+        ).collect()
     except PySparkException as error:
         if WORKER_WRITE_ERROR.search(str(error)):
             raise write_failure(folder, error) from None
@@ -77,14 +83,20 @@ def add_actions(files: Iterable[DataFile]) -> list[AddAction]:
 
 
 def commit(
-    table: deltalake.DeltaTable, actions: Sequence[AddAction], mode: Mode, schema: deltalake.Schema, info: CommitInfo
+    table: deltalake.DeltaTable,
+    actions: Sequence[AddAction],
+    mode: Mode,
+    schema: deltalake.Schema,
+    info: CommitInfo,
 ) -> None:
     """Commit files upon the version in which a table is open.
 
     Raises SinkUnavailable: another commit came in between, or the folder takes no more.
     """
     try:
-        table.create_write_transaction(list(actions), mode, schema, commit_properties=_properties(info))
+        table.create_write_transaction(
+            list(actions), mode, schema, commit_properties=_properties(info)
+        )
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if deltalake.DeltaTable(table.table_uri).version() > table.version():
             raise commit_conflict() from None
@@ -197,13 +209,17 @@ def add_columns(table: deltalake.DeltaTable, columns: deltalake.Schema) -> None:
     missing = [field for field in columns.fields if field.name not in present]
     if missing:
         version = table.version()
-        table.alter.add_columns([deltalake.Field(field.name, field.type, nullable=True) for field in missing])
+        table.alter.add_columns(
+            [deltalake.Field(field.name, field.type, nullable=True) for field in missing]
+        )
         table.update_incremental()
         if table.version() != version + 1:
             raise commit_conflict()
 
 
-def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+def _writer(
+    folder: str, names: Sequence[str]
+) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
     """Make the function of a task: it writes one file, if it has a row."""
 
     def write_file(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -211,7 +227,9 @@ def _writer(folder: str, names: Sequence[str]) -> "Callable[[Iterator[pa.RecordB
 
         groups = (group.rename_columns(names) for group in _groups(batches))
         if file := parquet.write_file(folder, links.new_file_name(), groups):
-            yield pa.RecordBatch.from_pylist([{"name": file.name, "size": file.size, "stats": file.stats}])
+            yield pa.RecordBatch.from_pylist(
+                [{"name": file.name, "size": file.size, "stats": file.stats}]
+            )
 
     return write_file
 

@@ -74,7 +74,9 @@ class Commits:
 
     def standing(self, folder: str, commits: Sequence[Commit]) -> Standing | None:
         """Find where a view stands by some commits of a table; see `history.standing`."""
-        return history.standing(commits, partial(_changed_rows, folder), partial(_restored_version, folder))
+        return history.standing(
+            commits, partial(_changed_rows, folder), partial(_restored_version, folder)
+        )
 
     def history(self, folder: str, depth: int | None = None) -> list[dict[str, Any]]:
         """Return the last commits of a table, the newest first; empty where there is no table.
@@ -111,7 +113,9 @@ class Commits:
 
 
 @contextmanager
-def number_commits(spark: "SparkSession", checkpoint: ViewCheckpoint, number: int) -> Iterator[None]:
+def number_commits(
+    spark: "SparkSession", checkpoint: ViewCheckpoint, number: int
+) -> Iterator[None]:
     """Put the checkpoint and our number into the commits that Spark makes inside the block.
 
     They go through settings of the session, because Delta's transactions take no options. So one
@@ -149,7 +153,9 @@ def _changed_rows(folder: str, version: int) -> bool:
             actions = [json.loads(line) for line in log.read().splitlines() if line.strip()]
     except FileNotFoundError:
         return True
-    file_actions = (action[kind] for action in actions for kind in ("add", "remove") if kind in action)
+    file_actions = (
+        action[kind] for action in actions for kind in ("add", "remove") if kind in action
+    )
     return any(file_action.get("dataChange", True) for file_action in file_actions)
 
 
@@ -169,6 +175,9 @@ def _restored_version(folder: str, version: int) -> int | None:
             candidate = deltalake.DeltaTable(folder, version=earlier)
         except deltalake.exceptions.DeltaError:
             return None
-        if not add_files.has_deleted_rows(candidate) and sorted(add_files.paths(candidate)) == files:
+        if (
+            not add_files.has_deleted_rows(candidate)
+            and sorted(add_files.paths(candidate)) == files
+        ):
             return earlier
     return None

@@ -47,14 +47,20 @@ def standing(
         text = commit.get("userMetadata") or ""
         if text.startswith(ViewCheckpoint.JSON_START):
             checkpoint = ViewCheckpoint.from_json(text)
-            return Standing(None if checkpoint.position == CLEARED.position else checkpoint, trouble)
+            return Standing(
+                None if checkpoint.position == CLEARED.position else checkpoint, trouble
+            )
         if commit["operation"] == RESTORE:
             restored_version = _restored_version(commit, restored)
             if restored_version is None:
-                return Standing(None, f"{RESTORE} (version {version}) doesn't tell to which version")
+                return Standing(
+                    None, f"{RESTORE} (version {version}) doesn't tell to which version"
+                )
             ceiling = restored_version
         elif not trouble and changed(version):
-            trouble = f"{commit['operation']} (version {version}) of somebody else has changed its rows"
+            trouble = (
+                f"{commit['operation']} (version {version}) of somebody else has changed its rows"
+            )
     is_complete = bool(history) and history[-1]["version"] == 0
     return Standing(None, trouble) if is_complete else None
 

@@ -21,7 +21,13 @@ def begin(spark: SparkSession, folder: str) -> Any:
     return transaction
 
 
-def commit(spark: SparkSession, transaction: Any, actions: Sequence[Any], operation: Any, number: int | None) -> None:
+def commit(
+    spark: SparkSession,
+    transaction: Any,
+    actions: Sequence[Any],
+    operation: Any,
+    number: int | None,
+) -> None:
     """Commit a transaction; number: ours, None for a commit that says nothing of rows.
 
     Raises SinkUnavailable when another commit came in between.
@@ -29,7 +35,10 @@ def commit(spark: SparkSession, transaction: Any, actions: Sequence[Any], operat
     import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
 
     numbers = [] if number is None else [number]
-    number_actions = [package(spark).actions.SetTransaction(APPLICATION, value, *none(spark, 1)) for value in numbers]
+    number_actions = [
+        package(spark).actions.SetTransaction(APPLICATION, value, *none(spark, 1))
+        for value in numbers
+    ]
     try:
         transaction.commit(seq(spark, [*actions, *number_actions]), operation)
     except PySparkException as error:
@@ -45,7 +54,9 @@ def update(spark: SparkSession, checkpoint: ViewCheckpoint, number: int) -> Any:
     """
     update_mode = spark._jvm.org.apache.spark.sql.streaming.OutputMode.Update()  # type: ignore[union-attr]
     metadata = some(spark, checkpoint.to_json())
-    return package(spark).DeltaOperations.StreamingUpdate(update_mode, checkpoint.writer, number, metadata)
+    return package(spark).DeltaOperations.StreamingUpdate(
+        update_mode, checkpoint.writer, number, metadata
+    )
 
 
 def switch(spark: SparkSession) -> Any:

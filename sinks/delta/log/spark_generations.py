@@ -51,10 +51,18 @@ def drop_deletion_vectors(spark: SparkSession, folder: str, version: int) -> Non
     transaction, delta = _begin(spark, folder, version), jvm.package(spark)
     name, _ = PROPERTIES[DELETION_VECTORS]
     metadata = transaction.metadata()
-    transaction.updateMetadata(_copy(metadata, configuration=metadata.configuration().removed(name)), False)
+    transaction.updateMetadata(
+        _copy(metadata, configuration=metadata.configuration().removed(name)), False
+    )
     feature = jvm.single(delta, "DeletionVectorsTableFeature")
     transaction.updateProtocol(transaction.snapshot().protocol().removeFeature(feature))
-    jvm.commit(spark, transaction, [], delta.DeltaOperations.DropTableFeature(DELETION_VECTORS, False), None)
+    jvm.commit(
+        spark,
+        transaction,
+        [],
+        delta.DeltaOperations.DropTableFeature(DELETION_VECTORS, False),
+        None,
+    )
 
 
 def switch(
@@ -76,11 +84,15 @@ def switch(
     live_commit = commits.last_commit(live)
     if lags(live_commit):
         return False
-    _replace_files(spark, transaction, source, jvm.switch(spark), checkpoint, live_commit.number + 1)
+    _replace_files(
+        spark, transaction, source, jvm.switch(spark), checkpoint, live_commit.number + 1
+    )
     return True
 
 
-def link_all_files(spark: SparkSession, folder: str, version: int, checkpoint: ViewCheckpoint, number: int) -> None:
+def link_all_files(
+    spark: SparkSession, folder: str, version: int, checkpoint: ViewCheckpoint, number: int
+) -> None:
     """Give a table links to all of its files, wherever they lie.
 
     Raises SinkUnavailable, see `switch`.
@@ -93,7 +105,11 @@ def link_all_files(spark: SparkSession, folder: str, version: int, checkpoint: V
 
 
 def clone(
-    spark: SparkSession, source: deltalake.DeltaTable, folder: str, target: str, checkpoint: ViewCheckpoint
+    spark: SparkSession,
+    source: deltalake.DeltaTable,
+    folder: str,
+    target: str,
+    checkpoint: ViewCheckpoint,
 ) -> None:
     """Create a table of the files that the table in `folder` had in a version (`source`)."""
     add_files.create(target, [], source.schema(), CommitInfo(CLEARED, 1))
@@ -126,7 +142,12 @@ def _begin(spark: SparkSession, folder: str, version: int) -> Any:
 
 
 def _replace_files(
-    spark: SparkSession, transaction: Any, source: Any, operation: Any, checkpoint: ViewCheckpoint, number: int
+    spark: SparkSession,
+    transaction: Any,
+    source: Any,
+    operation: Any,
+    checkpoint: ViewCheckpoint,
+    number: int,
 ) -> None:
     """Commit the files of a version, of this table or another, in the place of all files.
 
@@ -152,7 +173,9 @@ def _share(spark: SparkSession, file: Any, source: Any, target: str) -> Any:
     match = VECTOR_FILE.search(vector_path)
     assert match
     links.share_as(vector_path, f"{target}/{match[0]}", target)
-    descriptor = jvm.single(jvm.package(spark).actions, "DeletionVectorDescriptor").onDiskWithRelativePath(
+    descriptor = jvm.single(
+        jvm.package(spark).actions, "DeletionVectorDescriptor"
+    ).onDiskWithRelativePath(
         spark._jvm.java.util.UUID.fromString(match[1]),  # type: ignore[union-attr]
         "",
         vector.sizeInBytes(),

@@ -27,7 +27,9 @@ class WriterFence:
         """Drop what is remembered of a part, because the sink is about to empty it."""
         self._checkpoints.pop(folder, None)
 
-    def begin_step(self, writer: str, advance: Advance, folders: Mapping[str, str], load: Callable[[], object]) -> None:
+    def begin_step(
+        self, writer: str, advance: Advance, folders: Mapping[str, str], load: Callable[[], object]
+    ) -> None:
         """Remember a step from where the parts stand.
 
         The same step may begin again: one of the parts may have moved on by the first attempt.
@@ -48,7 +50,9 @@ class WriterFence:
             raise mismatch(advance.table, advance.start, start, ours=False)
         self._steps[advance.table.topic] = step
 
-    def gains(self, writer: str, advance: Advance, folder: str, checkpoint: ViewCheckpoint | None) -> bool:
+    def gains(
+        self, writer: str, advance: Advance, folder: str, checkpoint: ViewCheckpoint | None
+    ) -> bool:
         """Tell whether a part of the view gains something by a step.
 
         checkpoint: where the part stands by its own log.
@@ -69,7 +73,11 @@ class WriterFence:
 
 
 def next_checkpoint(
-    writer: str, advance: Advance, previous: ViewCheckpoint | None, applied: Applied, generation: str | None
+    writer: str,
+    advance: Advance,
+    previous: ViewCheckpoint | None,
+    applied: Applied,
+    generation: str | None,
 ) -> ViewCheckpoint:
     """Make the checkpoint that a part of a view stores with a step."""
     if advance.is_repair and previous:

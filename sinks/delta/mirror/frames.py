@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def read_files(spark: "SparkSession", folder: str, names: Sequence[str], schema: "deltalake.Schema") -> "DataFrame":
+def read_files(
+    spark: "SparkSession", folder: str, names: Sequence[str], schema: "deltalake.Schema"
+) -> "DataFrame":
     """Read files of a folder as the columns of a schema; a column that a file lacks is null."""
     from pyspark.sql.types import StructType
 
@@ -33,7 +35,9 @@ def missing_events(events: "DataFrame", log: "DataFrame", topic_id: str) -> "Dat
     if "_cdc_topic" in log.columns:
         # Rows of earlier versions don't name their topic: there was only this one.
         log = log.where(F.coalesce("_cdc_topic", F.lit(topic_id)) == topic_id)
-    stored_offsets = log.join(F.broadcast(events.select(*offset)), offset, "left_semi").select(*offset)
+    stored_offsets = log.join(F.broadcast(events.select(*offset)), offset, "left_semi").select(
+        *offset
+    )
     return events.join(F.broadcast(stored_offsets), offset, "left_anti")
 
 
@@ -45,7 +49,9 @@ def newest_rows(rows: "DataFrame", deleted: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as F
 
     deletes = deleted.withColumn("_cdc_gone", F.lit(True))
-    changes = rows.withColumn("_cdc_gone", F.lit(False)).unionByName(deletes, allowMissingColumns=True)
+    changes = rows.withColumn("_cdc_gone", F.lit(False)).unionByName(
+        deletes, allowMissingColumns=True
+    )
     names = [f"`{name.replace('`', '``')}`" for name in changes.columns]
     newest = F.max_by(F.struct(*names), "_cdc_offset").alias("_cdc_newest")
     latest = changes.groupBy("_cdc_id").agg(newest)

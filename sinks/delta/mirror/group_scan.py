@@ -33,15 +33,23 @@ class MirrorFiles:
     files: tuple[str, ...] | None
 
 
-def scan_mirrors(spark: "SparkSession", folders: Mapping[Table, str], commits: Commits) -> "DataFrame":
+def scan_mirrors(
+    spark: "SparkSession", folders: Mapping[Table, str], commits: Commits
+) -> "DataFrame":
     """Scan the mirrors in these folders, as `cdc.sink.contract.GroupScanner` says."""
-    mirrors = [_mirror_files(table, commits.table(folder), folder) for table, folder in folders.items()]
+    mirrors = [
+        _mirror_files(table, commits.table(folder), folder) for table, folder in folders.items()
+    ]
     tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
     read = _reader(mirrors, tasks)
-    return spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, "table string, id string, document string")
+    return spark.range(0, tasks, numPartitions=tasks).mapInArrow(
+        read, "table string, id string, document string"
+    )
 
 
-def _mirror_files(table: Table, delta_table: "deltalake.DeltaTable | None", folder: str) -> MirrorFiles:
+def _mirror_files(
+    table: Table, delta_table: "deltalake.DeltaTable | None", folder: str
+) -> MirrorFiles:
     """List the files of a mirror; one that doesn't exist has no rows."""
     if delta_table is None:
         return MirrorFiles(table, ())

@@ -74,7 +74,9 @@ def merge(
     files = _files(transaction)
     rewritten = _files_to_compact(files)
     searched = [file for file in files if file not in rewritten]
-    ids = frames.read_files(spark, folder, changed.id_files, schema(NO_COLUMNS, "mirror")).select("_cdc_id")
+    ids = frames.read_files(spark, folder, changed.id_files, schema(NO_COLUMNS, "mirror")).select(
+        "_cdc_id"
+    )
     actions = _deletions(transaction, searched, ids) if deletion_vectors else []
     rewritten += [] if deletion_vectors else _files_with_changes(searched, ids)
     additions = [*changed.rows, *_rewrite(transaction, rewritten, ids, table)]
@@ -109,13 +111,17 @@ def _files(transaction: Any) -> list[_MirrorFile]:
         deleted = vector.cardinality() if vector else 0
         live_bytes = fields["size"] * (1 - deleted / json.loads(fields["stats"])["numRecords"])
         path = action.absolutePath(log).toUri().toASCIIString()
-        files.append(_MirrorFile(action, path, vector and vector.serializeToBase64(), deleted, live_bytes))
+        files.append(
+            _MirrorFile(action, path, vector and vector.serializeToBase64(), deleted, live_bytes)
+        )
     return files
 
 
 def _files_to_compact(files: Sequence[_MirrorFile]) -> list[_MirrorFile]:
     """Select small files, the smallest first, within the limit; none until there are many."""
-    small = sorted((file for file in files if file.live_bytes < SMALL_BYTES), key=lambda file: file.live_bytes)
+    small = sorted(
+        (file for file in files if file.live_bytes < SMALL_BYTES), key=lambda file: file.live_bytes
+    )
     if len(small) < SMALL_FILES:
         return []
     totals = accumulate(file.live_bytes for file in small)
@@ -148,7 +154,9 @@ def _deletions(transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame")
     """Make the actions that mark the rows of these ids as deleted, in all of these files."""
     spark, places = ids.sparkSession, _places(files, ids)
     generator = jvm.single(jvm.package(spark).commands, "DeletionVectorBitmapGenerator")
-    results = generator.buildDeletionVectors(spark._jsparkSession, places._jdf, transaction.deltaLog(), 0)
+    results = generator.buildDeletionVectors(
+        spark._jsparkSession, places._jdf, transaction.deltaLog(), 0
+    )
     actions = []
     for result in jvm.items(spark, results):
         file, vector = files[int(result.filePath())], result.deletionVector()
@@ -188,7 +196,9 @@ def _rewrite(
     """Write the rows of some files again, without those of these ids, into fewer files."""
     if not files:
         return []
-    rows = _read(transaction, files, ids.sparkSession).join(ids.hint("broadcast"), "_cdc_id", "left_anti")
+    rows = _read(transaction, files, ids.sparkSession).join(
+        ids.hint("broadcast"), "_cdc_id", "left_anti"
+    )
     tasks = max(COMPACTED_FILES, int(sum(file.live_bytes for file in files) / COMPACTED_BYTES))
     return add_files.write_files(table.table_uri, rows.coalesce(tasks), table.schema())
 
@@ -198,7 +208,9 @@ def _read(transaction: Any, files: Sequence[_MirrorFile], spark: "SparkSession")
     from pyspark.sql import DataFrame
 
     actions = jvm.seq(spark, [file.action for file in files])
-    frame = transaction.deltaLog().createDataFrame(transaction.snapshot(), actions, False, *jvm.none(spark, 1))
+    frame = transaction.deltaLog().createDataFrame(
+        transaction.snapshot(), actions, False, *jvm.none(spark, 1)
+    )
     return DataFrame(frame, spark)
 
 

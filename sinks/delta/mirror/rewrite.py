@@ -39,7 +39,9 @@ class Rewrite(NamedTuple):
     name: str
 
 
-def rewrite_mirrors(spark: "SparkSession", rewrites: Mapping[str, Rewrite]) -> dict[str, list[DataFile]]:
+def rewrite_mirrors(
+    spark: "SparkSession", rewrites: Mapping[str, Rewrite]
+) -> dict[str, list[DataFile]]:
     """Write all rows that each mirror has after a batch as one file, in one Spark job.
 
     Returns the file by table, in a list that is empty where no rows remain.
@@ -64,7 +66,9 @@ def rewrite_mirrors(spark: "SparkSession", rewrites: Mapping[str, Rewrite]) -> d
     return files
 
 
-def _work(rewrites: Sequence[Rewrite], batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+def _work(
+    rewrites: Sequence[Rewrite], batches: "Iterator[pa.RecordBatch]"
+) -> "Iterator[pa.RecordBatch]":
     """Do the rewrites of a task: numbers of rewrites in, RESULT_COLUMNS out."""
     import pyarrow as pa
 
@@ -75,7 +79,10 @@ def _work(rewrites: Sequence[Rewrite], batches: "Iterator[pa.RecordBatch]") -> "
                 result |= {"name": file.name, "size": file.size, "stats": file.stats}
         except OSError as error:
             result["failure"] = write_failure(rewrites[number].folder, error).message
-        columns = {name: pa.array([result[name]], pa.int64() if name == "size" else pa.string()) for name in result}
+        columns = {
+            name: pa.array([result[name]], pa.int64() if name == "size" else pa.string())
+            for name in result
+        }
         yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), **columns})
 
 

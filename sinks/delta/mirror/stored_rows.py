@@ -88,7 +88,10 @@ class StoredRows:
         newest: Newest = {}
         if staged := self.staged_ids(list(missing)):
             for file in rows:
-                self._collect(newest, parquet.rows_with_ids(f"{self._folder}/{file.name}", _sorted(staged), schema))
+                self._collect(
+                    newest,
+                    parquet.rows_with_ids(f"{self._folder}/{file.name}", _sorted(staged), schema),
+                )
             for file in deleted:
                 path = f"{self._folder}/{file.name}"
                 self._collect(newest, parquet.rows_with_ids(path, _sorted(staged), key_schema))
@@ -101,17 +104,28 @@ class StoredRows:
         assert self._mirror
         # A column that the mirror doesn't have yet: no value of it was ever stored.
         absent = {column.name for column in self._table.columns} - self._mirror.columns
-        return [row_id for row_id, names in missing.items() if row_id not in newest and absent.isdisjoint(names)]
+        return [
+            row_id
+            for row_id, names in missing.items()
+            if row_id not in newest and absent.isdisjoint(names)
+        ]
 
     def _collect(self, newest: Newest, tables: Iterable["pa.Table"]) -> None:
-        """Add rows by their ids where they are newer; without columns of values they are deletes."""
+        """Add rows by their ids where they are newer; without columns of values they are
+        deletes.
+        """
         for table in tables:
             columns = {name: table[name] for name in table.column_names}
             ids = columns.pop(ID).to_pylist()
             offsets = columns.pop("_cdc_offset").to_pylist()
-            lists = {name: column.cast(countable(column.type)).to_pylist() for name, column in columns.items()}
+            lists = {
+                name: column.cast(countable(column.type)).to_pylist()
+                for name, column in columns.items()
+            }
             nulls = [None] * table.num_rows
-            rows = zip(*(lists.get(column.name, nulls) for column in self._table.columns), strict=True)
+            rows = zip(
+                *(lists.get(column.name, nulls) for column in self._table.columns), strict=True
+            )
             for row_id, offset, values in zip(ids, offsets, rows, strict=True):
                 if row_id not in newest or newest[row_id][0] < offset:
                     newest[row_id] = offset, values if lists else None
