@@ -14,10 +14,19 @@ from typing import Any
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.sink.contract import Sink
+from cdc.sink.lane_run import run_in_process, run_on_executors
 from tests.contract.laws import Harness, fill, row
 
 Act = Callable[[], object]
-REDIS = {"run", "run_here", "hget", "hgetall", "eval", "register_script", "scan_iter"}
+REDIS = {
+    run_on_executors.__name__,
+    run_in_process.__name__,
+    "hget",
+    "hgetall",
+    "eval",
+    "register_script",
+    "scan_iter",
+}
 DELTA = {"collect", "history", "get_add_actions", "create_write_transaction"}
 CALLS = REDIS | DELTA | {"perform_request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""

@@ -22,7 +22,7 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.contract import PositionLost
-from cdc.sink.lane_run import run_in_process
+from cdc.sink.lane_run import run_in_process, run_on_executors
 from sinks.redis.executor import PendingAdvance, RedisWriter
 from sinks.redis.sink import Redis
 from tests.contract import laws
@@ -168,7 +168,7 @@ def test_what_passes_is_waited_for(
     before, sink = harness.position(), harness.sink
     batch = harness.batch(before, harness.topic.ends, "one")
     with server_at(own) as server, ExitStack() as passing:
-        moment = Moment(0, {"run"})
+        moment = Moment(0, {run_on_executors.__name__})
         with (
             pytest.raises(SinkUnavailable),
             moment.during(lambda: passing.enter_context(trouble(server))),
@@ -267,7 +267,7 @@ def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) 
     batch = limited.batch(limited.position(), limited.topic.ends, "five")
     with (
         pytest.raises(SinkRejected) as caught,
-        Moment(0, {"run"}).during(lambda: user(own, *rules, "-mset")),
+        Moment(0, {run_on_executors.__name__}).during(lambda: user(own, *rules, "-mset")),
     ):
         limited.send(batch)
     assert "mset" in caught.value.message.lower()

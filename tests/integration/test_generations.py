@@ -92,7 +92,7 @@ def test_of_commands_begun_in_the_same_moment_one_wins(shop: Pipeline) -> None:
 
 def test_planted_twin(shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry in which the last record wins: all of them go to work."""
-    monkeypatch.setattr(Claim, "enter", lambda self: None)
+    monkeypatch.setattr(Claim, "acquire", lambda self: None)
     monkeypatch.setattr(Claim, "check", lambda self: None)
     assert race(shop) == ["won"] * 3
 
