@@ -30,25 +30,13 @@ connect: http://127.0.0.1:1
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: building leaves files beside the sources."""
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-    for name in listed.splitlines():
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, copy / name)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "-w", str(out), str(copy)], check=True)
+    source, out = tmp_path_factory.mktemp("source") / "cdc", tmp_path_factory.mktemp("wheel")
+    left_out = shutil.ignore_patterns(".*", "build", "tests", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=left_out)
+    offline = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *offline, "-w", str(out), str(source)], check=True
+    )
     return next(out.glob("*.whl"))
 
 
