@@ -1,5 +1,5 @@
 -- Event triggers take a superuser. Where there is none `cdc run` compares definitions with the journal every few seconds
--- and notes what differs: later than an event trigger, behind changes that were made meanwhile (see cdc/postgres/schema_changes.py).
+-- and notes what differs: later than an event trigger, behind changes that were made meanwhile (see cdc/ddl.py).
 
 CREATE FUNCTION cdc.has_event_triggers() RETURNS boolean
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
