@@ -9,7 +9,6 @@ from cdc.errors import SourceError
 from migrations import CONTROL, SAMPLE, heartbeat_query
 from migrations.runner import folder_kind, migrations
 
-
 APPLIED = {
     "control/0001_control.sql": "fc83471d5f68c37846e583191d8eb33c7fd99537d9a4cfaeaaa58f533bb0504e",
     "control/0002_truncation.sql": "1c144fd65e31765db480502dc7ed36f5c78d48ada6df816ca63a06362a7db9d4",
