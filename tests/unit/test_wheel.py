@@ -103,6 +103,9 @@ def test_an_application_needs_neither_spark_nor_the_local_servers(bare: Environm
     assert bare.python(code).stdout == "wait_for\n", bare.python(code).stderr
     code = "from cdc import client; client.view('shop.yaml', 'warehouse', 'public.orders')"
     assert "KafkaUnavailable" in bare.python(code).stderr
+    # With these a warehouse's position is read, also behind a commit of somebody else.
+    read = bare.python("import deltalake, pyarrow.fs, sinks.delta.log.commits")
+    assert read.returncode == 0, read.stderr
 
 
 def test_verbs_that_start_nothing_need_no_extra(bare: Environment) -> None:
