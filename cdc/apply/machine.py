@@ -1,13 +1,15 @@
 """Decide a stream's next step from its plan and from what was observed since.
 
-Pure: the owner of the stream observes and acts. The first row that fits applies.
+Pure: the owner of the stream observes and acts. The first row that fits applies. Another writer is
+a failure that trying again won't change, unless readers are being shown other views. What isn't
+decided here: after a full batch the owner restarts where another batch size suits what is left.
 
 | state   | event                                               | next                      | guarantee            |
 |---------|-----------------------------------------------------|---------------------------|----------------------|
+| any     | a failure that trying again won't change            | failed, says why          | loud                 |
 | any     | told to stop                                        | stopped, after the batch  | positions tell       |
 | any     | a failure that may pass, not the same for ever      | waiting, then starting    | the view goes on     |
 | running | another writer while readers are shown other views  | starting: switched        | one writer a view    |
-| any     | another writer; what trying again won't change      | failed, says why          | one writer; loud     |
 | running | all that was there is applied, and no more is asked | caught up                 | none blocked in it   |
 | running | the registration, a floor, a definition is new      | starting: registration... | floors, columns first|
 | running | readers are being shown views that must draw level  | waits, 5 s at most        | no reader goes back  |
@@ -18,7 +20,6 @@ Pure: the owner of the stream observes and acts. The first row that fits applies
 | running | a topic is another one, or has other partitions     | starting: topic           | order within a key   |
 | running | a view went back, or can't be held any more         | starting: view            | the view is the log's|
 | running | rows in quarantine are to be tried again             | starting: quarantine      | asked for, answered  |
-| running | another batch size suits what is left               | starting: batch size      |                      |
 | running | none of that                                        | running                   | positions last       |
 """
 

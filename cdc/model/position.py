@@ -122,7 +122,7 @@ class Distance(NamedTuple):
 
 
 def distance(view: ViewCheckpoint | Position | None, end: Position, floor: int = 0) -> Distance:
-    """Compare a view with `end`. This is the only comparison of positions in the project.
+    """Compare a view with `end`. No other code orders positions; fencing compares for equality.
 
     Topic and partition count are compared first, since offsets of another topic count other
     records. A view to which nothing has been applied is behind by everything. `floor` is compared

@@ -73,7 +73,9 @@ def maker(
     if kind == "redis":
         # Databases of its own: generations change places with all that is in them.
         return lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique)
-    return lambda: Elasticsearch("search", stack.endpoints.elasticsearch, unique)
+    if kind == "elasticsearch":
+        return lambda: Elasticsearch("search", stack.endpoints.elasticsearch, unique)
+    raise ValueError(f"{kind} is built nowhere")
 
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)

@@ -119,7 +119,12 @@ def problem(part: str) -> Problem:
             ["no `cdc run` is at work", "run --sink cache."],
         ),
         (
+            # A warehouse that another machine's run keeps current is some seconds late by design.
             replace(GOOD, sinks=(with_lag("cache", 9, "not known here"),)),
+            ["Kafka -> cache", "9 s behind", "no action"],
+        ),
+        (
+            replace(GOOD, sinks=(with_lag("cache", 90, "not known here"),)),
             ["Kafka -> cache is slow", "unless it runs on another machine"],
         ),
         (
