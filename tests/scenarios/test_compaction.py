@@ -150,6 +150,6 @@ def test_a_compaction_that_is_ended_leaves_no_settings_lowered(world: "World") -
         (problem,) = wait_until(lambda: of_topics(world), 30, "the settings to be told")
         assert (problem["hint"], problem["severity"]) == ("cdc -p FILE topics", "degraded")
         told = world.cdc("run", "--sink", "cache", "--until-caught-up").stderr
-        assert f"the settings of {topic} are as they were" in told
+        assert f"restored the settings of {topic}" in told
         assert topics.overrides([topic]) == before
         assert of_topics(world) == []
