@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 
+def spark_of(pid: int) -> psutil.Process | None:
+    children = psutil.Process(pid).children()
+    return next((child for child in children if child.name() == "java"), None)
+
+
 def test_what_is_kept_outlives_crashes(world: "World") -> None:
     """`cdc run` is killed, then its Spark, in whatever batch; both generations of each view equal
     the source.
@@ -37,9 +43,9 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
         for whole in (True, False):
             with world.process() as run:
                 world.wait_for("cache", world.offsets("cache") + chance.randint(200, 600))
-                spark = next(
-                    child for child in psutil.Process(run.pid).children() if child.name() == "java"
-                )
+                # What was killed may have left a task that still moves the position, for a while.
+                spark = wait_until(partial(spark_of, run.pid), 60, "Spark's process to begin")
+                assert spark
                 (run if whole else spark).send_signal(signal.SIGKILL)
                 assert run.wait(60) == (-signal.SIGKILL if whole else SparkError.exit_code)
         assert "Spark's process was ended" in " ".join(
