@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -112,7 +113,12 @@ Python.
 def session(
     master: str, jars: Sequence[Path], settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """Start Spark on any master: `local[*]`, `spark://...`, `yarn`."""
+    """Start Spark on any master: `local[*]`, `spark://...`, `yarn`.
+
+    Raises:
+        SparkError: the JVM of Spark has ended while it started; what it printed is on standard
+            error.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     tasks = str(os.cpu_count() or 2)
@@ -128,11 +134,21 @@ def session(
     conf = SparkConf().setMaster(master).setAppName("cdc")
     conf.setAll([*{**SETTINGS, **settings_of_process, **local, **(settings or {})}.items()])
     if SparkContext._gateway is None:
-        SparkContext(conf=conf, gateway=_quiet_gateway(conf))
+        _start_context(conf)
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     if not is_local:
         spark.sparkContext.addPyFile(str(_archive()))
     return spark
+
+
+def _start_context(conf: SparkConf) -> None:
+    gateway = _quiet_gateway(conf)
+    try:
+        SparkContext(conf=conf, gateway=gateway)
+    except Exception as error:
+        if failure := _exit_error(gateway):
+            raise failure from error
+        raise
 
 
 def _quiet_gateway(conf: SparkConf) -> Any:
@@ -143,20 +159,29 @@ def _quiet_gateway(conf: SparkConf) -> Any:
     of its own and ignores SIGTERM, so only the verb itself reacts, and ends Spark when the batch at
     hand is finished.
     """
+    # A pipe of our own, read from the start: a JVM that can't start says why only there.
+    output, output_of_spark = os.pipe()
+    threading.Thread(
+        target=_forward_output, args=(os.fdopen(output, "rb"),), name="spark-output", daemon=True
+    ).start()
     popen_options = {
-        "stdout": subprocess.PIPE,
+        "stdout": output_of_spark,
         "stderr": subprocess.STDOUT,
         "start_new_session": True,
     }
-    gateway = launch_gateway(conf, popen_kwargs=popen_options)  # type: ignore[no-untyped-call]
+    try:
+        gateway = launch_gateway(conf, popen_kwargs=popen_options)  # type: ignore[no-untyped-call]
+    except PySparkRuntimeError as error:
+        raise SparkError(
+            "Spark's process was ended before it answered.",
+            hint="is what it printed above about Java or memory? or was it killed? start again",
+        ) from error
+    finally:
+        os.close(output_of_spark)
     # Not for local-cluster: executors would inherit the ignored signal, and Spark ends them by it.
     if not conf.get("spark.master", "").startswith("local-cluster"):
         signals = gateway.jvm.sun.misc
         signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
-    if process := getattr(gateway, "proc", None):
-        threading.Thread(
-            target=_forward_output, args=(process.stdout,), name="spark-output", daemon=True
-        ).start()
     return gateway
 
 
@@ -174,7 +199,11 @@ def exit_error(spark: SparkSession) -> SparkError | None:
 
     py4j itself only says that nobody answers.
     """
-    process = getattr(spark.sparkContext._gateway, "proc", None)
+    return _exit_error(spark.sparkContext._gateway)
+
+
+def _exit_error(gateway: Any) -> SparkError | None:
+    process = getattr(gateway, "proc", None)
     if process is None:  # started by spark-submit
         return None
     try:

@@ -5,6 +5,7 @@ import signal
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -28,6 +29,10 @@ def spark_of(pid: int) -> psutil.Process | None:
     return next((child for child in children if child.name() == "java"), None)
 
 
+def runs(log: Path, start: int) -> bool:
+    return b"cache running" in log.read_bytes()[start:]
+
+
 def test_what_is_kept_outlives_crashes(world: "World") -> None:
     """`cdc run` is killed, then its Spark, in whatever batch; both generations of each view equal
     the source.
@@ -41,10 +46,14 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
     chance = random.Random(3)
     with writer.writing(world.dsn, 200.0):
         for whole in (True, False):
+            log = world.folder / "run.log"
+            length = log.stat().st_size if log.exists() else 0
             with world.process() as run:
+                # What was killed may have left a task that still moves the position, for a while:
+                # this run itself must have begun.
+                wait_until(partial(runs, log, length), 60, "the cache's stream to run")
                 world.wait_for("cache", world.offsets("cache") + chance.randint(200, 600))
-                # What was killed may have left a task that still moves the position, for a while.
-                spark = wait_until(partial(spark_of, run.pid), 60, "Spark's process to begin")
+                spark = spark_of(run.pid)
                 assert spark
                 (run if whole else spark).send_signal(signal.SIGKILL)
                 assert run.wait(60) == (-signal.SIGKILL if whole else SparkError.exit_code)

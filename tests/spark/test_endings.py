@@ -61,6 +61,16 @@ def keep() -> None:
         print(wide.selectExpr("sum(length(row))").collect()[0][0] >> 20, "MiB")
 
 
+def refuse() -> None:
+    """Start a JVM with an option that it doesn't know."""
+    os.environ["JDK_JAVA_OPTIONS"] = "-XX:NoSuchOption=1"
+    try:
+        with spark_on("local[2]"):
+            print("unreachable")
+    except SparkError as error:
+        print(error.exit_code, error)
+
+
 def run(what: str) -> str:
     """What it prints, to either stream, with little memory."""
     command = [sys.executable, "-m", __name__, what]
@@ -81,6 +91,12 @@ def test_spark_whose_process_ends_while_it_is_being_stopped_says_so() -> None:
     assert "9 Spark's process was ended (exit code -9)." in run("vanish")
 
 
+def test_spark_that_cannot_start_says_so_and_why() -> None:
+    output = run("refuse")
+    assert "9 Spark's process was ended before it answered." in output
+    assert "NoSuchOption" in output
+
+
 def test_what_a_batch_keeps_may_be_more_than_its_memory() -> None:
     """As it goes to disk; written in the default way, it is held until a hundred pieces of 4 MB
     are.
@@ -93,4 +109,6 @@ def test_spark_starts_and_idle_workers_end_without_a_word() -> None:
 
 
 if __name__ == "__main__":
-    {"exhaust": exhaust, "idle": idle, "keep": keep, "vanish": vanish}[sys.argv[1]]()
+    {"exhaust": exhaust, "idle": idle, "keep": keep, "refuse": refuse, "vanish": vanish}[
+        sys.argv[1]
+    ]()
