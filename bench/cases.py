@@ -102,7 +102,11 @@ def decoding(stage: Stage, records: int, times: int) -> Iterator[Figure]:
     )
     held = [
         (bytes(key), bytes(value))
-        for key, value in stage.log().select("key", "value").limit(records).collect()
+        for key, value in stage.log()
+        .where("value IS NOT NULL")
+        .select("key", "value")
+        .limit(records)
+        .collect()
     ]
     decoder, rows, topic = (
         RecordDecoder([stage.table], stage.context.placeholder),

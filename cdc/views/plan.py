@@ -1,0 +1,171 @@
+"""The plan of a document view: a tree of tables, whose edges are joins. Plain data; can be pickled.
+
+    view    one document per row of its root table
+    node    a table in the tree; the same table may be at several nodes
+    join    the values of the parent's row that equal those of the child's row
+    slot    the values of a table's rows that a join compares, other than the key: the state keeps an
+            index of the rows by each slot, shared by all views
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from cdc.model.table import Table
+from cdc.views.expression import Expression
+
+Values = tuple[Expression, ...]
+"""Expressions over one row, which a join compares one by one."""
+AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
+
+
+@dataclass(frozen=True)
+class Join:
+    """Which rows of the child belong to a row of the parent: those with equal values.
+
+    NULL equals nothing, as in SQL.
+    """
+
+    parent: Values
+    child: Values
+
+
+@dataclass(frozen=True)
+class Order:
+    """A column that children are ordered by. NULL comes last, texts by their code points."""
+
+    column: str
+    descending: bool = False
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A number over a node's children, under a name of its own: a member of the parent's
+    document.
+    """
+
+    name: str
+    function: AggregateFunction
+    argument: str | None = None
+    """The column of the child; None for count(*)."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A table at one place of a document.
+
+    field       the member of the parent's document; the view's name for the root
+    table       as Postgres describes it
+    columns     the members that the document shows of each row, in this order
+    join        None for the root
+    many        whether the member is a list; else it is one object or null
+    order_by    of a list; rows that are equal in it are ordered by their ids
+    limit       the longest that a list gets
+    flatten     the child's member whose value stands for the whole child, if any
+    where       the condition that a row has to meet; others are as if they weren't there
+    aggregates  numbers over all children that meet `where`, whatever the limit
+    shows       whether the member itself is in the document; false where only aggregates are
+    """
+
+    field: str
+    table: Table
+    columns: tuple[str, ...]
+    join: Join | None = None
+    many: bool = False
+    order_by: tuple[Order, ...] = ()
+    limit: int = 1000
+    flatten: str | None = None
+    where: Expression | None = None
+    aggregates: tuple[Aggregate, ...] = ()
+    shows: bool = True
+    children: tuple["Node", ...] = ()
+
+    def walk(self) -> Iterator["Node"]:
+        """Yield the node and all below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def paths(self) -> Iterator[tuple["Node", ...]]:
+        """Yield the way from this node down to each node of its tree, itself first."""
+        yield (self,)
+        for child in self.children:
+            for path in child.paths():
+                yield (self, *path)
+
+    @property
+    def columns_in_use(self) -> frozenset[str]:
+        """Names of the columns of its rows that this place of the view depends on."""
+        expressions = [*(self.join.child if self.join else ()), *([self.where] if self.where else [])]
+        for child in self.children:
+            expressions += child.join.parent if child.join else ()
+        return frozenset(
+            [
+                *self.table.key,
+                *self.columns,
+                *(order.column for order in self.order_by),
+                *(part.argument for part in self.aggregates if part.argument),
+                *(name for expression in expressions for name in expression.columns),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class View:
+    """A declared view: its name, its tree, and the sinks that it goes to."""
+
+    name: str
+    root: Node
+    sinks: tuple[str, ...]
+
+
+def is_key(table: Table, values: Values) -> bool:
+    """Whether values are those of the table's key, in its order: a row is found by its id then."""
+    return tuple(value.text for value in values) == table.key
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """What the state keeps for all views of a pipeline together."""
+
+    views: tuple[View, ...]
+    tables: tuple[Table, ...] = field(init=False)
+    """The tables that any view uses, each with the columns in use only, sorted by name."""
+
+    def __post_init__(self) -> None:
+        columns: dict[str, set[str]] = {}
+        tables: dict[str, Table] = {}
+        for view in self.views:
+            for node in view.root.walk():
+                tables[node.table.qualified] = node.table
+                columns.setdefault(node.table.qualified, set()).update(node.columns_in_use)
+        object.__setattr__(
+            self,
+            "tables",
+            tuple(
+                replace(
+                    table,
+                    columns=tuple(part for part in table.columns if part.name in columns[name]),
+                    reshaped=True,
+                )
+                for name, table in sorted(tables.items())
+            ),
+        )
+
+    @cached_property
+    def slots(self) -> dict[str, tuple[Values, ...]]:
+        """By table name: what its rows are indexed by. The number of a slot is its place here."""
+        slots: dict[str, list[Values]] = {table.qualified: [] for table in self.tables}
+        for view in self.views:
+            for *_, parent, child in (path for path in view.root.paths() if len(path) > 1):
+                assert child.join is not None
+                for node, values in ((parent, child.join.parent), (child, child.join.child)):
+                    known = slots[node.table.qualified]
+                    if not is_key(node.table, values) and values not in known:
+                        known.append(values)
+        return {name: tuple(values) for name, values in slots.items()}
+
+    def roots(self, table: str) -> Sequence[str]:
+        """Names of the views whose root is this table (by qualified name)."""
+        return [view.name for view in self.views if view.root.table.qualified == table]
