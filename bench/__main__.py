@@ -104,13 +104,13 @@ def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContext
     grown = [f"public.grown_{rows}" for rows in scale.sizes]
     return {
         "bench": lambda: nullcontext(stage),
-        cases.DISTINCT: lambda: stage.beside(
+        cases.DISTINCT: lambda: stage.extra_stage(
             cases.DISTINCT, ["public.distinct_rows"], lambda data: data.fill(scale.distinct)
         ),
-        "oltp": lambda: stage.beside(
+        "oltp": lambda: stage.extra_stage(
             "oltp", [*paths.OLTP, *paths.WIDE], lambda data: paths.make_oltp(data, scale.rows)
         ),
-        "growth": lambda: stage.beside(
+        "growth": lambda: stage.extra_stage(
             "growth", grown, lambda data: growth.make(data, scale.sizes)
         ),
     }
@@ -174,13 +174,13 @@ def main(
         try:
             stage = Stage(servers, "bench", ["public.bench"], lambda data: data.fill(scale.rows))
             for place, neighbours in groupby(chosen, key=lambda part: part.place):
-                with places(scale, stage)[place]() as there:
+                with places(scale, stage)[place]() as place_stage:
                     for part in neighbours:
                         began = time.monotonic()
-                        for figure in part.measure(there):
+                        for figure in part.measure(place_stage):
                             figure.part = part.name
                             figures.append(figure)
-                            typer.echo(report.told(figure))
+                            typer.echo(report.describe(figure))
                         took_s[part.name] = round(time.monotonic() - began, 1)
         finally:
             servers.close()

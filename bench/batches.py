@@ -32,9 +32,9 @@ class Batch:
 
     def past(self, ends: Mapping[str, Position]) -> bool:
         return all(
-            self.ends[topic][str(at)] >= offset
+            self.ends[topic][str(partition)] >= offset
             for topic, end in ends.items()
-            for at, offset in enumerate(end.offsets)
+            for partition, offset in enumerate(end.offsets)
         )
 
 
@@ -57,32 +57,32 @@ class Watched(Stream):
         """
         deadline = time.monotonic() + LATE_S
         while True:
-            found = [
-                self._told(one)
-                for one in self.query.recentProgress
-                if one["sources"][0]["endOffset"]
+            batches = [
+                self._batch_of(progress)
+                for progress in self.query.recentProgress
+                if progress["sources"][0]["endOffset"]
             ]
-            if ends is None or (found and found[-1].past(ends)):
-                return found
+            if ends is None or (batches and batches[-1].past(ends)):
+                return batches
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.sink.name} hasn't told of its last batch")
             time.sleep(0.1)
 
-    def _told(self, progress: Any) -> Batch:
+    def _batch_of(self, progress: Any) -> Batch:
         began = datetime.fromisoformat(progress["timestamp"]).timestamp()
         took, source = progress["durationMs"], progress["sources"][0]
         durable = began + (took["triggerExecution"] - took.get("commitOffsets", 0)) / 1000
         return Batch(began, durable, progress["numInputRows"], _offsets(source["endOffset"]))
 
 
-def _offsets(told: Any) -> Mapping[str, Mapping[str, int]]:
-    return json.loads(told) if isinstance(told, str) else told or {}
+def _offsets(offsets: Any) -> Mapping[str, Mapping[str, int]]:
+    return json.loads(offsets) if isinstance(offsets, str) else offsets or {}
 
 
-def spans(batches: Sequence[Batch], since: float, early_s: float) -> list[Span]:
+def spans(batches: Sequence[Batch], start: float, early_s: float) -> list[Span]:
     """Of each batch that began after `since`, or so little before, counted from then."""
     return [
-        (one.began - since, one.durable - since, one.rows / (one.durable - one.began))
-        for one in batches
-        if one.rows and one.began >= since - early_s
+        (batch.began - start, batch.durable - start, batch.rows / (batch.durable - batch.began))
+        for batch in batches
+        if batch.rows and batch.began >= start - early_s
     ]

@@ -43,29 +43,29 @@ def capture(stage: Stage, rows: int, changes: int, times: int) -> Iterator[Figur
     """
     figure = Figure("capture: Postgres to Kafka", "rows/s", 0.45, "limit", changes=changes)
     with (
-        stage.beside("captured", ["public.captured"], lambda data: data.fill(rows)) as other,
-        Connect(other.endpoints.connect) as connect,
-        psycopg.connect(other.dsn, autocommit=True) as connection,
+        stage.extra_stage("captured", ["public.captured"], lambda data: data.fill(rows)) as source,
+        Connect(source.endpoints.connect) as connect,
+        psycopg.connect(source.dsn, autocommit=True) as connection,
     ):
         # The first time is to warm up.
         for number in range(-1, times):
-            connect.stop(other.name)
+            connect.stop(source.name)
             slot = f"limit_{number + 1}"
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-            other.data.mixed(changes)
+            source.data.mixed(changes)
             end = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
             assert end
-            limit = changes / _received(other, slot, str(end[0]))
+            limit = changes / _received(source, slot, str(end[0]))
             connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-            before = sum(other.end().offsets)
-            with other.meter() as meter:
-                connect.resume(other.name)
-                seen = [one for one in other.drained() if one[1] > before]
-            first, last = seen[0], seen[-1]
+            start = sum(source.end().offsets)
+            with source.meter() as meter:
+                connect.resume(source.name)
+                ends = [end for end in source.drained() if end[1] > start]
+            first, last = ends[0], ends[-1]
             if number >= 0:
                 figure.limit.append(limit)
                 figure.ours.append(
-                    changes * (last[1] - first[1]) / (last[1] - before) / (last[0] - first[0])
+                    changes * (last[1] - first[1]) / (last[1] - start) / (last[0] - first[0])
                 )
                 figure.costs.append(meter.cost)
     yield figure
@@ -100,7 +100,7 @@ def decoding(stage: Stage, records: int, times: int) -> Iterator[Figure]:
     figure = Figure(
         "decode a record, make its document", "records/s", 0.0, "rival", changes=records
     )
-    held = [
+    pairs = [
         (bytes(key), bytes(value))
         for key, value in stage.log()
         .where("value IS NOT NULL")
@@ -115,29 +115,29 @@ def decoding(stage: Stage, records: int, times: int) -> Iterator[Figure]:
     )
 
     def ours() -> None:
-        for key, value in held:
+        for key, value in pairs:
             if (row := decoder.decode(topic, key, value).row) is not None:
                 rows.document(row)
 
-    def others() -> None:
-        for key, value in held:
+    def rival_work() -> None:
+        for key, value in pairs:
             _, _, row = plain.parsed(key, value)
             orjson.dumps(row)
 
     for _ in range(times):
-        for into, work in ((figure.rival, others), (figure.ours, ours)):
+        for into, work in ((figure.rival, rival_work), (figure.ours, ours)):
             began = time.monotonic()
             work()
-            into.append(len(held) / (time.monotonic() - began))
+            into.append(len(pairs) / (time.monotonic() - began))
     yield figure
 
 
 def _behind(stage: Stage, records: int) -> int:
     """Let the topic hold at least so many records, by W1; how many they are."""
-    while (held := stage.records()) < records:
-        stage.data.mixed(max(300, (records - held) * 3 // 4))
+    while (count := stage.records()) < records:
+        stage.data.mixed(max(300, (records - count) * 3 // 4))
         stage.drained()
-    return held
+    return count
 
 
 def apply_redis(stage: Stage, records: int, times: int, goal: float = 0.0) -> Iterator[Figure]:
@@ -174,15 +174,15 @@ def apply_elasticsearch(
     )
     url = stage.endpoints.elasticsearch
     sink = Elasticsearch("search", url, stage.name)
-    other = rival_name(stage.table.topic)
+    rival_index = rival_name(stage.table.topic)
     stage.apply(sink)
     for _ in range(times):
         rival.empty_index(stage, stage.table, LIMIT)
         figure.limit.append(_limit(stage, "elasticsearch", url))
         httpx.delete(f"{url}/{LIMIT}", timeout=60)
-        rival.empty_index(stage, stage.table, other)
+        rival.empty_index(stage, stage.table, rival_index)
         figure.rival.append(figure.changes / rival.alone(stage, "elasticsearch", url))
-        httpx.delete(f"{url}/{other}", timeout=60)
+        httpx.delete(f"{url}/{rival_index}", timeout=60)
         sink.clear(stage.table)
         _ours(stage, sink, figure)
     sink.clear(stage.table)
@@ -201,7 +201,7 @@ def apply_changes(stage: Stage, records: int, times: int, goal: float = 0.0) -> 
         changes=_behind(stage, records),
     )
     folder = f"{stage.folder}/changes"
-    log, other = (
+    log, rival_log = (
         f"{folder}/{stage.table.qualified}/changes",
         f"{folder}/{rival_name(stage.table.topic)}/changes",
     )
@@ -210,18 +210,18 @@ def apply_changes(stage: Stage, records: int, times: int, goal: float = 0.0) -> 
         figure.rival.append(figure.changes / rival.alone(stage, "changes", folder))
         shutil.rmtree(log)
         _ours(stage, Delta("warehouse", folder, "bench"), figure, check=False)
-        held, asked = (deltalake.DeltaTable(path).count() for path in (log, other))
-        if held < asked:
+        rows, rival_rows = (deltalake.DeltaTable(path).count() for path in (log, rival_log))
+        if rows < rival_rows:
             raise DivergenceError(
-                f"the log of changes has {held} of {asked} rows.", hint="a bug in the pipeline"
+                f"the log of changes has {rows} of {rival_rows} rows.", hint="a bug in the pipeline"
             )
-        shutil.rmtree(other)
+        shutil.rmtree(rival_log)
     shutil.rmtree(folder)
     yield figure
 
 
-def _applied(stage: Stage, where: str) -> str:
-    return f"apply {'distinct rows' if stage.name == DISTINCT else 'W1'} to {where}"
+def _applied(stage: Stage, target: str) -> str:
+    return f"apply {'distinct rows' if stage.name == DISTINCT else 'W1'} to {target}"
 
 
 def distinct(stage: Stage, records: int, times: int) -> Iterator[Figure]:
@@ -247,8 +247,8 @@ def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
     for number in range(times):
         Data(stage.dsn, [stage.table.qualified]).scattered(changes, number)
         stage.drained()
-        since = {stage.table.topic: list(start.offsets)}
-        figure.rival.append(changes / rival.alone(stage, "warehouse", folder, since))
+        starts = {stage.table.topic: list(start.offsets)}
+        figure.rival.append(changes / rival.alone(stage, "warehouse", folder, starts))
         _ours(stage, sink, figure, check=False)
         start = stage.end()
     shutil.rmtree(folder)
@@ -267,7 +267,7 @@ def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> No
     figure.costs.append(meter.cost)
 
 
-def _limit(stage: Stage, target: str, where: str) -> float:
+def _limit(stage: Stage, target: str, place: str) -> float:
     """Records per second of a process that only sends what is prepared."""
     ends = {stage.table.topic: list(stage.end().offsets)}
     spans = (orjson.dumps(span).decode() for span in (rival.zero(ends), ends))
@@ -277,7 +277,7 @@ def _limit(stage: Stage, target: str, where: str) -> float:
         "bench.limits",
         target,
         stage.endpoints.kafka,
-        where,
+        place,
         LIMIT,
         *spans,
     ]

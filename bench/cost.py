@@ -38,10 +38,10 @@ class Meter:
         self._roots = dict(roots)
         self._first: dict[psutil.Process, float] = {}
         self._last: dict[psutil.Process, tuple[str, float]] = {}
-        self._ended = threading.Event()
+        self._stopping = threading.Event()
 
     def __enter__(self) -> "Meter":
-        self._look(first=True)
+        self._sample(first=True)
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._began = time.monotonic()
         self._thread.start()
@@ -51,22 +51,22 @@ class Meter:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.cost.seconds = time.monotonic() - self._began
-        self._ended.set()
+        self._stopping.set()
         self._thread.join()
-        self._look()
+        self._sample()
         for process, (name, used) in self._last.items():
             self.cost.cpu_s[name] = (
                 self.cost.cpu_s.get(name, 0.0) + used - self._first.get(process, 0.0)
             )
 
     def _watch(self) -> None:
-        while not self._ended.wait(EVERY_S):
-            self._look()
+        while not self._stopping.wait(EVERY_S):
+            self._sample()
 
-    def _look(self, *, first: bool = False) -> None:
+    def _sample(self, *, first: bool = False) -> None:
         memory: dict[str, float] = {}
         for name, process in self._processes():
             try:
@@ -82,14 +82,14 @@ class Meter:
             self.cost.peak_mb[name] = max(now, self.cost.peak_mb.get(name, 0.0))
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
-        found: list[tuple[str, psutil.Process]] = []
+        processes: list[tuple[str, psutil.Process]] = []
         for name, pid in self._roots.items():
-            found += [(name, one) for one in _tree(pid)]
-        own, servers = psutil.Process(), {one.pid for _, one in found}
-        found.append(("bench", own))
+            processes += [(name, process) for process in _tree(pid)]
+        bench, servers = psutil.Process(), {process.pid for _, process in processes}
+        processes.append(("bench", bench))
         # The servers are children of this process as well.
-        others = [one for one in own.children(recursive=True) if one.pid not in servers]
-        return found + [(role, one) for one in others if (role := _role(one))]
+        children = [child for child in bench.children(recursive=True) if child.pid not in servers]
+        return processes + [(role, child) for child in children if (role := _role(child))]
 
 
 def _tree(pid: int) -> list[psutil.Process]:

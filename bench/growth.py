@@ -29,15 +29,19 @@ def snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
     began = time.monotonic()
     copy(stage)
     figure.limit.append(rows / (time.monotonic() - began))
-    sent = [F.max("timestamp").cast("double"), F.min("timestamp").cast("double")]
-    last, first = stage.log().agg(*sent).collect()[0]
+    timestamps = [F.max("timestamp").cast("double"), F.min("timestamp").cast("double")]
+    last, first = stage.log().agg(*timestamps).collect()[0]
     figure.ours.append(rows / (last - first))
     figure.costs.append(stage.snapshot)
     yield figure
     views = Figure("W4 snapshot to three views", "rows/s", 1.0, "rival", rate=20_000, changes=rows)
     with stage.meter() as meter, stage.running() as streams:
         batches = [batch for stream in streams for batch in stream.batches(stage.ends())]
-    book(views, max(one.durable for one in batches) - min(one.began for one in batches), meter.cost)
+    book(
+        views,
+        max(batch.durable for batch in batches) - min(batch.began for batch in batches),
+        meter.cost,
+    )
     with Rivals(stage) as rivals:
         views.rival.append(rows / rivals.catch_up())
         rivals.check()

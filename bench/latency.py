@@ -28,7 +28,7 @@ from sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
 
 MARK_S = 0.05
 LATE_S = 30.0
-ASKED = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (4.0, 7.0)}
+LIMITS = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (4.0, 7.0)}
 """The most that p50 and p99 may be, seconds, at RATE."""
 RATE = 200.0
 Mark = tuple[str, datetime]
@@ -45,7 +45,7 @@ def latency(
         _sustained(stage, streams, changes)
         yield (sustained := _sustained(stage, streams, changes))
         for figure in _hops(stage, streams, RATE, seconds):
-            figure.asked = ASKED[figure.name.partition(" ")[0]]
+            figure.asked = LIMITS[figure.name.partition(" ")[0]]
             yield figure
         for share in shares:
             yield from _hops(stage, streams, share * sustained.ours[-1], seconds, f" ({share:.0%})")
@@ -69,11 +69,11 @@ def _sustained(stage: Stage, streams: list[Watched], changes: int) -> Figure:
 def _hops(
     stage: Stage, streams: list[Watched], rate: float, seconds: float, share: str = ""
 ) -> Iterator[Figure]:
-    watches, before = _watches(stage), stage.end()
+    watches, start = _watches(stage), stage.end()
     with stage.meter() as meter:
         marks = _marked(stage, watches, rate, seconds)
     stage.settle(streams)
-    arrived = _arrived(stage, before, marks)
+    arrived = _arrived(stage, start, marks)
     changes = int(rate * seconds) + len(marks)
     for stream in streams:
         watch = watches[stream.sink.name]
@@ -124,7 +124,7 @@ def _marked(stage: Stage, watches: Mapping[str, Watch], rate: float, seconds: fl
 
 def _watch(watch: Watch, stop: threading.Event) -> None:
     while not stop.wait(watch.poll_s):
-        watch.look()
+        watch.poll()
 
 
 def _mark(stage: Stage, watches: Mapping[str, Watch], seconds: float) -> Marks:
@@ -143,28 +143,28 @@ def _mark(stage: Stage, watches: Mapping[str, Watch], seconds: float) -> Marks:
                 f"UPDATE {table} SET amount = amount + 1, updated_at = clock_timestamp() WHERE id = %s",
                 [key],
             )
-            found = connection.execute(
+            row = connection.execute(
                 f"SELECT updated_at, pg_xact_commit_timestamp(xmin) FROM {table} WHERE id = %s",
                 [key],
             ).fetchone()
-            if found:
-                marks[str(key), found[0]] = found[1]
+            if row:
+                marks[str(key), row[0]] = row[1]
                 for watch in watches.values():
-                    watch.pending[str(key)] = found
+                    watch.pending[str(key)] = row
     return marks
 
 
-def _arrived(stage: Stage, since: Position, marks: Marks) -> dict[Mark, tuple[int, int, float]]:
+def _arrived(stage: Stage, start: Position, marks: Marks) -> dict[Mark, tuple[int, int, float]]:
     """Partition, offset and time of each mark's record."""
     later = [
-        (F.col("partition") == at) & (F.col("offset") >= offset)
-        for at, offset in enumerate(since.offsets)
+        (F.col("partition") == partition) & (F.col("offset") >= offset)
+        for partition, offset in enumerate(start.offsets)
     ]
     name, updated = (
         F.get_json_object(F.col(column).cast("string"), path)
         for column, path in (("key", "$.id"), ("value", "$.after.updated_at"))
     )
-    found = (
+    records = (
         stage.log()
         .where(reduce(or_, later))
         .select(
@@ -176,8 +176,8 @@ def _arrived(stage: Stage, since: Position, marks: Marks) -> dict[Mark, tuple[in
         )
         .where(F.col("id").isin(sorted({key for key, _ in marks})))
     )
-    rows = ((row[0], datetime.fromisoformat(row[1]), tuple(row[2:])) for row in found.collect())
-    return {(key, at): place for key, at, place in rows if (key, at) in marks}
+    rows = ((row[0], datetime.fromisoformat(row[1]), tuple(row[2:])) for row in records.collect())
+    return {(key, updated): place for key, updated, place in rows if (key, updated) in marks}
 
 
 def times(
@@ -192,7 +192,7 @@ def times(
     """
     hops: dict[str, list[float]] = {"Kafka": [], "begun": [], "durable": []}
     for mark, (partition, offset, arrival) in arrived.items():
-        batch = next(one for one in batches if one.ends[topic][str(partition)] > offset)
-        for hop, at in zip(hops, (arrival, batch.began, batch.durable), strict=True):
-            hops[hop].append(at - marks[mark].timestamp())
+        batch = next(batch for batch in batches if batch.ends[topic][str(partition)] > offset)
+        for hop, moment in zip(hops, (arrival, batch.began, batch.durable), strict=True):
+            hops[hop].append(moment - marks[mark].timestamp())
     return hops

@@ -27,13 +27,13 @@ def changes(kafka: str, starts: plain.Offsets, ends: plain.Offsets) -> list[Chan
     ]
 
 
-def to_redis(found: list[Change], url: str, prefix: str) -> float:
+def to_redis(records: list[Change], url: str, prefix: str) -> float:
     script = redis.Redis.from_url(url).register_script(plain.LUA)
     calls = []
-    for at in range(0, len(found), plain.CHUNK):
-        chunk = found[at : at + plain.CHUNK]
+    for start in range(0, len(records), plain.CHUNK):
+        chunk = records[start : start + plain.CHUNK]
         keys = [f"{prefix}:position", *(f"{prefix}:{key}" for key, _, _ in chunk)]
-        args = [str(at).encode(), *(orjson.dumps(row) if row else b"" for _, _, row in chunk)]
+        args = [str(start).encode(), *(orjson.dumps(row) if row else b"" for _, _, row in chunk)]
         calls.append((keys, args))
     began = time.monotonic()
     for keys, args in calls:
@@ -41,8 +41,8 @@ def to_redis(found: list[Change], url: str, prefix: str) -> float:
     return time.monotonic() - began
 
 
-def to_elasticsearch(found: list[Change], url: str, index: str) -> float:
-    bodies = plain.bulks(found)
+def to_elasticsearch(records: list[Change], url: str, index: str) -> float:
+    bodies = plain.bulks(records)
     client = httpx.Client(
         base_url=url, timeout=120, headers={"Content-Type": "application/x-ndjson"}
     )
@@ -60,9 +60,9 @@ TARGETS = {"redis": to_redis, "elasticsearch": to_elasticsearch}
 
 def main() -> None:
     """Words: target, broker, where the target is, name of what it writes, first and end offsets."""
-    target, kafka, where, name, starts, ends = sys.argv[1:]
-    found = changes(kafka, orjson.loads(starts), orjson.loads(ends))
-    sys.stdout.write(f"{len(found)} {TARGETS[target](found, where, name)}")
+    target, kafka, place, name, starts, ends = sys.argv[1:]
+    records = changes(kafka, orjson.loads(starts), orjson.loads(ends))
+    sys.stdout.write(f"{len(records)} {TARGETS[target](records, place, name)}")
 
 
 if __name__ == "__main__":

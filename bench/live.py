@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from bench.cost import Meter
 from bench.figure import Figure
-from bench.latency import ASKED, RATE, visible
+from bench.latency import LIMITS, RATE, visible
 from bench.stage import Stage
 from cdc.cli.rebuild import build
 from cdc.errors import DivergenceError
@@ -77,7 +77,7 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
 
 def _restarted(started: Mapping[str, Watch], warm: Mapping[str, Watch]) -> Iterator[Figure]:
     for name, watch in warm.items():
-        later = Figure(f"{name} at {RATE:,.0f}/s, a process for minutes", "s", asked=ASKED[name])
+        later = Figure(f"{name} at {RATE:,.0f}/s, a process for minutes", "s", asked=LIMITS[name])
         sooner = Figure(f"{name} at {RATE:,.0f}/s, for one minute", "s")
         sooner.asked = tuple(STARTED_TIMES * watch.percentile(share) for share in (0.5, 0.99))
         for figure, watched in ((later, watch), (sooner, started[name])):
@@ -115,10 +115,10 @@ def growing(stage: Stage, sizes: Sequence[int]) -> Iterator[Figure]:
     yield figure
 
 
-def _peak(process: "subprocess.Popen[bytes]", ended: Callable[[], bool]) -> float:
+def _peak(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> float:
     """The most that a process and its children have at once, GB, until something has ended."""
     most = 0
-    while not ended():
+    while not is_over():
         most = max(most, _bytes(process.pid))
         time.sleep(0.5)
     return most / GB
@@ -126,11 +126,11 @@ def _peak(process: "subprocess.Popen[bytes]", ended: Callable[[], bool]) -> floa
 
 def _bytes(pid: int) -> int:
     """Of a process and its children; what they share counts once."""
-    root, found = psutil.Process(pid), 0
-    for one in (root, *root.children(recursive=True)):
+    root, total = psutil.Process(pid), 0
+    for process in (root, *root.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            found += one.memory_full_info().pss
-    return found
+            total += process.memory_full_info().pss
+    return total
 
 
 def rebuilding(stage: Stage, changes: int) -> Iterator[Figure]:
@@ -151,8 +151,8 @@ def rebuilding(stage: Stage, changes: int) -> Iterator[Figure]:
         figure.limit.append(figure.changes / (time.monotonic() - began))
         phases: dict[str, float] = {}
 
-        def show(one: GenerationBuild, phases: dict[str, float] = phases) -> None:
-            phases.setdefault(one.phase, time.monotonic())
+        def show(build: GenerationBuild, phases: dict[str, float] = phases) -> None:
+            phases.setdefault(build.phase, time.monotonic())
 
         with stage.meter() as meter:
             build(stage.context, stage.spark, sink, [stage.table], 0.0, show)
@@ -175,8 +175,8 @@ def verifying(stage: Stage, rows: int) -> Iterator[Figure]:
             sink.scan(table, stage.spark).agg(F.sum(F.hash("id", "document"))).collect()
         figure.limit.append(rows / (time.monotonic() - began))
         with stage.meter() as meter:
-            found = verify(stage.spark, stage.pipeline, stage.tables, sinks)
-    if not all(one.equal for one in found):
+            comparisons = verify(stage.spark, stage.pipeline, stage.tables, sinks)
+    if not all(comparison.equal for comparison in comparisons):
         raise DivergenceError("verify finds differences.", hint="a bug in the pipeline")
     figure.ours.append(rows / meter.cost.seconds)
     figure.costs.append(meter.cost)

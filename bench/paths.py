@@ -57,18 +57,18 @@ UNCHANGED = Workload("W5 wide rows", lambda data, changes: Data(data.dsn, WIDE).
 
 def drain(stage: Stage, changes: int, times: int, *workloads: Workload) -> Iterator[Figure]:
     """A figure for each workload, all of one run, once the views are proved equal."""
-    found = []
+    figures = []
     with stage.running() as streams:
         _drained(stage, streams, workloads[0].write, max(100, changes // 4))
         for workload in workloads:
             figure = _figure(workload, changes)
             for _ in range(times):
-                began, ended, cost = _drained(stage, streams, workload.write, changes)
-                book(figure, ended - began, cost)
+                began, end, cost = _drained(stage, streams, workload.write, changes)
+                book(figure, end - began, cost)
             figure.over_time = _over_time(stage, streams, began)
-            found.append(figure)
+            figures.append(figure)
         equal(stage, "the whole path")
-    yield from found
+    yield from figures
 
 
 def apart(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
@@ -82,8 +82,8 @@ def apart(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
             )
             _drained(stage, streams, MIXED.write, max(100, changes // 4))
             for _ in range(times):
-                began, ended, cost = _drained(stage, streams, MIXED.write, changes)
-                book(figure, ended - began, cost)
+                began, end, cost = _drained(stage, streams, MIXED.write, changes)
+                book(figure, end - began, cost)
             yield figure
     with stage.running():
         equal(stage, MIXED.name)
@@ -104,8 +104,8 @@ def contest(stage: Stage, changes: int, times: int, workload: Workload) -> Itera
     with Rivals(stage) as rivals:
         for _ in range(times):
             with stage.running() as streams:
-                began, ended, cost = _drained(stage, streams, workload.write, changes)
-                book(figure, ended - began, cost)
+                began, end, cost = _drained(stage, streams, workload.write, changes)
+                book(figure, end - began, cost)
                 figure.over_time = _over_time(stage, streams, began)
             rivals.catch_up()
             figure.rival.append(changes / rivals.drain(release))
@@ -127,8 +127,8 @@ def _drained(
     """
     began = _released(stage, write, changes)
     with stage.meter() as meter:
-        ended = stage.durable(streams)
-    return began, ended, meter.cost
+        end = stage.durable(streams)
+    return began, end, meter.cost
 
 
 def _released(stage: Stage, write: Write, changes: int) -> float:
@@ -138,18 +138,18 @@ def _released(stage: Stage, write: Write, changes: int) -> float:
     with Connect(stage.endpoints.connect) as connect:
         connect.stop(stage.name)
         write(stage.data, changes)
-        before = stage.ends(decided=False)
+        ends = stage.ends(decided=False)
         connect.resume(stage.name)
-        while stage.ends(decided=False) == before:
+        while stage.ends(decided=False) == ends:
             time.sleep(0.1)
     return time.time()
 
 
-def equal(stage: Stage, what: str) -> None:
+def equal(stage: Stage, subject: str) -> None:
     """Raise DivergenceError unless all views equal their source."""
     if not stage.equal(*stage.context.sinks(None)):
         raise DivergenceError(
-            f"{what}: a view differs from its source.", hint="a bug in the pipeline"
+            f"{subject}: a view differs from its source.", hint="a bug in the pipeline"
         )
 
 
@@ -160,9 +160,9 @@ def book(figure: Figure, seconds: float, cost: Cost) -> None:
     figure.costs.append(cost)
 
 
-def _over_time(stage: Stage, streams: list[Watched], since: float) -> dict[str, list[Span]]:
+def _over_time(stage: Stage, streams: list[Watched], start: float) -> dict[str, list[Span]]:
     """See `Figure.over_time`; Kafka in steps of half a second."""
-    step = F.floor((F.col("timestamp").cast("double") - since) / STEP_S)
+    step = F.floor((F.col("timestamp").cast("double") - start) / STEP_S)
     counted = (
         stage.log()
         .where(step >= -EARLY_S / STEP_S)
@@ -171,10 +171,13 @@ def _over_time(stage: Stage, streams: list[Watched], since: float) -> dict[str, 
         .orderBy("step")
         .collect()
     )
-    arrivals = [(at * STEP_S, (at + 1) * STEP_S, count / STEP_S) for at, count in counted]
+    arrivals = [
+        (step_number * STEP_S, (step_number + 1) * STEP_S, count / STEP_S)
+        for step_number, count in counted
+    ]
     return {
         "Kafka": arrivals,
-        **{stream.sink.name: spans(stream.batches(), since, EARLY_S) for stream in streams},
+        **{stream.sink.name: spans(stream.batches(), start, EARLY_S) for stream in streams},
     }
 
 

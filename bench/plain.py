@@ -79,16 +79,16 @@ def batches(
     consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka, **READING})
     reached = {topic: list(offsets) for topic, offsets in starts.items()}
     places = [
-        (topic, at, offset)
+        (topic, partition, offset)
         for topic, offsets in starts.items()
-        for at, offset in enumerate(offsets)
+        for partition, offset in enumerate(offsets)
     ]
     consumer.assign([confluent_kafka.TopicPartition(*place) for place in places])
     gathered: dict[str, list[Any]] = {}
-    began, done = time.monotonic(), False
-    while not done:
+    began, is_complete = time.monotonic(), False
+    while not is_complete:
         for message in consumer.consume(size, POLL_S):
-            topic, at, offset = (
+            topic, partition, offset = (
                 message.topic() or "",
                 message.partition() or 0,
                 message.offset() or 0,
@@ -97,20 +97,23 @@ def batches(
                 if error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
                     raise SystemExit(str(error))
                 # Past the marks of transactions, which are no records.
-                reached[topic][at] = offset
+                reached[topic][partition] = offset
             else:
-                reached[topic][at] = offset + 1
+                reached[topic][partition] = offset + 1
                 if message.value() is not None:
                     gathered.setdefault(topic, []).append(message)
-        told = ends()
-        done = told is not None and _past(reached, told)
+        final = ends()
+        is_complete = final is not None and _past(reached, final)
         full = sum(map(len, gathered.values())) >= size
-        if done or full or (told is None and time.monotonic() - began >= gather_s):
+        if is_complete or full or (final is None and time.monotonic() - began >= gather_s):
             for topic, messages in gathered.items():
                 yield (
                     topic,
                     orjson.dumps(reached[topic]).decode(),
-                    [(one.offset(), *parsed(one.key(), one.value())) for one in messages],
+                    [
+                        (message.offset(), *parsed(message.key(), message.value()))
+                        for message in messages
+                    ],
                 )
             gathered, began = {}, time.monotonic()
     consumer.close()
@@ -137,12 +140,12 @@ def to_redis(url: str, prefix: str) -> Apply:
     script = redis.Redis.from_url(url).register_script(LUA)
 
     def apply(position: str, records: list[Record]) -> None:
-        found = list(newest(records).items())
-        for at in range(0, len(found), CHUNK):
-            chunk = found[at : at + CHUNK]
+        rows = list(newest(records).items())
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK]
             keys = [f"{prefix}:{key}" for key, _ in chunk]
             values = [orjson.dumps(row) if row else b"" for _, (_, row) in chunk]
-            last = at + CHUNK >= len(found)
+            last = start + CHUNK >= len(rows)
             script(keys=[f"{prefix}:position", *keys], args=[position if last else "", *values])
 
     return apply
@@ -152,11 +155,11 @@ def to_elasticsearch(url: str, index: str) -> Apply:
     client, pool = httpx.Client(base_url=url, timeout=120), ThreadPoolExecutor(2)
     flying: list[Future[float]] = []
 
-    def send(bodies: list[bytes], position: str, before: Future[float] | None) -> float:
+    def send(bodies: list[bytes], position: str, predecessor: Future[float] | None) -> float:
         for body in bodies:
             _bulk(client, index, body)
-        if before:
-            before.result()
+        if predecessor:
+            predecessor.result()
         client.put(f"/{index}-position/_doc/1", json={"position": position}).raise_for_status()
         return time.time()
 
@@ -188,29 +191,29 @@ def bulks(rows: Iterable[tuple[Any, int, dict[str, Any] | None]]) -> list[bytes]
 
 def item(key: Any, offset: int, row: dict[str, Any] | None) -> list[bytes]:
     """The lines of one change in a bulk."""
-    about = {"_id": str(key), "version": offset, "version_type": "external_gte"}
+    action = {"_id": str(key), "version": offset, "version_type": "external_gte"}
     return (
-        [orjson.dumps({"index": about}), orjson.dumps(row)]
+        [orjson.dumps({"index": action}), orjson.dumps(row)]
         if row
-        else [orjson.dumps({"delete": about})]
+        else [orjson.dumps({"delete": action})]
     )
 
 
 def _bulk(client: httpx.Client, index: str, body: bytes) -> None:
-    headers, told = (
+    headers, options = (
         {"Content-Type": "application/x-ndjson"},
         {"filter_path": "errors,items.*.status"},
     )
     answer = (
-        client.post(f"/{index}/_bulk", content=body, headers=headers, params=told)
+        client.post(f"/{index}/_bulk", content=body, headers=headers, params=options)
         .raise_for_status()
         .json()
     )
     # 409: the view has this version or a later one. 404: what is to be deleted isn't there.
     if answer["errors"] and any(
-        one["status"] not in (200, 201, 404, 409)
+        answer["status"] not in (200, 201, 404, 409)
         for entry in answer["items"]
-        for one in entry.values()
+        for answer in entry.values()
     ):
         raise SystemExit("a document was refused")
 
@@ -231,13 +234,13 @@ def to_changes(path: str) -> Apply:
 
 def to_mirror(path: str) -> Apply:
     def apply(position: str, records: list[Record]) -> None:
-        found = newest(records)
-        rows = [row or {"id": key} for key, (_, row) in found.items()]
-        gone = [row is None for _, row in found.values()]
+        rows_by_key = newest(records)
+        rows = [row or {"id": key} for key, (_, row) in rows_by_key.items()]
+        removed = [row is None for _, row in rows_by_key.values()]
         table = pa.table(
             {name: [row.get(name) for row in rows] for name in COLUMNS.names}, schema=COLUMNS
         )
-        table = table.append_column("gone", pa.array(gone))
+        table = table.append_column("gone", pa.array(removed))
         if not deltalake.DeltaTable.is_deltatable(path):
             table = table.filter(pc.invert(table["gone"])).drop_columns("gone")
             deltalake.write_deltalake(path, table, commit_properties=_committed(position))
@@ -296,25 +299,28 @@ def main() -> None:
     Prints when it began to read and when the last record was durable, Unix seconds: a consumer runs
     for weeks, so its start isn't counted.
     """
-    target, kafka, where, size, starts = sys.argv[1:]
+    target, kafka, place, size, starts = sys.argv[1:]
     first: Offsets = orjson.loads(starts)
-    views = {topic: TARGETS[target](where, rival_name(topic)) for topic in first}
+    views = {topic: TARGETS[target](place, rival_name(topic)) for topic in first}
     sys.stdout.write(f"{time.time()}\n")
     sys.stdout.flush()
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(sys.stdin.readline)
-        ended: dict[str, float | Future[float]] = {}
+        line = pool.submit(sys.stdin.readline)
+        durable_times: dict[str, float | Future[float]] = {}
         follow = batches(
             kafka,
             first,
             int(size),
-            lambda: orjson.loads(told.result()) if told.done() else None,
+            lambda: orjson.loads(line.result()) if line.done() else None,
             GATHER_S.get(target, POLL_S),
         )
         for topic, position, records in follow:
-            ended[topic] = views[topic](position, records) or time.time()
-    found = [one.result() if isinstance(one, Future) else one for one in ended.values()]
-    sys.stdout.write(f"{max(found, default=time.time())}\n")
+            durable_times[topic] = views[topic](position, records) or time.time()
+    times = [
+        result.result() if isinstance(result, Future) else result
+        for result in durable_times.values()
+    ]
+    sys.stdout.write(f"{max(times, default=time.time())}\n")
 
 
 if __name__ == "__main__":

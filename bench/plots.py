@@ -28,13 +28,13 @@ def draw(folder: Path, size: str, figures: Sequence[Figure]) -> None:
     pictures: dict[
         str, tuple[Callable[[Sequence[Figure]], Picture], Callable[[Figure], object]]
     ] = {
-        "rates": (_rates, lambda one: one.unit.endswith("/s")),
-        "throughput": (_throughput, lambda one: one.over_time),
-        "latency": (_latency, lambda one: one.hops),
-        "growth": (_growth, lambda one: one.unit.endswith("/change")),
+        "rates": (_rates, lambda figure: figure.unit.endswith("/s")),
+        "throughput": (_throughput, lambda figure: figure.over_time),
+        "latency": (_latency, lambda figure: figure.hops),
+        "growth": (_growth, lambda figure: figure.unit.endswith("/change")),
     }
-    for name, (make, of) in pictures.items():
-        if chosen := [figure for figure in figures if of(figure)]:
+    for name, (make, matches) in pictures.items():
+        if chosen := [figure for figure in figures if matches(figure)]:
             picture = make(chosen)
             picture.savefig(folder / f"{size}-{name}.png", dpi=110)
             plt.close(picture)
@@ -44,7 +44,7 @@ def _rates(figures: Sequence[Figure]) -> Picture:
     picture, axes = plt.subplots(figsize=(9, 0.42 * len(figures) + 1), layout="constrained")
     _bars(axes, figures)
     axes.set_xscale("log")
-    least = min(value for one in figures for name in COLOURS for value in getattr(one, name))
+    least = min(value for figure in figures for name in COLOURS for value in getattr(figure, name))
     axes.set_xlim(left=10 ** floor(log10(least)))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -62,12 +62,12 @@ def _growth(figures: Sequence[Figure]) -> Picture:
 def _bars(axes: Any, figures: Sequence[Figure], labels: dict[str, str] | None = None) -> None:
     """Those of a figure side by side, without gaps for what it lacks."""
     labels, drawn = labels or {name: name for name in COLOURS}, set()
-    for at, figure in enumerate(figures):
-        held = [(name, median(values)) for name in labels if (values := getattr(figure, name))]
-        for place, (name, value) in enumerate(held):
+    for row_number, figure in enumerate(figures):
+        series = [(name, median(values)) for name in labels if (values := getattr(figure, name))]
+        for place, (name, value) in enumerate(series):
             label = labels[name] if name not in drawn else None
             axes.barh(
-                at + 0.27 * (place - (len(held) - 1) / 2),
+                row_number + 0.27 * (place - (len(series) - 1) / 2),
                 value,
                 0.26,
                 label=label,
@@ -100,10 +100,10 @@ def _throughput(figures: Sequence[Figure]) -> Picture:
 def _steps(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """The corners of a line that is at zero between spans that don't meet."""
     corners = [(min(0.0, *(began for began, _, _ in spans)), 0.0)] if spans else [(0.0, 0.0)]
-    for began, ended, rate in spans:
+    for began, end, rate in spans:
         if began - corners[-1][0] > MEET_S:
             corners += [(corners[-1][0], 0.0), (began, 0.0)]
-        corners += [(began, rate), (ended, rate)]
+        corners += [(began, rate), (end, rate)]
     return [*corners, (corners[-1][0], 0.0)]
 
 
@@ -118,10 +118,10 @@ def _latency(figures: Sequence[Figure]) -> Picture:
     picture.set_layout_engine("constrained")
     for down, sink in enumerate(sinks):
         for axes, figure in zip(
-            rows[down], (one for one in figures if one.name.startswith(sink)), strict=False
+            rows[down], (figure for figure in figures if figure.name.startswith(sink)), strict=False
         ):
             for hop, values in figure.hops.items():
-                shares = [100 * (at + 1) / len(values) for at in range(len(values))]
+                shares = [100 * (rank + 1) / len(values) for rank in range(len(values))]
                 axes.plot(sorted(values), shares, label=hop)
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")

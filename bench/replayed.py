@@ -23,24 +23,26 @@ def replayed(stage: Stage, rates: tuple[float, ...], seconds: float) -> Iterator
     """How late the last row is in the slowest view: much the same from rate to rate, until they
     can't keep up.
     """
-    found, first = [], LOADED
-    with stage.beside("airport", TABLES, _make) as other, other.running() as streams:
+    figures, first = [], LOADED
+    with stage.extra_stage("airport", TABLES, _make) as airport, airport.running() as streams:
         for rate in rates:
             transactions = int(rate * seconds)
             first, last = first + timedelta(1), first + timedelta(1 + transactions // DAY)
             began = time.time()
-            with other.meter() as meter:
-                done = replay(other.dsn, first, last, rate=rate, limit=transactions)
-                ended = other.durable(streams)
+            with airport.meter() as meter:
+                result = replay(airport.dsn, first, last, rate=rate, limit=transactions)
+                end = airport.durable(streams)
             figure = Figure(
-                f"W9 replay at {done.rate:,.0f}/s, last row late", "s", changes=done.transactions
+                f"W9 replay at {result.rate:,.0f}/s, last row late",
+                "s",
+                changes=result.transactions,
             )
-            figure.ours.append(ended - began - done.seconds)
+            figure.ours.append(end - began - result.seconds)
             figure.costs.append(meter.cost)
-            found.append(figure)
+            figures.append(figure)
             first = last
-        equal(other, "W9")
-    yield from found
+        equal(airport, "W9")
+    yield from figures
 
 
 def _make(data: Data) -> None:

@@ -19,7 +19,7 @@ from cdc.spark.session import SETTINGS
 from compose import versions
 
 SERIES = ("limit", "rival", "ours")
-ASKED = ("p50", "p99")
+GOAL_PERCENTILES = ("p50", "p99")
 """Of what `Figure.asked` is the most."""
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
@@ -29,29 +29,29 @@ def summary(figure: Figure) -> dict[str, Any]:
     per million changes and peak memory by process.
     """
     series = {name: getattr(figure, name) for name in SERIES}
-    found: dict[str, Any] = {
+    figures_of: dict[str, Any] = {
         name: {"median": statistics.median(values), "min": min(values), "max": max(values)}
         for name, values in series.items()
         if values
     }
     if figure.hops:
-        found["hops"] = {hop: percentiles(values) for hop, values in figure.hops.items()}
-    against = found.get(figure.against)
-    if against and "ours" in found:
-        found["ratio"] = found["ours"]["median"] / against["median"]
+        figures_of["hops"] = {hop: percentiles(values) for hop, values in figure.hops.items()}
+    against = figures_of.get(figure.against)
+    if against and "ours" in figures_of:
+        figures_of["ratio"] = figures_of["ours"]["median"] / against["median"]
     if figure.costs:
         names = {name for cost in figure.costs for name in cost.cpu_s}
-        found["cpu_s_per_million"] = {
+        figures_of["cpu_s_per_million"] = {
             name: statistics.median(cost.cpu_s.get(name, 0.0) for cost in figure.costs)
             / figure.changes
             * 1e6
             for name in sorted(names)
         }
-        found["peak_mb"] = {
+        figures_of["peak_mb"] = {
             name: max(cost.peak_mb.get(name, 0.0) for cost in figure.costs)
             for name in sorted(names)
         }
-    return found
+    return figures_of
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -92,8 +92,8 @@ def machine() -> dict[str, Any]:
 
 def write(path: Path, scale: Mapping[str, Any], figures: Sequence[Figure]) -> None:
     """`scale` is how much of everything was measured."""
-    found = [{**asdict(figure), **summary(figure), "met": met(figure)} for figure in figures]
-    path.write_text(json.dumps({"scale": scale, **machine(), "figures": found}, indent=1))
+    entries = [{**asdict(figure), **summary(figure), "met": verdict(figure)} for figure in figures]
+    path.write_text(json.dumps({"scale": scale, **machine(), "figures": entries}, indent=1))
 
 
 def tables(figures: Sequence[Figure]) -> str:
@@ -114,90 +114,93 @@ def tables(figures: Sequence[Figure]) -> str:
         *(f"p50 {hop}" for hop in hops),
         "alone",
     ]
-    found = [rates] if lines else []
+    parts = [rates] if lines else []
     return "\n\n".join(
-        map(_aligned, [*found, [heads, *(_late(one, hops) for one in late)]] if late else found)
+        map(
+            _aligned,
+            [*parts, [heads, *(_late(figure, hops) for figure in late)]] if late else parts,
+        )
     )
 
 
-def met(figure: Figure) -> str:
+def verdict(figure: Figure) -> str:
     """Whether all that is asked of a figure is reached: yes or no, or nothing where nothing is
     asked.
     """
-    found = summary(figure)
+    numbers = summary(figure)
     if figure.hops:
         pairs = [
-            (found["hops"]["visible"][name], most)
-            for name, most in zip(ASKED, figure.asked, strict=False)
+            (numbers["hops"]["visible"][name], most)
+            for name, most in zip(GOAL_PERCENTILES, figure.asked, strict=False)
         ]
         reached = [value <= most for value, most in pairs]
     else:
         reached = [
             value <= aim if figure.at_most else value >= aim
             for value, aim in (
-                (found.get("ratio", nan), figure.goal),
-                (found["ours"]["median"], figure.rate),
+                (numbers.get("ratio", nan), figure.goal),
+                (numbers["ours"]["median"], figure.rate),
             )
             if aim
         ]
     return ("yes" if all(reached) else "no") if reached else ""
 
 
-def told(figure: Figure) -> str:
+def describe(figure: Figure) -> str:
     """What is printed as soon as it is known: all of a figure but its single values."""
-    found, lines = summary(figure), [f"{figure.name}, {figure.unit}"]
-    for name in (name for name in SERIES if name in found):
+    numbers, lines = summary(figure), [f"{figure.name}, {figure.unit}"]
+    for name in (name for name in SERIES if name in numbers):
         lines.append(
-            f"{name}: {', '.join(f'{what} {_shown(value)}' for what, value in found[name].items())}"
+            f"{name}: {', '.join(f'{statistic} {_shown(value)}' for statistic, value in numbers[name].items())}"
         )
-    for hop, values in found.get("hops", {}).items():
+    for hop, values in numbers.get("hops", {}).items():
         lines.append(
-            f"{hop}: {', '.join(f'{what} {_shown(value)}' for what, value in values.items())}"
+            f"{hop}: {', '.join(f'{statistic} {_shown(value)}' for statistic, value in values.items())}"
         )
-    for what, by_process in (("CPU s per million", "cpu_s_per_million"), ("peak MB", "peak_mb")):
-        if by_process in found:
-            shown = (f"{name} {_shown(value)}" for name, value in found[by_process].items())
-            lines.append(f"{what}: {', '.join(shown)}")
+    for label, by_process in (("CPU s per million", "cpu_s_per_million"), ("peak MB", "peak_mb")):
+        if by_process in numbers:
+            shown = (f"{name} {_shown(value)}" for name, value in numbers[by_process].items())
+            lines.append(f"{label}: {', '.join(shown)}")
     return "\n    ".join(lines)
 
 
 def _aligned(rows: list[list[str]]) -> str:
     """A table whose columns are as wide as they have to be; all but the first stand right."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     placed = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (placed[0], rule, *placed[1:]))
 
 
 def _cells(figure: Figure) -> list[str]:
-    found = summary(figure)
-    cells = [_shown(found[name]["median"]) if name in found else "" for name in SERIES]
+    numbers = summary(figure)
+    cells = [_shown(numbers[name]["median"]) if name in numbers else "" for name in SERIES]
     ratios = (
-        f"{found['ours']['median'] / found[name]['median']:.2f} of {name}"
+        f"{numbers['ours']['median'] / numbers[name]['median']:.2f} of {name}"
         for name in SERIES[:-1]
-        if name in found
+        if name in numbers
     )
     sign = "<=" if figure.at_most else ">="
     goals = [f"{sign} {figure.goal:.2g} of {figure.against}"] if figure.goal else []
     rates = [f"{sign} {_shown(figure.rate)}"] if figure.rate else []
-    asked = ", ".join([*goals, *rates])
+    goals_text = ", ".join([*goals, *rates])
     return [
         f"{figure.name}, {figure.unit}",
         *cells,
         ", ".join(ratios),
-        asked,
-        met(figure),
+        goals_text,
+        verdict(figure),
         figure.part,
     ]
 
 
 def _late(figure: Figure, hops: Sequence[str]) -> list[str]:
-    found = summary(figure)["hops"]
-    visible = [_shown(found["visible"][name]) for name in PERCENTILES]
+    hops_of = summary(figure)["hops"]
+    visible = [_shown(hops_of["visible"][name]) for name in PERCENTILES]
     lost = f" ({figure.unseen} unseen)" if figure.unseen else ""
-    asked = ", ".join(_shown(most) for most in figure.asked)
-    medians = (_shown(found[hop]["p50"]) if hop in found else "" for hop in hops)
-    return [figure.name + lost, *visible, asked, met(figure), *medians, figure.part]
+    limits = ", ".join(_shown(most) for most in figure.asked)
+    medians = (_shown(hops_of[hop]["p50"]) if hop in hops_of else "" for hop in hops)
+    return [figure.name + lost, *visible, limits, verdict(figure), *medians, figure.part]
 
 
 def _shown(value: float) -> str:

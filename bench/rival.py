@@ -29,11 +29,11 @@ END_S = 600.0
 class Consumer:
     """A process that reads topics from these offsets on until it is told where they end."""
 
-    def __init__(self, stage: Stage, target: str, where: str, starts: Offsets) -> None:
+    def __init__(self, stage: Stage, target: str, place: str, starts: Offsets) -> None:
         words = [
             target,
             stage.endpoints.kafka,
-            where,
+            place,
             str(RECORDS.get(target, 10_000)),
             orjson.dumps(starts).decode(),
         ]
@@ -49,7 +49,7 @@ class Consumer:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._process.kill()
         self._process.communicate()
@@ -64,7 +64,7 @@ class Consumer:
         self._process.stdin.write(f"{orjson.dumps(ends).decode()}\n")
         self._process.stdin.flush()
 
-    def ended(self) -> float:
+    def durable_time(self) -> float:
         """When all until its end was durable, Unix seconds; waits until it is."""
         answer, _ = self._process.communicate(timeout=END_S)
         if self._process.returncode:
@@ -74,13 +74,13 @@ class Consumer:
         return float(answer)
 
 
-def alone(stage: Stage, target: str, where: str, starts: Offsets | None = None) -> float:
+def alone(stage: Stage, target: str, place: str, starts: Offsets | None = None) -> float:
     """The seconds that a consumer needs for the records of the stage's table, without its start."""
     ends = {stage.table.topic: list(stage.end().offsets)}
-    with Consumer(stage, target, where, starts or zero(ends)) as consumer:
+    with Consumer(stage, target, place, starts or zero(ends)) as consumer:
         began = consumer.ready()
         consumer.tell(ends)
-        return consumer.ended() - began
+        return consumer.durable_time() - began
 
 
 def empty_index(stage: Stage, table: Table, name: str) -> None:
@@ -120,7 +120,7 @@ class Rivals:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         for table in self._stage.tables:
             for index in (rival_name(table.topic), f"{rival_name(table.topic)}-position"):
@@ -143,14 +143,14 @@ class Rivals:
         places = {"redis": self._cache, "elasticsearch": self._index, "warehouse": self._folder}
         with ExitStack() as stack:
             consumers = [
-                stack.enter_context(Consumer(self._stage, target, where, self._read))
-                for target, where in places.items()
+                stack.enter_context(Consumer(self._stage, target, place, self._read))
+                for target, place in places.items()
             ]
             began = release(min([consumer.ready() for consumer in consumers]))
             self._read = _ends(self._stage)
             for consumer in consumers:
                 consumer.tell(self._read)
-            return max([consumer.ended() for consumer in consumers]) - began
+            return max([consumer.durable_time() for consumer in consumers]) - began
 
     def check(self) -> None:
         """Raise DivergenceError unless their views have as many rows as the tables: who loses some
@@ -162,7 +162,7 @@ class Rivals:
         httpx.post(f"{self._index}/rival-*/_refresh", timeout=60).raise_for_status()
         with redis.Redis.from_url(self._cache) as server:
             # The other keys are positions.
-            found = {"cache": (server.dbsize() - len(tables), sum(counts.values()))}
+            counts_by_view = {"cache": (server.dbsize() - len(tables), sum(counts.values()))}
         for topic, rows in counts.items():
             index = (
                 httpx.get(f"{self._index}/{rival_name(topic)}/_count")
@@ -170,11 +170,15 @@ class Rivals:
                 .json()["count"]
             )
             mirror = deltalake.DeltaTable(f"{self._folder}/{rival_name(topic)}/mirror").count()
-            found |= {f"index of {topic}": (index, rows), f"mirror of {topic}": (mirror, rows)}
-        for view, (held, rows) in found.items():
-            if held != rows:
+            counts_by_view |= {
+                f"index of {topic}": (index, rows),
+                f"mirror of {topic}": (mirror, rows),
+            }
+        for view, (count, rows) in counts_by_view.items():
+            if count != rows:
                 raise DivergenceError(
-                    f"the rival's {view} has {held} of {rows} rows.", hint="a bug in bench/plain.py"
+                    f"the rival's {view} has {count} of {rows} rows.",
+                    hint="a bug in bench/plain.py",
                 )
 
 

@@ -66,9 +66,9 @@ class Servers:
     def meter(self) -> Meter:
         return Meter(
             {
-                name: one["pid"]
-                for name, one in stack.status(self.folder / "stack").items()
-                if one["pid"]
+                name: server["pid"]
+                for name, server in stack.status(self.folder / "stack").items()
+                if server["pid"]
             }
         )
 
@@ -105,16 +105,16 @@ class Stage:
         self.drained()
 
     @contextmanager
-    def beside(
+    def extra_stage(
         self, name: str, tables: Sequence[str], make: Callable[[Data], object]
     ) -> Iterator["Stage"]:
         """Another pipeline on the same servers, while this one's connector stands still."""
         with Connect(self.endpoints.connect) as connect:
             connect.stop(self.name)
-            other = Stage(self.servers, name, tables, make)
-            yield other
-            for sink in other.context.sinks(None):
-                for table in other.tables:
+            extra = Stage(self.servers, name, tables, make)
+            yield extra
+            for sink in extra.context.sinks(None):
+                for table in extra.tables:
                     sink.clear(table)
             connect.reset(name)
             with psycopg.connect(self.dsn, autocommit=True) as connection:
@@ -159,16 +159,16 @@ class Stage:
             beat = last_heartbeat(kafka, self.pipeline)
             return beat is not None and beat.committed_ms > now_ms
 
-        seen, topics = [(time.monotonic(), 0)], [table.topic for table in self.tables]
+        ends, topics = [(time.monotonic(), 0)], [table.topic for table in self.tables]
         with Topics(self.pipeline.kafka) as kafka:
             while True:
-                end = sum(sum(one.offsets) for one in kafka.ends(topics).values())
+                end = sum(sum(position.offsets) for position in kafka.ends(topics).values())
                 now = time.monotonic()
-                if end != seen[-1][1]:
-                    seen.append((now, end))
+                if end != ends[-1][1]:
+                    ends.append((now, end))
                 # The connector sends in the order of commits, and its heartbeat after them.
-                elif now - seen[-1][0] > QUIET_S and beaten(kafka):
-                    return seen
+                elif now - ends[-1][0] > QUIET_S and beaten(kafka):
+                    return ends
                 # Looking costs the connector's cores.
                 time.sleep(0.1)
 
@@ -227,7 +227,7 @@ class Stage:
 
     def equal(self, *sinks: Sink) -> bool:
         return all(
-            one.equal
+            comparison.equal
             for table in self.tables
-            for one in compare(self.spark, table, self.dsn, sinks)
+            for comparison in compare(self.spark, table, self.dsn, sinks)
         )

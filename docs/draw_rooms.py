@@ -28,15 +28,15 @@ def arrows(root: Path = ROOT) -> Arrows:
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
         for path in paths
     }
-    found: dict[str, set[str]] = {room(name): set() for name in names if name != "cdc"}
+    rooms: dict[str, set[str]] = {room(name): set() for name in names if name != "cdc"}
     for name, path in names.items():
         for imported in _imports(path.read_text(encoding="utf-8")):
-            known = next(
-                (one for one in (imported, imported.rpartition(".")[0]) if one in names), "cdc"
+            module = next(
+                (name for name in (imported, imported.rpartition(".")[0]) if name in names), "cdc"
             )
-            if known != "cdc" and room(known) != room(name):
-                found[room(name)].add(room(known))
-    return found
+            if module != "cdc" and room(module) != room(name):
+                rooms[room(name)].add(room(module))
+    return rooms
 
 
 def _imports(source: str) -> Iterator[str]:
@@ -58,7 +58,7 @@ def order(arrows: Arrows) -> list[str]:
         reversed(
             list(
                 TopologicalSorter(
-                    {one: sorted(arrows[one]) for one in sorted(arrows)}
+                    {name: sorted(arrows[name]) for name in sorted(arrows)}
                 ).static_order()
             )
         )
@@ -68,11 +68,11 @@ def order(arrows: Arrows) -> list[str]:
 def reduced(arrows: Arrows) -> Arrows:
     """Without those arrows that a way through other rooms stands for."""
     below: dict[str, set[str]] = {}
-    for one in reversed(order(arrows)):
-        below[one] = arrows[one].union(*(below[other] for other in arrows[one]))
+    for name in reversed(order(arrows)):
+        below[name] = arrows[name].union(*(below[target] for target in arrows[name]))
     return {
-        one: others - set().union(*(below[other] for other in others))
-        for one, others in arrows.items()
+        name: targets - set().union(*(below[target] for target in targets))
+        for name, targets in arrows.items()
     }
 
 
@@ -80,14 +80,16 @@ def block(arrows: Arrows) -> str:
     """The picture, and the table of all imports."""
     shown = reduced(arrows)
     lines = ["```mermaid", "flowchart TD"]
-    lines += [f'    {_id(one)}["{one}"]' for one in order(arrows)]
+    lines += [f'    {_id(name)}["{name}"]' for name in order(arrows)]
     lines += [
-        f"    {_id(one)} --> {_id(other)}" for one in order(arrows) for other in sorted(shown[one])
+        f"    {_id(name)} --> {_id(target)}"
+        for name in order(arrows)
+        for target in sorted(shown[name])
     ]
     lines += ["```", "", "| room | imports |", "|---|---|"]
     lines += [
-        f"| `{one}` | {', '.join(f'`{other}`' for other in sorted(arrows[one]))} |"
-        for one in order(arrows)
+        f"| `{name}` | {', '.join(f'`{target}`' for target in sorted(arrows[name]))} |"
+        for name in order(arrows)
     ]
     return "\n".join(lines) + "\n"
 
@@ -98,8 +100,8 @@ def _id(name: str) -> str:
 
 def page(text: str, arrows: Arrows) -> str:
     """A page with its picture as the imports are now."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{block(arrows)}\n{END}{rest.partition(END)[2]}"
+    head, _, tail = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n{block(arrows)}\n{END}{tail.partition(END)[2]}"
 
 
 if __name__ == "__main__":

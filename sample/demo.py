@@ -80,7 +80,7 @@ class Demo:
         self.step(
             f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s"
         )
-        done, probe = self.live()
+        result, probe = self.live()
         self.step("waiting until the views hold everything")
         late = barrier.wait_until_current(
             self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, on_poll=self.running
@@ -88,11 +88,11 @@ class Demo:
         console.print(f"         after {late:.1f} s")
         self.stop_run()
         self.step("verifying: every row and column of every view against Postgres")
-        found, busiest = self.verify()
-        show_views(found)
-        show_latency(done, probe)
+        comparisons, busiest = self.verify()
+        show_views(comparisons)
+        show_latency(result, probe)
         show_reads(self, busiest)
-        wrong = [one for one in found if not one.equal]
+        wrong = [comparison for comparison in comparisons if not comparison.equal]
         if wrong:
             raise DivergenceError(
                 f"{len(wrong)} views differ from Postgres.", hint="see the table above"
@@ -111,9 +111,9 @@ class Demo:
             str(self.state),
             *words,
         ]
-        done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-        if done.returncode:
-            sys.exit(done.returncode)
+        process = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        if process.returncode:
+            sys.exit(process.returncode)
 
     def start_run(self) -> None:
         command = [
@@ -165,7 +165,7 @@ class Demo:
         except SinkUnavailable:
             # What holds the positions may just be in the making.
             return 0
-        return sum(one.rows for one in stored if one)
+        return sum(position.rows for position in stored if position)
 
     def live(self) -> tuple[Replayed, Probe]:
         by_type: dict[str, Callable[[Any], Any]] = {
@@ -175,50 +175,52 @@ class Demo:
         }
         watches = {name: by_type[sink.type](sink) for name, sink in self.pipeline.sinks.items()}
         with Probe(self.dsn, watches) as probe:
-            done = replay(self.dsn, *REPLAYED, rate=RATE, on_commit=probe.on_commit)
+            result = replay(self.dsn, *REPLAYED, rate=RATE, on_commit=probe.on_commit)
             end = time.monotonic() + 15
             while any(watch.pending for watch in watches.values()) and time.monotonic() < end:
                 time.sleep(0.1)
-        return done, probe
+        return result, probe
 
     def verify(self) -> tuple[list[Comparison], list[Any]]:
         from cdc.spark.session import session
 
         spark = session("local[*]", artifacts.spark_jars())
-        found = [
-            one for table in self.tables for one in compare(spark, table, self.dsn, self.sinks)
+        comparisons = [
+            comparison
+            for table in self.tables
+            for comparison in compare(spark, table, self.dsn, self.sinks)
         ]
         flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[attr-defined]
         query = f"SELECT carrier, count(*), round(avg(arr_delay), 1) FROM {flights} GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
         busiest = [tuple(row) for row in spark.sql(query).collect()]
         spark.stop()
-        return found, busiest
+        return comparisons, busiest
 
 
-def show_views(found: Sequence[Comparison]) -> None:
+def show_views(comparisons: Sequence[Comparison]) -> None:
     grid = Grid(
         title="\nEvery view against Postgres", box=None, title_justify="left", title_style="bold"
     )
     for heading, side in (("table", "left"), ("view", "left"), ("source rows", "right"), ("view rows", "right"),
                           ("differences", "right")):  # fmt: skip
         grid.add_column(heading, justify=side)  # type: ignore[arg-type]
-    for one in found:
-        wrong = one.missing + one.extra + one.different
+    for comparison in comparisons:
+        wrong = comparison.missing + comparison.extra + comparison.different
         colour = "red" if wrong else "green"
         grid.add_row(
-            one.table,
-            one.sink,
-            f"{one.source_rows:,}",
-            f"{one.view_rows:,}",
+            comparison.table,
+            comparison.sink,
+            f"{comparison.source_rows:,}",
+            f"{comparison.view_rows:,}",
             f"[{colour}]{wrong}[/]",
         )
     console.print(grid)
 
 
-def show_latency(done: Replayed, probe: Probe) -> None:
+def show_latency(result: Replayed, probe: Probe) -> None:
     console.print(
-        f"\n[bold]Commit to visible[/], during {done.transactions:,} transactions at {done.rate:.0f}/s"
-        f" ({', '.join(f'{count:,} {kind}' for kind, count in sorted(done.by_kind.items()))})"
+        f"\n[bold]Commit to visible[/], during {result.transactions:,} transactions at {result.rate:.0f}/s"
+        f" ({', '.join(f'{count:,} {kind}' for kind, count in sorted(result.by_kind.items()))})"
     )
     grid = Grid(box=None)
     for heading in ("view", "p50", "p95", "p99", "rows watched"):

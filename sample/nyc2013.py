@@ -65,8 +65,8 @@ def flights(start: date, end: date) -> pd.DataFrame:
     frame["on_time"] = (
         (raw["arr_delay"] < ON_TIME_MIN).astype("boolean").where(raw["arr_delay"].notna())
     )
-    whole = frame.astype(dict.fromkeys(("dep_delay", "arr_delay", "air_time"), "Int64"))
-    return whole[FLIGHTS].sort_values(
+    table = frame.astype(dict.fromkeys(("dep_delay", "arr_delay", "air_time"), "Int64"))
+    return table[FLIGHTS].sort_values(
         ["sched_dep", "carrier", "flight", "origin"], ignore_index=True
     )
 
@@ -96,21 +96,21 @@ def planes() -> pd.DataFrame:
     return _read("planes.csv").astype({"year": "Int64", "speed": "Int64"})
 
 
-def first_at(clock: pd.Series, after: pd.Series, zones: pd.Series) -> pd.Series:
-    """The first instant after `after` at which clocks in the zone show HHMM (0 to 2400); gaps stay
+def first_at(clock: pd.Series, floor: pd.Series, zones: pd.Series) -> pd.Series:
+    """The first instant after `floor` at which clocks in the zone show HHMM (0 to 2400); gaps stay
     gaps.
     """
-    found = pd.Series(pd.NaT, index=clock.index, dtype="datetime64[s, UTC]")
+    result = pd.Series(pd.NaT, index=clock.index, dtype="datetime64[s, UTC]")
     since_midnight = minutes(clock // 100 * 60 + clock % 100)
     for zone, rows in clock.groupby(zones).groups.items():
-        local = after[rows].dt.tz_convert(str(zone)).dt.tz_localize(None)
+        local = floor[rows].dt.tz_convert(str(zone)).dt.tz_localize(None)
         day = local.dt.normalize()
         shown = day + since_midnight[rows]
         shown = shown.where((shown > local) | shown.isna(), shown + pd.Timedelta(days=1))
         summer = np.ones(len(shown), dtype=bool)
         instants = shown.dt.tz_localize(str(zone), ambiguous=summer, nonexistent="shift_forward")
-        found[rows] = instants.dt.tz_convert("UTC").dt.as_unit("s")
-    return found
+        result[rows] = instants.dt.tz_convert("UTC").dt.as_unit("s")
+    return result
 
 
 def minutes(counts: pd.Series) -> pd.Series:
@@ -137,8 +137,8 @@ def _require_days(start: date, end: date) -> None:
 
 
 def _zones() -> dict[str, str]:
-    known = airports().dropna(subset=["tzone"])
-    return dict(zip(known["faa"], known["tzone"], strict=True)) | ABSENT
+    airport_zones = airports().dropna(subset=["tzone"])
+    return dict(zip(airport_zones["faa"], airport_zones["tzone"], strict=True)) | ABSENT
 
 
 @cache

@@ -50,15 +50,15 @@ class Change:
 
     @property
     def key_after(self) -> tuple[Any, ...]:
-        named = dict(zip(KEYS[self.table], self.key, strict=True))
-        return tuple(self.values.get(column, value) for column, value in named.items())
+        key = dict(zip(KEYS[self.table], self.key, strict=True))
+        return tuple(self.values.get(column, value) for column, value in key.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """Changes that commit together at event time `at`; `lane` names the rows that it may touch."""
 
-    at: datetime
+    time: datetime
     kind: str
     lane: str
     changes: tuple[Change, ...]
@@ -72,7 +72,7 @@ def plan(start: date, end: date, seed: int = 1) -> list[Transaction]:
         step for row in records(nyc2013.weather(start, end)) for step in _observed(row, seed)
     ]
     transactions += _fleet(flights, start, end, seed)
-    return sorted(transactions, key=lambda step: step.at)
+    return sorted(transactions, key=lambda step: step.time)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -94,11 +94,11 @@ def _key(table: str, row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[column] for column in KEYS[table])
 
 
-def _dice(seed: int, of: object) -> Random:
+def _dice(seed: int, subject: object) -> Random:
     """Dice of its own for each thing, so that one more flight doesn't change what happens to the
     others.
     """
-    return Random(f"{seed} {of}")  # noqa: S311
+    return Random(f"{seed} {subject}")  # noqa: S311
 
 
 def _lane(row: dict[str, Any]) -> str:
@@ -116,27 +116,27 @@ class _Flight:
         self.lane = _lane(row)
         self.steps: list[Transaction] = []
 
-    def _step(self, at: datetime, kind: str, *changes: Change) -> None:
+    def _step(self, time: datetime, kind: str, *changes: Change) -> None:
         # Clocks of the data have minutes; a flight's own order must hold within one as well.
-        earliest = self.steps[-1].at + timedelta(seconds=1) if self.steps else at
-        self.steps.append(Transaction(max(at, earliest), kind, self.lane, changes))
+        earliest = self.steps[-1].time + timedelta(seconds=1) if self.steps else time
+        self.steps.append(Transaction(max(time, earliest), kind, self.lane, changes))
 
-    def insert(self, at: datetime, kind: str) -> None:
-        self._step(at, kind, self._inserted())
+    def insert(self, time: datetime, kind: str) -> None:
+        self._step(time, kind, self._inserted())
 
-    def update(self, at: datetime, kind: str, **values: Any) -> None:
+    def update(self, time: datetime, kind: str, **values: Any) -> None:
         change = Change("flights", "update", _key("flights", self.row), values)
         self.row = self.row | values
-        self._step(at, kind, change)
+        self._step(time, kind, change)
 
-    def delete(self, at: datetime, kind: str) -> None:
-        self._step(at, kind, self._deleted())
+    def delete(self, time: datetime, kind: str) -> None:
+        self._step(time, kind, self._deleted())
 
-    def exchange(self, at: datetime, kind: str, **values: Any) -> None:
+    def exchange(self, time: datetime, kind: str, **values: Any) -> None:
         """Delete the row and insert it again under the same key, in one transaction."""
         deleted = self._deleted()
         self.row = self.row | values
-        self._step(at, kind, deleted, self._inserted())
+        self._step(time, kind, deleted, self._inserted())
 
     def _inserted(self) -> Change:
         return Change("flights", "insert", _key("flights", self.row), self.row)
@@ -200,21 +200,21 @@ def _rearranged(flight: _Flight, scheduled: datetime, rng: Random) -> None:
 
 
 def _cancelled(flight: _Flight, scheduled: datetime, rng: Random) -> None:
-    at = scheduled - timedelta(minutes=rng.randrange(90))
-    flight.update(at, "cancel", status="cancelled", remark=_remark(rng))
+    time = scheduled - timedelta(minutes=rng.randrange(90))
+    flight.update(time, "cancel", status="cancelled", remark=_remark(rng))
     if rng.random() < 0.3:
-        flight.delete(at + timedelta(minutes=60 + rng.randrange(300)), "remove")
+        flight.delete(time + timedelta(minutes=60 + rng.randrange(300)), "remove")
 
 
 def _corrected(flight: _Flight, row: dict[str, Any], rng: Random) -> None:
-    at = row["arr_time"] + timedelta(minutes=20 + rng.randrange(160))
+    time = row["arr_time"] + timedelta(minutes=20 + rng.randrange(160))
     if row["arr_delay"] is None:
-        flight.update(at, "correct", remark=_remark(rng))
+        flight.update(time, "correct", remark=_remark(rng))
         return
     moved = rng.choice((-2, -1, 1, 2, 3))
     delay = row["arr_delay"] + moved
     flight.update(
-        at, "correct", arr_delay=delay, arr_time=row["arr_time"] + timedelta(minutes=moved),
+        time, "correct", arr_delay=delay, arr_time=row["arr_time"] + timedelta(minutes=moved),
         on_time=delay < nyc2013.ON_TIME_MIN, remark=_remark(rng),
     )  # fmt: skip
 
@@ -234,19 +234,19 @@ def _banked(steps: list[Transaction], seed: int) -> list[Transaction]:
     nothing flies for less than twenty minutes.
     """
     banks: dict[tuple[str, int], list[Transaction]] = defaultdict(list)
-    kept = []
+    singles = []
     for step in steps:
         if step.kind == "depart" and _dice(seed, step.lane).random() < 0.3:
-            banks[step.lane, int(step.at.timestamp() // BANK.total_seconds())].append(step)
+            banks[step.lane, int(step.time.timestamp() // BANK.total_seconds())].append(step)
         else:
-            kept.append(step)
-    return kept + [_together(bank) for bank in banks.values()]
+            singles.append(step)
+    return singles + [_together(bank) for bank in banks.values()]
 
 
 def _together(bank: list[Transaction]) -> Transaction:
     if len(bank) == 1:
         return bank[0]
-    ordered = sorted(bank, key=lambda step: step.at)
+    ordered = sorted(bank, key=lambda step: step.time)
     changes = tuple(change for step in ordered for change in step.changes)
     return replace(ordered[-1], kind="bank", changes=changes)
 
@@ -257,13 +257,13 @@ def _observed(row: dict[str, Any], seed: int) -> Iterator[Transaction]:
     lane = f"weather {row['origin']} {row['time_hour']:%Y-%m-%d}"
     provisional = rng.random() < 0.5
     first = row | {"pressure": None, "wind_gust": None, "visib": None} if provisional else row
-    at = row["time_hour"] + timedelta(minutes=2 + rng.randrange(8))
+    time = row["time_hour"] + timedelta(minutes=2 + rng.randrange(8))
     yield Transaction(
-        at, "observe", lane, (Change("weather", "insert", _key("weather", row), first),)
+        time, "observe", lane, (Change("weather", "insert", _key("weather", row), first),)
     )
     if provisional:
         values = {name: row[name] for name in ("pressure", "wind_gust", "visib")}
-        later = at + timedelta(minutes=15 + rng.randrange(30))
+        later = time + timedelta(minutes=15 + rng.randrange(30))
         yield Transaction(
             later, "amend", lane, (Change("weather", "update", _key("weather", row), values),)
         )
@@ -275,28 +275,28 @@ def _fleet(
     """Each day a few of the planes that fly are refitted, and now and then an airline takes another
     name.
     """
-    known = {row["tailnum"]: row for row in records(nyc2013.planes())}
+    planes = {row["tailnum"]: row for row in records(nyc2013.planes())}
     carriers = records(nyc2013.airlines())
     flown: dict[date, set[str]] = defaultdict(set)
     for row in flights:
-        if row["tailnum"] in known:
+        if row["tailnum"] in planes:
             flown[row["sched_dep"].astimezone(ZoneInfo(nyc2013.ZONE)).date()].add(row["tailnum"])
     for day in pd.date_range(start, end).date:
         rng = _dice(seed, day)
         dawn = datetime(day.year, day.month, day.day, 10, tzinfo=UTC)
         for tailnum in rng.sample(sorted(flown[day]), k=min(12, len(flown[day]))):
-            values = {"seats": max(2, known[tailnum]["seats"] + rng.choice((-6, -4, 2, 6)))}
+            values = {"seats": max(2, planes[tailnum]["seats"] + rng.choice((-6, -4, 2, 6)))}
             if rng.random() < 0.3:
-                values = {"engine": f"{known[tailnum]['engine']} (overhauled {day})"}
+                values = {"engine": f"{planes[tailnum]['engine']} (overhauled {day})"}
             yield _single(
                 dawn + timedelta(minutes=rng.randrange(720)), "refit", "planes", tailnum, values
             )
         if rng.random() < 0.5:
             airline = rng.choice(carriers)
             values = {"name": f"{airline['name']} (since {day})"}
-            at = dawn + timedelta(minutes=rng.randrange(720))
-            yield _single(at, "rename", "airlines", airline["carrier"], values)
+            time = dawn + timedelta(minutes=rng.randrange(720))
+            yield _single(time, "rename", "airlines", airline["carrier"], values)
 
 
-def _single(at: datetime, kind: str, table: str, key: str, values: dict[str, Any]) -> Transaction:
-    return Transaction(at, kind, f"{table} {key}", (Change(table, "update", (key,), values),))
+def _single(time: datetime, kind: str, table: str, key: str, values: dict[str, Any]) -> Transaction:
+    return Transaction(time, kind, f"{table} {key}", (Change(table, "update", (key,), values),))

@@ -42,12 +42,12 @@ class Watch:
     latencies: list[float] = field(default_factory=list)
     unseen: int = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         waiting = dict(self.pending)
-        found = self.find(list(waiting)) if waiting else {}
+        shown = self.find(list(waiting)) if waiting else {}
         now = datetime.now(UTC)
         for key, (updated, committed) in waiting.items():
-            if key in found and found[key] >= updated:
+            if key in shown and shown[key] >= updated:
                 self.latencies.append((now - committed).total_seconds())
             elif (now - committed).total_seconds() > GIVE_UP_S:
                 self.unseen += 1
@@ -67,7 +67,7 @@ class Probe:
     def __init__(self, dsn: str, watches: Mapping[str, Watch]) -> None:
         self.watches = dict(watches)
         self._dsn, self._lock, self._next = dsn, threading.Lock(), 0.0
-        self._done = threading.Event()
+        self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(len(self.watches))
 
     def __enter__(self) -> "Probe":
@@ -76,7 +76,7 @@ class Probe:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._done.set()
+        self._stopping.set()
         self._pool.shutdown()
         self._connection.close()
         for watching in self._watching:
@@ -92,17 +92,17 @@ class Probe:
             if time.monotonic() < self._next:
                 return
             self._next = time.monotonic() + EVERY_S
-            found = self._connection.execute(COMMITTED, key).fetchone()
-        if found:
+            row = self._connection.execute(COMMITTED, key).fetchone()
+        if row:
             carrier, flight, origin, departure = key
             stamp = departure.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             identity = row_id([carrier, flight, origin, stamp])
             for watch in self.watches.values():
-                watch.pending[identity] = found
+                watch.pending[identity] = row
 
     def _watch(self, watch: Watch) -> None:
-        while not self._done.wait(watch.poll_s):
-            watch.look()
+        while not self._stopping.wait(watch.poll_s):
+            watch.poll()
 
 
 def redis_watch(url: str, prefix: str, table: str) -> Watch:

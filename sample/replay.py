@@ -62,12 +62,12 @@ class _Run:
         """Wait until the transaction at that place of the plan is due; how late it is, or None to
         stop.
         """
-        due = self.began + place / self.rate
+        deadline = self.began + place / self.rate
         while not (self.stop.is_set() or self.failed.is_set()):
-            left = due - time.monotonic()
-            if left <= 0:
-                return -left
-            self.stop.wait(min(left, NOTICE_S))
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return -remaining
+            self.stop.wait(min(remaining, NOTICE_S))
         return None
 
     def work(
@@ -150,12 +150,12 @@ def _shares(steps: Sequence[Transaction], connections: int) -> list[list[tuple[i
 
 def _require_absent(dsn: str, start: date, end: date) -> None:
     with psycopg.connect(dsn) as conn:
-        found = conn.execute(
+        row = conn.execute(
             "SELECT EXISTS (SELECT FROM public.flights WHERE sched_dep >= %(first)s AND sched_dep < %(next)s)"
             " OR EXISTS (SELECT FROM public.weather WHERE time_hour >= %(first)s AND time_hour < %(next)s)",
             {"first": _midnight(start), "next": _midnight(end + timedelta(days=1))},
         ).fetchone()
-    if found != (False,):
+    if row != (False,):
         raise SourceError(
             f"some days from {start} to {end} are in the database already",
             hint="replay days that come after them",
@@ -187,7 +187,7 @@ def _statement(change: Change) -> tuple[sql.Composed, list[Any]]:
 @cache
 def _text(table: str, op: str, columns: tuple[str, ...]) -> sql.Composed:
     target = sql.Identifier("public", table)
-    where = sql.SQL(" AND ").join(
+    condition = sql.SQL(" AND ").join(
         sql.SQL("{} = %s").format(sql.Identifier(column)) for column in KEYS[table]
     )
     names = [sql.Identifier(column) for column in columns]
@@ -197,10 +197,10 @@ def _text(table: str, op: str, columns: tuple[str, ...]) -> sql.Composed:
             target, sql.SQL(", ").join(names), places
         )
     if op == "delete":
-        return sql.SQL("DELETE FROM {} WHERE {}").format(target, where)
+        return sql.SQL("DELETE FROM {} WHERE {}").format(target, condition)
     assigned = sql.SQL(", ").join(sql.SQL("{} = %s").format(name) for name in names)
     return sql.SQL("UPDATE {} SET {}, updated_at = clock_timestamp() WHERE {}").format(
-        target, assigned, where
+        target, assigned, condition
     )
 
 
@@ -217,7 +217,7 @@ def main(
     """Replay days of New York's flights of 2013 as live transactions."""
     with explained():
         typer.echo(f"Replaying {start:%Y-%m-%d} to {end:%Y-%m-%d} at {rate:g} transactions/s")
-        done = replay(
+        result = replay(
             dsn,
             start.date(),
             end.date(),
@@ -226,14 +226,14 @@ def main(
             connections=connections,
             limit=limit,
         )
-        for kind, count in sorted(done.by_kind.items(), key=lambda entry: -entry[1]):
+        for kind, count in sorted(result.by_kind.items(), key=lambda entry: -entry[1]):
             typer.echo(f"  {kind:<10} {count:>8,}")
         typer.echo(
-            f"Done: {done.transactions:,} transactions in {done.seconds:.1f} s, {done.rate:.0f}/s"
+            f"Done: {result.transactions:,} transactions in {result.seconds:.1f} s, {result.rate:.0f}/s"
         )
-        if done.behind_s > 1:
+        if result.behind_s > 1:
             typer.echo(
-                f"Behind the asked rate by up to {done.behind_s:.1f} s: this machine can't keep it up"
+                f"Behind the asked rate by up to {result.behind_s:.1f} s: this machine can't keep it up"
             )
 
 

@@ -47,10 +47,10 @@ def _parts(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _versions(versions: Mapping[str, str]) -> str:
-    named = (
+    entries = (
         f"{name.capitalize().replace('_', ' ')} {version}" for name, version in versions.items()
     )
-    return textwrap.fill(f"{', '.join(named)}.", 118)
+    return textwrap.fill(f"{', '.join(entries)}.", 118)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -59,21 +59,21 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _rate(figure: Mapping[str, Any]) -> list[str]:
     sign = "at most" if figure["at_most"] else "at least"
-    of = f" of {figure['against']}" if figure["against"] else ""
-    asked = [f"{sign} {figure['goal']:.2g}{of}"] if figure["goal"] else []
-    asked += [f"{sign} {_number(figure['rate'])}"] if figure.get("rate") else []
+    base = f" of {figure['against']}" if figure["against"] else ""
+    goals = [f"{sign} {figure['goal']:.2g}{base}"] if figure["goal"] else []
+    goals += [f"{sign} {_number(figure['rate'])}"] if figure.get("rate") else []
     ratio = f"{figure['ratio']:.2f}" if figure.get("ratio") else ""
     series = (_spread(figure[name]) for name in SERIES)
-    return [f"{figure['name']}, {figure['unit']}", *series, ratio, ", ".join(asked), *_last(figure)]
+    return [f"{figure['name']}, {figure['unit']}", *series, ratio, ", ".join(goals), *_last(figure)]
 
 
 def _latency(figure: Mapping[str, Any], hops: Sequence[str]) -> list[str]:
-    seen = figure["hops"]["visible"]
-    asked = ", ".join(_number(most) for most in figure["asked"])
+    visible = figure["hops"]["visible"]
+    limits = ", ".join(_number(most) for most in figure["asked"])
     medians = (_number(figure["hops"][hop]["p50"]) if hop in figure["hops"] else "" for hop in hops)
-    percentiles = (_number(seen[name]) for name in ("p50", "p95", "p99"))
-    met, part = _last(figure)
-    return [figure["name"], *percentiles, asked, met, *medians, part]
+    percentiles = (_number(visible[name]) for name in ("p50", "p95", "p99"))
+    verdict, part = _last(figure)
+    return [figure["name"], *percentiles, limits, verdict, *medians, part]
 
 
 def _last(figure: Mapping[str, Any]) -> list[str]:

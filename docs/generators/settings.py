@@ -54,11 +54,11 @@ def _section(title: str, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    what = " ".join((field.description or "").split())
+    description = " ".join((field.description or "").split())
     default = (
         "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
     )
-    return f"| `{name}` | {_accepted(field.annotation)} | {default} | {what} |"
+    return f"| `{name}` | {_accepted(field.annotation)} | {default} | {description} |"
 
 
 def _accepted(kind: Any) -> str:
@@ -69,7 +69,7 @@ def _accepted(kind: Any) -> str:
     if origin is typing.Annotated:
         return _accepted(inner[0])
     if type(None) in inner:
-        return _accepted(next(each for each in inner if each is not type(None)))
+        return _accepted(next(member for member in inner if member is not type(None)))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "mapping"
     return WORDS[origin or kind]

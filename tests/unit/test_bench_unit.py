@@ -121,7 +121,7 @@ def test_the_table() -> None:
 def test_all_that_is_asked_is_met(asked: dict[str, Any], answer: str) -> None:
     """A ratio to what wasn't measured isn't reached either."""
     assert (
-        report.met(
+        report.verdict(
             Figure("W4", "rows/s", **{"against": "rival", **asked}, ours=[100.0], rival=[90.0])
         )
         == answer
@@ -131,7 +131,7 @@ def test_all_that_is_asked_is_met(asked: dict[str, Any], answer: str) -> None:
 def test_latency_is_met_by_both_percentiles() -> None:
     hops = {"visible": [0.1] * 98 + [0.4] * 2}
     asked = [
-        report.met(Figure("cache", "s", hops=hops, asked=aim))
+        report.verdict(Figure("cache", "s", hops=hops, asked=aim))
         for aim in ((0.1, 0.4), (0.1, 0.3), (0.05, 0.5), ())
     ]
     assert asked == ["yes", "no", "no", ""]
@@ -190,14 +190,14 @@ def test_what_is_told_as_soon_as_it_is_known() -> None:
     drained, _, late = figures()
     drained.ours = [3000.0, 1000.0, 1500.0]
     drained.costs, drained.changes = [Cost(1.0, {"spark": 0.5}, {"spark": 100.0})], 1000
-    assert report.told(drained).splitlines() == [
+    assert report.describe(drained).splitlines() == [
         "W1 mixed, changes/s",
         "    limit: median 2,000, min 2,000, max 2,000",
         "    ours: median 1,500, min 1,000, max 3,000",
         "    CPU s per million: spark 500",
         "    peak MB: spark 100",
     ]
-    assert "    visible: p50 12, p95 12, p99 12, max 12" in report.told(late).splitlines()
+    assert "    visible: p50 12, p95 12, p99 12, max 12" in report.describe(late).splitlines()
 
 
 def test_a_picture_for_each_kind_of_figure(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_three_days_are_about_ten_thousand_transactions(steps: list[Transaction]
 
 
 def test_a_plan_is_in_the_order_of_event_time(steps: list[Transaction]) -> None:
-    assert [step.at for step in steps] == sorted(step.at for step in steps)
+    assert [step.time for step in steps] == sorted(step.time for step in steps)
 
 
 def test_a_plan_could_have_happened(steps: list[Transaction]) -> None:
@@ -238,7 +238,7 @@ def test_a_flight_keeps_its_order_within_a_minute(steps: list[Transaction]) -> N
     times: dict[tuple[Any, ...], list[datetime]] = {}
     for step in steps:
         for key in {change.key for change in step.changes if change.table == "flights"}:
-            times.setdefault(key, []).append(step.at)
+            times.setdefault(key, []).append(step.time)
     assert all(
         later - earlier >= timedelta(seconds=1)
         for seen in times.values()

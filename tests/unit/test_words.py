@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations")
+PACKAGES = (
+    "cdc",
+    "sinks",
+    "connectors",
+    "compose",
+    "migrations",
+    "bench",
+    "docs",
+    "sample",
+)
 WORDS = """
 found one known before held made what wanted where there since told beside named whole written own kept other done of
 left due sent asked others until new gone seen way after rest each begun old said look ended mine taken answered
