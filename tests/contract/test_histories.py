@@ -167,7 +167,7 @@ class Consumer:
         if self.behind and not self.versioned:
             self.reader.restart()
         else:
-            self.reader.look(view)
+            self.reader.check(view)
         return view
 
 

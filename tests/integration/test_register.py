@@ -22,7 +22,7 @@ from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.postgres import source
 from connectors.client import Connect
-from tests.support.pipelines import NOWHERE, each, pipeline
+from tests.support.pipelines import NOWHERE, pipeline, position_by_table
 from tests.support.postgres import strict_postgres
 from tests.support.shop import PASSWORD, Shop, shop_on
 from tests.support.wait import wait_until
@@ -115,10 +115,10 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     found = collect(
         shop.pipeline,
         positions={
-            "ahead": each(lambda table: ViewCheckpoint(ends[table.topic])),
-            "behind": each(lambda table: behind[table.topic]),
-            "empty": each(lambda _: None),
-            "elsewhere": each(
+            "ahead": position_by_table(lambda table: ViewCheckpoint(ends[table.topic])),
+            "behind": position_by_table(lambda table: behind[table.topic]),
+            "empty": position_by_table(lambda _: None),
+            "elsewhere": position_by_table(
                 lambda table: ViewCheckpoint(Position("another", ends[table.topic].offsets))
             ),
         },

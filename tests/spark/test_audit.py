@@ -62,7 +62,7 @@ def test_the_newest_of_each_key_equals_the_twin(
     decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
     changes = [change for record in records if (change := decode(record)).id is not None]
     folded = {
-        (one.id, one.partition): (one.offset, one.row is not None, one.kept)
+        (one.id, one.partition): (one.offset, one.row is not None, one.missing)
         for one in twin.fold(changes)
     }
     lsn = {(change.partition, change.offset): change.lsn for change in changes}

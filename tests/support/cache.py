@@ -16,7 +16,7 @@ from tests.support.wait import wait_until
 
 
 @contextmanager
-def cache(folder: Path, *further: str) -> Iterator[str]:
+def cache(folder: Path, *options: str) -> Iterator[str]:
     """Its URL; `further` words of its command line."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -32,7 +32,7 @@ def cache(folder: Path, *further: str) -> Iterator[str]:
         folder,
     ]
     process = subprocess.Popen(
-        [*command, "--repl-diskless-sync-delay", "0", *further], stdout=subprocess.DEVNULL
+        [*command, "--repl-diskless-sync-delay", "0", *options], stdout=subprocess.DEVNULL
     )
     url = f"redis://127.0.0.1:{port}/0"
     try:
@@ -73,14 +73,14 @@ class Road:
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self.target))
-                for here, there in ((near, far), (far, near)):
-                    threading.Thread(target=_pass_on, args=(here, there), daemon=True).start()
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=_pass_on, args=(source, target), daemon=True).start()
 
 
-def _pass_on(here: socket.socket, there: socket.socket) -> None:
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
-        while data := here.recv(1 << 16):
-            there.sendall(data)
-    for end in (here, there):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for end in (source, target):
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

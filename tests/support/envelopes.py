@@ -67,8 +67,8 @@ class Topic:
         # one partition.
         partition = crc32(json.dumps(key).encode()) % self.partitions
         if op == "d":
-            before = {column.name: "" for column in self.table.columns} | key
-            self._append(partition, key, envelope("d", before, None, lsn))
+            old_row = {column.name: "" for column in self.table.columns} | key
+            self._append(partition, key, envelope("d", old_row, None, lsn))
             self._append(partition, key, None)
         else:
             masks = {name: MASKS[self.table.column(name).type.endswith("[]")] for name in lacking}
@@ -89,27 +89,27 @@ class Topic:
     def ends(self) -> tuple[int, ...]:
         return tuple(self._next)
 
-    def model(self, until: Sequence[int] | None = None, floor: int = 0) -> dict[str, Row]:
+    def model(self, ends: Sequence[int] | None = None, floor: int = 0) -> dict[str, Row]:
         """The view after all records below `until`, but for those before the floor: what every sink
         must hold.
         """
         view: dict[str, Row] = {}
-        for record in self.between((0,) * self.partitions, until or self.ends):
+        for record in self.between((0,) * self.partitions, ends or self.ends):
             key = row_id([record.key[name] for name in self.table.key])
             if record.value is not None and record.value["source"]["lsn"] < floor:
                 continue
             if record.value is None or record.value["op"] == "d":
                 view.pop(key, None)
             else:
-                after = record.value["after"]
+                row = record.value["after"]
                 view[key] = {
                     name: view[key][name] if value in MASKS else value
-                    for name, value in after.items()
+                    for name, value in row.items()
                 }
         return view
 
-    def between(self, start: Sequence[int], until: Sequence[int]) -> list[Record]:
-        return [r for r in self.records if start[r.partition] <= r.offset < until[r.partition]]
+    def between(self, start: Sequence[int], end: Sequence[int]) -> list[Record]:
+        return [r for r in self.records if start[r.partition] <= r.offset < end[r.partition]]
 
     def _append(self, partition: int, key: Row, value: Row | None) -> None:
         self.records.append(Record(partition, self._next[partition], key, value))
@@ -147,7 +147,8 @@ def frame(spark: "SparkSession", records: Iterable[tuple[Table, Record]]) -> "Da
         (encoded(r.key), encoded(r.value), t.topic, r.partition, r.offset, None) for t, r in records
     ]
     columns = [
-        pa.array([row[at] for row in rows], type_) for at, type_ in enumerate(RECORDS.values())
+        pa.array([row[index] for row in rows], type_)
+        for index, type_ in enumerate(RECORDS.values())
     ]
     return spark.createDataFrame(pa.table(columns, list(RECORDS)))
 

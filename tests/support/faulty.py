@@ -87,11 +87,11 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             request = Request(self.command, self.path, body, kind)
             answer = proxy.rule(request)
             if answer is None:
-                found = proxy.deliver(request)
+                response = proxy.deliver(request)
                 self.reply(
-                    found.status_code,
-                    found.content,
-                    {n: found.headers[n] for n in PASSED if n in found.headers},
+                    response.status_code,
+                    response.content,
+                    {n: response.headers[n] for n in PASSED if n in response.headers},
                 )
             elif answer is RESET:
                 self.close_connection = True

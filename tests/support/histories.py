@@ -28,9 +28,9 @@ def table(topic: str) -> Table:
 class World:
     """The source and its log. Every change has a number: it is the row's `n` and the log's LSN."""
 
-    def __init__(self, made: Table, partitions: int = 2, keys: int = 300) -> None:
-        self.topic = Topic(made, partitions)
-        self.table = made
+    def __init__(self, table: Table, partitions: int = 2, keys: int = 300) -> None:
+        self.topic = Topic(table, partitions)
+        self.table = table
         self.rows: dict[str, Row] = {}
         self.floor = 0
         self.lives = 0
@@ -48,8 +48,8 @@ class World:
             for _ in range(several):
                 self._change(rng)
             changes -= several
-            for partition, (before, after) in enumerate(zip(ends, self.topic.ends, strict=True)):
-                if after > before and rng.random() < 0.5:
+            for partition, (old_end, new_end) in enumerate(zip(ends, self.topic.ends, strict=True)):
+                if new_end > old_end and rng.random() < 0.5:
                     self.topic.gap(partition)
 
     def truncate(self) -> None:
@@ -88,7 +88,7 @@ class World:
         """A row under another key: Debezium writes a delete and, perhaps in another partition, a
         create.
         """
-        free = [one for one in self._keys if row_id(list(one)) not in self.rows]
+        free = [key for key in self._keys if row_id(list(key)) not in self.rows]
         if not free:
             return
         to = rng.choice(free)
@@ -105,9 +105,9 @@ class World:
         self._clock += 1
         return self._clock
 
-    def model(self, until: Sequence[int]) -> dict[str, Row]:
+    def model(self, ends: Sequence[int]) -> dict[str, Row]:
         """The view that the records below `until` make, dead ones left out."""
-        return self.topic.model(until, self.floor)
+        return self.topic.model(ends, self.floor)
 
 
 def _large(rng: random.Random) -> Row:
@@ -124,22 +124,22 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self.seen: dict[str, int] = {}
-        self.gone: set[str] = set()
+        self.versions: dict[str, int] = {}
+        self.absent: set[str] = set()
         self.restarts = 0
 
-    def look(self, view: Mapping[str, Row]) -> None:
+    def check(self, view: Mapping[str, Row]) -> None:
         for key, row in view.items():
-            last = self.seen.get(key, 0)
+            last = self.versions.get(key, 0)
             assert row["n"] >= last, f"version {row['n']} of a row after version {last}"
-            assert row["n"] > last or key not in self.gone, (
+            assert row["n"] > last or key not in self.absent, (
                 f"version {row['n']} of a row is back after its end"
             )
-            self.seen[key] = row["n"]
-        self.gone = self.seen.keys() - view.keys()
+            self.versions[key] = row["n"]
+        self.absent = self.versions.keys() - view.keys()
 
     def restart(self) -> None:
         """The view is made again from an earlier place: what was seen doesn't bind it."""
         self.restarts += 1
-        self.seen.clear()
-        self.gone.clear()
+        self.versions.clear()
+        self.absent.clear()

@@ -85,16 +85,16 @@ def _of_line(line: str) -> Iterator[list[str]]:
 def refusal(words: list[str]) -> str | None:
     """Why the command line doesn't take these arguments; None when it does. Nothing is run."""
     command: Any = typer.main.get_command(app)
-    context, rest = None, hoist_global_options(words)
-    if "--version" in rest:
+    context, arguments = None, hoist_global_options(words)
+    if "--version" in arguments:
         return None
     try:
         while True:
-            context = command.make_context(command.name or "cdc", rest, parent=context)
-            rest = [*context._protected_args, *context.args]
-            if not hasattr(command, "commands") or not rest:
+            context = command.make_context(command.name or "cdc", arguments, parent=context)
+            arguments = [*context._protected_args, *context.args]
+            if not hasattr(command, "commands") or not arguments:
                 return None
-            _, command, rest = command.resolve_command(context, rest)
+            _, command, arguments = command.resolve_command(context, arguments)
     except Exception as error:
         return f"cdc {' '.join(words)}: {error}"
 
@@ -103,16 +103,16 @@ def unknown_words(text: str) -> Iterator[str]:
     """What commands within sentences name that the command line doesn't have: a verb, an option."""
     root: Any = typer.main.get_command(app)
     for span in SPAN.findall(prose(text)):
-        first, *rest = span.split()
+        first, *tail = span.split()
         words = (
-            rest if first == "cdc" else [first, *rest] if first in root.commands and rest else []
+            tail if first == "cdc" else [first, *tail] if first in root.commands and tail else []
         )
-        command, known = root, set(_options(root))
+        command, options = root, set(_options(root))
         for word in (word.strip("[],.;:()") for word in words):
             if word in getattr(command, "commands", {}):
                 command = command.commands[word]
-                known |= set(_options(command))
-            elif word.startswith("--") and word not in known:
+                options |= set(_options(command))
+            elif word.startswith("--") and word not in options:
                 yield f"`{span}`: {word}"
         if first == "cdc" and words and command is root and not words[0].startswith("-"):
             yield f"`{span}`: {words[0]}"
@@ -136,10 +136,10 @@ def lost_paths(text: str) -> Iterator[str]:
     """Files, modules and targets that are named and that there aren't. A word in capitals stands
     for any name.
     """
-    for named in PATH.findall(text):
-        path = re.sub(r"\b[A-Z]{3,}\b(?!\.)", "*", named.rstrip("./"))
+    for reference in PATH.findall(text):
+        path = re.sub(r"\b[A-Z]{3,}\b(?!\.)", "*", reference.rstrip("./"))
         if not any(ROOT.glob(path)):
-            yield named
+            yield reference
     for module in MODULE.findall(text):
         if find_spec(module) is None:
             yield module

@@ -29,7 +29,7 @@ def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any
     )
 
 
-def each(
+def position_by_table(
     position: Callable[[Table], ViewCheckpoint | None],
 ) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
     """`Sink.position` for several tables, by name."""

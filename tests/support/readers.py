@@ -24,7 +24,7 @@ PULSE_S = 0.2
 
 
 @dataclass
-class Seen:
+class Readings:
     polls: int = 0
     errors: list[str] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
@@ -45,9 +45,9 @@ def search(url: str, alias: str) -> Poll:
             "size": 0,
             "track_total_hits": True,
         }
-        found = client.post(f"/{alias}/_search", json=query).raise_for_status().json()
+        response = client.post(f"/{alias}/_search", json=query).raise_for_status().json()
         pulse = client.get(f"/{alias}/_doc/0").raise_for_status().json()["_source"]
-        return found["hits"]["total"]["value"], float(pulse["name"])
+        return response["hits"]["total"]["value"], float(pulse["name"])
 
     return poll
 
@@ -68,13 +68,13 @@ def warehouse(path: str) -> Poll:
     def poll() -> tuple[int, float]:
         table = deltalake.DeltaTable(path)
         query = f"SELECT count(CASE WHEN id BETWEEN 1 AND {ROWS} THEN 1 END) AS n, max(CASE WHEN id = 0 THEN name END)"
-        found = (
+        counts = (
             deltalake.QueryBuilder()
             .register("t", table)
             .execute(f"{query} AS pulse FROM t")
             .read_all()
         )
-        return found.column("n").to_pylist()[0], float(found.column("pulse").to_pylist()[0])
+        return counts.column("n").to_pylist()[0], float(counts.column("pulse").to_pylist()[0])
 
     return poll
 
@@ -87,26 +87,26 @@ VIEWS: Mapping[str, Callable[..., Poll]] = {
 
 
 @contextmanager
-def reading(places: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Seen]]:
+def reading(places: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Readings]]:
     """Poll each view, by its name in VIEWS, for as long as the context lasts; what was seen is
     there afterwards.
     """
-    seen: dict[str, Seen] = {}
+    readings: dict[str, Readings] = {}
     command = [sys.executable, "-m", __name__, json.dumps(places)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        yield seen
+        yield readings
     finally:
-        told, _ = process.communicate()
-    seen.update({name: Seen(**one) for name, one in json.loads(told).items()})
+        output, _ = process.communicate()
+    readings.update({name: Readings(**fields) for name, fields in json.loads(output).items()})
 
 
 def main() -> None:
     """The word: places as JSON. Reads until standard input ends, then prints what it has seen."""
     polls = {name: VIEWS[name](*place) for name, place in json.loads(sys.argv[1]).items()}
-    stop, seen = threading.Event(), {name: Seen() for name in polls}
+    stop, readings = threading.Event(), {name: Readings() for name in polls}
     threads = [
-        threading.Thread(target=_read, args=(poll, seen[name], stop))
+        threading.Thread(target=_read, args=(poll, readings[name], stop))
         for name, poll in polls.items()
     ]
     for thread in threads:
@@ -115,21 +115,21 @@ def main() -> None:
     stop.set()
     for thread in threads:
         thread.join()
-    json.dump({name: asdict(one) for name, one in seen.items()}, sys.stdout)
+    json.dump({name: asdict(reading) for name, reading in readings.items()}, sys.stdout)
 
 
-def _read(poll: Poll, seen: Seen, stop: threading.Event) -> None:
+def _read(poll: Poll, readings: Readings, stop: threading.Event) -> None:
     while not stop.wait(PULSE_S):
         try:
             began = time.time()
             rows, pulse = poll()
         except Exception as error:
-            seen.errors.append(repr(error)[:300])
+            readings.errors.append(repr(error)[:300])
             continue
-        seen.polls += 1
+        readings.polls += 1
         if rows != ROWS:
-            seen.partial.append(rows)
-        seen.oldest_s = max(seen.oldest_s, began - pulse)
+            readings.partial.append(rows)
+        readings.oldest_s = max(readings.oldest_s, began - pulse)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,12 @@ class Scribe:
         self.lsn = 100
 
     def log(self, records: int, *, garbage: float = 0.0, lacking: float = 0.3) -> list[Raw]:
-        return [self.one(garbage, lacking) for _ in range(records)]
+        return [self.record(garbage, lacking) for _ in range(records)]
 
-    def one(self, garbage: float, lacking: float) -> Raw:
-        at = self.rng.randrange(len(self.keys))
-        partition = at % len(self.next)
-        key = self.keys[at]
+    def record(self, garbage: float, lacking: float) -> Raw:
+        index = self.rng.randrange(len(self.keys))
+        partition = index % len(self.next)
+        key = self.keys[index]
         self.lsn += self.rng.choice((0, 1))
         pair = self.wrong(key) if self.rng.random() < garbage else self.right(key, lacking)
         self.next[partition] += self.rng.choice((1, 1, 1, 2, 7))
@@ -65,17 +65,17 @@ class Scribe:
                 and (shapes := masks(column.type))
             ):
                 row[column.name] = self.rng.choice(shapes)
-        before = row if self.rng.random() < 0.2 else None
-        return packed(key), packed(self.envelope(op, before, row), ascii_only=ascii_only)
+        old_row = row if self.rng.random() < 0.2 else None
+        return packed(key), packed(self.envelope(op, old_row, row), ascii_only=ascii_only)
 
     def value(self, type_: str) -> Any:
         if self.rng.random() < 0.1:
             return None
         if type_.endswith("[]"):
-            made = [self.value(type_.removesuffix("[]")) for _ in range(self.rng.randrange(4))]
+            elements = [self.value(type_.removesuffix("[]")) for _ in range(self.rng.randrange(4))]
             # Nothing but nulls is what the connector makes of an array of two dimensions.
-            return made if any(one is not None for one in made) else []
-        known: dict[str, Callable[[], Any]] = {
+            return elements if any(element is not None for element in elements) else []
+        makers: dict[str, Callable[[], Any]] = {
             "integer": lambda: self.rng.choice((0, -1, 2**31 - 1, -(2**31))),
             "bigint": lambda: self.rng.choice((0, -1, 2**53 + 1, 2**63 - 1, -(2**63))),
             "boolean": lambda: self.rng.random() < 0.5,
@@ -87,17 +87,17 @@ class Scribe:
             ),
             "hstore": lambda: json.dumps({self.text(): self.text(), "n": None}, ensure_ascii=False),
         }
-        return known.get(type_, self.text)()
+        return makers.get(type_, self.text)()
 
     def text(self) -> str:
         return self.rng.choice(self.texts)
 
     def envelope(self, op: str, before: Row | None, after: Any) -> Row:
-        made = envelope(op, before, after, lsn=self.lsn)
-        made["source"] |= {"schema": self.table.schema, "table": self.table.name}
+        message = envelope(op, before, after, lsn=self.lsn)
+        message["source"] |= {"schema": self.table.schema, "table": self.table.name}
         if op == "r" and self.rng.random() < 0.5:
-            made["source"] |= {"lsn": None, "sequence": f'[null,"{self.lsn}"]'}
-        return made
+            message["source"] |= {"lsn": None, "sequence": f'[null,"{self.lsn}"]'}
+        return message
 
     def wrong(self, key: Row) -> Pair:
         """A record that is no change, or no change of this table."""
@@ -106,29 +106,29 @@ class Scribe:
             good_key, good = self.right(key, 0.1)
         name = self.rng.choice(self.table.key)
         keys = [None, b"", b"nope", b"[]", b"7", b'"a"', packed({**key, name: None})]
-        keys += [packed({one: key[one] for one in key if one != name})]
+        keys += [packed({column: key[column] for column in key if column != name})]
         keys += [
-            packed({**key, one: "no number"})
-            for one in self.table.key
-            if self.table.column(one).type == "bigint"
+            packed({**key, column: "no number"})
+            for column in self.table.key
+            if self.table.column(column).type == "bigint"
         ]
         if self.rng.random() < 0.3:
             return self.rng.choice(keys), good
         return good_key, self._wrong_value(good)
 
     def _wrong_value(self, good: bytes) -> bytes:
-        whole = json.loads(good)
-        values: list[Any] = [{**whole, "op": op} for op in ("t", "m", "x", "", None)]
+        message = json.loads(good)
+        values: list[Any] = [{**message, "op": op} for op in ("t", "m", "x", "", None)]
         no_rows: list[Any] = [None, [], "a", 7, True]
-        values += [{**whole, "after": after} for after in no_rows]
+        values += [{**message, "after": row} for row in no_rows]
         values += [
-            {name: value for name, value in whole.items() if name != gone}
-            for gone in ("op", "after")
+            {name: value for name, value in message.items() if name != field}
+            for field in ("op", "after")
         ]
-        values += [[whole], [], 7, "a", None, {}]
-        values += [{**whole, "source": {**whole["source"], "table": "elsewhere"}}]
+        values += [[message], [], 7, "a", None, {}]
+        values += [{**message, "source": {**message["source"], "table": "elsewhere"}}]
         values += [
-            {**whole, "after": {**whole["after"], name: bad}} for name, bad in self._misfits()
+            {**message, "after": {**message["after"], name: bad}} for name, bad in self._misfits()
         ]
         texts = [packed(value) for value in values]
         texts += [b"", b"nope", b"\xff\xfe", good[: self.rng.randrange(1, len(good))]]
@@ -144,10 +144,10 @@ class Scribe:
             "integer[]": ("a", ["a"], [1, [2]], [None]),
         }
         return [
-            (c.name, one)
+            (c.name, value)
             for c in self.table.columns
             if c.name not in self.table.key
-            for one in bad.get(c.type, ())
+            for value in bad.get(c.type, ())
         ]
 
 

@@ -69,7 +69,7 @@ class Shop:
 
     def migrate(self, password: str = PASSWORD) -> list[str]:
         migrations.migrate(self.conn)
-        wanted = migrations.SourceRequirements(
+        requirements = migrations.SourceRequirements(
             self.pipeline.pipeline,
             [
                 (schema, name)
@@ -81,7 +81,7 @@ class Shop:
             password,
             {entry.table: entry.key for entry in self.pipeline.source.tables if entry.key},
         )
-        return migrations.prepare_source(self.conn, wanted)
+        return migrations.prepare_source(self.conn, requirements)
 
     def register(self, **settings: Any) -> Any:
         return register(self.pipeline.model_copy(update=settings), self.tables)
@@ -92,9 +92,9 @@ class Shop:
             self.register(**settings)
         assert self.topics() == []
         assert self.state() == "MISSING"
-        said = f"{caught.value.message} {caught.value.hint}"
-        assert PASSWORD not in said
-        return said
+        text = f"{caught.value.message} {caught.value.hint}"
+        assert PASSWORD not in text
+        return text
 
     def topics(self) -> list[str]:
         with kafka.KafkaAdminClient(bootstrap_servers=self.kafka) as admin:
@@ -108,16 +108,16 @@ class Shop:
         """Every committed record of a table's topic, partition by partition; tombstones left
         out.
         """
-        return [one for one in read(self.kafka, self.pipeline.topic(table)) if one.op]
+        return [change for change in read(self.kafka, self.pipeline.topic(table)) if change.op]
 
     def rows(self, table: str) -> dict[Any, Any]:
         """What a table's topic says: the row, or None for a deleted one, by its key."""
-        found = read(self.kafka, self.pipeline.topic(table))
+        changes = read(self.kafka, self.pipeline.topic(table))
         return {
-            next(iter(one.key.values()))
-            if len(one.key) == 1
-            else tuple(one.key.values()): one.after
-            for one in found
+            next(iter(change.key.values()))
+            if len(change.key) == 1
+            else tuple(change.key.values()): change.after
+            for change in changes
         }
 
     def floors(self) -> Floors:
@@ -131,9 +131,9 @@ class Shop:
                 0,
             )
         return [
-            one
-            for one in self.log(table)
-            if one.offset >= start and one.lsn >= control.floors.lsn(table)
+            change
+            for change in self.log(table)
+            if change.offset >= start and change.lsn >= control.floors.lsn(table)
         ]
 
     def _control(self) -> Control:
@@ -158,7 +158,7 @@ class Shop:
 
 
 def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
-    made = pipeline(
+    shop_pipeline = pipeline(
         name,
         dsn,
         {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
@@ -170,7 +170,7 @@ def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
     )
     with source.connect(dsn) as conn:
         conn.execute(TABLES)
-        shop = Shop(made, conn, stack.endpoints.kafka, stack.endpoints.connect)
+        shop = Shop(shop_pipeline, conn, stack.endpoints.kafka, stack.endpoints.connect)
         yield shop
         shop.stop()
         conn.execute(
@@ -178,15 +178,15 @@ def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
             [name],
         )
         if conn.execute(
-            "SELECT 1 FROM pg_roles WHERE rolname = %s", [made.replication_user]
+            "SELECT 1 FROM pg_roles WHERE rolname = %s", [shop_pipeline.replication_user]
         ).fetchone():
-            role = sql.Identifier(made.replication_user)
+            role = sql.Identifier(shop_pipeline.replication_user)
             conn.execute(
                 sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role)
             )
-        if left := shop.topics():
+        if topics := shop.topics():
             with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
-                admin.delete_topics(left)
+                admin.delete_topics(topics)
 
 
 def read(bootstrap: str, topic: str) -> list[Change]:
@@ -199,16 +199,16 @@ def read(bootstrap: str, topic: str) -> list[Change]:
     )
     with Topics(bootstrap) as topics:
         end = topics.ends([topic])[topic]
-    places = [kafka.TopicPartition(topic, at) for at in range(end.partition_count)]
+    places = [kafka.TopicPartition(topic, partition) for partition in range(end.partition_count)]
     consumer.assign(places)
     consumer.seek_to_beginning(*places)
-    found: list[Change] = []
+    changes: list[Change] = []
     while any(consumer.position(place) < end.offsets[place.partition] for place in places):
         for records in consumer.poll(timeout_ms=100).values():
             for record in records:
                 value = json.loads(record.value) if record.value else {}
                 lsn = _lsn(value.get("source", {}))
-                found.append(
+                changes.append(
                     Change(
                         json.loads(record.key),
                         value.get("op", ""),
@@ -218,7 +218,7 @@ def read(bootstrap: str, topic: str) -> list[Change]:
                     )
                 )
     consumer.close()
-    return sorted(found, key=lambda one: one.offset)
+    return sorted(changes, key=lambda change: change.offset)
 
 
 def _lsn(source: dict[str, Any]) -> int:

@@ -32,7 +32,7 @@ class Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What a record says. after is None for a delete; kept: columns whose value it doesn't carry,
+    """What a record says. after is None for a delete; missing: columns whose value it doesn't carry,
     null in `after`.
     """
 
@@ -42,7 +42,7 @@ class Change:
     id: str | None
     op: str | None = None
     after: Row | None = None
-    kept: frozenset[str] | None = None
+    missing: frozenset[str] | None = None
     lsn: int | None = None
     dead: bool = False
     wrong: bool = False
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Folded:
-    """The newest change of a row; older as (row, kept) pairs, newest first, down to where its
+    """The newest change of a row; older as (row, missing) pairs, newest first, down to where its
     missing values are.
     """
 
@@ -59,7 +59,7 @@ class Folded:
     id: str | None
     offset: int | None
     row: Row | None
-    kept: frozenset[str] | None
+    missing: frozenset[str] | None
     older: tuple[tuple[Row | None, frozenset[str] | None], ...] | None
     first: int | None
     records: int
@@ -71,15 +71,15 @@ def placeholders(text: str) -> dict[str, Any]:
     """The placeholder in each of its shapes, by the kind of column that has it."""
     raw = text.encode()
     encoded = b64encode(raw).decode()
-    named = str(UUID(bytes=md5(raw).digest(), version=3))
+    uuid = str(UUID(bytes=md5(raw).digest(), version=3))
     pair = {text: text}
     return {
         "text": text,
         "bytea": encoded,
-        "uuid": named,
+        "uuid": uuid,
         "text[]": [text],
         "bytea[]": [encoded],
-        "uuid[]": [named],
+        "uuid[]": [uuid],
         "integer[]": list(raw),
         "hstore as object": pair,
         "hstore": json.dumps(pair, separators=(",", ":")),
@@ -134,23 +134,23 @@ class Twin:
         ):
             return replace(bare, wrong=True)
         dead = lsn is not None and lsn < self.floors.get(table.topic, 0)
-        said = replace(bare, op=op, lsn=lsn, dead=dead)
-        return said if op == "d" else self._with_row(said, table, after)
+        change = replace(bare, op=op, lsn=lsn, dead=dead)
+        return change if op == "d" else self._with_row(change, table, after)
 
     def _with_row(self, bare: Change, table: Table, after: Row) -> Change:
-        kept = frozenset(name for name, one in after.items() if one in self.shapes)
-        row = {name: None if name in kept else one for name, one in after.items()}
+        missing = frozenset(name for name, value in after.items() if value in self.shapes)
+        row = {name: None if name in missing else value for name, value in after.items()}
         if not all(_fits(column, row.get(column.name), self.form) for column in table.columns):
             return replace(bare, wrong=True)
-        return replace(bare, after=self._formed(table, row), kept=kept or None)
+        return replace(bare, after=self._formed(table, row), missing=missing or None)
 
     def _formed(self, table: Table, row: Row) -> Row:
         if self.form == "events":
             return row
         documents = {c.name for c in table.columns if c.type.split(".")[-1] in JSON_TYPES}
         return {
-            name: loads(one) if name in documents and one is not None else one
-            for name, one in row.items()
+            name: loads(value) if name in documents and value is not None else value
+            for name, value in row.items()
         }
 
 
@@ -182,11 +182,11 @@ def _fits(column: Column, value: Any, form: RowFormat) -> bool:
     if type_.endswith("[]"):
         element = Column(column.name, type_.removesuffix("[]"))
         # Nothing but nulls: what the connector makes of an array of two dimensions.
-        damaged = isinstance(value, list) and value and all(one is None for one in value)
+        damaged = isinstance(value, list) and value and all(element is None for element in value)
         return (
             isinstance(value, list)
             and not damaged
-            and all(_fits(element, one, form) for one in value)
+            and all(_fits(element, item, form) for item in value)
         )
     if type_ in INTEGERS:
         # Documents show what the connector wrote; a column of the warehouse has a width.
@@ -209,32 +209,36 @@ def _decimal(value: Any) -> bool:
 def fold(changes: Sequence[Change]) -> list[Folded]:
     """One row per topic, partition and id. Changes in any order."""
     rows: dict[tuple[str, int, str | None], list[Change]] = {}
-    for change in sorted(changes, key=lambda one: one.offset):
+    for change in sorted(changes, key=lambda change: change.offset):
         rows.setdefault((change.topic, change.partition, change.id), []).append(change)
-    return [_folded(*place, found) for place, found in rows.items()]
+    return [_folded(*place, changes) for place, changes in rows.items()]
 
 
 def _folded(topic: str, partition: int, key: str | None, changes: list[Change]) -> Folded:
-    real = [one for one in changes if one.offset >= 0]
-    quarantined = sum(one.wrong for one in real)
-    dead = sum(one.dead and not one.wrong for one in real)
-    living = [one for one in changes if not one.wrong and not one.dead]
+    real = [change for change in changes if change.offset >= 0]
+    quarantined = sum(change.wrong for change in real)
+    dead = sum(change.dead and not change.wrong for change in real)
+    living = [change for change in changes if not change.wrong and not change.dead]
     counts = (len(real), dead, quarantined)
     if not living:
         return Folded(topic, partition, key, None, None, None, None, None, *counts)
     newest = living[-1]
-    if newest.kept is None:
+    if newest.missing is None:
         return Folded(
             topic, partition, key, newest.offset, newest.after, None, None, newest.offset, *counts
         )
     older: list[tuple[Row | None, frozenset[str] | None]] = []
     first = newest.offset
-    for one in reversed(
-        [one for one in changes if one.offset < newest.offset and not (one.dead and not one.wrong)]
+    for change in reversed(
+        [
+            change
+            for change in changes
+            if change.offset < newest.offset and not (change.dead and not change.wrong)
+        ]
     ):
-        older.append((None, None) if one.wrong else (one.after, one.kept))
-        first = max(0, one.offset)
-        if one.wrong or one.kept is None:
+        older.append((None, None) if change.wrong else (change.after, change.missing))
+        first = max(0, change.offset)
+        if change.wrong or change.missing is None:
             break
     return Folded(
         topic,
@@ -242,7 +246,7 @@ def _folded(topic: str, partition: int, key: str | None, changes: list[Change]) 
         key,
         newest.offset,
         newest.after,
-        newest.kept,
+        newest.missing,
         tuple(older),
         min(first, newest.offset),
         *counts,
@@ -256,21 +260,21 @@ def applied(changes: Iterable[Change], view: Mapping[str, Row]) -> tuple[dict[st
     Change by change, without a fold: what a fold and a sink must come to together.
     """
     now, unknown = dict(view), set[str]()
-    for one in sorted(changes, key=lambda change: change.offset):
-        if one.id is None or (one.dead and not one.wrong):
+    for change in sorted(changes, key=lambda change: change.offset):
+        if change.id is None or (change.dead and not change.wrong):
             continue
-        if one.wrong:
-            unknown.add(one.id)
-        elif one.after is None:
-            now.pop(one.id, None)
-            unknown.discard(one.id)
+        if change.wrong:
+            unknown.add(change.id)
+        elif change.after is None:
+            now.pop(change.id, None)
+            unknown.discard(change.id)
         else:
-            before = {} if one.id in unknown else now.get(one.id, {})
-            now[one.id] = {
-                **one.after,
-                **{name: before.get(name, UNKNOWN) for name in one.kept or ()},
+            row = {} if change.id in unknown else now.get(change.id, {})
+            now[change.id] = {
+                **change.after,
+                **{name: row.get(name, UNKNOWN) for name in change.missing or ()},
             }
-            unknown.discard(one.id)
+            unknown.discard(change.id)
     # A row in quarantine that nothing newer has come to stays as it was.
     lost = {key for key, row in now.items() if any(value is UNKNOWN for value in row.values())}
     return {key: row for key, row in now.items() if key not in lost}, lost

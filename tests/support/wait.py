@@ -21,5 +21,5 @@ def wait_until(
     try:
         return until_true(condition)
     except RetryError:
-        what = describe if isinstance(describe, str) else describe()
-        raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
+        description = describe if isinstance(describe, str) else describe()
+        raise AssertionError(f"not within {timeout_s:g} s: {description}") from None

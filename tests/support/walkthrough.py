@@ -62,7 +62,7 @@ def follow(
         if step.file:
             (folder / step.file).write_text(step.text)
             continue
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", step.text],
             cwd=folder,
             env=dict(environment),
@@ -71,23 +71,23 @@ def follow(
             text=True,
             timeout=timeout_s,
         )
-        output = done.stdout + done.stderr
-        shown = f"$ {step.text}\n{output}\n(exit code {done.returncode})"
-        assert done.returncode == step.code, f"{page.name} says exit code {step.code}:\n{shown}"
+        output = process.stdout + process.stderr
+        shown = f"$ {step.text}\n{output}\n(exit code {process.returncode})"
+        assert process.returncode == step.code, f"{page.name} says exit code {step.code}:\n{shown}"
         if missing := lacking(step.printed, output):
             raise AssertionError(f"{page.name} says that this prints {missing!r}:\n{shown}")
 
 
 def lacking(lines: list[str], output: str) -> str | None:
     """The first of some lines that isn't printed after those before it; None when all are."""
-    rest = [_plain(line) for line in output.splitlines()]
+    printed_lines = [_plain(line) for line in output.splitlines()]
     for line in lines:
         pattern = re.compile(".*".join(re.escape(part) for part in _plain(line).split("...")))
-        places = (place for place, printed in enumerate(rest) if pattern.search(printed))
+        places = (place for place, printed in enumerate(printed_lines) if pattern.search(printed))
         place = next(places, None)
         if place is None:
             return line
-        rest = rest[place + 1 :]
+        printed_lines = rest[place + 1 :]
     return None
 
 

@@ -44,16 +44,18 @@ def write(
 
 def staged(folder: str, rows: "DataFrame") -> ChangedRows:
     """Rows with `_cdc_gone` as a batch brings them to a mirror."""
-    lasting, gone = (rows.where(f"{word}_cdc_gone").drop("_cdc_gone") for word in ("NOT ", ""))
+    lasting, tombstones = (
+        rows.where(f"{word}_cdc_gone").drop("_cdc_gone") for word in ("NOT ", "")
+    )
     files = add_files.write_files(folder, lasting, columns(lasting))
-    ids = gone.select("_cdc_id")
+    ids = tombstones.select("_cdc_id")
     return ChangedRows(
         files, [file.name for file in (*files, *add_files.write_files(folder, ids, columns(ids)))]
     )
 
 
 def columns(rows: "DataFrame") -> deltalake.Schema:
-    found = deltalake.Schema.from_json(rows.schema.json())
+    schema = deltalake.Schema.from_json(rows.schema.json())
     return deltalake.Schema(
-        [deltalake.Field(field.name, field.type, nullable=True) for field in found.fields]
+        [deltalake.Field(field.name, field.type, nullable=True) for field in schema.fields]
     )

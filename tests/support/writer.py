@@ -28,7 +28,7 @@ CHANGES = 5
 
 
 @dataclass
-class Written:
+class Progress:
     changes: int = 0
     seconds: float = 0.0
 
@@ -38,19 +38,19 @@ class Written:
 
 
 @contextmanager
-def writing(dsn: str, rate: float = 500.0) -> Iterator[Written]:
+def writing(dsn: str, rate: float = 500.0) -> Iterator[Progress]:
     """Change the table `busy` at `rate` changes a second for as long as the context lasts."""
-    done, chance, began = Written(), random.Random(7), time.monotonic()
+    progress, chance, began = Progress(), random.Random(7), time.monotonic()
 
     def write(connection: "psycopg.Connection[Any]", _: int) -> None:
         with connection.transaction():
             for _ in range(CHANGES):
-                _change(connection, chance, done.changes)
-                done.changes += 1
-        done.seconds = time.monotonic() - began
+                _change(connection, chance, progress.changes)
+                progress.changes += 1
+        progress.seconds = time.monotonic() - began
 
     with load(dsn, write, CHANGES / rate):
-        yield done
+        yield progress
 
 
 def _change(connection: "psycopg.Connection[Any]", chance: random.Random, number: int) -> None:

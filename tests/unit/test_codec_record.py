@@ -279,7 +279,7 @@ def assert_as_the_twin(made: Table, record: Raw, form: Any) -> None:
     if fault:
         return
     assert (change.id, change.op, change.lsn) == (expected.id, expected.op, expected.lsn), record
-    assert frozenset(change.missing) == (expected.kept or frozenset())
+    assert frozenset(change.missing) == (expected.missing or frozenset())
     text = change.row and (own.document(change.row) if form == "documents" else change.row)
     assert (text and twin.loads(text.decode())) == expected.after
     if change.row and form == "events":

@@ -241,7 +241,7 @@ def test_records_and_unknown_values_equal_the_twin(
         assert row.living == (row.says in (ROW, DELETE, TOMBSTONE))
         assert row.outdated == (row.says == ROW and change.lsn is not None and change.lsn < BELOW)
         assert frozenset(row.missing or ()) == (
-            change.kept or frozenset() if row.says == ROW else frozenset()
+            change.missing or frozenset() if row.says == ROW else frozenset()
         )
     _, lost = twin.applied(changes, {})
     assert sorted(unknown(table, rows, size)) == sorted(lost)

@@ -28,7 +28,7 @@ from cdc.observe.status import (
 )
 from cdc.postgres import catalog, source
 from cdc.postgres.source import Slot, check_server
-from tests.support.pipelines import each, pipeline
+from tests.support.pipelines import pipeline, position_by_table
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")
 END = Position("id-1", (10, 20))
@@ -316,7 +316,10 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
         began = time.monotonic()
         found = collect(
             shop,
-            positions={"search": each(hang), "cache": each(lambda _: stored(3, 4))},
+            positions={
+                "search": position_by_table(hang),
+                "cache": position_by_table(lambda _: stored(3, 4)),
+            },
             progress={},
         )
         assert time.monotonic() - began < 4.9
@@ -340,7 +343,7 @@ def test_a_status_is_one_json_document() -> None:
 def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     at = stored(3, 4)
     shop = pipeline("shop", "postgresql://owner:s3cret@127.0.0.1:1/shop", "public.orders")
-    found = collect(shop, positions={"cache": each(lambda _: at)}, progress={})
+    found = collect(shop, positions={"cache": position_by_table(lambda _: at)}, progress={})
     assert {one.part for one in found.problems} == {"postgres", "connect", "kafka"}
     assert all(one.hint for one in found.problems)
     assert found.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0),)
