@@ -56,15 +56,15 @@ class Torn(Memory):
     keeps = 0
 
     def apply(self, batch: Batch) -> Outcome:
-        before, stored = {name: dict(view) for name, view in self.views.items()}, dict(self.stored)
+        views, stored = {name: dict(view) for name, view in self.views.items()}, dict(self.stored)
         super().apply(batch)
         for name, view in self.views.items():
-            old = [
-                key for key in {**before[name], **view} if self.keeps and len(key) % self.keeps == 0
+            torn_keys = [
+                key for key in {**views[name], **view} if self.keeps and len(key) % self.keeps == 0
             ]
-            for key in old:
+            for key in torn_keys:
                 view.pop(key, None)
-            view.update({key: before[name][key] for key in old if key in before[name]})
+            view.update({key: views[name][key] for key in torn_keys if key in views[name]})
         self.stored.clear()
         self.stored.update(stored)
         die()
@@ -72,14 +72,14 @@ class Torn(Memory):
 
 def torn_memory(consumer: "Consumer", batch: Batch, seed: int) -> None:
     """Its rows have no versions, so the same batch has to come again: Spark has planned it."""
-    held, torn = consumer.sink, Torn("memory")
-    assert isinstance(held, Memory)
-    torn.views, torn.stored, torn.keeps = held.views, held.stored, seed % 4
+    memory, torn = consumer.sink, Torn("memory")
+    assert isinstance(memory, Memory)
+    torn.views, torn.stored, torn.keeps = memory.views, memory.stored, seed % 4
     with survived():
         torn.apply(batch)
-    consumer.look()
+    consumer.check_view()
     consumer.start()
-    consumer.deliver(consumer.between(consumer.at, batch.advances[0].end.offsets))
+    consumer.deliver(consumer.between(consumer.place, batch.advances[0].end.offsets))
 
 
 class Cut:
@@ -88,14 +88,14 @@ class Cut:
     """
 
     calls: int
-    after: bool
+    late: bool
     dies: bool = False
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         verdicts: list[Verdicts] = []
         for part in parts:
             self.calls -= 1
-            if self.calls >= 0 or self.after:
+            if self.calls >= 0 or self.late:
                 verdicts += super().write([part])  # type: ignore[misc]
             if self.calls < 0:
                 if self.dies:
@@ -107,31 +107,31 @@ class Cut:
 @dataclass
 class CutRedis(Cut, RedisWriter):
     calls: int = 0
-    after: bool = False
+    late: bool = False
     limits = ChunkLimits(5, 10**6)
 
 
 @dataclass
 class CutElasticsearch(Cut, ElasticsearchWriter):
     calls: int = 0
-    after: bool = False
+    late: bool = False
     dies: bool = False
     limits = ChunkLimits(5, 10**6)
 
 
 def broken_redis(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    cut = partial(CutRedis, calls=seed % 11, after=seed % 2 == 0)
+    cut = partial(CutRedis, calls=seed % 11, late=seed % 2 == 0)
     with survived(), mock.patch.object(sinks.redis.sink, "RedisWriter", cut):
         consumer.sink.apply(batch)
 
 
 def broken_elasticsearch(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    cut = partial(CutElasticsearch, calls=seed % 13, after=seed % 3 == 1, dies=seed % 3 == 2)
+    cut = partial(CutElasticsearch, calls=seed % 13, late=seed % 3 == 1, dies=seed % 3 == 2)
     with survived(), mock.patch.object(sinks.elasticsearch.sink, "ElasticsearchWriter", cut):
         consumer.sink.apply(batch)
 
 
-def before(method: str) -> Crash:
+def break_before(method: str) -> Crash:
     """Dies where it would call a method of the sink."""
 
     def crash(consumer: "Consumer", batch: Batch, seed: int) -> None:
@@ -141,14 +141,14 @@ def before(method: str) -> Crash:
     return crash
 
 
-def after(method: str) -> Crash:
+def break_after(method: str) -> Crash:
     """Dies when a method of the sink has done its work."""
 
     def crash(consumer: "Consumer", batch: Batch, seed: int) -> None:
-        whole = getattr(consumer.sink, method)
+        original = getattr(consumer.sink, method)
 
         def last(*arguments: Any) -> NoReturn:
-            whole(*arguments)
+            original(*arguments)
             die()
 
         with survived(), mock.patch.object(consumer.sink, method, last):
@@ -188,12 +188,17 @@ def restored(kind: str) -> Crash:
 MEMORY: Sequence[Crash] = (torn_memory,)
 SERVERS: Mapping[str, Sequence[Crash]] = {
     "redis": (broken_redis,),
-    "elasticsearch": (broken_elasticsearch, before("_commit"), after("_commit"), lost_position),
+    "elasticsearch": (
+        broken_elasticsearch,
+        break_before("_commit"),
+        break_after("_commit"),
+        lost_position,
+    ),
     "delta": (
-        before("_append"),
-        after("_append"),
-        before("_merge"),
-        after("_merge"),
+        break_before("_append"),
+        break_after("_append"),
+        break_before("_merge"),
+        break_after("_merge"),
         restored("mirror"),
         restored("changes"),
     ),

@@ -40,7 +40,7 @@ class Harness:
         self.topic = Topic(table, partitions)
         self.topic_id = TOPIC_ID
         self.floors = Floors()
-        self.since: tuple[int, ...] = ()
+        self.server_start: tuple[int, ...] = ()
         self.sink = self.writer()
 
     @property
@@ -56,33 +56,33 @@ class Harness:
         stored = (sink or self.sink).position(self.table)
         return stored.position if stored else None
 
-    def batch(self, start: Position | None, until: Sequence[int], writer: str) -> Batch:
+    def batch(self, start: Position | None, end: Sequence[int], writer: str) -> Batch:
         # No position lies beyond the log's end.
-        until = tuple(map(min, until, self.topic.ends))
+        end = tuple(map(min, end, self.topic.ends))
         advance = Advance(
-            self.table, start, Position(self.topic_id, until), self.floors.number(self.name)
+            self.table, start, Position(self.topic_id, end), self.floors.number(self.name)
         )
         records = frame(
-            self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, until)]
+            self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, end)]
         )
         reading = DecodeOptions(
             PLACEHOLDER,
             {self.table.topic: self.floors.lsn(self.name)},
-            {self.table.topic: self.since},
+            {self.table.topic: self.server_start},
         )
         return Batch(writer, (advance,), in_lanes(records), reading)
 
-    def repair(self, at: Position | None, writer: str) -> Batch:
+    def repair(self, position: Position | None, writer: str) -> Batch:
         """All records below a position once more, as a batch of no length."""
-        assert at is not None
-        whole = self.batch(None, at.offsets, writer)
-        return replace(whole, advances=(Advance(self.table, at, at),))
+        assert position is not None
+        batch = self.batch(None, position.offsets, writer)
+        return replace(batch, advances=(Advance(self.table, position, position),))
 
     def apply(
-        self, until: Sequence[int] | None = None, writer: str = "one", sink: Sink | None = None
+        self, end: Sequence[int] | None = None, writer: str = "one", sink: Sink | None = None
     ) -> Applied:
         used = sink or self.sink
-        return self.send(self.batch(self.position(used), until or self.topic.ends, writer), used)
+        return self.send(self.batch(self.position(used), end or self.topic.ends, writer), used)
 
     def send(self, batch: Batch, sink: Sink | None = None) -> Applied:
         try:
@@ -119,21 +119,21 @@ def applying_twice_equals_once(harness: Harness) -> None:
     fill(harness)
     batch = harness.batch(None, harness.topic.ends, "one")
     harness.send(batch)
-    once = harness.view()
+    view = harness.view()
     harness.send(batch)
-    assert harness.view() == once == harness.topic.model()
+    assert harness.view() == view == harness.topic.model()
     assert harness.position() == batch.advances[0].end
 
 
 def an_older_position_never_wins(harness: Harness) -> None:
     fill(harness)
-    old = harness.batch(None, harness.topic.ends, "one")
-    harness.send(old)
+    batch = harness.batch(None, harness.topic.ends, "one")
+    harness.send(batch)
     harness.topic.add("u", row("k1", 1, "third"))
     harness.topic.add("d", row("k3", 3))
     harness.apply()
     with pytest.raises(CdcError):
-        harness.send(old)
+        harness.send(batch)
     assert harness.view() == harness.topic.model()
 
 
@@ -194,13 +194,13 @@ def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
     harness.apply()
     harness.topic.add("u", row("k0", 0, "after"))
     harness.topic.add("c", {**row("bad", 1), "n": "not a number, a secret"})
-    before = harness.position()
-    batch = harness.batch(before, harness.topic.ends, "one")
+    position = harness.position()
+    batch = harness.batch(position, harness.topic.ends, "one")
     try:
         harness.send(batch)
     except (SinkRejected, DecodeError) as error:
         assert "secret" not in f"{error.message}{error.hint}{error.details}"
-        assert harness.position() == before
+        assert harness.position() == position
     else:
         assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
         assert harness.view() == harness.topic.model()
@@ -221,12 +221,12 @@ def a_run_resumes_from_the_sink(harness: Harness) -> None:
 
 def a_second_writer_is_fenced(harness: Harness) -> None:
     fill(harness)
-    other = harness.writer()
-    stale = harness.position(other)
+    second = harness.writer()
+    stale = harness.position(second)
     harness.apply((3, 2), "one")
     expected = harness.view()
     with pytest.raises(Fenced):
-        harness.send(harness.batch(stale, harness.topic.ends, "two"), other)
+        harness.send(harness.batch(stale, harness.topic.ends, "two"), second)
     assert harness.view() == expected == harness.topic.model((3, 2))
 
 
@@ -241,11 +241,11 @@ def a_stopped_writer_is_fenced(harness: Harness, during: During) -> bool:
     for number in range(4):
         harness.topic.add("c", row("in the other partition", number))
     harness.apply((3, 0), "before")
-    zombie, heir, seen = harness.writer(), harness.writer(), []
+    zombie, heir, positions = harness.writer(), harness.writer(), []
     batch = harness.batch(harness.position(zombie), harness.topic.ends, "zombie")
 
     def go_on() -> None:
-        seen.append(harness.position(heir))
+        positions.append(harness.position(heir))
         for number in range(2):
             harness.topic.add("u", row("k0", 0, f"change {number}"))
             harness.topic.add("u", row("k1", 1, f"change {number}"))
@@ -258,10 +258,10 @@ def a_stopped_writer_is_fenced(harness: Harness, during: During) -> bool:
             _send_insisting(harness, batch, zombie)
         except CdcError as error:
             refused = error
-    if not seen:
+    if not positions:
         return False
-    done = seen[0] == batch.advances[0].end
-    assert isinstance(refused, Fenced) or (done and refused is None), refused
+    is_applied = positions[0] == batch.advances[0].end
+    assert isinstance(refused, Fenced) or (is_applied and refused is None), refused
     assert harness.view() == harness.topic.model()
     assert harness.position() == Position(TOPIC_ID, harness.topic.ends)
     harness.topic.add("u", row("k0", 0, "last"))
@@ -319,15 +319,15 @@ def an_unknown_value_is_refused(harness: Harness) -> None:
     """
     fill(harness)
     harness.apply()
-    before, view = harness.position(), harness.view()
+    start, view = harness.position(), harness.view()
     harness.topic.add("u", row("never seen", 1), lacking=["v"])
     with pytest.raises(RowsRejected) as caught:
         harness.apply()
     assert set(caught.value.rows) == {(harness.table.topic, row_id(["never seen", 1]))}
     assert harness.view() == view
-    at = harness.position()
-    assert at is not None
-    assert at == before or harness.topic.between(at.offsets, harness.topic.ends)
+    position = harness.position()
+    assert position is not None
+    assert position == start or harness.topic.between(position.offsets, harness.topic.ends)
 
 
 def what_a_view_has_is_not_set_back(harness: Harness) -> None:
@@ -338,13 +338,13 @@ def what_a_view_has_is_not_set_back(harness: Harness) -> None:
     for number in range(3):
         harness.topic.add("c", row(f"k{number}", number + 1))
     assert all(end > 1 for end in harness.topic.ends)
-    before, table = harness.topic.ends, harness.table
+    old_ends, table = harness.topic.ends, harness.table
     harness.topic.add("u", row("k0", 0, "newest"))
     ends = harness.topic.ends
-    newest = [now > then for now, then in zip(ends, before, strict=True)]
+    newest = [now > then for now, then in zip(ends, old_ends, strict=True)]
     harness.apply([end if has else 1 for end, has in zip(ends, newest, strict=True)])
     start = harness.position()
-    early = harness.batch(None, before, "one")
+    early = harness.batch(None, old_ends, "one")
     harness.send(replace(early, advances=(Advance(table, start, Position(TOPIC_ID, ends)),)))
     assert harness.view() == harness.topic.model()
     assert harness.position() == Position(TOPIC_ID, ends)
@@ -365,9 +365,9 @@ def a_repair_moves_nothing(harness: Harness) -> None:
     """A batch of no length rewrites rows, and the writer that owns the position doesn't notice."""
     fill(harness)
     harness.apply()
-    at = harness.position()
-    harness.send(harness.repair(at, "repairer"), harness.writer())
-    assert (harness.position(), harness.view()) == (at, harness.topic.model())
+    position = harness.position()
+    harness.send(harness.repair(position, "repairer"), harness.writer())
+    assert (harness.position(), harness.view()) == (position, harness.topic.model())
     harness.topic.add("u", row("k0", 0, "later"))
     harness.apply()
     assert harness.view() == harness.topic.model()
@@ -377,12 +377,12 @@ def every_record_is_accounted_for(harness: Harness) -> None:
     fill(harness)
     harness.topic.add("u", row("k0", 0, "again"))
     first = harness.apply((3, 2))
-    rest = harness.apply()
+    second = harness.apply()
     # What adds them up takes nothing else.
     assert type(first) is Applied
-    for applied, start, until in ((first, (0, 0), (3, 2)), (rest, (3, 2), harness.topic.ends)):
-        assert applied.read == len(harness.topic.between(start, until)) == applied.accounted
-    assert rest.folded > 0
+    for applied, start, end in ((first, (0, 0), (3, 2)), (second, (3, 2), harness.topic.ends)):
+        assert applied.read == len(harness.topic.between(start, end)) == applied.accounted
+    assert second.folded > 0
 
 
 def a_generation_is_built_unseen(harness: Harness) -> None:
@@ -391,40 +391,40 @@ def a_generation_is_built_unseen(harness: Harness) -> None:
     """
     fill(harness)
     harness.apply()
-    seen, table = harness.view(), harness.table
+    live_view, table = harness.view(), harness.table
     live, name = harness.sink, new_generation()
-    beside = live.for_generation({table.qualified: name})
-    beside.prepare(table)
-    assert beside.position(table) is None
+    build = live.for_generation({table.qualified: name})
+    build.prepare(table)
+    assert build.position(table) is None
     harness.topic.add("c", row("fresh", 1))
     harness.topic.add("d", row("k1", 1))
-    harness.apply(writer="another", sink=beside)
-    assert harness.view() == seen, "the build is seen"
-    assert harness.view(beside) == harness.topic.model()
-    kept = live.promote([table], {table.qualified: name})
+    harness.apply(writer="another", sink=build)
+    assert harness.view() == live_view, "the build is seen"
+    assert harness.view(build) == harness.topic.model()
+    replaced_names = live.promote([table], {table.qualified: name})
     assert harness.view() == harness.topic.model()
     stored = live.position(table)
     assert stored is not None
     assert stored.generation == name
     # Whoever has been killed on the way repeats it.
-    kept = live.promote([table], {table.qualified: name}) or kept
+    replaced_names = live.promote([table], {table.qualified: name}) or replaced_names
     assert harness.view() == harness.topic.model()
-    old = live.for_generation(kept)
-    old.prepare(table)
-    assert harness.view(old) == seen
+    old_sink = live.for_generation(replaced_names)
+    old_sink.prepare(table)
+    assert harness.view(old_sink) == live_view
     harness.topic.add("u", row("fresh", 1, "second"))
     harness.topic.add("d", row("k3", 3))
     harness.apply(writer="three")
-    harness.apply(writer="four", sink=old)
-    assert harness.view() == harness.view(old) == harness.topic.model()
+    harness.apply(writer="four", sink=old_sink)
+    assert harness.view() == harness.view(old_sink) == harness.topic.model()
     assert len(live.generations(table)) >= 2
-    back = live.promote([table], kept)
+    newer_names = live.promote([table], replaced_names)
     assert harness.view() == harness.topic.model()
     harness.topic.add("c", row("last", 1))
     harness.apply(writer="five")
     assert harness.view() == harness.topic.model()
-    live.drop_unreferenced([table], back)
-    assert harness.view(live.for_generation(back)) != harness.view()
+    live.drop_unreferenced([table], newer_names)
+    assert harness.view(live.for_generation(newer_names)) != harness.view()
     live.drop_unreferenced([table], {})
     assert harness.view() == harness.topic.model()
     harness.apply(writer="five")
@@ -437,10 +437,10 @@ def what_is_empty_exists(harness: Harness) -> None:
     table, live = harness.table, harness.sink
     assert (harness.view(), harness.position()) == ({}, None)
     name = new_generation()
-    beside = live.for_generation({table.qualified: name})
-    beside.prepare(table)
-    kept = live.promote([table], {table.qualified: name})
-    live.drop_unreferenced([table], kept)
+    build = live.for_generation({table.qualified: name})
+    build.prepare(table)
+    replaced_names = live.promote([table], {table.qualified: name})
+    live.drop_unreferenced([table], replaced_names)
     assert (harness.view(), harness.position()) == ({}, None)
     live.clear(table)
     live.prepare(table)
@@ -454,16 +454,16 @@ def a_generation_that_is_behind_waits(harness: Harness) -> None:
     """Readers would see older values otherwise."""
     fill(harness)
     live, name = harness.sink, new_generation()
-    beside = live.for_generation({harness.table.qualified: name})
-    beside.prepare(harness.table)
-    harness.apply([1, 1], writer="another", sink=beside)
+    build = live.for_generation({harness.table.qualified: name})
+    build.prepare(harness.table)
+    harness.apply([1, 1], writer="another", sink=build)
     harness.apply()
-    seen = harness.view()
+    live_view = harness.view()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
         with pytest.raises(SinkUnavailable):
             live.promote([harness.table], {harness.table.qualified: name})
-    assert harness.view() == seen
+    assert harness.view() == live_view
     harness.topic.add("c", row("last", 1))
     harness.apply()
 
@@ -502,7 +502,7 @@ def what_a_server_before_has_written_stays_away(harness: Harness) -> None:
         harness.topic.add("c", row("old", number), lsn=1000 + number)
     harness.topic.add("d", row("old", 3), lsn=1004)
     harness.apply()
-    harness.since = harness.topic.ends
+    harness.server_start = harness.topic.ends
     for lsn, name in ((0, "new"), (50, "newer")):
         harness.floors = Floors(1, {harness.name: lsn})
         assert [

@@ -30,7 +30,7 @@ REDIS = {
 DELTA = {"collect", "history", "get_add_actions", "create_write_transaction"}
 CALLS = REDIS | DELTA | {"perform_request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""
-NEW = 4
+NEW_ROWS = 4
 """Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays
 lost.
 """
@@ -40,27 +40,27 @@ class Moment:
     """Does something once, just before the call of that number."""
 
     def __init__(self, number: int, calls: Collection[str] = CALLS) -> None:
-        self._left, self._calls = number, calls
+        self._remaining, self._calls = number, calls
 
     @property
     def came(self) -> bool:
-        return self._left < 0
+        return self._remaining < 0
 
     @contextmanager
     def during(self, act: Act) -> Iterator[None]:
-        def look(frame: FrameType, event: str, _: Any) -> None:
-            back = frame.f_back
+        def profile(frame: FrameType, event: str, _: Any) -> None:
+            caller = frame.f_back
             if (
                 event == "call"
                 and frame.f_code.co_name in self._calls
-                and back
-                and _is_of_a_sink(back)
+                and caller
+                and _is_of_a_sink(caller)
             ):
-                self._left -= 1
-                if self._left == -1:
+                self._remaining -= 1
+                if self._remaining == -1:
                     act()
 
-        sys.setprofile(look)
+        sys.setprofile(profile)
         try:
             yield
         finally:
@@ -78,7 +78,7 @@ class Pair:
 
     def __init__(self, harness: Harness) -> None:
         self.harness, self.table, self.live = harness, harness.table, harness.sink
-        self.other, self.meetings = harness.writer(), 0
+        self.other_writer, self.meetings = harness.writer(), 0
         fill(harness)
         harness.apply(writer="live")
         self.names = dict.fromkeys([self.table.qualified], new_generation())
@@ -89,22 +89,22 @@ class Pair:
         stands.
         """
         self.meetings += 1
-        for number in range(NEW):
+        for number in range(NEW_ROWS):
             self.harness.topic.add("c", row(f"new {self.meetings}", number))
         self.harness.topic.add("u", row("k1", 1, f"change {self.meetings}"))
         running, act = meeting(self)
-        with moment.during(_taken(act)):
-            _taken(running)()
+        with moment.during(_tolerant(act)):
+            _tolerant(running)()
         if not moment.came:
-            _taken(act)()
+            _tolerant(act)()
         self._go_on()
 
     def assert_right(self) -> None:
         assert self.harness.view(self.live) == self.harness.topic.model()
-        assert self.harness.view(self.beside) == self.harness.topic.model()
+        assert self.harness.view(self.build) == self.harness.topic.model()
 
     def promote(self) -> None:
-        self.names = dict(self.other.promote([self.table], self.names)) or self.names
+        self.names = dict(self.other_writer.promote([self.table], self.names)) or self.names
 
     def batch(self, sink: Sink) -> Act:
         batch = self.harness.batch(
@@ -113,19 +113,19 @@ class Pair:
         return lambda: self.harness.send(batch, sink)
 
     def _go_on(self) -> None:
-        self.beside = self.live.for_generation(self.names)
-        self.beside.prepare(self.table)
+        self.build = self.live.for_generation(self.names)
+        self.build.prepare(self.table)
         self.batch(self.live)()
-        self.batch(self.beside)()
-        self.other.drop_unreferenced([self.table], self.names)
+        self.batch(self.build)()
+        self.other_writer.drop_unreferenced([self.table], self.names)
 
 
-def _taken(act: Act) -> Act:
-    def taken() -> None:
+def _tolerant(act: Act) -> Act:
+    def run() -> None:
         with suppress(Fenced, SinkUnavailable):
             act()
 
-    return taken
+    return run
 
 
 Meeting = Callable[[Pair], tuple[Act, Act]]
@@ -133,30 +133,30 @@ Meeting = Callable[[Pair], tuple[Act, Act]]
 
 
 def the_kept_one_is_written_and_switched_to(pair: Pair) -> tuple[Act, Act]:
-    return pair.batch(pair.beside), pair.promote
+    return pair.batch(pair.build), pair.promote
 
 
 def the_live_one_is_written_and_replaced(pair: Pair) -> tuple[Act, Act]:
-    pair.batch(pair.beside)()
+    pair.batch(pair.build)()
     return pair.batch(pair.live), pair.promote
 
 
 def a_switch_waits_for_the_kept_one(pair: Pair) -> tuple[Act, Act]:
     pair.batch(pair.live)()
-    return pair.promote, pair.batch(pair.beside)
+    return pair.promote, pair.batch(pair.build)
 
 
 def a_switch_goes_on_beside_the_live_one(pair: Pair) -> tuple[Act, Act]:
-    pair.batch(pair.beside)()
+    pair.batch(pair.build)()
     return pair.promote, pair.batch(pair.live)
 
 
 def a_newer_one_takes_the_place_of_the_kept_one(pair: Pair) -> tuple[Act, Act]:
     def begin() -> None:
         pair.names = dict.fromkeys(pair.names, new_generation())
-        pair.other.for_generation(pair.names).clear(pair.table)
+        pair.other_writer.for_generation(pair.names).clear(pair.table)
 
-    return pair.batch(pair.beside), begin
+    return pair.batch(pair.build), begin
 
 
 MEETINGS = [

@@ -44,11 +44,11 @@ SINKS = ["memory", "redis", "elasticsearch", "delta", "delta, large"]
 def harness(
     request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
 ) -> "Iterator[laws.Harness]":
-    made = laws.Harness(
+    harness = laws.Harness(
         spark, maker(request, request.param, unique, tmp_path), table(f"{unique}.public.items")
     )
-    yield made
-    made.sink.close()
+    yield harness
+    harness.sink.close()
 
 
 def maker(
@@ -57,12 +57,12 @@ def maker(
     if kind == "memory":
         store = Memory("memory")
 
-        def again() -> Sink:
+        def remake() -> Sink:
             sink = Memory("memory")
             sink.views, sink.stored = store.views, store.stored
             return sink
 
-        return again
+        return remake
     if kind.startswith("delta"):
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
@@ -97,14 +97,14 @@ def test_a_large_mirror_keeps_its_files(
     if large:
         monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
-    made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
-    laws.an_older_position_never_wins(made)
-    mirror = Path(sink.folder(made.table, "mirror"))
+    harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
+    laws.an_older_position_never_wins(harness)
+    mirror = Path(sink.folder(harness.table, "mirror"))
     log = "".join(path.read_text() for path in (mirror / "_delta_log").glob("*.json"))
     assert ('"deletionVector":{' in log) is large
     reader = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(mirror)))
     ids = reader.execute("SELECT _cdc_id AS id FROM t").read_all()["id"].to_pylist()
-    assert sorted(ids) == sorted(row["id"] for row in sink.scan(made.table, spark).collect())
+    assert sorted(ids) == sorted(row["id"] for row in sink.scan(harness.table, spark).collect())
 
 
 @pytest.mark.parametrize("harness", ["elasticsearch"], indirect=True)
@@ -150,9 +150,12 @@ class Forgetful(Memory):
         for advance in batch.advances:
             if advance.start is None:
                 self.stored.pop(advance.table.qualified, None)
-            elif at := self.stored.get(advance.table.qualified):
+            elif position := self.stored.get(advance.table.qualified):
                 self.stored[advance.table.qualified] = checkpoint_after(
-                    type(advance)(advance.table, None, advance.start), at, Applied(), batch.writer
+                    type(advance)(advance.table, None, advance.start),
+                    position,
+                    Applied(),
+                    batch.writer,
                 )
         return super().apply(batch)
 
@@ -191,21 +194,25 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     begin(folder, rows.drop("_cdc_gone").coalesce(1), ViewCheckpoint(Position("id", (0,))), 1)
     (first,) = add_files.paths(deltalake.DeltaTable(folder))
     for number, key in enumerate(ids, 1):
-        stored, found = ViewCheckpoint(Position("id", (number,))), commits.last_commit(folder)
+        stored, last = ViewCheckpoint(Position("id", (number,))), commits.last_commit(folder)
         change = rows.where(rows["_cdc_id"] == key).selectExpr(
             "_cdc_id", "1 AS note", f"{key} = 2 AS _cdc_gone"
         )
         with_column = change.withColumn("added", F.lit("new")) if number == 4 else change
-        held = commits.opened_table(folder)
-        assert held
-        add_files.add_columns(held, columns(with_column.drop("_cdc_gone")))
+        live_table = commits.opened_table(folder)
+        assert live_table
+        add_files.add_columns(live_table, columns(with_column.drop("_cdc_gone")))
         merge.merge(
-            spark, held, folder, staged(folder, with_column), CommitInfo(stored, found.number + 1)
+            spark,
+            live_table,
+            folder,
+            staged(folder, with_column),
+            CommitInfo(stored, last.number + 1),
         )
-        assert commits.last_commit(folder) == LastCommit(stored, found.number + 1)
+        assert commits.last_commit(folder) == LastCommit(stored, last.number + 1)
         table = deltalake.DeltaTable(folder)
         assert (first in add_files.paths(table)) is (number < 4)
-        expected = [(one, int(one in ids[:number])) for one in ids if one != "2" or number < 3]
+        expected = [(key, int(key in ids[:number])) for key in ids if key != "2" or number < 3]
         read = (
             deltalake.QueryBuilder()
             .register("t", table)
@@ -231,7 +238,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
         merge.merge(
-            spark, older, folder, staged(folder, change), CommitInfo(stored, found.number + 1)
+            spark, older, folder, staged(folder, change), CommitInfo(stored, last.number + 1)
         )
 
 
@@ -257,13 +264,13 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(
         merge.merge(spark, table, folder, changed, CommitInfo(stored, 2))
     else:
         schema, places = pa.schema(table.schema().to_arrow()), add_files.local_paths(table, folder)
-        new = [file.name for file in changed.rows]
+        file_names = [file.name for file in changed.rows]
         request = rewrite.Rewrite(
-            folder, places, changed.id_files, new, schema, FileNames().generate()
+            folder, places, changed.id_files, file_names, schema, FileNames().generate()
         )
-        (made,) = rewrite.rewrite_mirrors(spark, {"items": request}).values()
+        (result,) = rewrite.rewrite_mirrors(spark, {"items": request}).values()
         add_files.commit(
-            table, add_files.add_actions(made), "overwrite", table.schema(), CommitInfo(stored, 2)
+            table, add_files.add_actions(result), "overwrite", table.schema(), CommitInfo(stored, 2)
         )
     assert sorted(spark.read.format("delta").load(folder).collect()) == [
         ("1", None, 3),
@@ -282,7 +289,7 @@ def test_many_small_files_are_gathered(
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)
     begin(folder, rows, ViewCheckpoint(Position("id", (0,))), 1)
     for number in range(12):
-        found = commits.last_commit(folder)
+        last = commits.last_commit(folder)
         change = rows.where(f"_cdc_id IN ({number}, {number // 2})").selectExpr(
             "_cdc_id", f"{number} AS note", f"_cdc_id = {number} AND {number} % 5 = 4 AS _cdc_gone"
         )
@@ -290,14 +297,14 @@ def test_many_small_files_are_gathered(
         assert table
         stored = ViewCheckpoint(Position("id", (number + 1,)))
         merge.merge(
-            spark, table, folder, staged(folder, change), CommitInfo(stored, found.number + 1)
+            spark, table, folder, staged(folder, change), CommitInfo(stored, last.number + 1)
         )
         expected |= {
             str(key): number for key in (number, number // 2) if key != number or number % 5 != 4
         }
         expected |= {} if number % 5 != 4 else {str(number): None}
-        held = spark.read.format("delta").load(folder).where("note >= 0").collect()
-        assert sorted(held) == sorted(
+        live_rows = spark.read.format("delta").load(folder).where("note >= 0").collect()
+        assert sorted(live_rows) == sorted(
             (key, note) for key, note in expected.items() if note is not None
         )
         assert len(add_files.paths(deltalake.DeltaTable(folder))) < 5 + 2 * 2
@@ -326,21 +333,21 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(
 def test_a_switch_asks_of_readers_what_new_columns_do(
     spark: "SparkSession", tmp_path: Path, marked: bool
 ) -> None:
-    live, other, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
+    live, build, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     begin(live, rows, ViewCheckpoint(Position("id", (1,))), 1)
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
     dated = rows.withColumn("at", F.lit("2026-01-01").cast("timestamp_ntz")).coalesce(1)
-    begin(other, dated, ViewCheckpoint(Position("id", (2,))), 1)
+    begin(build, dated, ViewCheckpoint(Position("id", (2,))), 1)
     if marked:
-        spark_generations.enable_features(spark, other, [add_files.DELETION_VECTORS])
+        spark_generations.enable_features(spark, build, [add_files.DELETION_VECTORS])
         with number_commits(spark, ViewCheckpoint(Position("id", (2,))), 2):
-            spark.sql(f"DELETE FROM delta.`{other}` WHERE _cdc_id = '1'")
-        assert add_files.has_deleted_rows(deltalake.DeltaTable(other))
-    assert not generations.switch(spark, commits, live, other)
-    assert generations.switch(spark, commits, live, other)
-    found = commits.last_commit(live)
-    assert found.checkpoint == ViewCheckpoint(Position("id", (2,)))
+            spark.sql(f"DELETE FROM delta.`{build}` WHERE _cdc_id = '1'")
+        assert add_files.has_deleted_rows(deltalake.DeltaTable(build))
+    assert not generations.switch(spark, commits, live, build)
+    assert generations.switch(spark, commits, live, build)
+    last = commits.last_commit(live)
+    assert last.checkpoint == ViewCheckpoint(Position("id", (2,)))
     now = deltalake.DeltaTable(live)
     assert add_files.reader_features(now) == {"timestampNtz"} | (
         {add_files.DELETION_VECTORS} if marked else set()
@@ -350,7 +357,7 @@ def test_a_switch_asks_of_readers_what_new_columns_do(
         dated.where("_cdc_id = '0'"),
         "append",
         ViewCheckpoint(Position("id", (3,))),
-        found.number + 1,
+        last.number + 1,
     )
     assert spark.read.format("delta").load(live).where("at IS NOT NULL").count() == (
         3 if marked else 4
@@ -362,7 +369,7 @@ def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(
 ) -> None:
     # Many, so that some haven't begun when the first has failed.
     topics = [f"a.b.c{number}" for number in range(200)]
-    first, *rest = topics
+    first, *later_topics = topics
     pools = {}
 
     def apply(topic: str) -> None:
@@ -376,7 +383,7 @@ def test_tables_of_a_batch_are_applied_in_the_sinks_pool_and_all_of_them(
             run_all(spark, {topic: topic for topic in topics}, apply)
     finally:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
-    assert pools == dict.fromkeys(rest, "warehouse")
+    assert pools == dict.fromkeys(later_topics, "warehouse")
 
 
 class KeepsDeleted(Memory):

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def harness(spark: "SparkSession", unique: str, tmp_path: Path) -> Iterator[Harness]:
-    made = Harness(
+    harness = Harness(
         spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items")
     )
-    fill(made)
-    yield made
-    made.sink.close()
+    fill(harness)
+    yield harness
+    harness.sink.close()
 
 
 def fill(harness: Harness) -> None:
@@ -63,11 +63,11 @@ def opened(harness: Harness, kind: str) -> deltalake.DeltaTable:
 def events(harness: Harness) -> Counter[tuple[str, int, int]]:
     """How often the log of changes has which event, as another reader sees it."""
     query = deltalake.QueryBuilder().register("t", opened(harness, "changes"))
-    found = query.execute("SELECT * FROM t").read_all()
-    partitions, offsets = found["_cdc_partition"].to_pylist(), found["_cdc_offset"].to_pylist()
+    log = query.execute("SELECT * FROM t").read_all()
+    partitions, offsets = log["_cdc_partition"].to_pylist(), log["_cdc_offset"].to_pylist()
     topics = (
-        found["_cdc_topic"].to_pylist()
-        if "_cdc_topic" in found.schema.names
+        log["_cdc_topic"].to_pylist()
+        if "_cdc_topic" in log.schema.names
         else [harness.topic_id] * len(offsets)
     )
     return Counter(zip(topics, partitions, offsets, strict=True))
@@ -86,12 +86,12 @@ def assert_right(harness: Harness) -> None:
     assert events(harness) == expected(harness)
 
 
-def rebuild(harness: Harness, until: Callable[[], tuple[int, ...]] | None = None) -> None:
+def rebuild(harness: Harness, end: Callable[[], tuple[int, ...]] | None = None) -> None:
     """Make the mirror again beside the live one, and show it."""
     names = {harness.table.qualified: new_generation()}
-    beside = harness.sink.for_generation(names)
-    beside.prepare(harness.table)
-    harness.apply(until and until(), "rebuild", beside)
+    build = harness.sink.for_generation(names)
+    build.prepare(harness.table)
+    harness.apply(end and end(), "rebuild", build)
     harness.sink.promote([harness.table], names)
     harness.sink = harness.writer()
 
@@ -109,8 +109,8 @@ def test_a_kill_between_the_two_commits_doubles_no_event(harness: Harness) -> No
     with survived(), mock.patch.object(harness.sink, "_merge", die):
         harness.sink.apply(batch)
     harness.sink = harness.writer()
-    for until in ((1, 1), (3, 1), None):
-        harness.apply(until, "two")
+    for end in ((1, 1), (3, 1), None):
+        harness.apply(end, "two")
         assert events(harness) == expected(harness)
     assert_right(harness)
 
@@ -119,8 +119,8 @@ def test_a_view_that_is_emptied_doubles_no_event(harness: Harness) -> None:
     """After a TRUNCATE the log is read again from offset zero, in batches."""
     harness.apply()
     harness.sink.clear(harness.table)
-    for until in ((1, 1), (3, 2), None):
-        harness.apply(until)
+    for end in ((1, 1), (3, 2), None):
+        harness.apply(end)
     assert_right(harness)
 
 
@@ -129,9 +129,9 @@ def test_readers_of_a_mirror_that_is_ahead_do_not_go_back(harness: Harness) -> N
     harness.apply((1, 1))
     rebuild(harness)
     assert harness.position() == Position(harness.topic_id, (1, 1))
-    for until in ((2, 1), (3, 3), None):
+    for end in ((2, 1), (3, 3), None):
         assert harness.view() == harness.topic.model()
-        harness.apply(until, "two")
+        harness.apply(end, "two")
     assert_right(harness)
 
 
@@ -148,13 +148,13 @@ def test_a_batch_that_is_tried_again_with_changes_behind_goes_on(harness: Harnes
 
 def test_a_repair_appends_what_is_lacking_and_nothing_else(harness: Harness) -> None:
     """Also when it is repeated, because it was cut off before anybody could take note of it."""
-    whole = harness.batch(None, harness.topic.ends, "one")
-    harness.send(replace(whole, records=whole.records.where("NOT (partition = 0 AND offset = 1)")))
+    batch = harness.batch(None, harness.topic.ends, "one")
+    harness.send(replace(batch, records=batch.records.where("NOT (partition = 0 AND offset = 1)")))
     assert sum(events(harness).values()) == sum(expected(harness).values()) - 1
-    at = harness.position()
+    position = harness.position()
     for _ in range(2):
-        harness.send(harness.repair(at, "repairer"), harness.writer())
-        assert (harness.position(), events(harness)) == (at, expected(harness))
+        harness.send(harness.repair(position, "repairer"), harness.writer())
+        assert (harness.position(), events(harness)) == (position, expected(harness))
     assert_right(harness)
 
 
@@ -206,16 +206,16 @@ def test_a_restored_table_goes_on_from_what_it_holds(
 ) -> None:
     for _ in range(2):
         harness.apply()
-        before, held = harness.position(), opened(harness, kind).version()
+        position, version = harness.position(), opened(harness, kind).version()
         change_everything(harness)
     harness.apply()
     stale = harness.batch(harness.position(), harness.topic.ends, "one")
-    restore(spark, folder(harness, kind), held)
+    restore(spark, folder(harness, kind), version)
     opened(harness, kind).optimize.compact()
     with pytest.raises(CdcError):
         harness.send(stale)
     harness.sink = harness.writer()
-    assert harness.position() == before
+    assert harness.position() == position
     change_everything(harness)
     harness.apply(writer="two")
     assert_right(harness)
@@ -226,13 +226,13 @@ def test_a_restored_table_goes_on_from_what_it_holds(
 def test_a_restore_in_mid_batch_is_a_conflict(harness: Harness, kind: str) -> None:
     harness.apply((2, 2))
     harness.apply((3, 3))
-    place, held = folder(harness, kind), opened(harness, kind).version() - 1
+    place, version = folder(harness, kind), opened(harness, kind).version() - 1
     batch = harness.batch(harness.position(), harness.topic.ends, "one")
     commits = {"create_write_transaction": {"changes": 0, "mirror": 1}[kind]}
     moment = Moment(commits["create_write_transaction"])
     with (
         mock.patch("tests.contract.switches.CALLS", set(commits)),
-        moment.during(lambda: deltalake.DeltaTable(place).restore(held)),
+        moment.during(lambda: deltalake.DeltaTable(place).restore(version)),
         pytest.raises(SinkUnavailable),
     ):
         harness.send(batch)
@@ -246,30 +246,32 @@ def test_what_somebody_else_has_changed_is_refused_until_a_rebuild(
     harness: Harness, kind: str
 ) -> None:
     harness.apply()
-    at = harness.position()
+    position = harness.position()
     opened(harness, kind).alter.set_table_properties(
         {"delta.logRetentionDuration": "interval 60 days"}
     )
     opened(harness, kind).optimize.compact()
-    assert harness.position() == at
+    assert harness.position() == position
     opened(harness, kind).delete("_cdc_partition = 0")
     change_everything(harness)
-    batch = harness.batch(at, harness.topic.ends, "one")
+    batch = harness.batch(position, harness.topic.ends, "one")
     with pytest.raises(SinkUnavailable):
         harness.send(batch)
     with pytest.raises(SchemaMismatch, match="DELETE") as caught:
         harness.sink.prepare(harness.table)
     assert "cdc -p FILE rebuild warehouse --table public.items" in caught.value.hint
     # So that it can be compared with its source.
-    assert harness.position() == at
-    left = events(harness)
+    assert harness.position() == position
+    old_events = events(harness)
     rebuild(harness)
-    assert (harness.view(), events(harness)) == (harness.topic.model(), left)
+    assert (harness.view(), events(harness)) == (harness.topic.model(), old_events)
     harness.apply(writer="two")
     assert harness.view() == harness.topic.model()
     assert set(events(harness).values()) == {1}
-    assert events(harness).keys() - left.keys() == {
-        one for one in expected(harness) if at is None or one[2] >= at.offsets[one[1]]
+    assert events(harness).keys() - old_events.keys() == {
+        event
+        for event in expected(harness)
+        if position is None or event[2] >= position.offsets[event[1]]
     }
 
 
@@ -281,8 +283,8 @@ def test_events_of_a_topic_that_was_made_anew_all_come(harness: Harness) -> None
     rebuild(harness)
     change_everything(harness)
     assert harness.position() == Position("topic-2", (0, 0))
-    for until in ((1, 1), (4, 2), None):
-        harness.apply(until, "two")
+    for end in ((1, 1), (4, 2), None):
+        harness.apply(end, "two")
     assert harness.view() == harness.topic.model()
     assert events(harness) == first + expected(harness)
 
@@ -302,19 +304,20 @@ def test_partitions_that_were_added_leave_the_events_of_the_others(harness: Harn
 def test_changes_of_other_types_begin_where_the_events_before_end(harness: Harness) -> None:
     """The mirror was made again for them, further along the log."""
     harness.apply((2, 2))
-    before = opened(harness, "changes").version()
+    version = opened(harness, "changes").version()
     text = tuple(
-        replace(one, type="text") if one.name == "n" else one for one in harness.table.columns
+        replace(column, type="text") if column.name == "n" else column
+        for column in harness.table.columns
     )
     harness.table = replace(harness.table, columns=text)
     with pytest.raises(SchemaMismatch):
         harness.sink.prepare(harness.table)
     rebuild(harness)
     harness.apply(writer="two")
-    old = deltalake.DeltaTable(folder(harness, "changes"), version=before)
+    old_log = deltalake.DeltaTable(folder(harness, "changes"), version=version)
     query = (
         deltalake.QueryBuilder()
-        .register("t", old)
+        .register("t", old_log)
         .execute("SELECT _cdc_partition, _cdc_offset FROM t")
         .read_all()
     )
@@ -326,43 +329,46 @@ def test_changes_of_other_types_begin_where_the_events_before_end(harness: Harne
 
 def test_what_is_empty_can_be_read(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
     """Before the first row, after all have gone, and when the columns have changed meanwhile."""
-    made = Harness(
+    harness = Harness(
         spark, lambda: Delta("warehouse", str(tmp_path), unique), table(f"{unique}.public.items")
     )
-    names = [column.name for column in made.table.columns]
+    names = [column.name for column in harness.table.columns]
 
     def assert_readable(kind: str) -> None:
-        held = opened(made, kind)
+        delta_table = opened(harness, kind)
         assert [
-            field.name for field in held.schema().fields if not field.name.startswith("_cdc")
+            field.name for field in delta_table.schema().fields if not field.name.startswith("_cdc")
         ] == names
         counted = (
             deltalake.QueryBuilder()
-            .register("t", held)
+            .register("t", delta_table)
             .execute("SELECT count(*) AS n FROM t")
             .read_all()
         )
         assert counted["n"].to_pylist() == [
-            spark.read.format("delta").load(folder(made, kind)).count()
+            spark.read.format("delta").load(folder(harness, kind)).count()
         ]
 
     assert_readable("mirror")
     assert_readable("changes")
     types = {"n": "timestamp without time zone", "v": "path"}
-    columns = [replace(one, type=types.get(one.name, one.type)) for one in made.table.columns]
-    kept, made.table = made.table, replace(made.table, columns=tuple(columns))
-    made.sink.prepare(made.table)
+    columns = [
+        replace(column, type=types.get(column.name, column.type))
+        for column in harness.table.columns
+    ]
+    original, harness.table = harness.table, replace(harness.table, columns=tuple(columns))
+    harness.sink.prepare(harness.table)
     assert_readable("mirror")
-    assert made.view() == {}
-    made.sink.prepare(kept)
-    made.table = kept
-    fill(made)
-    made.apply()
-    assert_right(made)
-    made.sink.clear(made.table)
-    versions = opened(made, "mirror").version()
-    made.sink.clear(made.table)
-    assert opened(made, "mirror").version() == versions, "what is empty was emptied"
+    assert harness.view() == {}
+    harness.sink.prepare(original)
+    harness.table = original
+    fill(harness)
+    harness.apply()
+    assert_right(harness)
+    harness.sink.clear(harness.table)
+    versions = opened(harness, "mirror").version()
+    harness.sink.clear(harness.table)
+    assert opened(harness, "mirror").version() == versions, "what is empty was emptied"
     assert_readable("mirror")
 
 
@@ -387,17 +393,17 @@ def test_names_that_are_carried(
         monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
-    made = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
+    harness = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
     texts = {name: f"value {number}" for number, name in enumerate(ODD)}
-    made.topic.add("c", {**row("k", 1), **texts})
-    made.topic.add("c", {**row("other", 1), **texts})
-    made.apply()
-    made.topic.add("u", {**row("k", 1), **dict.fromkeys(ODD, "second")}, lacking=ODD)
-    made.topic.add("u", {**row("other", 1), **dict.fromkeys(ODD, "second")})
-    made.apply()
-    assert_right(made)
-    rebuild(made)
-    assert_right(made)
+    harness.topic.add("c", {**row("k", 1), **texts})
+    harness.topic.add("c", {**row("other", 1), **texts})
+    harness.apply()
+    harness.topic.add("u", {**row("k", 1), **dict.fromkeys(ODD, "second")}, lacking=ODD)
+    harness.topic.add("u", {**row("other", 1), **dict.fromkeys(ODD, "second")})
+    harness.apply()
+    assert_right(harness)
+    rebuild(harness)
+    assert_right(harness)
 
 
 def test_names_that_are_refused(harness: Harness) -> None:
@@ -412,12 +418,12 @@ def test_names_that_are_refused(harness: Harness) -> None:
 @contextmanager
 def no_room() -> Iterator[None]:
     """No file of this process may grow: what a full disk is to a commit."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> None:
@@ -455,11 +461,11 @@ def newest_word(history: Sequence[Commit], *_: object) -> Standing | None:
     return Standing(stored if stored.position.offsets else None) if stored else None
 
 
-def end_of_batch(_: ViewCheckpoint | None, until: Position) -> Position:
+def end_of_batch(_: ViewCheckpoint | None, end: Position) -> Position:
     """Where a part of the view stands afterwards: where the batch ends, even when it was further
     already.
     """
-    return until
+    return end
 
 
 @pytest.mark.parametrize(
@@ -487,6 +493,6 @@ def end_of_batch(_: ViewCheckpoint | None, until: Position) -> Position:
 def test_planted(
     harness: Harness, spark: "SparkSession", place: str, bug: object, test: Callable[..., None]
 ) -> None:
-    named = {"spark": spark} if isinstance(test, partial) else {}
+    arguments = {"spark": spark} if isinstance(test, partial) else {}
     with mock.patch(place, bug), pytest.raises((AssertionError, pytest.fail.Exception, Fenced)):
-        test(harness, **named)
+        test(harness, **arguments)

@@ -58,51 +58,52 @@ class Warehouse:
         for topic in self.topics:
             stored = self.sink.position(topic.table)
             start = stored.position.offsets if stored else (0,) * topic.partitions
-            until = tuple(
-                at + round(share * (end - at)) for at, end in zip(start, topic.ends, strict=True)
+            ends = tuple(
+                offset + round(share * (end - offset))
+                for offset, end in zip(start, topic.ends, strict=True)
             )
-            records += [(topic.table, one) for one in topic.between(start, until)]
+            records += [(topic.table, record) for record in topic.between(start, ends)]
             advances.append(
-                Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, until))
+                Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, ends))
             )
-        made = in_tasks(frame(self.spark, records))
+        log = in_tasks(frame(self.spark, records))
         return Batch(
-            f"run {next(self.runs)}", tuple(advances), made, DecodeOptions(PLACEHOLDER), Skip()
+            f"run {next(self.runs)}", tuple(advances), log, DecodeOptions(PLACEHOLDER), Skip()
         )
 
     def apply(self, share: float = 1.0) -> dict[str, Applied]:
         applied = self.sink.apply(self.batch(share)).applied
-        assert all(one.read == one.accounted for one in applied.values())
+        assert all(counts.read == counts.accounted for counts in applied.values())
         return applied
 
     def check(self) -> None:
         for topic in self.topics:
             stored = self.sink.position(topic.table)
             assert stored
-            found = self.sink.scan(topic.table, self.spark).collect()
-            view = {one["id"]: json.loads(one["document"]) for one in found}
-            assert len(view) == len(found), "an id twice in the view"
+            rows = self.sink.scan(topic.table, self.spark).collect()
+            view = {row["id"]: json.loads(row["document"]) for row in rows}
+            assert len(view) == len(rows), "an id twice in the view"
             assert view == topic.model(stored.position.offsets)
             assert sorted(self.events(topic)) == sorted(
-                (one.partition, one.offset)
-                for one in topic.between((0,) * topic.partitions, stored.position.offsets)
-                if one.value is not None
+                (record.partition, record.offset)
+                for record in topic.between((0,) * topic.partitions, stored.position.offsets)
+                if record.value is not None
             )
 
     def events(self, topic: Topic) -> list[tuple[int, int]]:
         query = "SELECT _cdc_partition AS p, _cdc_offset AS o FROM t"
         log = deltalake.DeltaTable(self.sink.folder(topic.table, "changes"))
-        found = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
-        return list(zip(found["p"].to_pylist(), found["o"].to_pylist(), strict=True))
+        events = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
+        return list(zip(events["p"].to_pylist(), events["o"].to_pylist(), strict=True))
 
     def unused(self) -> list[str]:
         """Files that no version of a table names."""
-        left = []
+        files = []
         for topic, kind in itertools.product(self.topics, ("changes", "mirror")):
             folder = Path(self.sink.folder(topic.table, kind))
             logs = "".join(path.read_text() for path in (folder / "_delta_log").glob("*.json"))
-            left += [path.name for path in folder.glob("*.parquet") if path.name not in logs]
-        return left
+            files += [path.name for path in folder.glob("*.parquet") if path.name not in logs]
+        return files
 
 
 @pytest.fixture(params=["small", "large"])
@@ -115,9 +116,9 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def sink(unique: str, tmp_path: Path) -> Iterator[Delta]:
-    made = Delta("warehouse", str(tmp_path / "a warehouse+é"), unique)
-    yield made
-    made.close()
+    delta = Delta("warehouse", str(tmp_path / "a warehouse+é"), unique)
+    yield delta
+    delta.close()
 
 
 def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.Mo
     """
     monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(7, 2**30))
     tables = [replace(table(f"{unique}.public.{name}"), name=name) for name in ("one", "two")]
-    worlds = [World(one, partitions=3, keys=40) for one in tables]
+    worlds = [World(table, partitions=3, keys=40) for table in tables]
     warehouse = Warehouse(spark, sink, [world.topic for world in worlds])
     for turn in range(3):
         for number, world in enumerate(worlds):
@@ -135,7 +136,7 @@ def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.Mo
         warehouse.check()
     applied = warehouse.apply()
     warehouse.check()
-    assert all(one.folded and one.deleted for one in applied.values())
+    assert all(counts.folded and counts.deleted for counts in applied.values())
     assert warehouse.unused() == []
 
 
@@ -188,9 +189,9 @@ def test_values_of_every_type_are_taken_back(
         topic.add("u", {**row("k", 1, "x", 0), **values}, lacking=[*missing, "v"])
         topic.add("c", row("other", number))
     warehouse.apply()
-    after = {one["id"]: one["document"] for one in sink.scan(topic.table, spark).collect()}
-    assert json.loads(after[first["id"]]) == json.loads(first["document"])
-    assert len(after) == 3
+    documents = {row["id"]: row["document"] for row in sink.scan(topic.table, spark).collect()}
+    assert json.loads(documents[first["id"]]) == json.loads(first["document"])
+    assert len(documents) == 3
 
 
 def test_a_value_of_a_deleted_row_is_unknown_in_a_later_chunk(
@@ -205,8 +206,8 @@ def test_a_value_of_a_deleted_row_is_unknown_in_a_later_chunk(
     topic.add("c", row("other", 1))
     topic.add("u", row("k", 1), lacking=["v"])
     outcome = sink.apply(warehouse.batch())
-    assert [(one.offset, one.id) for one in outcome.rejected] == [(4, '["k",1]')]
-    assert [one["id"] for one in sink.scan(topic.table, spark).collect()] == ['["other",1]']
+    assert [(record.offset, record.id) for record in outcome.rejected] == [(4, '["k",1]')]
+    assert [row["id"] for row in sink.scan(topic.table, spark).collect()] == ['["other",1]']
     # What it said is on record all the same.
     assert (0, 4) in warehouse.events(topic)
 
@@ -257,12 +258,12 @@ def full(*_: object, **__: object) -> None:
 
 def without_word(text: str) -> Staged:
     """Takes no note of rows that are in several files."""
-    staged = TOLD(text)
+    staged = DECODE_STAGED(text)
     staged.repeated = False
     return staged
 
 
-TOLD = sinks.delta.sink._decode_staged
+DECODE_STAGED = sinks.delta.sink._decode_staged
 
 
 class Mirrored(WarehouseWriter):

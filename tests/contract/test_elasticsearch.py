@@ -36,31 +36,29 @@ HTML = b"<html><title>a proxy's own page</title></html>"
 
 @pytest.fixture
 def proxy(stack: "Stack") -> Iterator[Proxy]:
-    with Proxy(stack.endpoints.elasticsearch) as made:
-        yield made
+    with Proxy(stack.endpoints.elasticsearch) as proxy:
+        yield proxy
 
 
 @pytest.fixture
 def server(stack: "Stack") -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.endpoints.elasticsearch, timeout=60) as made:
-        yield made
+    with httpx.Client(base_url=stack.endpoints.elasticsearch, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture
 def harness(spark: "SparkSession", proxy: Proxy, unique: str) -> Iterator[Harness]:
-    made = Harness(
+    harness = Harness(
         spark, lambda: Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
     )
-    yield made
-    made.sink.close()
+    yield harness
+    harness.sink.close()
 
 
 def item_error(request: Request) -> Answer:
-    asked = json.loads(request.body)
+    body = json.loads(request.body)
     error = {"type": "no_shard_available_action_exception", "reason": "x"}
-    docs = [
-        {"_index": "x", "_id": "x", "error": error} for _ in asked.get("ids", asked.get("docs"))
-    ]
+    docs = [{"_index": "x", "_id": "x", "error": error} for _ in body.get("ids", body.get("docs"))]
     return json_answer(200, {"docs": docs})
 
 
@@ -95,27 +93,27 @@ def test_what_cannot_be_read_is_not_nothing(
     proxy: Proxy, unique: str, part: str, name: str
 ) -> None:
     """A position that is None empties the view that readers see."""
-    sink, made = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
-    sink.prepare(made)
-    assert sink.position(made) is None
+    sink, items = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
+    sink.prepare(items)
+    assert sink.position(items) is None
     proxy.rule = only(part, FAULTS[name])
     with pytest.raises(SinkUnavailable):
-        sink.position(made)
+        sink.position(items)
 
 
 def test_positions_that_are_closed_are_not_nothing(
     proxy: Proxy, server: httpx.Client, unique: str
 ) -> None:
     """The server itself answers an item with an error, and the whole with 200."""
-    sink, made = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
-    sink.prepare(made)
+    sink, items = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
+    sink.prepare(items)
     server.post(f"/{POSITIONS}/_close").raise_for_status()
     try:
         with pytest.raises(SinkUnavailable):
-            sink.position(made)
+            sink.position(items)
     finally:
         server.post(f"/{POSITIONS}/_open").raise_for_status()
-    assert sink.position(made) is None
+    assert sink.position(items) is None
 
 
 @pytest.mark.parametrize("name", ["an error in place of the item", "busy", "a reset", "no items"])
@@ -167,17 +165,17 @@ class Lost:
         return RESET
 
 
-def forget_versions(server: httpx.Client, sink: Elasticsearch, made: Table) -> None:
+def forget_versions(server: httpx.Client, sink: Elasticsearch, table: Table) -> None:
     """What a restart of the node does, or a shard that moves: versions of deleted documents are
     gone.
     """
-    index = quoted(sink, made)
+    index = quoted(sink, table)
     for step in ("_flush", "_close", "_open?wait_for_active_shards=1"):
         server.post(f"/{index}/{step}").raise_for_status()
 
 
-def quoted(sink: Elasticsearch, made: Table) -> str:
-    (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(made)}").raise_for_status().json()
+def quoted(sink: Elasticsearch, table: Table) -> str:
+    (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(table)}").raise_for_status().json()
     return str(index)
 
 
@@ -201,7 +199,7 @@ def late_bulk(
     harness.topic.add("c", row("k0", 0, "again"))
     harness.apply(writer="two", sink=harness.writer())
     forget_versions(server, sink, harness.table)
-    answers = [proxy.deliver(turned(one)).json() for one in lost.requests]
+    answers = [proxy.deliver(turned(request)).json() for request in lost.requests]
     assert answers
     assert harness.view() == harness.topic.model()
     return answers
@@ -226,9 +224,9 @@ def test_planted_bulks_that_name_the_index(
         sink = harness.sink
         assert isinstance(sink, Elasticsearch)
         target = bulk.body.partition(b'"_index":"')[2].partition(b'"')[0]
-        named = bulk.body.replace(target, quoted(sink, harness.table).encode())
+        body = bulk.body.replace(target, quoted(sink, harness.table).encode())
         return replace(
-            bulk, body=named, path=bulk.path.replace("require_alias=true", "require_alias=false")
+            bulk, body=body, path=bulk.path.replace("require_alias=true", "require_alias=false")
         )
 
     with pytest.raises(AssertionError, match="risen"):
@@ -247,27 +245,27 @@ def test_a_late_bulk_of_deletes_makes_no_index(
         harness.apply()
     proxy.rule = nothing
     harness.sink.clear(harness.table)
-    before = server.get("/_all/_settings").json().keys()
-    for one in lost.requests:
-        proxy.deliver(one)
-    assert server.get("/_all/_settings").json().keys() == before
+    indices = server.get("/_all/_settings").json().keys()
+    for request in lost.requests:
+        proxy.deliver(request)
+    assert server.get("/_all/_settings").json().keys() == indices
 
 
 def test_who_is_overtaken_in_mid_batch_is_fenced(harness: Harness, proxy: Proxy) -> None:
     fill(harness)
     harness.apply((2, 1))
-    batch, other = harness.batch(harness.position(), harness.topic.ends, "one"), harness.writer()
+    batch, second = harness.batch(harness.position(), harness.topic.ends, "one"), harness.writer()
 
     def overtake(request: Request) -> None:
         if of_an_index(request):
             proxy.rule = nothing
-            harness.apply(writer="two", sink=other)
+            harness.apply(writer="two", sink=second)
 
     proxy.rule = overtake
     with pytest.raises(Fenced):
         harness.send(batch)
     harness.topic.add("d", row("k1", 1))
-    harness.apply(writer="two", sink=other)
+    harness.apply(writer="two", sink=second)
     assert harness.view() == harness.topic.model()
 
 
@@ -276,13 +274,13 @@ def test_a_new_index_is_sent_no_deletes(harness: Harness, server: httpx.Client) 
     brought are sent.
     """
     fill(harness)
-    before = harness.topic.ends
+    old_ends = harness.topic.ends
     harness.topic.add("d", row("k1", 1))
     sink, name = harness.sink, new_generation()
     assert isinstance(sink, Elasticsearch)
-    beside = sink.for_generation({harness.table.qualified: name})
-    beside.prepare(harness.table)
-    applied = harness.apply(before, sink=beside)
+    build = sink.for_generation({harness.table.qualified: name})
+    build.prepare(harness.table)
+    applied = harness.apply(old_ends, sink=build)
     assert applied.deleted > 0
     index = f"{sink.alias(harness.table)}@{name}"
 
@@ -291,15 +289,15 @@ def test_a_new_index_is_sent_no_deletes(harness: Harness, server: httpx.Client) 
         return int(stats["primaries"]["indexing"]["delete_total"])
 
     assert deletes() == 0
-    harness.apply(sink=beside)
+    harness.apply(sink=build)
     assert deletes() == 1
-    assert harness.view(beside) == harness.topic.model()
+    assert harness.view(build) == harness.topic.model()
 
 
 def cut(calls: int) -> Callable[[Request], Answer | None]:
     """The server takes so many bulks more."""
-    taken = iter(range(calls))
-    return lambda request: RESET if of_an_index(request) and next(taken, None) is None else None
+    counter = iter(range(calls))
+    return lambda request: RESET if of_an_index(request) and next(counter, None) is None else None
 
 
 class RowByRow(ElasticsearchWriter):
@@ -329,21 +327,23 @@ def test_readers_do_not_go_back_at_a_switch(
     """A batch was cut half way: some of its rows are seen already, and the position doesn't say
     so.
     """
-    live, made = harness.sink, harness.table
+    live, items = harness.sink, harness.table
     assert isinstance(live, Elasticsearch)
     fill(harness)
     harness.apply()
-    names = {made.qualified: new_generation()}
-    beside = live.for_generation(names)
-    beside.prepare(made)
-    harness.apply(sink=beside)
+    names = {items.qualified: new_generation()}
+    build = live.for_generation(names)
+    build.prepare(items)
+    harness.apply(sink=build)
     keys = ["k0", "k3", "k4", "k5"]
     for key in keys:
         harness.topic.add("u", row(key, int(key[1:]), "second"))
 
-    def seen() -> list[bool]:
+    def visible() -> list[bool]:
         ids = {"ids": [row_id([key, int(key[1:])]) for key in keys]}
-        docs = server.post(f"/{live.alias(made)}/_mget", json=ids).raise_for_status().json()["docs"]
+        docs = (
+            server.post(f"/{live.alias(items)}/_mget", json=ids).raise_for_status().json()["docs"]
+        )
         return [doc["_source"]["v"] == "second" for doc in docs]
 
     small_bulks(monkeypatch)
@@ -351,16 +351,18 @@ def test_readers_do_not_go_back_at_a_switch(
     with pytest.raises(SinkUnavailable):
         harness.apply()
     proxy.rule = nothing
-    before = seen()
-    assert any(before)
-    assert not all(before)
+    earlier = visible()
+    assert any(earlier)
+    assert not all(earlier)
     monkeypatch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
     with suppress(SinkUnavailable):
-        live.promote([made], names)
-    assert [now or not then for now, then in zip(seen(), before, strict=True)] == [True] * len(keys)
-    harness.apply(sink=beside)
-    assert live.promote([made], names)
-    assert all(seen())
+        live.promote([items], names)
+    assert [now or not then for now, then in zip(visible(), earlier, strict=True)] == [True] * len(
+        keys
+    )
+    harness.apply(sink=build)
+    assert live.promote([items], names)
+    assert all(visible())
     assert harness.view() == harness.topic.model()
 
 
@@ -371,12 +373,12 @@ def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> No
 
     fill(harness)
     harness.apply()
-    before = contexts()
+    count = contexts()
     for _ in range(3):
         harness.view()
-    assert contexts() <= before + 1
+    assert contexts() <= count + 1
     harness.sink.close()
-    assert contexts() == before
+    assert contexts() == count
 
 
 MANY = 40
@@ -391,16 +393,16 @@ def many(
     """A view for each of many tables with long names."""
     sink = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
     long = [f"{LONG[:-3]}{number:03}" for number in range(MANY)]
-    made = [replace(table(f"{unique}.{name}", name), schema=LONG) for name in long]
-    for one in made:
-        sink.prepare(one)
+    tables = [replace(table(f"{unique}.{name}", name), schema=LONG) for name in long]
+    for long_table in tables:
+        sink.prepare(long_table)
     try:
-        yield sink, made
+        yield sink, tables
     finally:
         sink.close()
-        there = list(server.get(f"/{unique}-*/_settings").json())
-        for start in range(0, len(there), 20):
-            server.delete(f"/{','.join(there[start : start + 20])}").raise_for_status()
+        indices = list(server.get(f"/{unique}-*/_settings").json())
+        for start in range(0, len(indices), 20):
+            server.delete(f"/{','.join(indices[start : start + 20])}").raise_for_status()
 
 
 def test_many_tables(
@@ -412,22 +414,27 @@ def test_many_tables(
     """All that is asked about all of them at once fits into what the server takes as one line."""
     sink, tables = many
     sink.check_capacity(tables)
-    names = dict.fromkeys((one.qualified for one in tables), new_generation())
-    beside = sink.for_generation(names)
-    for one in tables:
-        beside.prepare(one)
+    names = dict.fromkeys((table.qualified for table in tables), new_generation())
+    build = sink.for_generation(names)
+    for table in tables:
+        build.prepare(table)
     harness = Harness(spark, lambda: sink, tables[7])
     harness.topic.add("c", row("k", 1))
-    until = Position(laws.TOPIC_ID, harness.topic.ends)
-    advances = tuple(Advance(one, None, until) for one in tables)
+    end = Position(laws.TOPIC_ID, harness.topic.ends)
+    advances = tuple(Advance(table, None, end) for table in tables)
     rows = harness.batch(None, harness.topic.ends, "one")
-    for view in (sink, beside):
+    for view in (sink, build):
         view.apply(replace(rows, advances=advances))
-    assert {at.position for one in tables if (at := beside.position(one))} == {until}
-    old = sink.promote(tables, names)
-    assert len(old) == MANY
+    assert {checkpoint.position for table in tables if (checkpoint := build.position(table))} == {
+        end
+    }
+    replaced_names = sink.promote(tables, names)
+    assert len(replaced_names) == MANY
     assert harness.view() == harness.topic.model()
-    assert sink.generations(tables[-1]) == [names[tables[-1].qualified], old[tables[-1].qualified]]
+    assert sink.generations(tables[-1]) == [
+        names[tables[-1].qualified],
+        replaced_names[tables[-1].qualified],
+    ]
     sink.drop_unreferenced(tables, {})
     assert len(server.get(f"/{unique}-*/_settings").json()) == MANY
 
@@ -435,18 +442,18 @@ def test_many_tables(
 def test_a_server_that_takes_no_more_indices(
     stack: "Stack", server: httpx.Client, unique: str
 ) -> None:
-    sink, made = (
+    sink, items = (
         Elasticsearch("search", stack.endpoints.elasticsearch, unique),
         table(f"{unique}.public.items"),
     )
-    sink.prepare(made)
+    sink.prepare(items)
     tell(server, 1)
     try:
         with pytest.raises(SinkRejected, match="shards") as caught:
-            sink.for_generation({made.qualified: new_generation()}).prepare(made)
+            sink.for_generation({items.qualified: new_generation()}).prepare(items)
         assert "cluster.max_shards_per_node" in caught.value.hint
         with pytest.raises(SinkRejected, match="shards") as caught:
-            sink.check_capacity([made])
+            sink.check_capacity([items])
         assert "cluster.max_shards_per_node" in caught.value.hint
     finally:
         tell(server, None)

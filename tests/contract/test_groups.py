@@ -54,7 +54,7 @@ class Shelf:
         proved = take_census(
             SourceReader(self.spark), self.dsn, self.tables, {sink.name: sink}, sample
         )
-        return [one.name for one in self.tables if (sink.name, one.qualified) not in proved]
+        return [table.name for table in self.tables if (sink.name, table.qualified) not in proved]
 
     def rows(self) -> dict[str, int]:
         sink = self.sink
@@ -64,10 +64,10 @@ class Shelf:
         )
         return {name: rows for (_, name), rows in proved.items()}
 
-    def change(self, at: int, op: str, row: Row) -> None:
+    def change(self, index: int, op: str, row: Row) -> None:
         """Something that the source knows nothing of."""
-        self.harnesses[at].topic.add(op, row)
-        self.harnesses[at].apply()
+        self.harnesses[index].topic.add(op, row)
+        self.harnesses[index].apply()
 
 
 @pytest.fixture(params=["redis", "elasticsearch", "delta"])
@@ -79,7 +79,7 @@ def shelf(
     tmp_path: Path,
 ) -> Iterator[Shelf]:
     make = maker(request, request.param, unique, tmp_path)
-    made = Shelf(spark, postgres_dsn, [])
+    shelf = Shelf(spark, postgres_dsn, [])
     with psycopg.connect(postgres_dsn) as connection:
         for number in range(TABLES):
             name = f"items{number}"
@@ -87,7 +87,7 @@ def shelf(
                 f"CREATE TABLE {name} (a text, b bigint, v text, n int, PRIMARY KEY (a, b))".encode()
             )
             harness = laws.Harness(spark, make, table(f"{unique}.public.{name}", name))
-            made.harnesses.append(harness)
+            shelf.harnesses.append(harness)
             if number != EMPTY:
                 laws.fill(harness)
                 harness.apply()
@@ -96,8 +96,8 @@ def shelf(
                     connection.execute(
                         f"INSERT INTO {name} VALUES (%s, %s, %s, %s)".encode(), values
                     )
-    yield made
-    for harness in made.harnesses:
+    yield shelf
+    for harness in shelf.harnesses:
         harness.sink.close()
 
 
@@ -115,16 +115,18 @@ def test_a_group_is_read_as_each_of_its_views(shelf: Shelf) -> None:
     sink = shelf.sink
     assert isinstance(sink, GroupScanner)
     expected = sorted(
-        (one.table.qualified, key, row)
-        for one in shelf.harnesses
-        for key, row in one.view().items()
+        (harness.table.qualified, key, row)
+        for harness in shelf.harnesses
+        for key, row in harness.view().items()
     )
     assert contents(sink.scan_group(shelf.tables, shelf.spark)) == expected
-    assert shelf.rows() == {one.table.qualified: len(one.view()) for one in shelf.harnesses}
+    assert shelf.rows() == {
+        harness.table.qualified: len(harness.view()) for harness in shelf.harnesses
+    }
 
 
 @pytest.mark.parametrize(
-    ("at", "op", "row"),
+    ("index", "op", "row"),
     [
         (0, "u", laws.row("k1", 1, "planted")),
         (0, "d", laws.row("k1", 1)),
@@ -133,14 +135,14 @@ def test_a_group_is_read_as_each_of_its_views(shelf: Shelf) -> None:
     ],
     ids=["different", "missing", "extra", "of an empty table"],
 )
-def test_a_planted_difference_is_one_view_s(shelf: Shelf, at: int, op: str, row: Row) -> None:
+def test_a_planted_difference_is_one_view_s(shelf: Shelf, index: int, op: str, row: Row) -> None:
     """Each fault is told of its own view, and by the comparison of that one table as what it is."""
     assert shelf.unproved() == []
-    shelf.change(at, op, row)
-    assert shelf.unproved() == [shelf.tables[at].name]
-    (told,) = compare(shelf.spark, shelf.tables[at], shelf.dsn, [shelf.sink])
-    assert isinstance(told, Comparison)
-    assert (told.different, told.missing, told.extra) == (
+    shelf.change(index, op, row)
+    assert shelf.unproved() == [shelf.tables[index].name]
+    (comparison,) = compare(shelf.spark, shelf.tables[index], shelf.dsn, [shelf.sink])
+    assert isinstance(comparison, Comparison)
+    assert (comparison.different, comparison.missing, comparison.extra) == (
         (1, 0, 0) if op == "u" else (0, op == "d", op == "c")
     )
 
@@ -156,8 +158,8 @@ def test_a_sample_of_rows(shelf: Shelf) -> None:
     """What differs is of the sample, or isn't looked at."""
     shelf.change(0, "c", laws.row("planted", 1))
     assert shelf.unproved(("0000", "ffff")) == [shelf.tables[0].name]
-    found = [shelf.unproved(half) for half in (("0000", "7fff"), ("8000", "ffff"))]
-    assert sorted(found) == [[], [shelf.tables[0].name]]
+    names = [shelf.unproved(half) for half in (("0000", "7fff"), ("8000", "ffff"))]
+    assert sorted(names) == [[], [shelf.tables[0].name]]
 
 
 def test_a_table_that_cant_be_read_spoils_no_other(shelf: Shelf) -> None:
@@ -169,7 +171,7 @@ def test_a_table_that_cant_be_read_spoils_no_other(shelf: Shelf) -> None:
 def test_a_table_that_is_gone_proves_nothing(shelf: Shelf) -> None:
     with psycopg.connect(shelf.dsn) as connection:
         connection.execute("DROP TABLE items1")
-    assert shelf.unproved() == [one.name for one in shelf.tables]
+    assert shelf.unproved() == [table.name for table in shelf.tables]
 
 
 @pytest.mark.parametrize("shelf", ["elasticsearch", "delta"], indirect=True)
@@ -204,7 +206,7 @@ def test_an_index_of_more_than_one_search_gives(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first documents alone could be just those of the source."""
-    filled = [one.name for one in shelf.tables if one.name != f"items{EMPTY}"]
+    filled = [table.name for table in shelf.tables if table.name != f"items{EMPTY}"]
     monkeypatch.setattr("sinks.elasticsearch.scan.GROUP_ROWS", 5)
     assert shelf.unproved() == filled
 

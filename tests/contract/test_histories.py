@@ -49,7 +49,7 @@ class Consumer:
     world: World
     reader: Reader = field(default_factory=Reader)
     runs: "itertools.count[int]" = field(default_factory=itertools.count)
-    sent: list[Batch] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
     versioned: bool = True
     """Whether rows that come again after a lost position leave newer ones alone."""
     ahead: tuple[int, ...] = ()
@@ -66,14 +66,14 @@ class Consumer:
     def stand(self) -> None:
         table, floor = self.world.table, self.world.floor
         stored = prepare(self.sink, table, self.sink.position(table), floor, lambda _: None)
-        self.at, self.floor = stored.position if stored else None, floor
+        self.place, self.floor = stored.position if stored else None, floor
         if stored is None and not self.view():
             self.reader.restart()
             self.ahead = ()
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        return self.at.offsets if self.at else (0,) * self.world.topic.partitions
+        return self.place.offsets if self.place else (0,) * self.world.topic.partitions
 
     def batch(self, cut: Sequence[float]) -> Batch | None:
         """The next batch: up to a share of what there is in each partition; None when that is
@@ -83,17 +83,17 @@ class Consumer:
             self.stand()
         ends = self.world.topic.ends
         reach = [
-            at + round(share * (end - at))
-            for at, end, share in zip(self.offsets, ends, cut, strict=True)
+            offset + round(share * (end - offset))
+            for offset, end, share in zip(self.offsets, ends, cut, strict=True)
         ]
-        until = tuple(reach if tuple(reach) != self.offsets else ends)
-        return None if until == self.offsets else self.between(self.at, until)
+        end = tuple(reach if tuple(reach) != self.offsets else ends)
+        return None if end == self.offsets else self.between(self.place, end)
 
-    def between(self, start: Position | None, until: Sequence[int]) -> Batch:
+    def between(self, start: Position | None, ends: Sequence[int]) -> Batch:
         world = self.world
-        advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
+        advance = Advance(world.table, start, Position(TOPIC_ID, tuple(ends)), self.floor)
         records = [
-            (world.table, record) for record in world.topic.between(advance.start_offsets, until)
+            (world.table, record) for record in world.topic.between(advance.start_offsets, ends)
         ]
         reading = DecodeOptions(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         return Batch(self.writer, (advance,), in_lanes(frame(self.spark, records)), reading)
@@ -112,13 +112,13 @@ class Consumer:
         applied = self.send(batch)
         expected = len(self.world.topic.between(advance.start_offsets, advance.end.offsets))
         assert (applied.read, applied.accounted) == (expected, expected)
-        self.at = advance.end
-        self.sent.append(batch)
+        self.place = advance.end
+        self.batches.append(batch)
         self.check()
 
     def check(self) -> None:
         """The view is what the log says, unless a crash has left rows that are newer than that."""
-        view = self.look()
+        view = self.check_view()
         assert self.behind or view == self.world.topic.model(self.offsets, self.floor)
         if isinstance(self.sink, Delta):
             self.check_events(self.sink)
@@ -129,25 +129,28 @@ class Consumer:
         """
         log = deltalake.DeltaTable(sink.folder(self.world.table, "changes"))
         query = "SELECT _cdc_partition AS partition, _cdc_offset AS offset FROM t"
-        found = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
-        places = list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
+        events = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
+        places = list(
+            zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True)
+        )
         assert len(places) == len(set(places)), "an event twice in the log of changes"
-        records = [one for one in self.world.topic.records if one.value is not None]
+        records = [record for record in self.world.topic.records if record.value is not None]
         below = {
-            (one.partition, one.offset)
-            for one in records
-            if one.offset < self.offsets[one.partition]
+            (record.partition, record.offset)
+            for record in records
+            if record.offset < self.offsets[record.partition]
         }
-        assert below <= set(places) <= {(one.partition, one.offset) for one in records}
+        assert below <= set(places) <= {(record.partition, record.offset) for record in records}
 
     @property
     def behind(self) -> bool:
         return any(
-            at < ahead for at, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True)
+            offset < ahead
+            for offset, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True)
         )
 
-    def crashed(self, until: Sequence[int]) -> None:
-        self.ahead = tuple(map(max, self.ahead or until, until))
+    def crashed(self, ends: Sequence[int]) -> None:
+        self.ahead = tuple(map(max, self.ahead or ends, ends))
 
     def view(self) -> dict[str, Row]:
         if isinstance(self.sink, Memory):
@@ -159,7 +162,7 @@ class Consumer:
         assert len({row["id"] for row in rows}) == len(rows), "an id twice in the view"
         return {row["id"]: json.loads(row["document"]) for row in rows}
 
-    def look(self) -> dict[str, Row]:
+    def check_view(self) -> dict[str, Row]:
         view = {
             key: {c.name: row[c.name] for c in self.world.table.columns}
             for key, row in self.view().items()
@@ -200,38 +203,40 @@ class Histories(RuleBasedStateMachine):
             self.crashes[seed % len(self.crashes)](self.consumer, batch, seed)
             self.consumer.crashed(batch.advances[0].end.offsets)
             self.consumer.start()
-            self.consumer.look()
+            self.consumer.check_view()
 
     @rule(seed=SEEDS, cut=CUTS)
     def lose_the_answer(self, seed: int, cut: tuple[float, float]) -> None:
         self.consumer.world.write(seed, self.most // 2)
         if batch := self.consumer.batch(cut):
             self.consumer.send(batch)
-            self.consumer.look()
+            self.consumer.check_view()
             if cut[0] < 0.5:
                 self.consumer.start()
-                assert self.consumer.at == batch.advances[0].end
+                assert self.consumer.place == batch.advances[0].end
             else:
                 # The same run tries again.
                 self.consumer.send(batch)
-                self.consumer.at = batch.advances[0].end
+                self.consumer.place = batch.advances[0].end
             self.consumer.check()
 
     @rule(back=st.integers(1, 5))
-    def send_an_old_batch_again(self, back: int) -> None:
+    def send_an_old_batch_again(self, age: int) -> None:
         """Of a zombie, or of the same run: refused or without effect."""
-        before, stored = (
-            self.consumer.look(),
+        view, stored = (
+            self.consumer.check_view(),
             self.consumer.sink.position(self.consumer.world.table),
         )
         position = stored.position if stored else None
         # One that starts where the view stands isn't old: of a view that was cleared, the first.
-        old = [batch for batch in self.consumer.sent if batch.advances[0].start != position]
-        if len(old) < back:
+        old_batches = [
+            batch for batch in self.consumer.batches if batch.advances[0].start != position
+        ]
+        if len(old_batches) < age:
             return
         with contextlib.suppress(CdcError):
-            self.consumer.send(old[-back])
-        assert self.consumer.look() == before
+            self.consumer.send(old_batches[-age])
+        assert self.consumer.check_view() == view
         assert self.consumer.sink.position(self.consumer.world.table) == stored
 
     @rule(seed=SEEDS)
@@ -252,7 +257,7 @@ class Histories(RuleBasedStateMachine):
         """Whatever has happened: the rest of the log makes the view equal to the source."""
         if batch := self.consumer.batch((1.0, 1.0)):
             self.consumer.deliver(batch)
-        assert self.consumer.look() == self.consumer.world.rows
+        assert self.consumer.check_view() == self.consumer.world.rows
         self.covered.append(self.consumer.world.lives)
         self.consumer.sink.close()
 
@@ -278,9 +283,9 @@ class Remembered(Histories):
         sink = self.consumer.sink
         assert isinstance(sink, Memory)
         views, stored, ahead = self.snapshots[-1]
-        for held, now in ((sink.views, views), (sink.stored, stored)):
-            held.clear()
-            held.update(copy.deepcopy(now))
+        for target, now in ((sink.views, views), (sink.stored, stored)):
+            target.clear()
+            target.update(copy.deepcopy(now))
         self.consumer.reader.restart()
         self.consumer.ahead = ahead
         self.consumer.start()
@@ -305,13 +310,13 @@ def run_machine(
     covered: list[int] = []
 
     def build() -> Histories:
-        made = machine()
-        made.covered, made.consumer = covered, make()
+        histories = machine()
+        histories.covered, histories.consumer = covered, make()
         for name, value in set_.items():
-            setattr(made, name, value)
+            setattr(histories, name, value)
         # The first example is the emptiest one: it has something to look at as well.
-        made.consumer.world.write(len(covered), made.most)
-        return made
+        histories.consumer.world.write(len(covered), histories.most)
+        return histories
 
     run_state_machine_as_test(build, settings=budget(examples, steps=steps))  # type: ignore[arg-type]
     assert sum(covered) >= least * SCALE, f"only {sum(covered)} lives of rows were looked at"

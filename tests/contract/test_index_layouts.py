@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REBUILD = "cdc -p FILE rebuild search --table public.items"
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
-OLD = {
+OLD_FIELDS = {
     "id": {"type": "long"},
     "price": KEYWORD,
     "name": {"type": "text", "fields": {"keyword": KEYWORD}},
@@ -51,7 +51,7 @@ def items(
     settings: Mapping[str, Any] | None = None,
     name: str = "items",
 ) -> Table:
-    columns = tuple(Column(one, COLUMNS.get(one, "numeric(10,2)")) for one in names.split())
+    columns = tuple(Column(name, COLUMNS.get(name, "numeric(10,2)")) for name in names.split())
     return Table(
         "public", name, columns, ("id",), "t", index=IndexOptions(fields or {}, settings or {})
     )
@@ -59,15 +59,15 @@ def items(
 
 @pytest.fixture
 def sink(stack: "Stack", unique: str) -> Iterator[Elasticsearch]:
-    made = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
-    yield made
-    made.close()
+    sink = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
+    yield sink
+    sink.close()
 
 
 @pytest.fixture
 def server(stack: "Stack") -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.endpoints.elasticsearch, timeout=60) as made:
-        yield made
+    with httpx.Client(base_url=stack.endpoints.elasticsearch, timeout=60) as client:
+        yield client
 
 
 def rebuilt(sink: Elasticsearch, table: Table) -> None:
@@ -98,8 +98,8 @@ def hits(
 
 
 def settings_of(server: httpx.Client, sink: Elasticsearch, table: Table) -> dict[str, Any]:
-    (there,) = server.get(f"/{sink.alias(table)}/_settings").raise_for_status().json().values()
-    settings: dict[str, Any] = there["settings"]["index"]
+    (body,) = server.get(f"/{sink.alias(table)}/_settings").raise_for_status().json().values()
+    settings: dict[str, Any] = body["settings"]["index"]
     return settings
 
 
@@ -112,8 +112,8 @@ def test_an_index_of_an_earlier_version(server: httpx.Client, sink: Elasticsearc
         items("id name made attrs a.b", name="plain"),
     )
     for table in (priced, plain):
-        fields = {column.name: OLD[column.name] for column in table.columns} | {
-            "_cdc_id": OLD["_cdc_id"]
+        fields = {column.name: OLD_FIELDS[column.name] for column in table.columns} | {
+            "_cdc_id": OLD_FIELDS["_cdc_id"]
         }
         body = {
             "mappings": {"dynamic": False, "properties": fields},
@@ -145,7 +145,7 @@ OF_THE_FILE = {
     "analysis.analyzer.de.tokenizer": "standard",
     "analysis.analyzer.de.filter": ["lowercase"],
 }
-OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+OTHER_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an analyzer": ({}, {"fields": {"name": {"analyzer": "simple"}}}, "fields.*: name"),
     "an analyzer of the file's own": (
         {},
@@ -172,20 +172,20 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", OTHER_LAYOUTS)
 def test_what_an_open_index_can_not_take_is_rebuilt(sink: Elasticsearch, name: str) -> None:
     """Also what the server takes without a word, for none of its documents would be found by it."""
-    before, after, told = OTHERS[name]
-    sink.prepare(items("id price name", **before))
-    sink.prepare(items("id price name", **before))
-    wanted = items("id price name", **after)
-    with pytest.raises(SchemaMismatch, match=told) as caught:
-        sink.prepare(wanted)
+    first_layout, second_layout, message = OTHER_LAYOUTS[name]
+    sink.prepare(items("id price name", **first_layout))
+    sink.prepare(items("id price name", **first_layout))
+    table = items("id price name", **second_layout)
+    with pytest.raises(SchemaMismatch, match=message) as caught:
+        sink.prepare(table)
     assert caught.value.hint == REBUILD
-    if told.startswith("fields"):
-        with pytest.raises(SchemaMismatch, match=told):
-            sink.require_fit(wanted)
-    rebuilt(sink, wanted)
+    if message.startswith("fields"):
+        with pytest.raises(SchemaMismatch, match=message):
+            sink.require_fit(table)
+    rebuilt(sink, table)
 
 
 def test_planted_changes_that_nobody_compares(
@@ -195,10 +195,10 @@ def test_planted_changes_that_nobody_compares(
     monkeypatch.setattr("sinks.elasticsearch.sink.require_same_fields", lambda *_: None)
     sink.prepare(items("id name"))
     indexed(server, sink, items("id name"), {"name": "a"})
-    wanted = items("id name", fields={"name": {"fields": {"raw": {"type": "keyword"}}}})
-    sink.prepare(wanted)
-    assert hits(server, sink, wanted, {"term": {"name.keyword": "a"}}) == [0]
-    assert hits(server, sink, wanted, {"term": {"name.raw": "a"}}) == []
+    table = items("id name", fields={"name": {"fields": {"raw": {"type": "keyword"}}}})
+    sink.prepare(table)
+    assert hits(server, sink, table, {"term": {"name.keyword": "a"}}) == [0]
+    assert hits(server, sink, table, {"term": {"name.raw": "a"}}) == []
 
 
 def test_more_fields_than_an_index_takes(sink: Elasticsearch) -> None:
@@ -220,20 +220,20 @@ def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearc
     sink.prepare(plain)
     for _ in range(2):
         sink.prepare(replicated)
-        made = settings_of(server, sink, replicated)
-        assert (made["number_of_replicas"], made["refresh_interval"]) == ("2", "7s")
-        assert made["auto_expand_replicas"] == "false"
+        settings = settings_of(server, sink, replicated)
+        assert (settings["number_of_replicas"], settings["refresh_interval"]) == ("2", "7s")
+        assert settings["auto_expand_replicas"] == "false"
         sink.prepare(plain)
-        made = settings_of(server, sink, plain)
-        assert made["auto_expand_replicas"] == "0-1"
-        assert "refresh_interval" not in made
+        settings = settings_of(server, sink, plain)
+        assert settings["auto_expand_replicas"] == "0-1"
+        assert "refresh_interval" not in settings
     rebuilt(sink, wide)
-    made = settings_of(server, sink, wide)
-    assert (made["number_of_replicas"], made["number_of_shards"]) == ("1", "2")
+    settings = settings_of(server, sink, wide)
+    assert (settings["number_of_replicas"], settings["number_of_shards"]) == ("1", "2")
     rebuilt(sink, plain)
-    made = settings_of(server, sink, plain)
-    assert (made["auto_expand_replicas"], made["number_of_shards"]) == ("0-1", "1")
-    assert "refresh_interval" not in made
+    settings = settings_of(server, sink, plain)
+    assert (settings["auto_expand_replicas"], settings["number_of_shards"]) == ("0-1", "1")
+    assert "refresh_interval" not in settings
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -261,13 +261,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_server_does_not_know_is_refused_by_name(sink: Elasticsearch, name: str) -> None:
     """That table alone waits: others can be made, and it can be made once it is put right."""
-    asked, told = REFUSED[name]
-    wrong = items("id price name", **asked)
-    with pytest.raises(SchemaMismatch, match=told) as caught:
+    layout, message = REFUSED[name]
+    wrong = items("id price name", **layout)
+    with pytest.raises(SchemaMismatch, match=message) as caught:
         sink.prepare(wrong)
     assert "public.items" in caught.value.message
     assert "pipeline file" in caught.value.hint
-    with pytest.raises(SchemaMismatch, match=told):
+    with pytest.raises(SchemaMismatch, match=message):
         sink.for_generation({wrong.qualified: new_generation()}).prepare(wrong)
     sink.prepare(items("id price name", name="others"))
     sink.prepare(items("id price name"))
@@ -276,12 +276,12 @@ def test_what_the_server_does_not_know_is_refused_by_name(sink: Elasticsearch, n
 def test_columns_come_and_go(server: httpx.Client, sink: Elasticsearch) -> None:
     """A new one gets its field; what a dropped one was is remembered."""
     sink.prepare(items("id name"))
-    both = items("id name price")
-    sink.prepare(both)
-    indexed(server, sink, both, {"price": "9.50"}, {"price": "12.00"})
-    assert hits(server, sink, both, {"range": {"price": {"gt": 9.6}}}) == [1]
+    table = items("id name price")
+    sink.prepare(table)
+    indexed(server, sink, table, {"price": "9.50"}, {"price": "12.00"})
+    assert hits(server, sink, table, {"range": {"price": {"gt": 9.6}}}) == [1]
     sink.prepare(items("id name"))
-    sink.prepare(both)
+    sink.prepare(table)
     with pytest.raises(SchemaMismatch, match=r"column weight: .*nothing"):
         sink.prepare(items("id name weight", fields={"weight": {"type": "nothing"}}))
     with pytest.raises(SchemaMismatch, match=r"fields.*: price"):
@@ -296,18 +296,18 @@ def test_paths_of_json_are_searched_where_the_file_says_so(
     """
     table = items("id attrs", fields={"attrs": {"type": "flattened"}})
     harness = Harness(spark, lambda: sink, table)
-    held = [
+    values = [
         {"address": {"city": "Köln"}, "tags": ["red", "blue"], "": 0},
         [{"size": 41}, {"size": 42}],
         {"long": "x" * 40_000},
         None,
     ]
-    for number, value in enumerate(held):
+    for number, value in enumerate(values):
         harness.topic.add(
             "c", {"id": number, "attrs": None if value is None else json.dumps(value)}
         )
     harness.apply()
-    assert [harness.view()[row_id([number])]["attrs"] for number in range(len(held))] == held
+    assert [harness.view()[row_id([number])]["attrs"] for number in range(len(values))] == values
     sink.refresh(table)
     with httpx.Client(base_url=sink.url) as server:
         assert hits(server, sink, table, {"term": {"attrs.address.city": "Köln"}}) == [0]

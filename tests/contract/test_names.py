@@ -34,11 +34,11 @@ def harness(
     request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
 ) -> Iterator[laws.Harness]:
     make = maker(request, request.param, unique, tmp_path)
-    held = [name for name in NAMES if not make().refusals(table(unique, [name]))]
-    assert held[: len(CARRIED)] == list(CARRIED)
-    made = laws.Harness(spark, make, table(unique, held))
-    yield made
-    made.sink.close()
+    names = [name for name in NAMES if not make().refusals(table(unique, [name]))]
+    assert names[: len(CARRIED)] == list(CARRIED)
+    harness = laws.Harness(spark, make, table(unique, names))
+    yield harness
+    harness.sink.close()
 
 
 def carry(harness: laws.Harness) -> None:

@@ -54,8 +54,8 @@ Law = Callable[[laws.Harness], None]
 def harness_of(
     spark: "SparkSession", unique: str, make: Callable[[], Sink] | None = None
 ) -> laws.Harness:
-    held = Memory("memory")
-    return laws.Harness(spark, make or (lambda: held), table(f"{unique}.public.items"))
+    memory = Memory("memory")
+    return laws.Harness(spark, make or (lambda: memory), table(f"{unique}.public.items"))
 
 
 def last_row_wins(self: Documents, table: Table, value: bytes, *_: object) -> FilledValue:
@@ -90,8 +90,8 @@ def before_trusted(
     """
     change = DECODE(self, topic, key, value)
     if change.op == "d":
-        before = json.loads(value or b"")["before"]
-        change.row = json.dumps({**before, "n": 0}).encode()
+        old_row = json.loads(value or b"")["before"]
+        change.row = json.dumps({**old_row, "n": 0}).encode()
     return change
 
 
@@ -279,11 +279,11 @@ def refused_by_the_index(harness: laws.Harness) -> None:
     """
     harness.topic.add("c", laws.row("k", 1, "7"))
     harness.apply()
-    before = harness.position()
+    position = harness.position()
     harness.topic.add("c", laws.row("bad", 1, "no number"))
     with contextlib.suppress(SinkRejected):
         harness.apply()
-    assert harness.position() == before or harness.view() == harness.topic.model()
+    assert harness.position() == position or harness.view() == harness.topic.model()
 
 
 def joined(self: TableCodec, key: bytes) -> str:
@@ -310,26 +310,30 @@ EXACT = "12345678901234567890.123456789012345678"
 
 def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     """A numeric(38,18) through the columns of a warehouse and back, as `cdc verify` sees it."""
-    made = Table(
+    table = Table(
         "public",
         name,
         (TableColumn("id", "bigint", False), TableColumn("v", "numeric(38,18)")),
         ("id",),
         "t",
     )
-    row, own = f'{{"id":1,"v":"{EXACT}"}}', codec(made)
+    row, table_codec = f'{{"id":1,"v":"{EXACT}"}}', codec(table)
     columns = [
         pa.array([value], type_)
-        for value, type_ in zip(own.values(row.encode()), own.schema.types, strict=True)
+        for value, type_ in zip(
+            table_codec.values(row.encode()), table_codec.schema.types, strict=True
+        )
     ]
-    (document,) = own.documents(pa.RecordBatch.from_arrays(columns, schema=own.schema)).to_pylist()
+    (document,) = table_codec.documents(
+        pa.RecordBatch.from_arrays(columns, schema=table_codec.schema)
+    ).to_pylist()
     view, source = (
         spark.createDataFrame([("1", text)], "id string, document string")
         for text in (document, row)
     )
     return [
-        (found["kind"], found["column"])
-        for found in bucket_hashes.compare_rows(made, source, view).collect()
+        (difference["kind"], difference["column"])
+        for difference in bucket_hashes.compare_rows(table, source, view).collect()
     ]
 
 

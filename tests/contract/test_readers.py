@@ -59,32 +59,32 @@ def by_duckdb(spark: "SparkSession", folder: str) -> Read:
 
 
 def by_polars(spark: "SparkSession", folder: str) -> Read:
-    return lambda: _of(polars.read_delta(folder).to_arrow())
+    return lambda: _rows_of(polars.read_delta(folder).to_arrow())
 
 
 def by_polars_lazily(spark: "SparkSession", folder: str) -> Read:
     frame = polars.scan_delta(folder).select(V)
-    return lambda: _of(frame.collect().to_arrow())
+    return lambda: _rows_of(frame.collect().to_arrow())
 
 
 def by_query(spark: "SparkSession", folder: str) -> Read:
     query = deltalake.QueryBuilder().register("mirror", deltalake.DeltaTable(folder))
-    return lambda: _of(query.execute("SELECT _cdc_id, v FROM mirror").read_all())
+    return lambda: _rows_of(query.execute("SELECT _cdc_id, v FROM mirror").read_all())
 
 
 def by_pandas(spark: "SparkSession", folder: str) -> Read:
-    held = deltalake.DeltaTable(folder)
+    table = deltalake.DeltaTable(folder)
 
     def read() -> Rows:
-        frame = held.to_pandas()
+        frame = table.to_pandas()
         return dict(zip(frame["_cdc_id"], frame["v"], strict=True))
 
     return read
 
 
 def by_pyarrow(spark: "SparkSession", folder: str) -> Read:
-    held = deltalake.DeltaTable(folder)
-    return lambda: _of(held.to_pyarrow_table(columns=list(V)))
+    table = deltalake.DeltaTable(folder)
+    return lambda: _rows_of(table.to_pyarrow_table(columns=list(V)))
 
 
 def by_spark(spark: "SparkSession", folder: str) -> Read:
@@ -92,9 +92,9 @@ def by_spark(spark: "SparkSession", folder: str) -> Read:
     return lambda: dict(frame.collect())
 
 
-def _of(found: Any) -> Rows:
-    assert len(set(found["_cdc_id"].to_pylist())) == len(found), "an id twice"
-    return dict(zip(found["_cdc_id"].to_pylist(), found["v"].to_pylist(), strict=True))
+def _rows_of(result: Any) -> Rows:
+    assert len(set(result["_cdc_id"].to_pylist())) == len(result), "an id twice"
+    return dict(zip(result["_cdc_id"].to_pylist(), result["v"].to_pylist(), strict=True))
 
 
 READERS: list[Open] = [
@@ -140,10 +140,10 @@ class History:
         self.root, self.place, self.rewritten = root, root / "warehouse", False
         self.harness = Harness(spark, self._sink, table("readers.public.items"))
         self.states: dict[str, State] = {}
-        self.begun: dict[str, Rows | Exception] = {}
+        self.open_reads: dict[str, Rows | Exception] = {}
         """What readers read that were begun before a switch, after it; what they may have read."""
         self.either: list[Rows] = []
-        self._kept: Mapping[str, str] = {}
+        self._old_names: Mapping[str, str] = {}
 
     def _sink(self) -> Delta:
         return Delta(
@@ -217,59 +217,63 @@ class History:
 
     def rebuild(self, watched: bool = False) -> None:
         names = {self.harness.table.qualified: new_generation()}
-        before, half = self.rows, self.harness.topic.ends
-        beside = self.harness.writer().for_generation(names)
-        beside.prepare(self.harness.table)
+        rows, half = self.rows, self.harness.topic.ends
+        build = self.harness.writer().for_generation(names)
+        build.prepare(self.harness.table)
         self.harness.topic.add("u", row("k1", 1, f"rebuilt {len(half)}"))
-        self.harness.apply(half, "rebuild", beside)
-        self.harness.apply(None, "rebuild", beside)
-        begun = {one.__name__: one(self.harness.spark, self.mirror) for one in READERS if watched}
+        self.harness.apply(half, "rebuild", build)
+        self.harness.apply(None, "rebuild", build)
+        readers = {
+            reader.__name__: reader(self.harness.spark, self.mirror)
+            for reader in READERS
+            if watched
+        }
         self.promote(names)
-        self.either = self.either or [before, self.rows]
-        for name, read in begun.items():
+        self.either = self.either or [rows, self.rows]
+        for name, read in readers.items():
             try:
-                self.begun[name] = read()
+                self.open_reads[name] = read()
             except Exception as error:  # told by the test of that reader
-                self.begun[name] = error
+                self.open_reads[name] = error
 
     def roll_back(self) -> None:
         self.harness.apply(writer="live")
-        beside = self.harness.sink.for_generation(self._kept)
-        self.harness.apply(writer="kept", sink=beside)
-        self.promote(self._kept)
+        build = self.harness.sink.for_generation(self._old_names)
+        self.harness.apply(writer="kept", sink=build)
+        self.promote(self._old_names)
 
     def promote(self, names: Mapping[str, str]) -> None:
         sink = self.harness.sink = self.harness.writer()
-        self._kept = sink.promote([self.harness.table], names)
-        sink.drop_unreferenced([self.harness.table], self._kept)
+        self._old_names = sink.promote([self.harness.table], names)
+        sink.drop_unreferenced([self.harness.table], self._old_names)
 
 
 @pytest.fixture(scope="module")
 def history(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> History:
-    made = History(spark, tmp_path_factory.mktemp("readers"))
+    history = History(spark, tmp_path_factory.mktemp("readers"))
     with pytest.MonkeyPatch.context() as patch:
-        made.live(patch)
-    assert list(made.states) == STATES
-    assert not (made.root / "warehouse").exists()
-    return made
+        history.live(patch)
+    assert list(history.states) == STATES
+    assert not (history.root / "warehouse").exists()
+    return history
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_it_is_read(history: History, spark: "SparkSession", reader: Open, state: str) -> None:
     """Or refused by who can't have deletion vectors, while the table has not asked for none."""
-    held = history.states[state]
-    assert held.marks is (state.startswith("marked") or state in STATES[-2:])
-    if held.marks and reader in UNMARKED:
+    view_state = history.states[state]
+    assert view_state.marks is (state.startswith("marked") or state in STATES[-2:])
+    if view_state.marks and reader in UNMARKED:
         with pytest.raises(deltalake.exceptions.DeltaProtocolError, match="deletionVectors"):
-            reader(spark, held.folder)()
+            reader(spark, view_state.folder)()
     else:
-        assert reader(spark, held.folder)() == held.rows
+        assert reader(spark, view_state.folder)() == view_state.rows
 
 
-@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_it_is_read_while_it_is_switched(history: History, reader: Open) -> None:
-    assert history.begun[reader.__name__] in history.either
+    assert history.open_reads[reader.__name__] in history.either
 
 
 def lying_elsewhere(source: str, path: str, target: str) -> str:
@@ -278,16 +282,16 @@ def lying_elsewhere(source: str, path: str, target: str) -> str:
 
 
 def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
-    made = History(spark, tmp_path)
-    fill(made.harness)
-    made.apply()
+    history = History(spark, tmp_path)
+    fill(history.harness)
+    history.apply()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sinks.delta.files.links.share", lying_elsewhere)
-        made.rebuild()
-    assert by_spark(spark, made.mirror)() == made.rows
+        history.rebuild()
+    assert by_spark(spark, history.mirror)() == history.rows
     for reader in (by_duckdb, by_polars, by_pandas, by_pyarrow):
         with pytest.raises((duckdb.IOException, FileNotFoundError)):
-            reader(spark, made.mirror)()
+            reader(spark, history.mirror)()
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -296,31 +300,31 @@ def test_what_was_named_elsewhere_is_gathered(
 ) -> None:
     """A warehouse of an earlier version: by the first batch of the next run, for every row."""
     monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
-    made = History(spark, tmp_path)
-    fill(made.harness)
-    names = {made.harness.table.qualified: new_generation()}
-    beside = made.harness.sink.for_generation(names)
-    beside.prepare(made.harness.table)
-    for until in ((1, 1), None) if marked else (None,):
-        made.harness.apply(until, "earlier", beside)
-    elsewhere = f"{made.mirror}@{names[made.harness.table.qualified]}"
-    found = Commits().last_commit(elsewhere)
-    assert found.checkpoint
-    with number_commits(spark, found.checkpoint, found.number):
+    history = History(spark, tmp_path)
+    fill(history.harness)
+    names = {history.harness.table.qualified: new_generation()}
+    build = history.harness.sink.for_generation(names)
+    build.prepare(history.harness.table)
+    for end in ((1, 1), None) if marked else (None,):
+        history.harness.apply(end, "earlier", build)
+    elsewhere = f"{history.mirror}@{names[history.harness.table.qualified]}"
+    last = Commits().last_commit(elsewhere)
+    assert last.checkpoint
+    with number_commits(spark, last.checkpoint, last.number):
         spark.sql(
-            f"CREATE OR REPLACE TABLE delta.`{made.mirror}` SHALLOW CLONE delta.`{elsewhere}`"
+            f"CREATE OR REPLACE TABLE delta.`{history.mirror}` SHALLOW CLONE delta.`{elsewhere}`"
         )
-    assert all(is_absolute(path) for path in add_files.paths(deltalake.DeltaTable(made.mirror)))
-    assert not add_files.has_deleted_rows(deltalake.DeltaTable(made.mirror)) is not marked
-    made.harness.topic.add("c", row("new", 1))
-    made.apply()
+    assert all(is_absolute(path) for path in add_files.paths(deltalake.DeltaTable(history.mirror)))
+    assert not add_files.has_deleted_rows(deltalake.DeltaTable(history.mirror)) is not marked
+    history.harness.topic.add("c", row("new", 1))
+    history.apply()
     shutil.rmtree(elsewhere)
-    made.place = Path(shutil.move(made.place, tmp_path / "moved"))
+    history.place = Path(shutil.move(history.place, tmp_path / "moved"))
     for reader in READERS:
         if reader not in UNMARKED:
-            assert reader(spark, made.mirror)() == made.rows
-    made.change()
-    assert by_query(spark, made.mirror)() == made.rows
+            assert reader(spark, history.mirror)() == history.rows
+    history.change()
+    assert by_query(spark, history.mirror)() == history.rows
 
 
 def test_what_nobody_looked_at_gets_no_position(spark: "SparkSession", tmp_path: Path) -> None:
@@ -333,11 +337,11 @@ def test_what_nobody_looked_at_gets_no_position(spark: "SparkSession", tmp_path:
     fill(harness)
     harness.apply()
     folder = str(tmp_path / "public.items" / "mirror")
-    version, found = deltalake.DeltaTable(folder).version(), Commits().last_commit(folder)
-    assert found.checkpoint
+    version, last = deltalake.DeltaTable(folder).version(), Commits().last_commit(folder)
+    assert last.checkpoint
     spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ('somebody' = 'else')")
     with pytest.raises(SinkUnavailable):
-        spark_generations.link_all_files(spark, folder, version, found.checkpoint, found.number + 1)
+        spark_generations.link_all_files(spark, folder, version, last.checkpoint, last.number + 1)
     with pytest.raises(SinkUnavailable):
         spark_generations.drop_deletion_vectors(spark, folder, version)
-    assert Commits().last_commit(folder).checkpoint == found.checkpoint
+    assert Commits().last_commit(folder).checkpoint == last.checkpoint

@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that a test may break, and has to leave whole."""
     with cache(tmp_path_factory.mktemp("cache")) as url:
         yield url
 
 
 @pytest.fixture
-def harness(spark: "SparkSession", unique: str, own: str) -> Iterator[Harness]:
-    made = harness_of(spark, unique, own)
-    yield made
-    made.sink.close()
-    with server_at(own) as server:
+def harness(spark: "SparkSession", unique: str, own_server: str) -> Iterator[Harness]:
+    harness = harness_of(spark, unique, own_server)
+    yield harness
+    harness.sink.close()
+    with server_at(own_server) as server:
         server.flushall()
 
 
@@ -75,24 +75,24 @@ def assert_goes_on(harness: Harness, writer: str = "one") -> None:
 # A task that is tried again (finding 17)
 
 
-@pytest.mark.parametrize(("calls", "after"), [(1, False), (1, True), (99, False)])
-def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, after: bool) -> None:
+@pytest.mark.parametrize(("calls", "late"), [(1, False), (1, True), (99, False)])
+def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, late: bool) -> None:
     """It finds what its own first try has stored."""
     fill(harness)
     harness.topic.add("u", row("k0", 0), lacking=["v"])
     batch = harness.batch(None, harness.topic.ends, "one")
-    given: list[RedisWriter] = []
+    writers: list[RedisWriter] = []
 
     def first_try(url: str, prefix: str, pending: Mapping[str, PendingAdvance]) -> RedisWriter:
-        given.append(RedisWriter(url, prefix, pending))
-        return CutRedis(url, prefix, pending, calls=calls, after=after)
+        writers.append(RedisWriter(url, prefix, pending))
+        return CutRedis(url, prefix, pending, calls=calls, late=late)
 
     with (
         contextlib.suppress(SinkUnavailable),
         mock.patch.object(sinks.redis.sink, "RedisWriter", first_try),
     ):
         harness.send(batch)
-    applied = run_in_process(batch.lane(given[0]), batch.records, "cache").applied[harness.name]
+    applied = run_in_process(batch.lane(writers[0]), batch.records, "cache").applied[harness.name]
     assert applied.read == applied.accounted == len(harness.topic.records)
     assert harness.view() == harness.topic.model()
     assert_goes_on(harness)
@@ -102,15 +102,15 @@ def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
     """Nor does it where it ends between two chunks."""
     fill(harness)
     harness.apply()
-    before = harness.position()
+    position = harness.position()
     for calls in (0, 1):
         cut = partial(CutRedis, calls=calls)
         with (
             pytest.raises(SinkUnavailable),
             mock.patch.object(sinks.redis.sink, "RedisWriter", cut),
         ):
-            harness.send(harness.repair(before, "one"))
-        assert harness.position() == before
+            harness.send(harness.repair(position, "one"))
+        assert harness.position() == position
     assert_goes_on(harness)
 
 
@@ -159,22 +159,22 @@ TROUBLES = [short_of_replicas, short_of_memory, a_replica, a_stale_replica]
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
 def test_what_passes_is_waited_for(
-    harness: Harness, own: str, trouble: Callable[[redis.Redis], Any]
+    harness: Harness, own_server: str, trouble: Callable[[redis.Redis], Any]
 ) -> None:
     """On the driver, and where executors meet it first."""
     fill(harness)
     harness.apply((2, 0))
-    other = table("other.public.items", "other")
-    before, sink = harness.position(), harness.sink
-    batch = harness.batch(before, harness.topic.ends, "one")
-    with server_at(own) as server, ExitStack() as passing:
+    other_table = table("other.public.items", "other")
+    position, sink = harness.position(), harness.sink
+    batch = harness.batch(position, harness.topic.ends, "one")
+    with server_at(own_server) as server, ExitStack() as passing:
         moment = Moment(0, {run_on_executors.__name__})
         with (
             pytest.raises(SinkUnavailable),
             moment.during(lambda: passing.enter_context(trouble(server))),
         ):
             harness.send(batch)
-        for act in (lambda: sink.prepare(other), lambda: harness.send(batch)):
+        for act in (lambda: sink.prepare(other_table), lambda: harness.send(batch)):
             with pytest.raises(SinkUnavailable):
                 act()
     harness.send(batch)
@@ -187,12 +187,12 @@ def test_a_failover_is_followed(spark: "SparkSession", unique: str, tmp_path: Pa
     by now.
     """
     with (
-        cache(tmp_path / "a") as old,
-        cache(tmp_path / "b") as new,
-        server_at(old) as a,
-        server_at(new) as b,
+        cache(tmp_path / "a") as old_url,
+        cache(tmp_path / "b") as new_url,
+        server_at(old_url) as a,
+        server_at(new_url) as b,
     ):
-        ports = [int(urlsplit(url).port or 0) for url in (old, new)]
+        ports = [int(urlsplit(url).port or 0) for url in (old_url, new_url)]
         road = Road(ports[0])
         harness = harness_of(spark, unique, f"redis://127.0.0.1:{road.port}/0")
         fill(harness)
@@ -229,18 +229,20 @@ def user(own: str, *rules: str) -> str:
 
 @pytest.mark.parametrize("denied", [["-config"], ["-config", "-info"]])
 def test_a_user_without_config_will_do(
-    own: str, harness: Harness, unique: str, denied: list[str]
+    own_server: str, harness: Harness, unique: str, denied: list[str]
 ) -> None:
-    limited = harness_of(harness.spark, unique, user(own, "~*", "+@all", *denied))
+    limited = harness_of(harness.spark, unique, user(own_server, "~*", "+@all", *denied))
     fill(limited)
     limited.apply()
     assert limited.view() == limited.topic.model()
     limited.sink.close()
 
 
-def test_what_evicts_is_refused_whoever_asks(own: str, harness: Harness, unique: str) -> None:
-    sink = Redis("cache", user(own, "~*", "+@all", "-config"), unique)
-    with server_at(own) as server:
+def test_what_evicts_is_refused_whoever_asks(
+    own_server: str, harness: Harness, unique: str
+) -> None:
+    sink = Redis("cache", user(own_server, "~*", "+@all", "-config"), unique)
+    with server_at(own_server) as server:
         server.config_set("maxmemory-policy", "allkeys-lru")
         try:
             with pytest.raises(SinkRejected, match="allkeys-lru"):
@@ -250,16 +252,16 @@ def test_what_evicts_is_refused_whoever_asks(own: str, harness: Harness, unique:
             sink.close()
 
 
-def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) -> None:
+def test_what_the_hint_names_is_enough(own_server: str, harness: Harness, unique: str) -> None:
     """On the driver and on executors; it names the permission, and no key, which may be
     personal.
     """
-    sink = Redis("cache", user(own, f"~{unique}:*", "+@read"), unique)
+    sink = Redis("cache", user(own_server, f"~{unique}:*", "+@read"), unique)
     with pytest.raises(SinkRejected) as caught:
         sink.prepare(harness.table)
     sink.close()
     rules = caught.value.hint.split("ACL SETUSER ")[1].split("`")[0].split()[1:]
-    limited = harness_of(harness.spark, unique, user(own, *rules))
+    limited = harness_of(harness.spark, unique, user(own_server, *rules))
     laws.a_generation_is_built_unseen(limited)
     batch = limited.batch(limited.position(), [end + 1 for end in limited.topic.ends], "one")
     limited.topic.add("c", row("mail@example.org", 1))
@@ -267,7 +269,7 @@ def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) 
     batch = limited.batch(limited.position(), limited.topic.ends, "five")
     with (
         pytest.raises(SinkRejected) as caught,
-        Moment(0, {run_on_executors.__name__}).during(lambda: user(own, *rules, "-mset")),
+        Moment(0, {run_on_executors.__name__}).during(lambda: user(own_server, *rules, "-mset")),
     ):
         limited.send(batch)
     assert "mset" in caught.value.message.lower()
@@ -276,9 +278,9 @@ def test_what_the_hint_names_is_enough(own: str, harness: Harness, unique: str) 
     limited.sink.close()
 
 
-def test_a_wrong_password_is_refused(own: str, harness: Harness, unique: str) -> None:
-    user(own, "~*", "+@all")
-    sink = Redis("cache", own.replace("redis://", "redis://cdc:top-secret@"), unique)
+def test_a_wrong_password_is_refused(own_server: str, harness: Harness, unique: str) -> None:
+    user(own_server, "~*", "+@all")
+    sink = Redis("cache", own_server.replace("redis://", "redis://cdc:top-secret@"), unique)
     with pytest.raises(SinkRejected) as caught:
         sink.position(harness.table)
     assert "top-secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
@@ -288,17 +290,17 @@ def test_a_wrong_password_is_refused(own: str, harness: Harness, unique: str) ->
 # What others bring: a dump, another topic, tables of before
 
 
-def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own: str) -> None:
+def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own_server: str) -> None:
     """Rows and positions come back together, so what has happened since is applied again."""
     fill(harness)
     harness.apply((3, 0))
-    with redis.Redis.from_url(own) as server:
-        held = {key: server.dump(key) for key in server.scan_iter()}
+    with redis.Redis.from_url(own_server) as server:
+        dumps = {key: server.dump(key) for key in server.scan_iter()}
         harness.topic.add("d", row("k4", 4))
         harness.topic.add("u", row("k0", 0, "later"))
         harness.apply()
         server.flushdb()
-        for key, value in held.items():
+        for key, value in dumps.items():
             server.restore(key, 0, value)
     assert harness.position() == Position(laws.TOPIC_ID, (3, 0))
     assert harness.view() == harness.topic.model((3, 0))
@@ -330,18 +332,18 @@ def test_a_colon_in_a_name_is_no_end_of_it(harness: Harness, unique: str) -> Non
         Harness(harness.spark, harness.make, table(f"{unique}.{name}", name))
         for name in ("a", "a:b")
     )
-    for made in (plain, odd):
-        fill(made)
-        made.apply()
+    for prefix_harness in (plain, odd):
+        fill(prefix_harness)
+        prefix_harness.apply()
     assert plain.view() == plain.topic.model()
     plain.sink.clear(plain.table)
     assert odd.view() == odd.topic.model()
 
 
-def other_topic(harness: Harness, until: tuple[int, ...], sink: Any) -> None:
+def other_topic(harness: Harness, end: tuple[int, ...], sink: Any) -> None:
     """The same records, as those of a topic that was made anew."""
-    batch = harness.batch(None, until, "another")
-    sink.apply(replace(batch, advances=(Advance(harness.table, None, Position("topic-2", until)),)))
+    batch = harness.batch(None, end, "another")
+    sink.apply(replace(batch, advances=(Advance(harness.table, None, Position("topic-2", end)),)))
 
 
 def test_a_generation_of_a_new_topic_replaces_that_of_the_old(harness: Harness) -> None:
@@ -350,9 +352,9 @@ def test_a_generation_of_a_new_topic_replaces_that_of_the_old(harness: Harness) 
     harness.apply()
     name = new_generation()
     names = {harness.table.qualified: name}
-    beside = harness.sink.for_generation(names)
-    beside.prepare(harness.table)
-    other_topic(harness, (2, 0), beside)
+    build = harness.sink.for_generation(names)
+    build.prepare(harness.table)
+    other_topic(harness, (2, 0), build)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
         harness.sink.promote([harness.table], names)
@@ -366,17 +368,19 @@ def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
     harness.floors = Floors(1, {harness.name: 2**53 + 1})
     harness.apply()
     names = {harness.table.qualified: new_generation()}
-    beside = harness.sink.for_generation(names)
-    beside.prepare(harness.table)
+    build = harness.sink.for_generation(names)
+    build.prepare(harness.table)
     harness.floors = Floors(1, {harness.name: 2**53})
-    harness.apply(writer="another", sink=beside)
+    harness.apply(writer="another", sink=build)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
         with pytest.raises(SinkUnavailable):
             harness.sink.promote([harness.table], names)
 
 
-def test_views_of_tables_that_were_removed_stay(harness: Harness, own: str, unique: str) -> None:
+def test_views_of_tables_that_were_removed_stay(
+    harness: Harness, own_server: str, unique: str
+) -> None:
     """Whichever generation readers see, and what was taken away from them doesn't come back
     (finding 25).
     """
@@ -385,35 +389,37 @@ def test_views_of_tables_that_were_removed_stay(harness: Harness, own: str, uniq
     removed = Harness(harness.spark, harness.make, table(f"{unique}.public.removed", "removed"))
     fill(removed)
     removed.apply()
-    seen = removed.view()
-    assert seen
-    kept = rebuilt(harness)
-    assert removed.view() == seen
-    harness.sink.drop_unreferenced([harness.table], kept)
-    harness.sink.promote([harness.table], kept)
-    assert removed.view() == seen
-    with server_at(own) as server:
+    view = removed.view()
+    assert view
+    replaced_names = rebuilt(harness)
+    assert removed.view() == view
+    harness.sink.drop_unreferenced([harness.table], replaced_names)
+    harness.sink.promote([harness.table], replaced_names)
+    assert removed.view() == view
+    with server_at(own_server) as server:
         server.delete(*server.keys(f"{unique}:public.removed:*"))
         rebuilt(harness)
         assert removed.view() == {}
         harness.sink.drop_unreferenced([harness.table], {})
         assert server.dbsize() > 0
-    with server_at(own.removesuffix("0") + "1") as server:
+    with server_at(own_server.removesuffix("0") + "1") as server:
         assert set(server.scan_iter()) <= {f"{unique}:_cdc", f"{unique}:_cdc:public.items"}
 
 
 def rebuilt(harness: Harness) -> dict[str, str]:
     names = {harness.table.qualified: new_generation()}
     harness.sink.drop_unreferenced([harness.table], names)
-    beside = harness.sink.for_generation(names)
-    beside.clear(harness.table)
-    beside.prepare(harness.table)
-    harness.apply(writer="another", sink=beside)
+    build = harness.sink.for_generation(names)
+    build.clear(harness.table)
+    build.prepare(harness.table)
+    harness.apply(writer="another", sink=build)
     return dict(harness.sink.promote([harness.table], names))
 
 
-def test_a_spare_that_the_server_lacks_is_refused(harness: Harness, own: str, unique: str) -> None:
-    sink = Redis("cache", own, unique, spare=99)
+def test_a_spare_that_the_server_lacks_is_refused(
+    harness: Harness, own_server: str, unique: str
+) -> None:
+    sink = Redis("cache", own_server, unique, spare=99)
     for act in (
         lambda: sink.check_capacity([harness.table]),
         lambda: sink.generations(harness.table),
@@ -422,7 +428,7 @@ def test_a_spare_that_the_server_lacks_is_refused(harness: Harness, own: str, un
             act()
         assert "spare" in caught.value.hint
     sink.close()
-    misplaced = Redis("cache", own.rpartition("/")[0] + "/99", unique)
+    misplaced = Redis("cache", own_server.rpartition("/")[0] + "/99", unique)
     with pytest.raises(SinkRejected, match="has no database 99") as caught:
         misplaced.position(harness.table)
     assert "another database in the sink's url" in caught.value.hint
@@ -432,11 +438,11 @@ def test_a_spare_that_the_server_lacks_is_refused(harness: Harness, own: str, un
 def test_a_server_behind_a_socket(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
     path = tmp_path / "s"
     with cache(tmp_path, "--unixsocket", str(path)):
-        made = harness_of(spark, unique, f"unix://{path}?db=2")
-        laws.a_generation_is_built_unseen(made)
+        harness = harness_of(spark, unique, f"unix://{path}?db=2")
+        laws.a_generation_is_built_unseen(harness)
         with redis.Redis(unix_socket_path=str(path), db=2) as server:
             assert server.dbsize() > 0
-        made.sink.close()
+        harness.sink.close()
 
 
 @pytest.mark.parametrize(

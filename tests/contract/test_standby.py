@@ -34,8 +34,8 @@ class Pair:
         self.harness = Harness(spark, lambda: self.live, table(f"{unique}.public.items"))
         self.table = self.harness.table
         self.names = {self.table.qualified: NAME}
-        self.beside = self.live.for_generation(self.names)
-        self.beside.prepare(self.table)
+        self.build = self.live.for_generation(self.names)
+        self.build.prepare(self.table)
         self.pair = StandbySink(self.live)
         fill(self.harness)
 
@@ -50,7 +50,7 @@ class Pair:
         self.pair.apply(replace(batch, rejection=rejection or Stop(), entries=entries or {}))
 
     def assert_both(self) -> None:
-        assert self.harness.view() == self.harness.view(self.beside) == self.harness.topic.model()
+        assert self.harness.view() == self.harness.view(self.build) == self.harness.topic.model()
         assert self.pair.is_caught_up
 
 
@@ -71,9 +71,9 @@ def test_each_goes_from_its_own_position(pair: Pair) -> None:
     """The live view is ahead: the batch begins where the standby stands, and takes nothing of
     either back.
     """
-    pair.harness.apply(until=(1, 1))
+    pair.harness.apply(end=(1, 1))
     ahead, standby = pair.harness.position(), ViewCheckpoint(Position(TOPIC_ID, (0, 0)))
-    pair.beside.stored[pair.table.qualified] = standby
+    pair.build.stored[pair.table.qualified] = standby
     pair.find()
     assert pair.harness.position(pair.pair) == standby.position
     live = pair.pair.live_position(pair.table)
@@ -94,7 +94,7 @@ def test_it_is_written_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(pair.live, "apply", broken)
     with pytest.raises(SinkUnavailable):
         pair.apply()
-    assert pair.harness.view(pair.beside) == pair.harness.topic.model()
+    assert pair.harness.view(pair.build) == pair.harness.topic.model()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_its_failure_holds_up_nobody(
     pair.find()
     with monkeypatch.context() as patch:
         patch.setattr("cdc.generations.standby.RETRY_S", 0.0)
-        patch.setattr(pair.beside, "apply", broken)
+        patch.setattr(pair.build, "apply", broken)
         pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()
     assert not pair.pair.is_caught_up
@@ -125,7 +125,7 @@ def test_what_only_it_refuses(pair: Pair) -> None:
     """The live view knows a value that the kept one has lost."""
     pair.find()
     pair.apply()
-    pair.beside.views[pair.table.qualified].clear()
+    pair.build.views[pair.table.qualified].clear()
     pair.harness.topic.add("u", row("k0", 0, None), lacking=["v"])
     pair.apply()
     assert pair.harness.view() == pair.harness.topic.model()
@@ -142,7 +142,7 @@ def test_what_only_it_refuses_is_known_however_often_the_live_view_is_away(
 
     pair.find()
     pair.apply(Skip())
-    pair.beside.views[pair.table.qualified].clear()
+    pair.build.views[pair.table.qualified].clear()
     pair.harness.topic.add("u", row("k0", 0, None), lacking=["v"])
     with monkeypatch.context() as patch:
         patch.setattr(pair.live, "apply", broken)
@@ -159,19 +159,19 @@ def test_what_both_reject_is_left_out_of_both(pair: Pair) -> None:
     """
     pair.find()
     pair.apply(Skip())
-    before = dict(pair.beside.stored)
-    seen = dict(pair.beside.views[pair.table.qualified])
+    stored = dict(pair.build.stored)
+    view = dict(pair.build.views[pair.table.qualified])
     pair.harness.topic.add("u", row("never seen", 1, None), lacking=["v"])
     bad = next(r for r in pair.harness.topic.records if r.key == {"a": "never seen", "b": 1})
     pair.apply(Skip())
     assert pair.pair.standby_at
-    pair.beside.stored, pair.beside.views[pair.table.qualified] = before, seen
+    pair.build.stored, pair.build.views[pair.table.qualified] = stored, view
     pair.find()
     pair.harness.topic.add("u", row("k0", 0, "later"))
     place = {(pair.table.topic, bad.partition): {bad.offset: row_id(["never seen", 1])}}
     pair.apply(Skip(), place)
     assert pair.pair.standby_at
-    assert pair.harness.view() == pair.harness.view(pair.beside)
+    assert pair.harness.view() == pair.harness.view(pair.build)
 
 
 def test_what_both_refuse(pair: Pair) -> None:

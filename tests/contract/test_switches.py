@@ -35,11 +35,11 @@ MOMENTS = {"redis": range(0, 6, 2), "elasticsearch": range(0, 16, 6), "delta": r
 def pair(
     kind: str, request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
 ) -> Iterator[Pair]:
-    made = Pair(
+    pair = Pair(
         laws.Harness(spark, maker(request, kind, unique, tmp_path), table(f"{unique}.public.items"))
     )
-    yield made
-    made.live.close()
+    yield pair
+    pair.live.close()
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, ids=lambda meeting: meeting.__name__)
@@ -97,10 +97,10 @@ def unguarded() -> Iterator[None]:
     """Positions alone are compared, not whose they are."""
     guard = " and at[2] == ARGV[2] and (at[3] or '') == ARGV[3]"
     assert guard in redis_scripts.FINISH
-    whole = Redis.position
+    original = Redis.position
 
     def position(self: Redis, table: Table) -> ViewCheckpoint | None:
-        return whole(Redis(self.name, self.url, self.prefix), table)
+        return original(Redis(self.name, self.url, self.prefix), table)
 
     loose = redis_scripts.FINISH.replace(guard, "")
     with (
@@ -116,8 +116,8 @@ def _history(self: Any, folder: str, depth: int | None = None) -> Any:
 
 def as_told() -> AbstractContextManager[object]:
     """The last commit's position, whichever version the table was opened at."""
-    told = types.FunctionType(_history.__code__, vars(sinks.delta.log.commits), argdefs=(None,))
-    return mock.patch.object(sinks.delta.log.commits.Commits, "history", told)
+    history = types.FunctionType(_history.__code__, vars(sinks.delta.log.commits), argdefs=(None,))
+    return mock.patch.object(sinks.delta.log.commits.Commits, "history", history)
 
 
 @pytest.mark.parametrize(

@@ -37,50 +37,50 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     """A merge later, with their marks, and what a writer that was killed has left; not what another
     generation has.
     """
-    made = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
-    mirror = Path(tidied.folder(made.table, "mirror"))
+    harness = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
+    mirror = Path(tidied.folder(harness.table, "mirror"))
 
     def change(number: int) -> set[str]:
-        made.topic.add("u", laws.row("k", 1, str(number)))
-        made.apply()
+        harness.topic.add("u", laws.row("k", 1, str(number)))
+        harness.apply()
         return {
             path.name
             for path in mirror.iterdir()
             if path.is_file() and not path.name.startswith(".")
         }
 
-    made.topic.add("c", laws.row("other", 1))
+    harness.topic.add("c", laws.row("other", 1))
     first, second = change(0), change(1)
     assert first < second
-    left, foreign, old = (
+    orphan, foreign, old_file = (
         f"part-{uuid4()}.parquet",
         "part-00000-at-work.parquet",
         "part-00000-given-up.parquet",
     )
-    for name in (left, foreign, old):
+    for name in (orphan, foreign, old_file):
         (mirror / name).write_bytes(b"")
     long_ago = time.time() - generations.UNCOMMITTED_S - 60
-    os.utime(mirror / old, (long_ago, long_ago))
+    os.utime(mirror / old_file, (long_ago, long_ago))
     commits = Commits()
-    found, live = commits.last_commit(str(mirror)), commits.opened_table(str(mirror))
+    commit, live = commits.last_commit(str(mirror)), commits.opened_table(str(mirror))
     assert live
-    assert found.checkpoint
-    kept = f"{mirror}@kept"
-    generations._clone(spark, live, str(mirror), kept, found.checkpoint)
-    before = sorted(spark.read.format("delta").load(kept).collect())
+    assert commit.checkpoint
+    clone = f"{mirror}@kept"
+    generations._clone(spark, live, str(mirror), clone, commit.checkpoint)
+    rows = sorted(spark.read.format("delta").load(clone).collect())
     third, fourth, fifth = change(2), change(3), change(4)
-    assert {left, foreign} < third
-    assert left not in fourth | fifth
-    assert old not in third
+    assert {orphan, foreign} < third
+    assert orphan not in fourth | fifth
+    assert old_file not in third
     assert not (third - second - {foreign}) & fifth
-    assert made.view() == made.topic.model()
-    assert sorted(spark.read.format("delta").load(kept).collect()) == before
-    generations.remove_paths(spark, [kept])
+    assert harness.view() == harness.topic.model()
+    assert sorted(spark.read.format("delta").load(clone).collect()) == rows
+    generations.remove_paths(spark, [clone])
     change(5)
     last = change(6)
     assert not last & second - {Path(path).name for path in in_use(spark, mirror)}
     assert foreign in last, "somebody is writing it"
-    assert made.view() == made.topic.model()
+    assert harness.view() == harness.topic.model()
 
 
 def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
@@ -103,53 +103,53 @@ def test_links_go_with_who_needs_them(
     """
     monkeypatch.setattr("sinks.delta.sink.CLEANUP_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
-    made = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
-    laws.fill(made)
-    made.apply()
-    names, mirror = {made.table.qualified: "another"}, Path(sink.folder(made.table, "mirror"))
-    made.apply(writer="another", sink=sink.for_generation(names))
+    harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
+    laws.fill(harness)
+    harness.apply()
+    names, mirror = {harness.table.qualified: "another"}, Path(sink.folder(harness.table, "mirror"))
+    harness.apply(writer="another", sink=sink.for_generation(names))
 
     def files() -> dict[str, int]:
         """By name, how many links the file has."""
         return {path.name: path.stat().st_nlink for path in mirror.glob("*.parquet")}
 
-    before = files()
+    old_files = files()
     with survived(), mock.patch("deltalake.DeltaTable.create_write_transaction", die):
-        sink.promote([made.table], names)
-    assert [number for name, number in files().items() if name not in before] == [2]
-    assert made.view() == made.topic.model()
-    kept = sink.promote([made.table], names)
+        sink.promote([harness.table], names)
+    assert [number for name, number in files().items() if name not in old_files] == [2]
+    assert harness.view() == harness.topic.model()
+    replaced_names = sink.promote([harness.table], names)
     assert sorted(files().values()) == [2, 3, 3]
-    sink.drop_unreferenced([made.table], kept)
+    sink.drop_unreferenced([harness.table], replaced_names)
     assert sorted(files().values()) == [2, 2, 2]
-    sink.drop_unreferenced([made.table], {})
+    sink.drop_unreferenced([harness.table], {})
     assert sorted(files().values()) == [1, 2, 2]
     for number in range(3):
-        made.topic.add("u", laws.row("k1", 1, f"later {number}"))
-        made.apply(writer="later")
+        harness.topic.add("u", laws.row("k1", 1, f"later {number}"))
+        harness.apply(writer="later")
     # Of the last two batches: the rows that one has brought, and those that it has left alone.
     assert len(files()) <= 4
     assert set(files().values()) == {1}
-    assert made.view() == made.topic.model()
+    assert harness.view() == harness.topic.model()
 
 
 def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: str) -> None:
     """A rebuild was killed after its switch, and goes on when the files that it would have kept
     were removed.
     """
-    made = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
-    laws.fill(made)
-    made.apply()
-    names = {made.table.qualified: "another"}
-    made.apply(writer="another", sink=tidied.for_generation(names))
-    live = tidied.folder(made.table, "mirror")
+    harness = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
+    laws.fill(harness)
+    harness.apply()
+    names = {harness.table.qualified: "another"}
+    harness.apply(writer="another", sink=tidied.for_generation(names))
+    live = tidied.folder(harness.table, "mirror")
     assert generations.switch(spark, Commits(), live, f"{live}@another")
     for _ in range(2):
-        made.topic.add("u", laws.row("k1", 1, "later"))
-        made.apply(writer="later")
-    assert not tidied.promote([made.table], names)
+        harness.topic.add("u", laws.row("k1", 1, "later"))
+        harness.apply(writer="later")
+    assert not tidied.promote([harness.table], names)
     assert generations.names(spark, live) == ["another"]
-    assert made.view() == made.topic.model()
+    assert harness.view() == harness.topic.model()
 
 
 def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> No
     marks as unused.
     """
     folder, commits = str(tmp_path / "table"), Commits()
-    asked = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}
-    spark.range(10).repartition(1).write.format("delta").options(**asked).save(folder)
+    properties = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}
+    spark.range(10).repartition(1).write.format("delta").options(**properties).save(folder)
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")
     marks = list(Path(folder).glob("*/deletion_vector_*.bin"))
     assert marks
     assert commits.table(folder)
-    left = generations.remove_unreferenced(spark, commits, folder, set())
-    generations.remove_unreferenced(spark, commits, folder, left)
+    candidates = generations.remove_unreferenced(spark, commits, folder, set())
+    generations.remove_unreferenced(spark, commits, folder, candidates)
     assert all(path.exists() for path in marks)
     assert spark.read.format("delta").load(folder).count() == 9

@@ -87,7 +87,7 @@ def lacking(lines: list[str], output: str) -> str | None:
         place = next(places, None)
         if place is None:
             return line
-        printed_lines = rest[place + 1 :]
+        printed_lines = printed_lines[place + 1 :]
     return None
 
 
