@@ -416,8 +416,8 @@ def test_many_tables(
     sink.check_capacity(tables)
     names = dict.fromkeys((table.qualified for table in tables), new_generation())
     build = sink.for_generation(names)
-    for table in tables:
-        build.prepare(table)
+    for long_table in tables:
+        build.prepare(long_table)
     harness = Harness(spark, lambda: sink, tables[7])
     harness.topic.add("c", row("k", 1))
     end = Position(laws.TOPIC_ID, harness.topic.ends)

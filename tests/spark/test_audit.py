@@ -29,14 +29,14 @@ FLOOR, BELOW = 150, 250
 
 def table() -> Table:
     types = ("text", "bigint", "text", "integer", "text[]", "jsonb")
-    columns = tuple(Column(f"c{at}", type_) for at, type_ in enumerate(types))
+    columns = tuple(Column(f"c{index}", type_) for index, type_ in enumerate(types))
     return Table("public", "one", columns, ("c0", "c1"), "t.public.one")
 
 
 def framed(spark: "SparkSession", records: list[Raw]) -> "DataFrame":
     columns = [
-        pa.array([record[at] for record in records], RECORDS[name])
-        for at, name in enumerate(Raw._fields)
+        pa.array([record[index] for record in records], RECORDS[name])
+        for index, name in enumerate(Raw._fields)
     ]
     return spark.createDataFrame(pa.table(columns, list(Raw._fields)))
 
@@ -46,39 +46,39 @@ def framed(spark: "SparkSession", records: list[Raw]) -> "DataFrame":
 def test_the_newest_of_each_key_equals_the_twin(
     spark: "SparkSession", seed: int, garbage: float
 ) -> None:
-    made = table()
+    items = table()
     keys = [{"c0": text, "c1": number} for text in ("", "a", "é") for number in range(6)]
-    records = Scribe(made, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
+    records = Scribe(items, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
     classifier = RecordClassifier(
-        made, DecodeOptions(PLACEHOLDER, {made.topic: FLOOR}), warehouse=True, below=BELOW
+        items, DecodeOptions(PLACEHOLDER, {items.topic: FLOOR}), warehouse=True, below=BELOW
     )
-    said = (
+    summaries = (
         framed(spark, records)
         .select(*log_rows.RECORDS)
         .mapInArrow(freeze_gc_after(classifier.work), log_rows.SUMMARY)
         .persist()
     )
-    rows = auditor.newest_states(said).persist()
-    decode = Twin([made], "events", PLACEHOLDER, {made.topic: FLOOR}).decode
+    rows = auditor.newest_states(summaries).persist()
+    decode = Twin([items], "events", PLACEHOLDER, {items.topic: FLOOR}).decode
     changes = [change for record in records if (change := decode(record)).id is not None]
     folded = {
-        (one.id, one.partition): (one.offset, one.row is not None, one.missing)
-        for one in twin.fold(changes)
+        (state.id, state.partition): (state.offset, state.row is not None, state.missing)
+        for state in twin.fold(changes)
     }
     lsn = {(change.partition, change.offset): change.lsn for change in changes}
     listed = rows.collect()
     assert sorted((row["id"], row["partition"]) for row in listed) == sorted(folded)
     for row in listed:
-        offset, lives, kept = folded[row["id"], row["partition"]]
-        assert row["partial"] == bool(kept)
-        written = lsn[row["partition"], offset] if offset is not None else None
-        assert row["outdated"] == (lives and written is not None and written < BELOW)
+        offset, lives, missing = folded[row["id"], row["partition"]]
+        assert row["partial"] == bool(missing)
+        record_lsn = lsn[row["partition"], offset] if offset is not None else None
+        assert row["outdated"] == (lives and record_lsn is not None and record_lsn < BELOW)
     _, lost = twin.applied(changes, {})
     assert sorted(
-        row["id"] for row in auditor.unrecoverable_ids(made, said, rows).collect()
+        row["id"] for row in auditor.unrecoverable_ids(items, summaries, rows).collect()
     ) == sorted(lost)
     rows.unpersist()
-    said.unpersist()
+    summaries.unpersist()
 
 
 def test_states_and_keys_of_a_topic(
@@ -87,7 +87,7 @@ def test_states_and_keys_of_a_topic(
     """What verify and repair ask of a topic; records that can't be read, and keys of another table,
     are left out.
     """
-    made = table()
+    items = table()
     key, row = (
         packed({"c0": "a", "c1": 1}),
         {"c0": "a", "c1": 1, "c2": "x", "c3": 1, "c4": [], "c5": "{}"},
@@ -95,12 +95,12 @@ def test_states_and_keys_of_a_topic(
     event = envelope("u", None, row)
     event["source"] |= {"table": "one"}
     values = [packed(event), None, b"no json", packed({**event, "after": {**row, "c5": "[1]"}})]
-    records = [Raw(key, value, made.topic, 0, at) for at, value in enumerate(values)]
-    records += [Raw(b"no", None, made.topic, 0, 9), Raw(None, None, made.topic, 0, 10)]
+    records = [Raw(key, value, items.topic, 0, offset) for offset, value in enumerate(values)]
+    records += [Raw(b"no", None, items.topic, 0, 9), Raw(None, None, items.topic, 0, 10)]
     monkeypatch.setattr(recent_changes, "_records", lambda *_: framed(spark, records))
     states = [
-        (one["id"], one["seen"])
-        for one in recent_changes.states_since(spark, "", made, Position("id", (0,))).collect()
+        (row["id"], row["seen"])
+        for row in recent_changes.states_since(spark, "", items, Position("id", (0,))).collect()
     ]
     documents = [
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":{}}',
@@ -108,12 +108,12 @@ def test_states_and_keys_of_a_topic(
     ]
     frame = spark.createDataFrame([(text,) for text in documents], "document string")
     first, last = (
-        one[0] for one in frame.select(bucket_hashes.row_hash(made, "document")).collect()
+        row[0] for row in frame.select(bucket_hashes.row_hash(items, "document")).collect()
     )
     assert states == [('["a",1]', first), ('["a",1]', None), ('["a",1]', last)]
     assert [
-        (one["id"], bytes(one["key"])) for one in recent_changes.keys(spark, "", made).collect()
+        (row["id"], bytes(row["key"])) for row in recent_changes.keys(spark, "", items).collect()
     ] == [('["a",1]', key)]
-    assert [tuple(one) for one in recent_changes.ids_since(spark, "", made, 0).collect()] == [
+    assert [tuple(row) for row in recent_changes.ids_since(spark, "", items, 0).collect()] == [
         ('["a",1]',)
     ]

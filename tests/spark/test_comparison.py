@@ -17,7 +17,7 @@ DEEP = 1500
 LONG = 10_000_000
 
 
-def made(*columns: tuple[str, str]) -> Table:
+def make_table(*columns: tuple[str, str]) -> Table:
     listed = (Column("id", "bigint", False), *(Column(name, type_) for name, type_ in columns))
     return Table("public", "items", listed, ("id",), "t.public.items")
 
@@ -34,8 +34,8 @@ def differing(
         )
         for side in (0, 1)
     )
-    found = bucket_hashes.compare_rows(table, source, view).collect()
-    return {row["id"]: (row["kind"], row["column"]) for row in found}
+    differences = bucket_hashes.compare_rows(table, source, view).collect()
+    return {row["id"]: (row["kind"], row["column"]) for row in differences}
 
 
 def nested(depth: int, inner: str = "") -> str:
@@ -53,8 +53,8 @@ def test_deep_documents(spark: "SparkSession", type_: str) -> None:
         "no document": (nested(DEEP), "nonsense"),
         "empty": (nested(DEEP), "{}"),
     }
-    found = differing(spark, made(("v", "jsonb"), ("n", type_)), pairs)
-    assert {key: kind for key, (kind, _) in found.items()} == dict.fromkeys(
+    differences = differing(spark, make_table(("v", "jsonb"), ("n", type_)), pairs)
+    assert {key: kind for key, (kind, _) in differences.items()} == dict.fromkeys(
         [*pairs][1:], "different"
     )
 
@@ -66,4 +66,4 @@ def test_long_documents(spark: "SparkSession") -> None:
         "same": (f'{{"id":1,"v":"{long}"}}', f'{{"v":"{long}","id":1}}'),
         "other": (f'{{"id":1,"v":"{long}"}}', f'{{"id":1,"v":"{long[:-1]}8"}}'),
     }
-    assert differing(spark, made(("v", "text")), pairs) == {"other": ("different", "v")}
+    assert differing(spark, make_table(("v", "text")), pairs) == {"other": ("different", "v")}

@@ -20,8 +20,8 @@ def exhaust() -> None:
             try:
                 spark.range(1).selectExpr(f"length(repeat('x', {TOO_LONG}))").collect()
             except Exception as error:
-                told = explain(error, "cache")
-                print(told.exit_code, told, told.hint)
+                explanation = explain(error, "cache")
+                print(explanation.exit_code, explanation, explanation.hint)
             spark.range(1).selectExpr(f"length(repeat('x', {TOO_LONG} + int(id)))").collect()
     except SparkError as error:
         print(error.exit_code, error, error.hint)
@@ -71,9 +71,9 @@ def refuse() -> None:
         print(error.exit_code, error)
 
 
-def run(what: str) -> str:
+def run(cause: str) -> str:
     """What it prints, to either stream, with little memory."""
-    command = [sys.executable, "-m", __name__, what]
+    command = [sys.executable, "-m", __name__, cause]
     little = {**os.environ, "SPARK_DRIVER_MEMORY": "512m"}
     return subprocess.run(
         command, check=True, text=True, env=little, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -81,10 +81,10 @@ def run(what: str) -> str:
 
 
 def test_spark_that_runs_out_of_memory_says_so() -> None:
-    said = [line for line in run("exhaust").splitlines() if "SPARK_DRIVER_MEMORY=2g" in line]
-    assert len(said) == 2
-    assert said[0].startswith("9 Spark has run out of memory.")
-    assert said[1].startswith("9 Spark's process ran out of its memory.")
+    lines = [line for line in run("exhaust").splitlines() if "SPARK_DRIVER_MEMORY=2g" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith("9 Spark has run out of memory.")
+    assert lines[1].startswith("9 Spark's process ran out of its memory.")
 
 
 def test_spark_whose_process_ends_while_it_is_being_stopped_says_so() -> None:

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def fill(spark: "SparkSession", made: Table, folder: str, rows: list[bytes]) -> None:
+def fill(spark: "SparkSession", table: Table, folder: str, rows: list[bytes]) -> None:
     """Rows as a batch brings them, past the stream."""
-    own, count = codec(made), len(rows)
-    values = zip(*map(own.values, rows), strict=True)
-    held = [
+    table_codec, count = codec(table), len(rows)
+    values = zip(*map(table_codec.values, rows), strict=True)
+    arrays = [
         pa.array(list(column), type_)
-        for column, type_ in zip(values, own.schema.types, strict=True)
+        for column, type_ in zip(values, table_codec.schema.types, strict=True)
     ]
     places = {
-        "_cdc_id": pa.array([str(at) for at in range(count)]),
+        "_cdc_id": pa.array([str(number) for number in range(count)]),
         "_cdc_partition": pa.array([0] * count, pa.int32()),
         "_cdc_offset": pa.array(range(count), pa.int64()),
     }
     batch = pa.RecordBatch.from_arrays(
-        [*places.values(), *held], names=[*places, *own.schema.names]
+        [*places.values(), *arrays], names=[*places, *table_codec.schema.names]
     )
-    quoted = {column.name: "`" + column.name.replace("`", "``") + "`" for column in made.columns}
+    quoted = {column.name: "`" + column.name.replace("`", "``") + "`" for column in table.columns}
     columns = {
         **MIRROR,
-        **{quoted[column.name]: column_type(made, column.name) for column in made.columns},
+        **{quoted[column.name]: column_type(table, column.name) for column in table.columns},
     }
     schema = ", ".join(f"{name} {type_}" for name, type_ in columns.items())
     frame = spark.range(0, 1, numPartitions=1).mapInArrow(
@@ -47,37 +47,41 @@ def fill(spark: "SparkSession", made: Table, folder: str, rows: list[bytes]) -> 
 def test_every_type_comes_back_as_the_document_that_others_hold(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    made = wide([type_ for type_, *_ in TYPES])
-    names = [column.name for column in made.columns[1:]]
-    rows = [compact({"id": 0, **dict(zip(names, (one[1] for one in TYPES), strict=True))}).encode()]
+    table = wide([type_ for type_, *_ in TYPES])
+    names = [column.name for column in table.columns[1:]]
+    rows = [
+        compact({"id": 0, **dict(zip(names, (entry[1] for entry in TYPES), strict=True))}).encode()
+    ]
     rows.append(compact({"id": 1, **dict.fromkeys(names)}).encode())
     sink = Delta("warehouse", str(tmp_path), "shop")
-    sink.prepare(made)
-    assert sink.scan(made, spark).collect() == []
-    fill(spark, made, sink.folder(made, "mirror"), rows)
-    expected = {str(at): json.loads(codec(made).document(row)) for at, row in enumerate(rows)}
+    sink.prepare(table)
+    assert sink.scan(table, spark).collect() == []
+    fill(spark, table, sink.folder(table, "mirror"), rows)
+    expected = {
+        str(index): json.loads(codec(table).document(row)) for index, row in enumerate(rows)
+    }
 
     def read(*ids: str) -> dict[str, object]:
         return {
             row["id"]: json.loads(row["document"])
-            for row in sink.scan(made, spark, ids or None).collect()
+            for row in sink.scan(table, spark, ids or None).collect()
         }
 
     assert read() == expected
     assert read("1", "none") == {"1": expected["1"]}
-    grouped = sink.scan_group([made], spark).collect()
+    grouped = sink.scan_group([table], spark).collect()
     assert {row["id"]: json.loads(row["document"]) for row in grouped} == expected
-    assert {row["table"] for row in grouped} == {made.qualified}
+    assert {row["table"] for row in grouped} == {table.qualified}
     later = Table(
-        made.schema,
-        made.name,
-        (*made.columns, Column("strange `name`", "date")),
-        made.key,
-        made.topic,
+        table.schema,
+        table.name,
+        (*table.columns, Column("strange `name`", "date")),
+        table.key,
+        table.topic,
     )
     for frame in (sink.scan(later, spark), sink.scan_group([later], spark)):
-        found = {row["id"]: json.loads(row["document"]) for row in frame.collect()}
-        assert found == {key: {**row, "strange `name`": None} for key, row in expected.items()}
+        documents = {row["id"]: json.loads(row["document"]) for row in frame.collect()}
+        assert documents == {key: {**row, "strange `name`": None} for key, row in expected.items()}
     sink.close()
 
 
@@ -86,15 +90,15 @@ def test_names_that_spark_takes_for_its_own(spark: "SparkSession", tmp_path: Pat
         Column("id", "bigint", False),
         *(Column(name, "text") for name in ("a.b", "`", "c`d", '"', "a")),
     )
-    made = Table("public", "odd", columns, ("id",), "t.public.odd")
+    table = Table("public", "odd", columns, ("id",), "t.public.odd")
     row = {"id": 0, **{column.name: f"of {column.name}" for column in columns[1:]}}
     sink = Delta("warehouse", str(tmp_path), "shop")
-    sink.prepare(made)
-    fill(spark, made, sink.folder(made, "mirror"), [compact(row).encode()])
+    sink.prepare(table)
+    fill(spark, table, sink.folder(table, "mirror"), [compact(row).encode()])
     for frame in (
-        sink.scan(made, spark),
-        sink.scan(made, spark, ["0"]),
-        sink.scan_group([made], spark),
+        sink.scan(table, spark),
+        sink.scan(table, spark, ["0"]),
+        sink.scan_group([table], spark),
     ):
-        assert [json.loads(found["document"]) for found in frame.collect()] == [row]
+        assert [json.loads(record["document"]) for record in frame.collect()] == [row]
     sink.close()

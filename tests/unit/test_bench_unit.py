@@ -64,8 +64,8 @@ def test_hops_are_those_of_the_batch_that_holds_the_record() -> None:
     first, second = ("1", committed), ("2", committed + timedelta(seconds=1))
     arrived = {first: (0, 9, start + 0.25), second: (0, 10, start + 1.25)}
     batches = [batch(start + 0.5, start + 1, 10), batch(start + 2, start + 3, 11)]
-    found = latency.times({first: committed, second: second[1]}, arrived, batches, "t")
-    assert found == {"Kafka": [0.25, 0.25], "begun": [0.5, 1.0], "durable": [1.0, 2.0]}
+    hops = latency.times({first: committed, second: second[1]}, arrived, batches, "t")
+    assert hops == {"Kafka": [0.25, 0.25], "begun": [0.5, 1.0], "durable": [1.0, 2.0]}
     assert batches[0].past({"t": Position("x", (10, 0))})
     assert not batches[0].past({"t": Position("x", (11, 0))})
     assert spans(batches, start + 1, 0.25) == [(1.0, 2.0, 10.0)]
@@ -73,8 +73,8 @@ def test_hops_are_those_of_the_batch_that_holds_the_record() -> None:
 
 
 def test_percentiles() -> None:
-    found = report.percentiles([float(value) for value in range(100, 0, -1)])
-    assert found == {"p50": 51.0, "p95": 96.0, "p99": 100.0, "max": 100.0}
+    percentiles = report.percentiles([float(value) for value in range(100, 0, -1)])
+    assert percentiles == {"p50": 51.0, "p95": 96.0, "p99": 100.0, "max": 100.0}
 
 
 def figures() -> list[Figure]:
@@ -107,7 +107,7 @@ def test_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("goals", "answer"),
     [
         ({"goal": 1.0, "rate": 100.0}, "yes"),
         ({"goal": 1.0, "rate": 101.0}, "no"),
@@ -118,11 +118,11 @@ def test_the_table() -> None:
         ({}, ""),
     ],
 )
-def test_all_that_is_asked_is_met(asked: dict[str, Any], answer: str) -> None:
+def test_all_that_is_asked_is_met(goals: dict[str, Any], answer: str) -> None:
     """A ratio to what wasn't measured isn't reached either."""
     assert (
         report.verdict(
-            Figure("W4", "rows/s", **{"against": "rival", **asked}, ours=[100.0], rival=[90.0])
+            Figure("W4", "rows/s", **{"against": "rival", **goals}, ours=[100.0], rival=[90.0])
         )
         == answer
     )
@@ -130,11 +130,11 @@ def test_all_that_is_asked_is_met(asked: dict[str, Any], answer: str) -> None:
 
 def test_latency_is_met_by_both_percentiles() -> None:
     hops = {"visible": [0.1] * 98 + [0.4] * 2}
-    asked = [
+    answers = [
         report.verdict(Figure("cache", "s", hops=hops, asked=aim))
         for aim in ((0.1, 0.4), (0.1, 0.3), (0.05, 0.5), ())
     ]
-    assert asked == ["yes", "no", "no", ""]
+    assert answers == ["yes", "no", "no", ""]
 
 
 def test_both_ratios_are_shown() -> None:
@@ -174,9 +174,9 @@ def test_the_rival_keeps_the_newest_of_each_row() -> None:
     ]
     assert plain.newest(records) == {7: (2, None), 8: (1, {"id": 8})}
     (body,) = plain.bulks([(7, 2, None), (8, 1, {"id": 8})])
-    gone, about, row = map(json.loads, body.splitlines())
-    assert gone == {"delete": {"_id": "7", "version": 2, "version_type": "external_gte"}}
-    assert (about["index"]["_id"], row) == ("8", {"id": 8})
+    deletion, action, row = map(json.loads, body.splitlines())
+    assert deletion == {"delete": {"_id": "7", "version": 2, "version_type": "external_gte"}}
+    assert (action["index"]["_id"], row) == ("8", {"id": 8})
     large = {"note": "x" * (plain.BULK_BYTES // 2)}
     assert [body.count(b"\n") for body in plain.bulks([(key, key, large) for key in range(5)])] == [
         4,

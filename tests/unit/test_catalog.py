@@ -13,7 +13,7 @@ from cdc.runtime import Context
 from tests.support.answering import answering, silent
 from tests.support.pipelines import pipeline
 
-ORDERS, ITEMS, OTHER = (Candidate("public", name) for name in ("orders", "items", "other"))
+ORDERS, ITEMS, OTHER_TABLE = (Candidate("public", name) for name in ("orders", "items", "other"))
 ODD = (
     Candidate("public", "report", kind="v"),
     Candidate("public", "totals", kind="m"),
@@ -29,8 +29,8 @@ ODD = (
 )
 
 
-def names(there: list[Candidate], *tables: str | dict[str, object]) -> tuple[str, ...]:
-    return choose_tables(pipeline("shop", "", *tables), there).names
+def names(candidates: list[Candidate], *tables: str | dict[str, object]) -> tuple[str, ...]:
+    return choose_tables(pipeline("shop", "", *tables), candidates).names
 
 
 def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
@@ -66,32 +66,32 @@ def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
 def test_each_table_once_and_in_the_order_of_the_file(
     tables: tuple[str, ...], meant: tuple[str, ...]
 ) -> None:
-    there = [ITEMS, ORDERS, OTHER]
-    assert names(there, *tables) == meant
+    candidates = [ITEMS, ORDERS, OTHER_TABLE]
+    assert names(candidates, *tables) == meant
     resolved = pipeline("shop", "", *tables).with_tables(meant)
     assert tuple(entry.table for entry in resolved.source.tables) == meant
     # Again from what it means by now: with a table more, it means that as well.
     assert resolved.with_tables(meant) == resolved
-    assert choose_tables(resolved, there).names == meant
+    assert choose_tables(resolved, candidates).names == meant
 
 
 def test_settings_are_the_entrys_own() -> None:
-    made = pipeline(
+    original = pipeline(
         "shop",
         "",
         {"table": "public.*", "partitions": 1},
         {"table": "public.orders", "partitions": 8},
     )
-    resolved = made.with_tables(["public.items", "public.orders"])
+    resolved = original.with_tables(["public.items", "public.orders"])
     assert {entry.table: entry.partitions for entry in resolved.source.tables} == {
         "public.items": 1,
         "public.orders": 8,
     }
-    assert made.patterns == resolved.patterns != []
+    assert original.patterns == resolved.patterns != []
 
 
 @pytest.mark.parametrize(
-    ("tables", "there", "words", "hint"),
+    ("tables", "candidates", "words", "hint"),
     [
         (
             ("shop.*",),
@@ -120,10 +120,10 @@ def test_settings_are_the_entrys_own() -> None:
     ],
 )
 def test_what_a_pattern_cannot_mean(
-    tables: tuple[str, ...], there: list[Candidate], words: str, hint: str
+    tables: tuple[str, ...], candidates: list[Candidate], words: str, hint: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        names(there, *tables)
+        names(candidates, *tables)
     assert words in caught.value.message
     assert hint in caught.value.hint
 
@@ -136,13 +136,13 @@ def test_of_two_with_one_name_the_one_that_is_listed_is_meant() -> None:
 
 
 def test_a_table_that_comes_later_waits() -> None:
-    known = Registration(tables={"public.items": Captured()})
+    registration = Registration(tables={"public.items": Captured()})
     refuse_waiting(None, ["public.items"])
-    refuse_waiting(known, ["public.items"])
+    refuse_waiting(registration, ["public.items"])
     with pytest.raises(
         SettingsError, match=r"public.orders and 1 more .* isn't captured yet"
     ) as caught:
-        refuse_waiting(known, ["public.items", "public.orders", "public.other"])
+        refuse_waiting(registration, ["public.items", "public.orders", "public.other"])
     assert "migrate, then cdc -p FILE register" in caught.value.hint
 
 

@@ -91,7 +91,7 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
 
 
 @pytest.mark.parametrize(
-    ("ask", "answer", "url", "what", "hint", "kind"),
+    ("ask", "answer", "url", "cause", "hint", "kind"),
     [
         (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "SSL_CERT_FILE=", SinkRejected),
         (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
@@ -143,13 +143,13 @@ def test_what_answers_in_the_servers_place(
     ask: Callable[[str], None],
     answer: Callable[..., None],
     url: str,
-    what: str,
+    cause: str,
     hint: str,
     kind: type[CdcError],
 ) -> None:
     with answering(answer) as port:
         error = refused(ask, url.format(port))
-    assert what in error.message
+    assert cause in error.message
     assert f"127.0.0.1:{port}" in error.message
     assert hint in error.hint
     # It won't pass by itself: nobody is to wait for it.
@@ -165,7 +165,7 @@ def test_a_ca_of_the_environment_is_trusted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("ask", "url", "what", "kind"),
+    ("ask", "url", "cause", "kind"),
     [
         (index, "http://127.0.0.1:1", "nothing listens there", SinkUnavailable),
         (cache, "redis://127.0.0.1:1", "nothing listens there", SinkUnavailable),
@@ -176,15 +176,15 @@ def test_a_ca_of_the_environment_is_trusted(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_what_is_away_may_come_back(
-    ask: Callable[[str], None], url: str, what: str, kind: type[CdcError]
+    ask: Callable[[str], None], url: str, cause: str, kind: type[CdcError]
 ) -> None:
     error = refused(ask, url)
-    assert f"can't be reached: {what}." in error.message
+    assert f"can't be reached: {cause}." in error.message
     assert type(error) is kind
 
 
 @pytest.mark.parametrize(
-    ("words", "what", "passes"),
+    ("words", "text", "passes"),
     [
         (
             "certificate verify failed: certificate has expired (_ssl.c:1000)",
@@ -200,6 +200,6 @@ def test_what_is_away_may_come_back(
         ("words of another language", "", True),
     ],
 )
-def test_words_of_libraries(words: str, what: str, passes: bool) -> None:
+def test_words_of_libraries(words: str, text: str, passes: bool) -> None:
     why = cause(words)
-    assert (why.text, why.is_transient) == (what, passes)
+    assert (why.text, why.is_transient) == (text, passes)

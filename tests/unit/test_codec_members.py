@@ -115,14 +115,14 @@ def test_filling_equals_a_model_of_dicts(
     """From older changes, the newest first: each missing value from the first that has it, the
     others stay missing.
     """
-    expected, left = {**row, **dict.fromkeys(missing, "null")}, set(missing)
+    expected, unfilled = {**row, **dict.fromkeys(missing, "null")}, set(missing)
     filled = FilledValue(text_of(expected).encode(), tuple(sorted(missing)))
     for values, lacking in older:
         filled = Documents().fill(TABLE, *filled, text_of(values).encode(), sorted(lacking))
-        for name in [name for name in left if name in values and name not in lacking]:
+        for name in [name for name in unfilled if name in values and name not in lacking]:
             expected[name] = values[name]
-            left.discard(name)
-    assert (texts(filled.value), set(filled.missing)) == (expected, left)
+            unfilled.discard(name)
+    assert (texts(filled.value), set(filled.missing)) == (expected, unfilled)
 
 
 def test_a_number_is_never_rounded() -> None:

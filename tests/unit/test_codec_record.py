@@ -236,7 +236,7 @@ def test_a_column_that_the_table_has_no_more_is_not_missing(reshaped: bool) -> N
     """Its views leave it out, so that nothing could complete it; a table that isn't reshaped may
     get it yet.
     """
-    made = Table(
+    table = Table(
         "public",
         "w",
         (Column("k", "text"), Column("a", "text")),
@@ -245,7 +245,7 @@ def test_a_column_that_the_table_has_no_more_is_not_missing(reshaped: bool) -> N
         reshaped=reshaped,
     )
     row = {"k": "1", "a": PLACEHOLDER, "gone": PLACEHOLDER}
-    change = decoder(made).decode(made.topic, b'{"k":"1"}', packed({"op": "u", "after": row}))
+    change = decoder(table).decode(table.topic, b'{"k":"1"}', packed({"op": "u", "after": row}))
     assert change.missing == (("a",) if reshaped else ("a", "gone"))
     assert json.loads(change.row or b"") == {"k": "1", "a": None, "gone": None}
 
@@ -253,26 +253,28 @@ def test_a_column_that_the_table_has_no_more_is_not_missing(reshaped: bool) -> N
 @pytest.mark.parametrize("kind", SHAPES)
 def test_no_placeholder_of_a_column_that_nobody_knows_yet_passes(kind: str) -> None:
     """The record was written after ALTER TABLE ... ADD, which the pipeline hasn't heard of."""
-    made = Table("public", "w", (Column("k", "text"), Column("a", "integer")), ("k",), "t.public.w")
+    table = Table(
+        "public", "w", (Column("k", "text"), Column("a", "integer")), ("k",), "t.public.w"
+    )
     row = {"k": "1", "a": 1, "new": SHAPES[kind]}
-    change = decoder(made).decode(made.topic, b'{"k":"1"}', packed({"op": "u", "after": row}))
-    assert json.loads(codec(made).document(change.row or b"")) == {**row, "new": None}
+    change = decoder(table).decode(table.topic, b'{"k":"1"}', packed({"op": "u", "after": row}))
+    assert json.loads(codec(table).document(change.row or b"")) == {**row, "new": None}
     assert change.missing == ("new",)
 
 
-def named(names: list[str], types: tuple[str, ...], key: int) -> Table:
-    columns = tuple(Column(*one) for one in zip(names, types, strict=True))
+def make_table(names: list[str], types: tuple[str, ...], key: int) -> Table:
+    columns = tuple(Column(*arguments) for arguments in zip(names, types, strict=True))
     return Table("public", "one", columns, tuple(names[:key]), "t.public.one")
 
 
-def assert_as_the_twin(made: Table, record: Raw, form: Any) -> None:
+def assert_as_the_twin(table: Table, record: Raw, form: Any) -> None:
     """The same change, and the same row in the form of a view; or both refuse it."""
-    expected = Twin([made], form, PLACEHOLDER).decode(record)
-    reader, own = decoder(made), codec(made)
-    assert reader.row_id(made.topic, record.key) == expected.id, record
+    expected = Twin([table], form, PLACEHOLDER).decode(record)
+    reader, table_codec = decoder(table), codec(table)
+    assert reader.row_id(table.topic, record.key) == expected.id, record
     try:
-        change = reader.decode(made.topic, record.key, record.value)
-        fault = change.row and own.problem(change.row, warehouse=form == "events")
+        change = reader.decode(table.topic, record.key, record.value)
+        fault = change.row and table_codec.problem(change.row, warehouse=form == "events")
     except Unreadable as error:
         fault = error.problem
     assert bool(fault) == expected.wrong, (fault, record)
@@ -280,10 +282,10 @@ def assert_as_the_twin(made: Table, record: Raw, form: Any) -> None:
         return
     assert (change.id, change.op, change.lsn) == (expected.id, expected.op, expected.lsn), record
     assert frozenset(change.missing) == (expected.missing or frozenset())
-    text = change.row and (own.document(change.row) if form == "documents" else change.row)
+    text = change.row and (table_codec.document(change.row) if form == "documents" else change.row)
     assert (text and twin.loads(text.decode())) == expected.after
     if change.row and form == "events":
-        assert len(own.values(change.row)) == len(made.columns)
+        assert len(table_codec.values(change.row)) == len(table.columns)
 
 
 @given(
@@ -294,27 +296,29 @@ def assert_as_the_twin(made: Table, record: Raw, form: Any) -> None:
 )
 @budget(40)
 def test_decoding_equals_the_twin(names: list[str], texts: list[str], seed: int, form: Any) -> None:
-    made = named(names, TYPES, 2)
+    table = make_table(names, TYPES, 2)
     keys = [
         {names[0]: text, names[1]: number}
         for text in texts
         for number in (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))
     ]
-    for record in Scribe(made, seed, texts, keys).log(100, garbage=0.4):
-        assert_as_the_twin(made, record, form)
+    for record in Scribe(table, seed, texts, keys).log(100, garbage=0.4):
+        assert_as_the_twin(table, record, form)
 
 
 @given(seed=st.integers(0, 2**32), form=st.sampled_from(["events", "documents"]))
 @budget(40)
 def test_placeholders_equal_the_twin(seed: int, form: Any) -> None:
     texts = ["", "a", 'q"\\', "😀", "null", PLACEHOLDER[:-1], PLACEHOLDER[1:]]
-    made = named(
-        ["id", *(f"c{at} {one}" for at, one in enumerate(TOASTED))], ("bigint", *TOASTED), 1
+    table = make_table(
+        ["id", *(f"c{index} {type_}" for index, type_ in enumerate(TOASTED))],
+        ("bigint", *TOASTED),
+        1,
     )
-    for record in Scribe(made, seed, texts, [{"id": at} for at in range(5)]).log(
+    for record in Scribe(table, seed, texts, [{"id": number} for number in range(5)]).log(
         100, garbage=0.06, lacking=0.5
     ):
-        assert_as_the_twin(made, record, form)
+        assert_as_the_twin(table, record, form)
 
 
 TRICKY = (
@@ -358,12 +362,13 @@ def test_no_two_keys_collide(
     pairs = [(pair, number) for pair in texts for number in near]
     mixed = list(
         dict.fromkeys(
-            tuple(n if t == "bigint" else p[at % 2] for at, t in enumerate(types)) for p, n in pairs
+            tuple(n if t == "bigint" else p[index % 2] for index, t in enumerate(types))
+            for p, n in pairs
         )
     )
-    columns = tuple(Column(f"k{at}", type_) for at, type_ in enumerate(types))
+    columns = tuple(Column(f"k{index}", type_) for index, type_ in enumerate(types))
     assert_told_apart(
-        Table("public", "x", columns, tuple(one.name for one in columns), "t.public.x"), mixed
+        Table("public", "x", columns, tuple(column.name for column in columns), "t.public.x"), mixed
     )
 
 
@@ -371,9 +376,9 @@ def assert_told_apart(keyed: Table, mixed: Sequence[tuple[Any, ...]]) -> None:
     ids = [codec(keyed).row_id(packed(dict(zip(keyed.key, key, strict=True)))) for key in mixed]
     assert len(set(ids)) == len(mixed), "two keys with one id"
     assert ids == [row_id(list(key)) for key in mixed]
-    documents = [document_id(one) for one in ids]
+    documents = [document_id(key_id) for key_id in ids]
     assert len(set(documents)) == len(mixed), "two keys with one document"
-    assert all(len(one.encode()) <= LONGEST_ID for one in documents)
+    assert all(len(document.encode()) <= LONGEST_ID for document in documents)
 
 
 @pytest.mark.parametrize(
@@ -407,5 +412,5 @@ def assert_told_apart(keyed: Table, mixed: Sequence[tuple[Any, ...]]) -> None:
     ],
 )
 def test_what_is_no_key_has_no_id(type_: str, keys: list[str]) -> None:
-    made = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
-    assert [decoder(made).row_id(made.topic, key.encode()) for key in keys] == [None] * len(keys)
+    table = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
+    assert [decoder(table).row_id(table.topic, key.encode()) for key in keys] == [None] * len(keys)

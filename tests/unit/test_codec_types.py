@@ -27,17 +27,18 @@ def row(**values: Any) -> bytes:
     return compact({"id": 1, **values}).encode()
 
 
-def held(made: Table, text: bytes) -> pa.RecordBatch:
+def typed_batch(table: Table, text: bytes) -> pa.RecordBatch:
     """The row as the warehouse has it."""
-    schema = codec(made).schema
-    values = codec(made).values(text)
+    schema = codec(table).schema
+    values = codec(table).values(text)
     return pa.record_batch(
-        [pa.array([one], type_) for one, type_ in zip(values, schema.types, strict=True)], schema
+        [pa.array([value], type_) for value, type_ in zip(values, schema.types, strict=True)],
+        schema,
     )
 
 
-def back(made: Table, batch: pa.RecordBatch) -> Any:
-    (text,) = codec(made).documents(batch).to_pylist()
+def document_of(table: Table, batch: pa.RecordBatch) -> Any:
+    (text,) = codec(table).documents(batch).to_pylist()
     return json.loads(text)
 
 
@@ -46,23 +47,23 @@ def shown(scalar: Any) -> str | None:
     return None if scalar is None else str(scalar)
 
 
-@pytest.mark.parametrize(("type_", "wire", "document"), [one[:3] for one in TYPES])
+@pytest.mark.parametrize(("type_", "wire", "document"), [entry[:3] for entry in TYPES])
 def test_forms_of_a_value(type_: str, wire: Any, document: Any) -> None:
-    made = wide([type_])
-    assert json.loads(codec(made).document(row(v0=wire))) == {"id": 1, "v0": document}
-    batch = held(made, row(v0=wire))
-    assert back(made, batch) == {"id": 1, "v0": document}
-    assert codec(made).problem(row(v0=wire), warehouse=True) is None
+    table = wide([type_])
+    assert json.loads(codec(table).document(row(v0=wire))) == {"id": 1, "v0": document}
+    batch = typed_batch(table, row(v0=wire))
+    assert document_of(table, batch) == {"id": 1, "v0": document}
+    assert codec(table).problem(row(v0=wire), warehouse=True) is None
 
 
 @pytest.mark.parametrize("type_", sorted({type_ for type_, *_ in TYPES}))
 def test_null_is_null_in_every_form(type_: str) -> None:
-    made = wide([type_])
+    table = wide([type_])
     for text in (row(v0=None), row()):
-        assert codec(made).values(text) == (1, None)
-        assert codec(made).problem(text, warehouse=True) is None
-        assert back(made, held(made, text)) == {"id": 1, "v0": None}
-    assert json.loads(codec(made).document(row(v0=None))) == {"id": 1, "v0": None}
+        assert codec(table).values(text) == (1, None)
+        assert codec(table).problem(text, warehouse=True) is None
+        assert document_of(table, typed_batch(table, text)) == {"id": 1, "v0": None}
+    assert json.loads(codec(table).document(row(v0=None))) == {"id": 1, "v0": None}
 
 
 COLUMNS: list[tuple[str, Any, Any]] = [
@@ -90,7 +91,7 @@ COLUMNS: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.parametrize(("type_", "wire", "value"), COLUMNS)
 def test_columns_have_values_of_their_type(type_: str, wire: Any, value: Any) -> None:
-    assert held(wide([type_]), row(v0=wire)).column("v0").to_pylist() == [value]
+    assert typed_batch(wide([type_]), row(v0=wire)).column("v0").to_pylist() == [value]
 
 
 @pytest.mark.parametrize(
@@ -111,21 +112,21 @@ def test_columns_have_values_of_their_type(type_: str, wire: Any, value: Any) ->
     ],
 )
 def test_times_beyond_pythons_are_numbers_of_the_column(type_: str, wire: Any, number: int) -> None:
-    column = held(wide([type_]), row(v0=wire)).column("v0")
+    column = typed_batch(wide([type_]), row(v0=wire)).column("v0")
     assert column.cast(pa.int32() if type_ == DATE else pa.int64()).to_pylist() == [number]
 
 
 @given(days=st.integers(-2440588, 2145042905), rest=st.integers(0, MIDNIGHT - 1))
 @budget(300)
-def test_a_day_has_one_name(days: int, rest: int) -> None:
+def test_a_day_has_one_name(days: int, remainder: int) -> None:
     """Of all that Postgres has: as text, as a number, and in the order of time."""
-    made = wide([DATE, LOCAL, STAMP])
-    micros = min(max(days * MIDNIGHT + rest, -210866803200000000), FOREVER - 1)
-    text = json.loads(codec(made).document(row(v0=days, v1=micros)))
-    assert codec(made).values(row(v0=days, v1=micros, v2=f"{text['v1']}Z"))[1:3] == (days, micros)
-    batch = held(made, row(v0=days, v1=micros, v2=f"{text['v1']}Z"))
+    table = wide([DATE, LOCAL, STAMP])
+    micros = min(max(days * MIDNIGHT + remainder, -210866803200000000), FOREVER - 1)
+    text = json.loads(codec(table).document(row(v0=days, v1=micros)))
+    assert codec(table).values(row(v0=days, v1=micros, v2=f"{text['v1']}Z"))[1:3] == (days, micros)
+    batch = typed_batch(table, row(v0=days, v1=micros, v2=f"{text['v1']}Z"))
     assert batch.column("v2").cast(pa.int64()).to_pylist() == [micros]
-    assert back(made, batch) == {**text, "v2": f"{text['v1']}Z"}
+    assert document_of(table, batch) == {**text, "v2": f"{text['v1']}Z"}
     if 1 <= (year := int(re.match(r"[+-]?\d+", text["v0"])[0])) <= 9999:  # type: ignore[index]
         assert text["v0"] == (date(1970, 1, 1) + timedelta(days)).isoformat()
     assert len(str(abs(year))) == 4 or text["v0"][0] == "+" or abs(year) < 1000
@@ -133,13 +134,13 @@ def test_a_day_has_one_name(days: int, rest: int) -> None:
 
 @pytest.mark.parametrize(("type_", "wire"), LOST)
 def test_a_value_that_the_connector_damaged_enters_no_view(type_: str, wire: Any) -> None:
-    made = wide([type_])
-    for form in (codec(made).document, codec(made).values):
+    table = wide([type_])
+    for form in (codec(table).document, codec(table).values):
         with pytest.raises(ValueNotRepresentable) as caught:
             form(row(v0=wire))
         assert caught.value.column == f"public.x.v0 ({type_})"
         assert caught.value.problem == "the connector has damaged its v0"
-    assert codec(made).problem(row(v0=wire), warehouse=False) == "the connector has damaged its v0"
+    assert codec(table).problem(row(v0=wire), warehouse=False) == "the connector has damaged its v0"
 
 
 UNHELD: list[tuple[str, Any]] = [
@@ -166,14 +167,14 @@ UNHELD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("type_", "wire"), UNHELD)
 def test_a_value_that_no_column_holds_is_refused_by_name_alone(type_: str, wire: Any) -> None:
-    made = wide([type_])
+    table = wide([type_])
     with pytest.raises(ValueNotRepresentable) as caught:
-        codec(made).values(row(v0=wire))
+        codec(table).values(row(v0=wire))
     assert caught.value.column == f"public.x.v0 ({type_})"
     assert caught.value.problem == "the warehouse can not hold its v0"
-    assert codec(made).problem(row(v0=wire), warehouse=True) == caught.value.problem
-    assert codec(made).problem(row(v0=wire), warehouse=False) is None
-    assert codec(made).document(row(v0=wire))
+    assert codec(table).problem(row(v0=wire), warehouse=True) == caught.value.problem
+    assert codec(table).problem(row(v0=wire), warehouse=False) is None
+    assert codec(table).document(row(v0=wire))
 
 
 @pytest.mark.parametrize(
@@ -188,8 +189,8 @@ def test_a_value_that_no_column_holds_is_refused_by_name_alone(type_: str, wire:
     ],
 )
 def test_what_has_no_form_at_all_was_damaged(type_: str, wire: Any) -> None:
-    made = wide([type_])
-    for form in (codec(made).document, codec(made).values):
+    table = wide([type_])
+    for form in (codec(table).document, codec(table).values):
         with pytest.raises(ValueNotRepresentable, match="damaged"):
             form(row(v0=wire))
 
@@ -212,10 +213,10 @@ def test_what_is_no_string_is_its_text_in_a_column_of_text(
     """As from before the column's type was changed. With another column that makes every row be
     looked at.
     """
-    made = wide([type_, DATE])
-    assert json.loads(codec(made).document(row(v0=wire, v1=0)))["v0"] in (document, wire)
-    assert held(made, row(v0=wire, v1=0)).column("v0").to_pylist() == [value]
-    assert codec(made).problem(row(v0=wire), warehouse=True) is None
+    table = wide([type_, DATE])
+    assert json.loads(codec(table).document(row(v0=wire, v1=0)))["v0"] in (document, wire)
+    assert typed_batch(table, row(v0=wire, v1=0)).column("v0").to_pylist() == [value]
+    assert codec(table).problem(row(v0=wire), warehouse=True) is None
 
 
 MISFITS: list[tuple[str, Any]] = [
@@ -240,11 +241,11 @@ MISFITS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("type_", "wire"), MISFITS)
 def test_a_value_of_another_type_is_refused(type_: str, wire: Any) -> None:
-    made = wide([type_])
+    table = wide([type_])
     with pytest.raises(Unreadable) as caught:
-        codec(made).values(row(v0=wire))
+        codec(table).values(row(v0=wire))
     assert caught.value.problem == "it does not fit the columns of its table"
-    assert codec(made).problem(row(v0=wire), warehouse=False) == caught.value.problem
+    assert codec(table).problem(row(v0=wire), warehouse=False) == caught.value.problem
 
 
 @pytest.mark.parametrize(
@@ -262,11 +263,11 @@ def test_a_value_of_another_type_is_refused(type_: str, wire: Any) -> None:
     ],
 )
 def test_what_is_no_row_is_refused(text: bytes) -> None:
-    made = wide(["text", "date"])
-    for form in (codec(made).document, codec(made).values):
+    table = wide(["text", "date"])
+    for form in (codec(table).document, codec(table).values):
         with pytest.raises(Unreadable, match="does not fit"):
             form(text)
-    assert codec(made).problem(text, warehouse=False)
+    assert codec(table).problem(text, warehouse=False)
 
 
 UNTOUCHED = ("text", "numeric", "double precision", "text[]", STAMP, "uuid", "bigint")
@@ -276,7 +277,7 @@ def test_what_needs_no_other_form_passes_untouched() -> None:
     """A document whose table has texts, numbers, arrays and zoned times is the connector's own
     text.
     """
-    made = Table(
+    table = Table(
         "public",
         "x",
         tuple(Column(f"c{n}", type_) for n, type_ in enumerate(UNTOUCHED)),
@@ -287,8 +288,8 @@ def test_what_needs_no_other_form_passes_untouched() -> None:
         b'{"c0":"a\\u000B\\/", "c1":"1.50","c2":1.50e300,"c3":["x",null],"c4":"2013-01-01T10:00:00.000000Z","c5":null,'
         b'"c6":9223372036854775807, "c0": "twice"}'
     )
-    assert codec(made).document(text) == text
-    assert codec(made).document(b'{"c0":\n"a"\n}') == b'{"c0": "a" }'
+    assert codec(table).document(text) == text
+    assert codec(table).document(b'{"c0":\n"a"\n}') == b'{"c0": "a" }'
     for misfit in (
         b'{"c5":7,"c6":"seven"}',
         b'{"c2":true}',
@@ -296,14 +297,14 @@ def test_what_needs_no_other_form_passes_untouched() -> None:
         b'{"c6":9223372036854775808}',
     ):
         with pytest.raises(Unreadable, match="does not fit"):
-            codec(made).document(misfit)
+            codec(table).document(misfit)
 
 
 def test_what_needs_no_other_form_keeps_its_text_beside_what_does() -> None:
     """Every digit, every escape; json last, no column that the table hasn't, null for those that
     the row lacks.
     """
-    made = Table(
+    table = Table(
         "public",
         "x",
         tuple(
@@ -320,16 +321,16 @@ def test_what_needs_no_other_form_keeps_its_text_beside_what_does() -> None:
         "t",
     )
     text = b'{"gone":[1],"j":"{\\"a\\":\\n 1.50}","%b":"\\u000B\\/","d":15706,"n":"NAN"}'
-    assert codec(made).document(text) == (
+    assert codec(table).document(text) == (
         b'{"%b":"\\u000B\\/","d":"2013-01-01","n":"NaN","z":null,"j":{"a":  1.50}}'
     )
 
 
 def test_a_reshaped_table_shows_its_own_columns() -> None:
-    made = Table(
+    table = Table(
         "public", "x", (Column("a", "text"), Column("b", "numeric")), ("a",), "t", reshaped=True
     )
-    assert codec(made).document(b'{"gone":1,"b":"1.50","a":"x"}') == b'{"a":"x","b":"1.50"}'
+    assert codec(table).document(b'{"gone":1,"b":"1.50","a":"x"}') == b'{"a":"x","b":"1.50"}'
 
 
 STRANGE = [
@@ -352,36 +353,38 @@ STRANGE = [
 
 
 def test_names_may_be_anything() -> None:
-    made = Table("public", "x", tuple(Column(name, "date") for name in STRANGE), (STRANGE[0],), "t")
-    days = {name: at for at, name in enumerate(STRANGE)}
-    expected = {name: (date(1970, 1, 1) + timedelta(at)).isoformat() for name, at in days.items()}
+    table = Table(
+        "public", "x", tuple(Column(name, "date") for name in STRANGE), (STRANGE[0],), "t"
+    )
+    days = {name: index for index, name in enumerate(STRANGE)}
+    expected = {name: (date(1970, 1, 1) + timedelta(day)).isoformat() for name, day in days.items()}
     for ascii_only in (True, False):
         text = json.dumps(days, ensure_ascii=ascii_only).encode()
-        assert json.loads(codec(made).document(text)) == expected
-        assert codec(made).values(text) == tuple(range(len(STRANGE)))
-        assert back(made, held(made, text)) == expected
-        assert codec(made).problem(text, warehouse=True) is None
+        assert json.loads(codec(table).document(text)) == expected
+        assert codec(table).values(text) == tuple(range(len(STRANGE)))
+        assert document_of(table, typed_batch(table, text)) == expected
+        assert codec(table).problem(text, warehouse=True) is None
 
 
 def test_a_table_without_columns_is_an_empty_object() -> None:
-    made = Table("public", "x", (), (), "t", reshaped=True)
-    assert codec(made).document(b'{"gone":1}') == b"{}"
+    table = Table("public", "x", (), (), "t", reshaped=True)
+    assert codec(table).document(b'{"gone":1}') == b"{}"
 
 
 @pytest.mark.parametrize(("types", "wire", "values"), KEYS)
 def test_ids_are_made_of_what_the_views_show(
     types: tuple[str, ...], wire: list[Any], values: list[Any]
 ) -> None:
-    names = tuple(f"k{at}" for at in range(len(types)))
-    made = Table(
+    names = tuple(f"k{index}" for index in range(len(types)))
+    table = Table(
         "public",
         "x",
-        tuple(Column(*one, False) for one in zip(names, types, strict=True)),
+        tuple(Column(*column, False) for column in zip(names, types, strict=True)),
         names,
         "t",
     )
     key = compact(dict(zip(names, wire, strict=True))).encode()
-    assert codec(made).row_id(key) == row_id(values)
+    assert codec(table).row_id(key) == row_id(values)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -396,25 +399,29 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) -> None:
     """And tells its key apart from every other one, since the twin is JSON."""
     values = [*texts[1:], number, texts[0]][-len(texts) :]
-    types = ["bigint" if isinstance(one, int) else "text" for one in values]
-    names = tuple(f"k{at}" for at in range(len(values)))
-    made = Table(
-        "public", "x", tuple(Column(*one) for one in zip(names, types, strict=True)), names, "t"
+    types = ["bigint" if isinstance(value, int) else "text" for value in values]
+    names = tuple(f"k{index}" for index in range(len(values)))
+    table = Table(
+        "public",
+        "x",
+        tuple(Column(*column) for column in zip(names, types, strict=True)),
+        names,
+        "t",
     )
     key = json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=ascii_only).encode()
-    assert codec(made).row_id(key) == row_id(values)
+    assert codec(table).row_id(key) == row_id(values)
 
 
 @pytest.mark.parametrize(
     ("type_", "key"),
     [
         *(
-            ("bigint", one)
-            for one in ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}']
+            ("bigint", text)
+            for text in ['{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}']
         ),
         *(
-            ("bigint", one)
-            for one in [
+            ("bigint", text)
+            for text in [
                 '{"k":+1}',
                 '{"j":1}',
                 '{"k":1.0}',
@@ -423,8 +430,8 @@ def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) 
             ]
         ),
         *(
-            ("text", one)
-            for one in [
+            ("text", text)
+            for text in [
                 '{"k":"}',
                 '{"k":"a',
                 '{"k":"a"b"}',
@@ -434,16 +441,16 @@ def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) 
             ]
         ),
         *(
-            ("text", one)
-            for one in ['{"j":"a"}', "[]", "7", "", "null", '{"k":"\\ud800"}', "[" * 3000]
+            ("text", text)
+            for text in ['{"j":"a"}', "[]", "7", "", "null", '{"k":"\\ud800"}', "[" * 3000]
         ),
         ("tsquery", '{"k":"no base64"}'),
     ],
 )
 def test_what_is_no_key_has_no_id(type_: str, key: str) -> None:
-    made = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
+    table = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
     with pytest.raises(Unreadable, match="its key is not one of the table"):
-        codec(made).row_id(key.encode())
+        codec(table).row_id(key.encode())
 
 
 def test_a_kind_is_made_once() -> None:

@@ -13,7 +13,7 @@ from cdc.model.table import Table
 from sinks.memory import Memory
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
-OTHER = Table("public", "others", (), ("id",), "shop.public.others")
+OTHER_TABLE = Table("public", "others", (), ("id",), "shop.public.others")
 NAMES = {TABLE.qualified: "20260101t000000000000"}
 
 
@@ -24,9 +24,9 @@ class Warehouse(Memory):
 def names(cache: Generations, *, tombstones: bool) -> list[str]:
     sinks = [Memory("cache"), Warehouse("warehouse")]
     registry = {"cache": cache, "warehouse": Generations()}
-    found = required_views([TABLE, OTHER], sinks, registry.__getitem__, tombstones=tombstones)
-    assert all(position(table) is None for _, table, position in found)
-    return [f"{table.name} {name}" for name, table, _ in found]
+    views = required_views([TABLE, OTHER_TABLE], sinks, registry.__getitem__, tombstones=tombstones)
+    assert all(position(table) is None for _, table, position in views)
+    return [f"{table.name} {name}" for name, table, _ in views]
 
 
 LIVE = ["items cache", "others cache", "items warehouse", "others warehouse"]
@@ -36,9 +36,9 @@ def test_a_superseded_record_goes_once_the_logs_of_changes_have_it() -> None:
     assert names(Generations(), tombstones=False) == ["items warehouse", "others warehouse"]
 
 
-def kept(until: float) -> Generations:
+def retained_views(end: float) -> Generations:
     return Generations(
-        retained={name: RetainedView(generation, until, 0.0) for name, generation in NAMES.items()}
+        retained={name: RetainedView(generation, end, 0.0) for name, generation in NAMES.items()}
     )
 
 
@@ -50,9 +50,9 @@ def building(alive_at: float) -> Generations:
 @pytest.mark.parametrize(
     ("generations", "more"),
     [
-        (kept(time.time() + 600), "is kept"),
+        (retained_views(time.time() + 600), "is kept"),
         (building(time.time() + 600), "is being built"),
-        (kept(time.time() - 1), None),
+        (retained_views(time.time() - 1), None),
         (building(time.time() - 600), None),
     ],
     ids=["kept", "being built", "kept no more", "dead"],
@@ -60,13 +60,13 @@ def building(alive_at: float) -> Generations:
 def test_a_tombstone_goes_once_every_view_has_seen_it(
     generations: Generations, more: str | None
 ) -> None:
-    beside = [f"items the generation of cache that {more}"] if more else []
-    assert names(generations, tombstones=True) == LIVE + beside
+    additions = [f"items the generation of cache that {more}"] if more else []
+    assert names(generations, tombstones=True) == LIVE + additions
 
 
 def test_holes_that_touch_are_told_as_one() -> None:
-    def hole(start: tuple[int, int], end: tuple[int, int], since: float, id_: str = "id") -> Hole:
-        return Hole(Position(id_, start), Position(id_, end), since, since + 1)
+    def hole(start: tuple[int, int], end: tuple[int, int], time: float, id_: str = "id") -> Hole:
+        return Hole(Position(id_, start), Position(id_, end), time, time + 1)
 
     first, later = hole((0, 0), (5, 5), 1), hole((7, 5), (9, 9), 5)
     assert later.merged([first]) == [first, later]

@@ -13,13 +13,17 @@ from cdc.verify.comparison import PROOFS, Comparison, prove
 
 EQUAL = Comparison("cache", "public.busy", source_rows=10, view_rows=10)
 UNDECIDED = Comparison("search", "public.busy", source_rows=10, view_rows=10, undecided=3)
-AGAIN = "cdc -p FILE rebuild search --table public.busy"
+REBUILD = "cdc -p FILE rebuild search --table public.busy"
 WRONG = Comparison("warehouse", "public.busy", source_rows=10, view_rows=9, missing=1, undecided=2)
 
 
 def test_what_was_not_decided_is_not_equal() -> None:
-    assert [one.equal for one in (EQUAL, UNDECIDED, WRONG)] == [True, False, False]
-    assert [one.verdict for one in (EQUAL, UNDECIDED, WRONG)] == ["equal", "undecided", "differs"]
+    assert [comparison.equal for comparison in (EQUAL, UNDECIDED, WRONG)] == [True, False, False]
+    assert [comparison.verdict for comparison in (EQUAL, UNDECIDED, WRONG)] == [
+        "equal",
+        "undecided",
+        "differs",
+    ]
 
 
 def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
@@ -29,7 +33,7 @@ def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "error", "code"),
+    ("comparisons", "error", "code"),
     [
         ([EQUAL], None, 0),
         ([EQUAL, UNDECIDED], UndecidedError, 10),
@@ -38,24 +42,28 @@ def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
     ],
 )
 def test_each_verdict_has_its_exit_code(
-    found: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     error: type[Exception] | None,
     code: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ended = 0
+    exit_code = 0
     try:
-        report(found, as_json=True)
+        report(comparisons, as_json=True)
     except (UndecidedError, DivergenceError) as raised:
         assert type(raised) is error
         assert "cdc -p FILE" in raised.hint
-        ended = raised.exit_code
-    assert ended == code
-    told = json.loads(capsys.readouterr().out)
-    assert told["equal"] is (error is None)
-    assert told["undecided"] == sum(one.undecided for one in found)
-    assert [view["undecided"] for view in told["views"]] == [one.undecided for one in found]
-    assert [view["verdict"] for view in told["views"]] == [one.verdict for one in found]
+        exit_code = raised.exit_code
+    assert exit_code == code
+    document = json.loads(capsys.readouterr().out)
+    assert document["equal"] is (error is None)
+    assert document["undecided"] == sum(comparison.undecided for comparison in comparisons)
+    assert [view["undecided"] for view in document["views"]] == [
+        comparison.undecided for comparison in comparisons
+    ]
+    assert [view["verdict"] for view in document["views"]] == [
+        comparison.verdict for comparison in comparisons
+    ]
 
 
 def test_the_table_says_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,22 +77,22 @@ def test_the_table_says_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_proof_looks_again_at_what_it_could_not_decide() -> None:
     answers = iter([[UNDECIDED], [EQUAL]])
-    prove(lambda: next(answers), "search", AGAIN)
+    prove(lambda: next(answers), "search", REBUILD)
     assert next(answers, None) is None
 
 
 def test_a_proof_that_stays_undecided_is_none() -> None:
     answers = iter([[UNDECIDED]] * PROOFS + [[EQUAL]])
     with pytest.raises(UndecidedError, match=r"3 rows of public\.busy in search") as caught:
-        prove(lambda: next(answers), "search", AGAIN)
-    assert caught.value.hint.endswith(AGAIN)
+        prove(lambda: next(answers), "search", REBUILD)
+    assert caught.value.hint.endswith(REBUILD)
     assert next(answers) == [EQUAL]
 
 
 def test_a_proof_ends_at_the_first_difference() -> None:
     answers = iter([[EQUAL, WRONG], [EQUAL, EQUAL]])
     with pytest.raises(DivergenceError, match="1 rows missing"):
-        prove(lambda: next(answers), "warehouse", AGAIN)
+        prove(lambda: next(answers), "warehouse", REBUILD)
 
 
 def test_planted_twin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,14 @@ def run(tmp_path: Path, state: Path) -> Run:
 
 
 def test_up_is_known_to_the_other_verbs(tmp_path: Path, state: Path, run: Run) -> None:
-    at = json.loads(run("up", "--stack", "compose", "--json"))
-    assert at["kafka"] == "127.0.0.1:19092"
-    assert at["state"] == str(state)
+    endpoints = json.loads(run("up", "--stack", "compose", "--json"))
+    assert endpoints["kafka"] == "127.0.0.1:19092"
+    assert endpoints["state"] == str(state)
     pipeline = Context(tmp_path / "shop.yaml", state).load()
     assert (pipeline.source.dsn, pipeline.kafka, pipeline.connect) == (
-        at["postgres"],
-        at["kafka"],
-        at["connect"],
+        endpoints["postgres"],
+        endpoints["kafka"],
+        endpoints["connect"],
     )
     # Nobody listens there: the verb has got as far as asking the right place.
     with pytest.raises(SourceError, match=r"127\.0\.0\.1:15432 can't be reached"):
@@ -106,8 +106,8 @@ def test_down_stops_the_containers(run: Run, words: tuple[str, ...]) -> None:
 
 
 def test_up_without_a_word_is_the_states_own(run: Run) -> None:
-    at = run("up", "--stack", "compose", "--json")
-    assert run("up", "--json") == at
+    endpoints = run("up", "--stack", "compose", "--json")
+    assert run("up", "--json") == endpoints
 
 
 def test_a_state_is_of_one_stack(state: Path, run: Run) -> None:

@@ -24,11 +24,11 @@ def test_logs_go_to_standard_error_as_json_lines() -> None:
         "from cdc.cli.console import configure_logging; configure_logging(); "
         "import structlog; structlog.get_logger().warning('sink_waiting', sink='cache')"
     )
-    done = spoken(code)
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    told = json.loads(line)
-    assert (told["event"], told["level"], told["sink"]) == ("sink_waiting", "warning", "cache")
+    process = spoken(code)
+    assert process.stdout == ""
+    (line,) = process.stderr.splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["level"], event["sink"]) == ("sink_waiting", "warning", "cache")
 
 
 def test_a_document_holds_objects_not_pythons_text_for_them(
@@ -54,9 +54,9 @@ def test_a_verb_that_fails_prints_a_document_as_well(tmp_path: Path) -> None:
         "status",
         "--json",
     ]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2
-    error = json.loads(done.stdout)["error"]
+    process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert process.returncode == 2
+    error = json.loads(process.stdout)["error"]
     assert "none.yaml" in error["message"]
     assert (error["exit_code"], bool(error["hint"])) == (2, True)
-    assert "hint:" in done.stderr
+    assert "hint:" in process.stderr

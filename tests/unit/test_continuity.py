@@ -16,9 +16,9 @@ TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.publi
 
 
 def judge(
-    at: Position | None, starts: tuple[int, ...] = (0, 0), ends: tuple[int, ...] = (9, 9)
+    position: Position | None, starts: tuple[int, ...] = (0, 0), ends: tuple[int, ...] = (9, 9)
 ) -> None:
-    refuse_gap("search", TABLE, Position("id", starts), Position("id", ends), at)
+    refuse_gap("search", TABLE, Position("id", starts), Position("id", ends), position)
 
 
 def test_what_the_log_continues_is_accepted() -> None:
@@ -29,7 +29,7 @@ def test_what_the_log_continues_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "starts", "ends", "message"),
+    ("position", "starts", "ends", "message"),
     [
         (Position("other", (1, 1)), (0, 0), (9, 9), "created anew"),
         (Position("id", (1, 1, 1)), (0, 0), (9, 9), "has 2 partitions, the view was made from 3"),
@@ -39,10 +39,10 @@ def test_what_the_log_continues_is_accepted() -> None:
     ],
 )
 def test_what_it_does_not_is_refused(
-    at: Position | None, starts: tuple[int, ...], ends: tuple[int, ...], message: str
+    position: Position | None, starts: tuple[int, ...], ends: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(ConnectorError, match=message) as caught:
-        judge(at, starts, ends)
+        judge(position, starts, ends)
     assert caught.value.hint
     assert caught.value.exit_code == 5
 
@@ -74,16 +74,19 @@ def ms(ago_s: float) -> int:
 
 
 def missed(
-    there: Log, stored: ViewCheckpoint, following: tuple[int, int] | None = None, made: float = 0.0
+    topic_log: Log,
+    stored: ViewCheckpoint,
+    following: tuple[int, int] | None = None,
+    birth: float = 0.0,
 ) -> bool:
     """`following`: the next record after the view, its offset and its time."""
     return (
         safe_until(
-            there,
+            topic_log,
             TOPIC,
             stored,
-            dict.fromkeys(uncertain_records(there, TOPIC, stored), following),
-            made,
+            dict.fromkeys(uncertain_records(topic_log, TOPIC, stored), following),
+            birth,
         )
         < NOW
     )
@@ -141,23 +144,23 @@ def test_a_view_that_may_have_missed_one(
 def test_what_was_read_from_nothing_within_the_time_has_missed_none() -> None:
     """A new view of an old log, started again half way: its next record is a year old."""
     half_way = view(50, 60), (50, ms(52 * WEEK))
-    assert not missed(log(), *half_way, made=NOW - HOUR)
-    assert missed(log(), *half_way, made=NOW - WEEK - HOUR)
+    assert not missed(log(), *half_way, birth=NOW - HOUR)
+    assert missed(log(), *half_way, birth=NOW - WEEK - HOUR)
     assert generation_time(new_generation()) == pytest.approx(time.time(), abs=5)
     assert generation_time("") == generation_time("old") == 0.0
 
 
 def test_tombstones_that_were_removed_on_demand() -> None:
     """By offset, and for who had begun to read before: the log has been asked to forget them."""
-    done = compacted(50, 2 * HOUR, HOUR)
-    behind, there = view(40, 3 * HOUR), view(50, 3 * HOUR)
+    removal = compacted(50, 2 * HOUR, HOUR)
+    behind, current = view(40, 3 * HOUR), view(50, 3 * HOUR)
     recent = (45, ms(3 * HOUR))
-    assert missed(log(removal=done), behind, recent)
-    assert not missed(log(removal=done), behind, recent, made=NOW - HOUR / 2)
-    assert missed(log(removal=done), behind, recent, made=NOW - 1.5 * HOUR)
-    assert missed(log(removal=replace(done, ended=0.0)), behind, recent, made=NOW - HOUR / 2)
-    assert not missed(log(removal=done), there, (50, ms(HOUR)))
-    assert not missed(log(compaction=done), behind, recent)
+    assert missed(log(removal=removal), behind, recent)
+    assert not missed(log(removal=removal), behind, recent, birth=NOW - HOUR / 2)
+    assert missed(log(removal=removal), behind, recent, birth=NOW - 1.5 * HOUR)
+    assert missed(log(removal=replace(removal, ended=0.0)), behind, recent, birth=NOW - HOUR / 2)
+    assert not missed(log(removal=removal), current, (50, ms(HOUR)))
+    assert not missed(log(compaction=removal), behind, recent)
     assert not missed(log(removal=compacted(50, 2 * HOUR, HOUR, id_="another")), behind, recent)
 
 
@@ -170,8 +173,8 @@ def test_a_compaction_tells_since_when_an_idle_view_is_behind() -> None:
 
 
 def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:
-    old = (50, ms(6 * 24 * HOUR))
-    assert safe_until(log(), TOPIC, view(50, 0), {(TOPIC, 0, 50): old}) == NOW + 24 * HOUR
+    oldest = (50, ms(6 * 24 * HOUR))
+    assert safe_until(log(), TOPIC, view(50, 0), {(TOPIC, 0, 50): oldest}) == NOW + 24 * HOUR
     assert (
         safe_until(log(), TOPIC, view(100, 0), {})
         == safe_until(log(), TOPIC, None, {})
@@ -199,9 +202,9 @@ def test_a_log_of_changes_tells_where_it_may_have_holes() -> None:
         str(hole)
         == "offsets 50-69 of partition 0, written from 2001-09-01 01:46:40+00:00 to 2001-09-02 01:46:40+00:00"
     )
-    done = compacted(80, 2 * HOUR, HOUR)
+    removal = compacted(80, 2 * HOUR, HOUR)
     assert hole_behind(
-        log(done, done), TOPIC, away, following, Position("id", (70,))
+        log(removal, removal), TOPIC, away, following, Position("id", (70,))
     ).end.offsets == (80,)
 
 

@@ -28,22 +28,29 @@ BASE = (ID, NOTE, MOOD, PAIR)
 
 
 def entry(
-    number: int, command: str = "ALTER TABLE", table: str = "public.t", **other: Any
+    number: int, command: str = "ALTER TABLE", table: str = "public.t", **fields: Any
 ) -> Definition:
-    known: dict[str, Any] = {"relation": 7, "columns": BASE, "partitions": None, "streamed": True}
-    return Definition(id=number, table=table, lsn=number, command=command, **(known | other))
+    defaults: dict[str, Any] = {
+        "relation": 7,
+        "columns": BASE,
+        "partitions": None,
+        "streamed": True,
+    }
+    return Definition(id=number, table=table, lsn=number, command=command, **(defaults | fields))
 
 
 FIRST = entry(1, "PUBLISH", streamed=False)
 
 
 def kinds(*history: Definition, captured: Sequence[str] = ("public.t",)) -> list[tuple[str, str]]:
-    return [(one.table, one.kind) for one in consequences(history, captured)]
+    return [
+        (consequence.table, consequence.kind) for consequence in consequences(history, captured)
+    ]
 
 
-def verdict(*columns: ColumnDefinition, **other: Any) -> Consequence:
-    (one,) = consequences([FIRST, entry(2, columns=columns, **other)], ["public.t"])
-    return one
+def verdict(*columns: ColumnDefinition, **fields: Any) -> Consequence:
+    (consequence,) = consequences([FIRST, entry(2, columns=columns, **fields)], ["public.t"])
+    return consequence
 
 
 @pytest.mark.parametrize(
@@ -95,9 +102,9 @@ def verdict(*columns: ColumnDefinition, **other: Any) -> Consequence:
     ],
 )
 def test_changes_of_columns(columns: tuple[ColumnDefinition, ...], kind: str, words: str) -> None:
-    found = verdict(*columns)
-    assert (found.id, found.table, found.kind) == (2, "public.t", kind)
-    assert words in found.reason
+    consequence = verdict(*columns)
+    assert (consequence.id, consequence.table, consequence.kind) == (2, "public.t", kind)
+    assert words in consequence.reason
 
 
 @pytest.mark.parametrize(
@@ -110,9 +117,9 @@ def test_a_column_that_was_noticed_late(command: str, kind: str) -> None:
 
 
 def test_a_name_that_comes_back_later() -> None:
-    left = (ID, MOOD, PAIR)
+    remaining = (ID, MOOD, PAIR)
     assert kinds(
-        FIRST, entry(2, columns=left), entry(3, columns=(*left, replace(NOTE, number=5)))
+        FIRST, entry(2, columns=remaining), entry(3, columns=(*remaining, replace(NOTE, number=5)))
     ) == [
         ("public.t", "none"),
         ("public.t", "refresh"),
@@ -132,12 +139,12 @@ def test_a_rewrite_is_one_refresh() -> None:
     ]
 
 
-def parts(number: int, *names: str, command: str = "ALTER TABLE", **other: Any) -> Definition:
-    return entry(number, command, partitions=names, **other)
+def parts(number: int, *names: str, command: str = "ALTER TABLE", **fields: Any) -> Definition:
+    return entry(number, command, partitions=names, **fields)
 
 
 @pytest.mark.parametrize(
-    ("after", "kind"),
+    ("definition", "kind"),
     [
         (parts(2, "public.a", "public.b", command="CREATE TABLE"), "none"),
         (parts(2, "public.a", "public.b"), "refresh"),
@@ -149,16 +156,16 @@ def parts(number: int, *names: str, command: str = "ALTER TABLE", **other: Any) 
         (parts(2, "public.a", "public.b", command="DESCRIBE"), "refresh"),
     ],
 )
-def test_partitions(after: Definition, kind: str) -> None:
-    assert kinds(parts(1, "public.a", streamed=False), after) == [("public.t", kind)]
+def test_partitions(definition: Definition, kind: str) -> None:
+    assert kinds(parts(1, "public.a", streamed=False), definition) == [("public.t", kind)]
 
 
 def test_a_renamed_partition_is_the_same_one() -> None:
-    made = entry(2, "CREATE TABLE", "public.a", relation=8)
+    creation = entry(2, "CREATE TABLE", "public.a", relation=8)
     renamed = entry(4, table="public.b", relation=8)
     history = [
         parts(1, streamed=False),
-        made,
+        creation,
         parts(3, "public.a", command="CREATE TABLE"),
         renamed,
     ]
@@ -168,26 +175,26 @@ def test_a_renamed_partition_is_the_same_one() -> None:
         "public.t",
         "refresh",
     )
-    again = [
+    definitions = [
         *history,
         parts(5, "public.b"),
         parts(6, "public.a", "public.b"),
         parts(7, "public.a", "public.b"),
     ]
-    assert kinds(*again)[-1] == ("public.t", "none")
+    assert kinds(*definitions)[-1] == ("public.t", "none")
     # The twin: without the entry of the partition it counts as another one.
     assert kinds(*history[:3], parts(5, "public.b"))[-1] == ("public.t", "cleanse")
 
 
 def test_a_table_that_goes() -> None:
-    (found,) = consequences([FIRST, entry(2, table="public.u")], ["public.t"])
-    assert (found.table, found.kind, found.reason) == (
+    (consequence,) = consequences([FIRST, entry(2, table="public.u")], ["public.t"])
+    assert (consequence.table, consequence.kind, consequence.reason) == (
         "public.t",
         "gone",
         "public.t was renamed to public.u",
     )
-    (found,) = consequences([FIRST, entry(2, "DROP TABLE", columns=None)], ["public.t"])
-    assert (found.kind, found.reason) == ("gone", "public.t was dropped")
+    (consequence,) = consequences([FIRST, entry(2, "DROP TABLE", columns=None)], ["public.t"])
+    assert (consequence.kind, consequence.reason) == ("gone", "public.t was dropped")
     away = entry(2, table="public.u")
     assert kinds(FIRST, away, entry(3))[-1] == ("public.t", "cleanse")
 
@@ -196,11 +203,11 @@ def test_a_table_that_goes() -> None:
     "first", [entry(2, table="public.old"), entry(2, "DROP TABLE", columns=None)]
 )
 def test_another_table_under_the_name(first: Definition) -> None:
-    other = entry(3, "CREATE TABLE", relation=9)
-    assert kinds(FIRST, first, other) == [("public.t", "gone"), ("public.t", "gone")]
-    captured = replace(other, id=4, command="PUBLISH")
-    assert kinds(FIRST, first, other, captured)[-1] == ("public.t", "cleanse")
-    assert kinds(FIRST, first, other, captured, replace(other, id=5, command="ALTER TABLE"))[
+    namesake = entry(3, "CREATE TABLE", relation=9)
+    assert kinds(FIRST, first, namesake) == [("public.t", "gone"), ("public.t", "gone")]
+    captured = replace(namesake, id=4, command="PUBLISH")
+    assert kinds(FIRST, first, namesake, captured)[-1] == ("public.t", "cleanse")
+    assert kinds(FIRST, first, namesake, captured, replace(namesake, id=5, command="ALTER TABLE"))[
         -1
     ] == ("public.t", "none")
 
@@ -223,17 +230,17 @@ def test_what_has_no_consequence() -> None:
 
 
 def test_entries_from_before_tables_had_numbers() -> None:
-    old = entry(
+    legacy = entry(
         1,
         columns=tuple(replace(shape, number=None) for shape in BASE),
         relation=None,
         streamed=False,
     )
-    assert kinds(old, entry(2)) == [("public.t", "none")]
+    assert kinds(legacy, entry(2)) == [("public.t", "none")]
     assert kinds(
-        old, entry(2, columns=(*BASE, ColumnDefinition("more", "text", 5, default="1")))
+        legacy, entry(2, columns=(*BASE, ColumnDefinition("more", "text", 5, default="1")))
     ) == [("public.t", "refresh")]
-    assert kinds(old, entry(2, columns=(ID, replace(NOTE, type="integer"), MOOD, PAIR))) == [
+    assert kinds(legacy, entry(2, columns=(ID, replace(NOTE, type="integer"), MOOD, PAIR))) == [
         ("public.t", "refresh")
     ]
 
@@ -262,7 +269,7 @@ HISTORIES = st.lists(
         | st.lists(st.sampled_from(["public.t", "public.p"]), unique=True).map(tuple),
         streamed=st.booleans(),
     ),
-    unique_by=lambda one: one.id,
+    unique_by=lambda definition: definition.id,
     max_size=8,
 )
 
@@ -270,36 +277,40 @@ HISTORIES = st.lists(
 @given(HISTORIES, st.randoms())
 def test_what_was_said_is_never_taken_back(history: list[Definition], random: Any) -> None:
     """Whatever comes later, in whatever order records are read, and as often as they come."""
-    ordered = sorted(history, key=lambda one: one.id)
-    whole = consequences(ordered, ["public.t"])
+    ordered = sorted(history, key=lambda definition: definition.id)
+    all_consequences = consequences(ordered, ["public.t"])
     for length in range(len(ordered)):
         part = consequences(ordered[:length], ["public.t"])
-        assert whole[: len(part)] == part
+        assert all_consequences[: len(part)] == part
     mixed = [*history, *history]
     random.shuffle(mixed)
-    assert consequences(mixed, ["public.t"]) == whole
-    assert {one.id for one in whole} <= {one.id for one in history if one.streamed}
+    assert consequences(mixed, ["public.t"]) == all_consequences
+    streamed = {definition.id for definition in history if definition.streamed}
+    assert {consequence.id for consequence in all_consequences} <= streamed
 
 
 @given(HISTORIES)
 def test_repeating_a_definition_changes_nothing(history: list[Definition]) -> None:
-    if history and (last := max(history, key=lambda one: one.id)).columns is not None:
-        again = entry(
+    if history and (last := max(history, key=lambda definition: definition.id)).columns is not None:
+        repetition = entry(
             13,
             table=last.table,
             relation=last.relation,
             columns=last.columns,
             partitions=last.partitions,
         )
-        found = consequences([*history, again], ["public.t", "public.u"])
-        assert [one.kind for one in found if one.id == 13] in (["none"], ["gone"])
+        results = consequences([*history, repetition], ["public.t", "public.u"])
+        assert [consequence.kind for consequence in results if consequence.id == 13] in (
+            ["none"],
+            ["gone"],
+        )
 
 
-def envelope(op: str, after: Any) -> bytes:
-    return json.dumps({"before": None, "after": after, "op": op, "source": {"lsn": 5}}).encode()
+def envelope(op: str, row: Any) -> bytes:
+    return json.dumps({"before": None, "after": row, "op": op, "source": {"lsn": 5}}).encode()
 
 
-AFTER = {
+ROW = {
     "id": 3,
     "at": "2026-01-01T00:00:00Z",
     "lsn": b64encode(b"1/35069AE0").decode(),
@@ -314,14 +325,14 @@ AFTER = {
 
 
 def test_a_record_of_the_journal() -> None:
-    found = Definition(
+    definition = Definition(
         3, "public.t", 37359, 0x1_35069AE0, "ALTER TABLE", (ID,), ("public.a",), True
     )
-    assert parse(envelope("c", AFTER)) == found
-    assert parse(envelope("r", AFTER)) == replace(found, streamed=False)
-    old = {name: value for name, value in AFTER.items() if name not in ("relation", "partitions")}
-    assert parse(envelope("c", old)) == replace(found, relation=None, partitions=None)
-    assert parse(envelope("c", AFTER | {"columns": None})) == replace(found, columns=None)
+    assert parse(envelope("c", ROW)) == definition
+    assert parse(envelope("r", ROW)) == replace(definition, streamed=False)
+    legacy = {name: value for name, value in ROW.items() if name not in ("relation", "partitions")}
+    assert parse(envelope("c", legacy)) == replace(definition, relation=None, partitions=None)
+    assert parse(envelope("c", ROW | {"columns": None})) == replace(definition, columns=None)
 
 
 def test_records_that_tell_of_no_definition() -> None:
@@ -330,7 +341,7 @@ def test_records_that_tell_of_no_definition() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"{", b"[]", b"{}", envelope("c", {"id": 1}), envelope("c", AFTER | {"lsn": "x"})]
+    "value", [b"{", b"[]", b"{}", envelope("c", {"id": 1}), envelope("c", ROW | {"lsn": "x"})]
 )
 def test_what_is_no_record_of_the_journal(value: bytes) -> None:
     with pytest.raises(DecodeError):
@@ -338,7 +349,7 @@ def test_what_is_no_record_of_the_journal(value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "same"),
+    ("old_type", "new_type", "same"),
     [
         ("integer", "integer", True),
         ("integer", "bigint", False),
@@ -355,5 +366,5 @@ def test_what_is_no_record_of_the_journal(value: bytes) -> None:
         ('shop."O""dd"', "text", False),
     ],
 )
-def test_types_whose_values_read_the_same(old: str, new: str, same: bool) -> None:
-    assert same_text(old, new) == same
+def test_types_whose_values_read_the_same(old_type: str, new_type: str, same: bool) -> None:
+    assert same_text(old_type, new_type) == same

@@ -29,7 +29,7 @@ def config(dsn: str = DSN, **settings: object) -> dict[str, str]:
 
 
 def test_the_promises_are_in_the_template() -> None:
-    wanted = {
+    promises = {
         "plugin.name": "pgoutput",
         "publication.autocreate.mode": "disabled",
         "snapshot.mode": "initial",
@@ -49,7 +49,7 @@ def test_the_promises_are_in_the_template() -> None:
         "key.converter.schemas.enable": "false",
         "value.converter.schemas.enable": "false",
     }
-    assert wanted.items() <= config().items()
+    assert promises.items() <= config().items()
 
 
 def test_one_name_for_slot_publication_topics_and_connector() -> None:
@@ -58,9 +58,9 @@ def test_one_name_for_slot_publication_topics_and_connector() -> None:
 
 
 def test_the_address_is_the_dsns_and_the_login_is_the_replication_roles() -> None:
-    found = config(source_replication_password="p%s${file:x}")
+    properties = config(source_replication_password="p%s${file:x}")
     address = {
-        name: found[f"database.{name}"]
+        name: properties[f"database.{name}"]
         for name in ("hostname", "port", "dbname", "user", "password")
     }
     assert address == {
@@ -70,7 +70,7 @@ def test_the_address_is_the_dsns_and_the_login_is_the_replication_roles() -> Non
         "user": "shop_replication",
         "password": "p%s${file:x}",
     }
-    assert "owner-secret" not in json.dumps(found)
+    assert "owner-secret" not in json.dumps(properties)
 
 
 def test_without_a_password_none_is_sent() -> None:
@@ -90,8 +90,8 @@ def test_tls_settings_are_passed_on(mode: str) -> None:
 
 
 def test_defaults_of_a_short_dsn() -> None:
-    found = config("host=localhost dbname=shop")
-    assert (found["database.hostname"], found["database.port"]) == ("localhost", "5432")
+    properties = config("host=localhost dbname=shop")
+    assert (properties["database.hostname"], properties["database.port"]) == ("localhost", "5432")
 
 
 @pytest.mark.parametrize("host", ["/var/run/postgresql", "a,b"])
@@ -117,20 +117,22 @@ def test_names_are_patterns_that_match_themselves_only() -> None:
 
 
 def test_excluded_and_unpublished_columns_are_left_out() -> None:
-    found = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
+    properties = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
     # Debezium splits at a comma unless a backslash stands before it.
-    patterns = [p.replace(r"\,", ",") for p in re.split(r"(?<!\\),", found["column.exclude.list"])]
+    patterns = [
+        p.replace(r"\,", ",") for p in re.split(r"(?<!\\),", properties["column.exclude.list"])
+    ]
     names = [f"public.orders.{column}" for column in ("note", "a,b", "total")]
     assert [next(n for n in names if re.fullmatch(p, n)) for p in patterns] == names
 
 
 def test_what_a_configuration_captures_can_be_read_from_it() -> None:
-    found = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
-    others = Table("public", "others", (), (), "")
-    assert captured_tables(found, [ORDERS, others]) == {
+    properties = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
+    other_table = Table("public", "others", (), (), "")
+    assert captured_tables(properties, [ORDERS, other_table]) == {
         "public.orders": Captured(("note", "a,b", "total"))
     }
-    keyed = {**found, "message.key.columns": r"public\.orders:b,a;public\.x:c"}
+    keyed = {**properties, "message.key.columns": r"public\.orders:b,a;public\.x:c"}
     assert captured_tables(keyed, [ORDERS])["public.orders"].key == ("b", "a")
 
 
@@ -157,15 +159,17 @@ def test_what_a_configuration_captures_can_be_read_from_it() -> None:
 def test_a_pattern_is_of_one_name_whatever_is_in_it(column: str) -> None:
     """Debezium splits at commas, trims, and compares without case."""
     entry = {"table": "public.orders", "exclude": [column]}
-    found = configuration(pipeline("shop", DSN, entry), tables=[ORDERS])["column.exclude.list"]
-    (pattern,) = (part.strip() for part in found.split(","))
+    pattern_text = configuration(pipeline("shop", DSN, entry), tables=[ORDERS])[
+        "column.exclude.list"
+    ]
+    (pattern,) = (part.strip() for part in pattern_text.split(","))
     matching = re.compile(pattern, re.IGNORECASE)
     assert matching.fullmatch(f"public.orders.{column}")
-    others = {column.swapcase(), column.strip(), f"{column}x", column[:-1]} - {column}
-    assert not any(matching.fullmatch(f"public.orders.{other}") for other in others)
+    other_names = {column.swapcase(), column.strip(), f"{column}x", column[:-1]} - {column}
+    assert not any(matching.fullmatch(f"public.orders.{name}") for name in other_names)
     # What it captures can be read from it, and from what it was before it compared with case.
-    before = {"column.exclude.list": re.escape(f"public.orders.{column}").replace(",", r"\,")}
-    for setting in ({"column.exclude.list": found}, before):
+    legacy = {"column.exclude.list": re.escape(f"public.orders.{column}").replace(",", r"\,")}
+    for setting in ({"column.exclude.list": pattern_text}, legacy):
         config = {"table.include.list": r"public\.orders", **setting}
         assert captured_tables(config, [ORDERS]) == {"public.orders": Captured((column,))}
 
@@ -176,9 +180,9 @@ def test_nothing_excluded_is_no_setting() -> None:
 
 
 def test_the_heartbeat_beats_the_pipelines_own_row() -> None:
-    found = config(source_heartbeat_s=0.5)
-    assert found["heartbeat.interval.ms"] == "500"
-    assert found["heartbeat.action.query"].endswith("WHERE pipeline = 'shop'")
+    properties = config(source_heartbeat_s=0.5)
+    assert properties["heartbeat.interval.ms"] == "500"
+    assert properties["heartbeat.action.query"].endswith("WHERE pipeline = 'shop'")
 
 
 def test_the_same_input_gives_the_same_configuration() -> None:
@@ -200,10 +204,10 @@ def test_the_placeholder_belongs_to_the_cluster_and_the_pipeline() -> None:
     ],
 )
 def test_what_is_said_holds_no_password(text: str) -> None:
-    said = redacted(text, {"database.password": "s3cret pw"})
-    assert "***" in said
-    assert "s3cret" not in said
-    assert "hidden5" not in said
+    message = redacted(text, {"database.password": "s3cret pw"})
+    assert "***" in message
+    assert "s3cret" not in message
+    assert "hidden5" not in message
 
 
 class Rebalancing(BaseHTTPRequestHandler):

@@ -38,8 +38,8 @@ def test_executors_name_no_login() -> None:
 
 def test_an_id_that_the_server_does_not_take_is_hashed() -> None:
     """And no two rows have one document, whatever their ids look like."""
-    for taken in ("1", "é" * 256, "sha25"):
-        assert document_id(taken) == taken
+    for short_id in ("1", "é" * 256, "sha25"):
+        assert document_id(short_id) == short_id
     empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert document_id("") == empty
     hashed = [document_id(row_id) for row_id in ("", "é" * 257, "é" * 258, empty, "sha256:")]
@@ -59,12 +59,12 @@ def test_names_go_in_groups_that_fit_into_a_line() -> None:
 
 def test_what_a_batch_has_shown_stays_visible() -> None:
     """Also to whoever goes on with a smaller one."""
-    before = Record(ViewCheckpoint(Position("id", (3, 3))), Position("id", (3, 3)))
-    cut = before.begins(Position("id", (9, 4)))
-    assert (cut.stored, cut.visible) == (before.stored, Position("id", (9, 4)))
+    stored_record = Record(ViewCheckpoint(Position("id", (3, 3))), Position("id", (3, 3)))
+    cut = stored_record.begins(Position("id", (9, 4)))
+    assert (cut.stored, cut.visible) == (stored_record.stored, Position("id", (9, 4)))
     smaller = cut.begins(Position("id", (5, 7)))
-    ended = smaller.ends(ViewCheckpoint(Position("id", (5, 7))))
-    assert (ended.stored, ended.visible) == (
+    last = smaller.ends(ViewCheckpoint(Position("id", (5, 7))))
+    assert (last.stored, last.visible) == (
         ViewCheckpoint(Position("id", (5, 7))),
         Position("id", (9, 7)),
     )
@@ -74,11 +74,14 @@ def test_what_a_batch_has_shown_stays_visible() -> None:
     # A try that was cut may have shown what the next one, with other chunks, would delete.
     assert not Record().begins(first).fresh
     assert not Record().begins(first).ends(ViewCheckpoint(first)).fresh
-    assert ended.begins(Position("another", (1, 1))).visible == Position("another", (1, 1))
+    assert last.begins(Position("another", (1, 1))).visible == Position("another", (1, 1))
 
 
 def test_a_record_comes_back() -> None:
     record = Record(None, Position("id", (1, 2)), {"if_seq_no": 4, "if_primary_term": 1})
-    for one in (record, record.ends(ViewCheckpoint(Position("id", (1, 2)), "me", 7, 12.5, 3, "g"))):
-        item = {"_source": json.loads(one.to_json()), "_seq_no": 4, "_primary_term": 1}
-        assert Record.from_item(item, "g") == one
+    for state in (
+        record,
+        record.ends(ViewCheckpoint(Position("id", (1, 2)), "me", 7, 12.5, 3, "g")),
+    ):
+        item = {"_source": json.loads(state.to_json()), "_seq_no": 4, "_primary_term": 1}
+        assert Record.from_item(item, "g") == state

@@ -42,33 +42,33 @@ KILLED = (
 )
 
 
-def made(kind: type[CdcError]) -> CdcError:
+def error_of(kind: type[CdcError]) -> CdcError:
     return kind("It failed.", hint="h")
 
 
 @pytest.mark.parametrize(
     ("error", "action"),
     [
-        (made(SinkUnavailable), Remedy.RETRY),
-        (made(errors.ReadTimeout), Remedy.RETRY),
-        (made(PositionLost), Remedy.RESTART),
-        (made(SinkRejected), Remedy.STOP),
-        (made(Fenced), Remedy.STOP),
+        (error_of(SinkUnavailable), Remedy.RETRY),
+        (error_of(errors.ReadTimeout), Remedy.RETRY),
+        (error_of(PositionLost), Remedy.RESTART),
+        (error_of(SinkRejected), Remedy.STOP),
+        (error_of(Fenced), Remedy.STOP),
         (GenerationReplaced("public.orders", "g1", "cache"), Remedy.STOP),
-        (made(errors.SinkError), Remedy.STOP),
-        (made(KafkaUnavailable), Remedy.RETRY),
-        (made(ConnectorError), Remedy.STOP),
-        (made(SourceUnavailable), Remedy.RETRY),
-        (made(SourceError), Remedy.STOP),
-        (made(WorkerLost), Remedy.RESTART),
-        (made(SparkError), Remedy.STOP),
-        (made(DecodeError), Remedy.STOP),
-        (made(errors.ValueNotRepresentable), Remedy.STOP),
+        (error_of(errors.SinkError), Remedy.STOP),
+        (error_of(KafkaUnavailable), Remedy.RETRY),
+        (error_of(ConnectorError), Remedy.STOP),
+        (error_of(SourceUnavailable), Remedy.RETRY),
+        (error_of(SourceError), Remedy.STOP),
+        (error_of(WorkerLost), Remedy.RESTART),
+        (error_of(SparkError), Remedy.STOP),
+        (error_of(DecodeError), Remedy.STOP),
+        (error_of(errors.ValueNotRepresentable), Remedy.STOP),
         (RowsRejected({("t", "1"): "too long"}, "cache"), Remedy.STOP),
         (SchemaMismatch(TABLE, "cache"), Remedy.STOP),
-        (made(errors.SettingsError), Remedy.STOP),
-        (made(Unexpected), Remedy.STOP),
-        (made(CdcError), Remedy.STOP),
+        (error_of(errors.SettingsError), Remedy.STOP),
+        (error_of(Unexpected), Remedy.STOP),
+        (error_of(CdcError), Remedy.STOP),
         (ValueError("x"), Remedy.STOP),
         (KeyboardInterrupt(), Remedy.STOP),
     ],
@@ -167,30 +167,32 @@ def test_spark_that_does_not_answer_is_no_sink_that_fails() -> None:
 def test_what_libraries_raise_gets_a_class_and_quotes_nothing(
     error: Exception, kind: type[CdcError]
 ) -> None:
-    known = classify(error, "cache")
-    assert type(known) is kind
-    assert SECRET not in known.message + known.hint
+    result = classify(error, "cache")
+    assert type(result) is kind
+    assert SECRET not in result.message + result.hint
 
 
 def test_what_may_pass_is_tried_for_ever_what_may_not_a_few_times() -> None:
-    away, lost = made(SinkUnavailable), made(WorkerLost)
+    away, lost = error_of(SinkUnavailable), error_of(WorkerLost)
     assert all(Patience().meet(away, 1) for _ in range(100))
     patience = Patience()
     assert [patience.meet(lost, 1) for _ in range(MAX_REPEATS)] == [True] * (MAX_REPEATS - 1) + [
         False
     ]
-    assert not Patience().meet(made(SinkRejected), 1)
+    assert not Patience().meet(error_of(SinkRejected), 1)
 
 
 def test_progress_or_another_failure_starts_the_count_again() -> None:
-    patience, lost = Patience(), made(WorkerLost)
-    assert all(patience.meet(lost, at) for at in range(100))
+    patience, lost = Patience(), error_of(WorkerLost)
+    assert all(patience.meet(lost, time) for time in range(100))
     patience = Patience()
     assert all(
-        patience.meet(made(kind), 1) for _ in range(10) for kind in (WorkerLost, SinkUnavailable)
+        patience.meet(error_of(kind), 1)
+        for _ in range(10)
+        for kind in (WorkerLost, SinkUnavailable)
     )
 
 
 def test_what_is_given_up_says_how_often_it_came_back() -> None:
-    assert f"{MAX_REPEATS} times without any progress" in exhausted(made(WorkerLost)).message
-    assert exhausted(made(Fenced)).message == "It failed."
+    assert f"{MAX_REPEATS} times without any progress" in exhausted(error_of(WorkerLost)).message
+    assert exhausted(error_of(Fenced)).message == "It failed."

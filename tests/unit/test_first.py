@@ -29,11 +29,11 @@ def loaded(path: Path, first: PipelineDraft, **environment: str) -> settings.Pip
     "tables", [["public.*"], ["public.items", "public.order-s", "a.1"], ["1.2", "public.no"]]
 )
 def test_it_is_accepted_as_it_is(tmp_path: Path, name: str, tables: list[str]) -> None:
-    made = loaded(tmp_path / "first.yaml", PipelineDraft(name, "${CDC_POSTGRES}", tables))
-    assert (made.pipeline, made.source.dsn) == (name, "postgresql://x")
-    assert [entry.table for entry in made.source.tables] == tables
-    assert [sink.type for sink in made.sinks.values()] == ["elasticsearch", "redis", "delta"]
-    assert (made.kafka, made.connect) == ("x:1", "http://x:2")
+    result = loaded(tmp_path / "first.yaml", PipelineDraft(name, "${CDC_POSTGRES}", tables))
+    assert (result.pipeline, result.source.dsn) == (name, "postgresql://x")
+    assert [entry.table for entry in result.source.tables] == tables
+    assert [sink.type for sink in result.sinks.values()] == ["elasticsearch", "redis", "delta"]
+    assert (result.kafka, result.connect) == ("x:1", "http://x:2")
 
 
 def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
@@ -45,20 +45,20 @@ def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
         {"public.loose": "no primary key: list it with one,\n{table: public.loose, key: [...]}"},
         {"public.odd": ("public.odd has a column", "write {table: public.odd, exclude: [c]}")},
     )
-    made = loaded(tmp_path / "first.yaml", first)
-    assert [entry.table for entry in made.source.tables] == ["public.*"]
-    written = text(first)
+    result = loaded(tmp_path / "first.yaml", first)
+    assert [entry.table for entry in result.source.tables] == ["public.*"]
+    content = text(first)
     for line in (
         "    #   public.items",
         "    # - public.odd",
         "    #   write {table: public.odd, exclude: [c]}",
     ):
-        assert line in written.splitlines()
-    assert "# left out: public.loose: no primary key" in written
+        assert line in content.splitlines()
+    assert "# left out: public.loose: no primary key" in content
 
 
 @pytest.mark.parametrize(
-    ("dsn", "environment", "written"),
+    ("dsn", "environment", "expected"),
     [
         ("postgresql://me:secret@h/d", {"MY_DB": "postgresql://me:secret@h/d"}, "${MY_DB}"),
         ("postgresql://me:secret@h/d", {}, "${SHOP_POSTGRES}"),
@@ -66,8 +66,8 @@ def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
         ("postgresql://me@h/d", {}, "postgresql://me@h/d"),
     ],
 )
-def test_no_password_is_written(dsn: str, environment: dict[str, str], written: str) -> None:
-    assert reference(dsn, "shop", environment) == written
+def test_no_password_is_written(dsn: str, environment: dict[str, str], expected: str) -> None:
+    assert reference(dsn, "shop", environment) == expected
 
 
 def test_a_name_from_a_file() -> None:
@@ -98,9 +98,9 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     monkeypatch.setattr(console, "documents", console.Documents())
     monkeypatch.setattr(sys, "argv", ["cdc", *words])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         verbs.main()
-    return ended.value.code
+    return exit_info.value.code
 
 
 def test_without_a_database_it_is_that_of_the_stack(
@@ -109,15 +109,15 @@ def test_without_a_database_it_is_that_of_the_stack(
     path = tmp_path / "shop.yaml"
     assert run(monkeypatch, "-p", str(path), "init") == 0
     assert f"cdc -p {path} up" in capsys.readouterr().out
-    made = settings.load(path, SERVERS)
-    assert (made.pipeline, made.source.dsn, made.patterns[0].table) == (
+    result = settings.load(path, SERVERS)
+    assert (result.pipeline, result.source.dsn, result.patterns[0].table) == (
         "shop",
         "postgresql://x",
         "public.*",
     )
-    before = path.read_text()
+    content = path.read_text()
     assert run(monkeypatch, "-p", str(path), "init", "--tables", "public.items") == 2
-    assert path.read_text() == before
+    assert path.read_text() == content
     assert run(monkeypatch, "-p", str(path), "init", "--dsn", "postgresql://127.0.0.1:1/x") == 2
     path.unlink()
     capsys.readouterr()

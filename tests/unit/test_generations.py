@@ -16,7 +16,7 @@ from cdc.generations.registry import (
 )
 
 NAME = {"public.items": "20260101t000000000000"}
-OTHER = {"public.orders": "20260101t000000000001"}
+OTHER_NAME = {"public.orders": "20260101t000000000001"}
 
 
 def retained(left_s: float, names: dict[str, str]) -> dict[str, RetainedView]:
@@ -33,9 +33,9 @@ def alive(ago_s: float) -> dict[str, float]:
 
 
 def test_what_is_retained_is_kept_current_until_its_time_is_over() -> None:
-    generations = Generations(retained={**retained(60, NAME), **retained(-1, OTHER)})
+    generations = Generations(retained={**retained(60, NAME), **retained(-1, OTHER_NAME)})
     assert generations.standby_names == NAME
-    assert generations.expired_tables == [*OTHER]
+    assert generations.expired_tables == [*OTHER_NAME]
 
 
 def test_what_is_being_built_is_not_kept_current_by_who_applies_to_the_live_views() -> None:
@@ -45,9 +45,9 @@ def test_what_is_being_built_is_not_kept_current_by_who_applies_to_the_live_view
 def test_a_table_that_is_rebuilt_takes_nothing_from_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    generations = Generations(work=building(), retained=retained(60, OTHER))
-    assert generations.standby_names == OTHER
-    assert generations.needed_names() == {**NAME, **OTHER}
+    generations = Generations(work=building(), retained=retained(60, OTHER_NAME))
+    assert generations.standby_names == OTHER_NAME
+    assert generations.needed_names() == {**NAME, **OTHER_NAME}
 
 
 def test_a_rollback_that_was_killed_can_be_ended_however_late() -> None:

@@ -6,7 +6,7 @@ from cdc.apply.handover import Handover
 from tests.support.wait import wait_until
 
 
-def given(handover: Handover[int], content: int) -> threading.Thread:
+def start_giver(handover: Handover[int], content: int) -> threading.Thread:
     thread = threading.Thread(target=handover.give, args=(content,), daemon=True)
     thread.start()
     return thread
@@ -14,7 +14,7 @@ def given(handover: Handover[int], content: int) -> threading.Thread:
 
 def test_whoever_gives_waits_until_the_owner_is_done() -> None:
     handover = Handover[int]()
-    giver = given(handover, 7)
+    giver = start_giver(handover, 7)
     with handover.receive(5) as content:
         assert content == 7
         assert giver.is_alive()
@@ -24,10 +24,10 @@ def test_whoever_gives_waits_until_the_owner_is_done() -> None:
 
 def test_nobody_waits_for_an_owner_that_is_gone() -> None:
     handover = Handover[int]()
-    giver = given(handover, 7)
+    giver = start_giver(handover, 7)
     wait_until(giver.is_alive, 5, "the batch to be given")
     handover.close()
-    for thread in (giver, given(handover, 8)):
+    for thread in (giver, start_giver(handover, 8)):
         thread.join(5)
         assert not thread.is_alive()
 

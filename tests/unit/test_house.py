@@ -35,8 +35,8 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_imports_go_one_way() -> None:
-    done = lint(ROOT)
-    assert done.returncode == 0, done.stdout
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,19 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, line: str, contract:
     planted.parent.mkdir(exist_ok=True)
     with planted.open("a") as source:
         source.write(f"\n{line}\n")
-    done = lint(tmp_path)
-    broken = [words for words in done.stdout.splitlines() if words.endswith("BROKEN")]
-    assert done.returncode == 1
-    assert any(words.startswith(contract) for words in broken), done.stdout
+    result = lint(tmp_path)
+    broken = [words for words in result.stdout.splitlines() if words.endswith("BROKEN")]
+    assert result.returncode == 1
+    assert any(words.startswith(contract) for words in broken), result.stdout
 
 
 def test_a_room_is_no_hall() -> None:
     folders = [ROOT / "cdc", *(path for path in (ROOT / "cdc").rglob("*") if path.is_dir())]
     files = {
-        str(path.relative_to(ROOT)): [one.name for one in path.glob("*.py")] for path in folders
+        str(path.relative_to(ROOT)): [module.name for module in path.glob("*.py")]
+        for path in folders
     }
-    assert {name: len(found) for name, found in files.items() if len(found) > FILES} == {}
+    assert {name: len(modules) for name, modules in files.items() if len(modules) > FILES} == {}
     assert sorted(files["cdc"]) == ["__init__.py", "entry.py", "errors.py", "runtime.py"]
 
 
@@ -106,12 +107,12 @@ def test_verbs_that_need_no_spark_start_without_it() -> None:
 
 
 def functions(path: Path) -> list[tuple[str, int]]:
-    found = [
+    nodes = [
         n
         for n in ast.walk(ast.parse(path.read_text()))
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in found]
+    return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in nodes]
 
 
 def test_nothing_grows_too_long() -> None:
@@ -134,8 +135,8 @@ def events(source: str) -> Iterator[str]:
     """The first argument of every call of `log`, as it is written."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            of = node.func.value
-            if isinstance(of, ast.Name) and of.id == "log" and node.func.attr in LEVELS:
+            base = node.func.value
+            if isinstance(base, ast.Name) and base.id == "log" and node.func.attr in LEVELS:
                 yield ast.unparse(node.args[0])
 
 

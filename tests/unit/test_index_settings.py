@@ -32,32 +32,32 @@ def load(tmp_path: Path, index: str) -> IndexSettings:
 
 
 @pytest.mark.parametrize(
-    "written",
+    "text",
     [
         "{number_of_shards: 3, analysis: {analyzer: {de: {type: german}}}}",
         "{index: {number_of_shards: 3, analysis: {analyzer: {de: {type: german}}}}}",
         "{index.number_of_shards: 3, index.analysis.analyzer.de.type: german}",
     ],
 )
-def test_settings_are_the_same_however_they_are_nested(tmp_path: Path, written: str) -> None:
-    asked = load(tmp_path, f"{{settings: {written}}}")
-    assert asked.settings == {"number_of_shards": 3, "analysis.analyzer.de.type": "german"}
-    assert load(tmp_path, f"{{settings: {asked.settings}}}") == asked
+def test_settings_are_the_same_however_they_are_nested(tmp_path: Path, text: str) -> None:
+    result = load(tmp_path, f"{{settings: {text}}}")
+    assert result.settings == {"number_of_shards": 3, "analysis.analyzer.de.type": "german"}
+    assert load(tmp_path, f"{{settings: {result.settings}}}") == result
 
 
 def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
-    asked = load(
+    result = load(
         tmp_path,
         "{fields: {made: {null_value: 2013-01-02}, name: {fields: {raw: {type: keyword}}}}}",
     )
-    assert asked.fields == {
+    assert result.fields == {
         "made": {"null_value": "2013-01-02"},
         "name": {"fields": {"raw": {"type": "keyword"}}},
     }
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("text", "message"),
     [
         ("{field: {}}", "did you mean fields"),
         ("{fields: [price]}", "settings are needed"),
@@ -74,10 +74,10 @@ def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
         ("{settings: {mode: logsdb}}", "mode can't be set"),
     ],
 )
-def test_what_an_index_can_not_be_asked(tmp_path: Path, written: str, told: str) -> None:
+def test_what_an_index_can_not_be_asked(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load(tmp_path, written)
-    assert told in f"{caught.value.message} {caught.value.hint}"
+        load(tmp_path, text)
+    assert message in f"{caught.value.message} {caught.value.hint}"
     assert "shop.yaml:8" in caught.value.message
 
 
@@ -96,7 +96,7 @@ def test_a_column_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_", "held"),
+    ("type_", "field_type"),
     [
         ("numeric", "double"),
         ("numeric(10,2)", "double"),
@@ -115,8 +115,8 @@ def test_a_column_that_is_not_there() -> None:
         ("timestamp(3) with time zone", "date"),
     ],
 )
-def test_fields_of_types(type_: str, held: str) -> None:
-    assert field(type_)["type"] == held
+def test_fields_of_types(type_: str, field_type: str) -> None:
+    assert field(type_)["type"] == field_type
     if type_.startswith(("numeric", "money", "xid8")):
         assert field(type_)["ignore_malformed"] is True
         assert field(type_)["fields"]["exact"]["type"] == "keyword"

@@ -61,14 +61,14 @@ class Writer:
     stands: Mapping[int, int] = field(default_factory=dict)
     fails: bool = False
     archives: bool = False
-    taken: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     """Offsets of the changes that it was shown."""
 
     def start_offset(self, advance: Advance, partition: int) -> int:
         return self.stands.get(partition, advance.start_offsets[partition])
 
     def observe(self, part: Part, change: Change, source: Source, value: object) -> int:
-        self.taken.append(source.offset)
+        self.offsets.append(source.offset)
         return 0
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
@@ -120,11 +120,11 @@ def run(lane: Lane, records: Sequence[Raw]) -> list[PartitionOutcome]:
 
 
 def raws(topic: Topic) -> list[Raw]:
-    made = [
+    records = [
         Raw(encoded(r.key), encoded(r.value), topic.table.topic, r.partition, r.offset)
         for r in topic.records
     ]
-    return sorted(made, key=lambda record: (record.partition, record.offset))
+    return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
 def lane_of(topic: Topic, writer: Writer, **options: Any) -> Lane:
@@ -134,7 +134,7 @@ def lane_of(topic: Topic, writer: Writer, **options: Any) -> Lane:
     )
 
 
-def named(topic: str, names: Sequence[str]) -> Table:
+def make_table(topic: str, names: Sequence[str]) -> Table:
     types = (
         "text",
         "bigint",
@@ -146,8 +146,8 @@ def named(topic: str, names: Sequence[str]) -> Table:
         "integer[]",
         "jsonb",
     )
-    made = tuple(Column(name, type_) for name, type_ in zip(names, types, strict=True))
-    return Table("public", topic.rsplit(".", 1)[1], made, tuple(names[:2]), topic)
+    columns = tuple(Column(name, type_) for name, type_ in zip(names, types, strict=True))
+    return Table("public", topic.rsplit(".", 1)[1], columns, tuple(names[:2]), topic)
 
 
 @given(seed=st.integers(0, 2**32), garbage=st.sampled_from([0.0, 0.3]), rows=st.integers(1, 60))
@@ -156,7 +156,7 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(
     seed: int, garbage: float, rows: int
 ) -> None:
     names = list("abcdefghi")
-    tables = [named("t.public.first", names), named("t.public.second", names[::-1])]
+    tables = [make_table("t.public.first", names), make_table("t.public.second", names[::-1])]
     numbers = (0, 1, -1, 2**53 + 1, 2**63 - 1)
     pools = [
         [{t.key[0]: text, t.key[1]: n} for text in ("x", "", "ü") for n in numbers] for t in tables
@@ -178,8 +178,8 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(
     ]
     cut = [rng.randint(0, end) for end in ends]
     reports: list[PartitionOutcome] = []
-    for start, until in (((0,) * partitions, tuple(cut)), (tuple(cut), tuple(ends))):
-        steps = tuple(Advance(t, Position("id", start), Position("id", until)) for t in tables)
+    for start, end in (((0,) * partitions, tuple(cut)), (tuple(cut), tuple(ends))):
+        steps = tuple(Advance(t, Position("id", start), Position("id", end)) for t in tables)
         ordered = sorted(
             records, key=lambda record: (record.topic, record.partition, record.offset)
         )
@@ -190,7 +190,9 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(
     )
     assert sum(report.applied.read for report in reports) == len(records)
     places = {
-        (one.topic, one.partition, one.offset) for report in reports for one in report.rejected
+        (record.topic, record.partition, record.offset)
+        for report in reports
+        for record in report.rejected
     }
     for table in tables:
         view = {
@@ -206,26 +208,28 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(
             if (change.topic, change.partition, change.offset) not in places
         }
         # One that is in quarantine stays as it was, though pieces of it may have come since.
-        kept = [rows for (topic, _), rows in entries(reports).items() if topic == table.topic]
-        held = {key for rows in kept for key in rows.values() if key is not None}
-        left = lost | passed | held
-        assert {key: row for key, row in view.items() if key not in left} == {
-            key: row for key, row in shown.items() if key not in left
+        rejected_rows = [
+            rows for (topic, _), rows in entries(reports).items() if topic == table.topic
+        ]
+        rejected_ids = {key for rows in rejected_rows for key in rows.values() if key is not None}
+        excluded = lost | passed | rejected_ids
+        assert {key: row for key, row in view.items() if key not in excluded} == {
+            key: row for key, row in shown.items() if key not in excluded
         }
 
 
 def entries(reports: Sequence[PartitionOutcome]) -> dict[tuple[str, int], dict[int, str | None]]:
     """What is in quarantine after these reports."""
-    left: dict[tuple[str, int], dict[int, str | None]] = {}
+    rejected_ids: dict[tuple[str, int], dict[int, str | None]] = {}
     for report in reports:
-        for one in report.rejected:
-            left.setdefault((report.topic, report.partition), {})[one.offset] = one.id
-        rows = left.get((report.topic, report.partition), {})
+        for record in report.rejected:
+            rejected_ids.setdefault((report.topic, report.partition), {})[record.offset] = record.id
+        rows = rejected_ids.get((report.topic, report.partition), {})
         for offset in [
             offset for offset, key in rows.items() if offset < report.cured.get(key or "", -1)
         ]:
             del rows[offset]
-    return left
+    return rejected_ids
 
 
 def two_rows() -> Topic:
@@ -245,24 +249,24 @@ K = '["k",1]'
 @pytest.mark.parametrize("rows", [1, 2, 1000])
 def test_one_bad_record_costs_one_record(rows: int) -> None:
     """Its row waits for a change that carries all; a change that doesn't follows it."""
-    topic, kept, writer = two_rows(), Remembered(), Writer(limits=ChunkLimits(rows, 10**6))
+    topic, quarantine, writer = two_rows(), Remembered(), Writer(limits=ChunkLimits(rows, 10**6))
     topic.add("u", {"a": "k", "b": 1, "v": "lost", "n": 1})
     topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
     records = raws(topic)
     records[2] = records[2]._replace(value=b"{")
-    (report,) = run(lane_of(topic, writer, rejection=kept), records)
-    assert [(one.offset, one.id, one.kind) for one, _ in kept.records] == [
+    (report,) = run(lane_of(topic, writer, rejection=quarantine), records)
+    assert [(record.offset, record.id, record.kind) for record, _ in quarantine.records] == [
         (2, K, DECODE),
         (3, K, REFUSED),
     ]
-    assert (kept.records[0][1].value, kept.records[1][0].reason) == (b"{", TAINTED)
+    assert (quarantine.records[0][1].value, quarantine.records[1][0].reason) == (b"{", TAINTED)
     assert (report.applied.read, report.applied.written, report.applied.quarantined) == (4, 2, 2)
     assert shown(writer)[K]["v"] == "first"
     topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 3})
     topic.add("u", {"a": "k", "b": 1, "n": 4}, lacking=["v"])
-    after = Advance(ITEMS, Position("id", (4,)), Position("id", topic.ends))
+    advance = Advance(ITEMS, Position("id", (4,)), Position("id", topic.ends))
     lane = Lane(
-        (after,), DecodeOptions(PLACEHOLDER), writer, kept, {(ITEMS.topic, 0): {2: K, 3: K}}
+        (advance,), DecodeOptions(PLACEHOLDER), writer, quarantine, {(ITEMS.topic, 0): {2: K, 3: K}}
     )
     (report,) = run(lane, raws(topic))
     assert report.applied.quarantined == 0
@@ -275,7 +279,9 @@ def test_what_is_rejected_is_safe_before_the_position_passes_it() -> None:
 
     class Watching(Skip):
         def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
-            assert all(writer.reached.get((ITEMS.topic, 0), 0) <= one.offset for one, _ in records)
+            assert all(
+                writer.reached.get((ITEMS.topic, 0), 0) <= record.offset for record, _ in records
+            )
 
     topic.add("u", {"a": "k", "b": 1, "v": "lost", "n": 1})
     topic.add("c", {"a": "last", "b": 1, "v": "x", "n": 1})
@@ -286,22 +292,24 @@ def test_what_is_rejected_is_safe_before_the_position_passes_it() -> None:
 
 
 def test_a_value_is_filled_from_the_view_or_refused() -> None:
-    topic, kept, writer = Topic(ITEMS, 1), Remembered(), Writer()
+    topic, quarantine, writer = Topic(ITEMS, 1), Remembered(), Writer()
     writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"held","n":1}'}
     writer.versions = {'["newer",1]': 99}
     for key in ("k", "nobody", "newer"):
         topic.add("u", {"a": key, "b": 1, "n": 2}, lacking=["v"])
-    (report,) = run(lane_of(topic, writer, rejection=kept), raws(topic))
+    (report,) = run(lane_of(topic, writer, rejection=quarantine), raws(topic))
     assert shown(writer) == {K: {"a": "k", "b": 1, "v": "held", "n": 2}}
-    assert [(one.id, one.reason) for one, _ in kept.records] == [('["nobody",1]', UNKNOWN)]
+    assert [(record.id, record.reason) for record, _ in quarantine.records] == [
+        ('["nobody",1]', UNKNOWN)
+    ]
     assert (report.applied.written, report.applied.stale, report.applied.quarantined) == (1, 1, 1)
 
 
 def test_what_the_destination_refuses_is_put_aside_with_all_that_it_was_made_from() -> None:
-    topic, kept, writer = two_rows(), Remembered(), Writer(refuses=frozenset({K}))
+    topic, quarantine, writer = two_rows(), Remembered(), Writer(refuses=frozenset({K}))
     topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
-    (report,) = run(lane_of(topic, writer, rejection=kept), raws(topic))
-    assert [(one.offset, one.reason) for one, _ in kept.records] == [
+    (report,) = run(lane_of(topic, writer, rejection=quarantine), raws(topic))
+    assert [(record.offset, record.reason) for record, _ in quarantine.records] == [
         (0, "too large"),
         (2, "too large"),
     ]
@@ -315,7 +323,7 @@ def test_a_batch_that_is_to_stop_writes_nothing_more() -> None:
     records[1] = records[1]._replace(value=b"{")
     (report,) = run(lane_of(topic, writer, rejection=Stop()), records)
     assert (writer.reached, list(shown(writer))) == ({(ITEMS.topic, 0): 1}, [K])
-    assert [one.offset for one in report.rejected] == [1]
+    assert [record.offset for record in report.rejected] == [1]
 
 
 def test_a_failure_is_told_and_ends_the_task() -> None:
@@ -328,50 +336,55 @@ def test_what_an_earlier_try_has_rejected_and_passed_taints_its_row() -> None:
     """Nothing is completed across it, though it doesn't come again; what lies ahead comes, and is
     rejected then.
     """
-    topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 2})
+    topic, quarantine, writer = two_rows(), Remembered(), Writer(stands={0: 2})
     writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"older than what was rejected","n":1}'}
     topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
-    run(lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {1: K}}), raws(topic))
-    assert [(one.offset, one.reason) for one, _ in kept.records] == [(2, TAINTED)]
-    again = Writer(stands={0: 2}, views=writer.views)
-    run(lane_of(topic, again, entries={(ITEMS.topic, 0): {2: K}}), raws(topic))
-    assert shown(again)[K]["n"] == 2
+    run(
+        lane_of(topic, writer, rejection=quarantine, entries={(ITEMS.topic, 0): {1: K}}),
+        raws(topic),
+    )
+    assert [(record.offset, record.reason) for record, _ in quarantine.records] == [(2, TAINTED)]
+    retry = Writer(stands={0: 2}, views=writer.views)
+    run(lane_of(topic, retry, entries={(ITEMS.topic, 0): {2: K}}), raws(topic))
+    assert shown(retry)[K]["n"] == 2
 
 
 def test_what_an_earlier_try_has_applied_cures_what_lies_before_it() -> None:
     """A change that carried all was passed by that try, which could tell nobody; one that it
     rejected cures none.
     """
-    topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 4})
+    topic, quarantine, writer = two_rows(), Remembered(), Writer(stands={0: 4})
     topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 2})
     topic.add("u", {"a": "k", "b": 1, "v": "refused", "n": 3})
     topic.add("u", {"a": "k", "b": 1, "n": 4}, lacking=["v"])
     writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"whole","n":2}'}
-    held = dict(writer.views[ITEMS.topic])
+    rows = dict(writer.views[ITEMS.topic])
     (report,) = run(
-        lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), raws(topic)
+        lane_of(topic, writer, rejection=quarantine, entries={(ITEMS.topic, 0): {0: K}}),
+        raws(topic),
     )
-    assert (kept.records, report.applied.stale, shown(writer)[K]["n"]) == ([], 4, 4)
+    assert (quarantine.records, report.applied.stale, shown(writer)[K]["n"]) == ([], 4, 4)
     assert report.cured == {K: 5}
-    again = Writer(stands={0: 4}, views={ITEMS.topic: held})
+    retry = Writer(stands={0: 4}, views={ITEMS.topic: rows})
     (report,) = run(
-        lane_of(topic, again, rejection=kept, entries={(ITEMS.topic, 0): {0: K, 3: K}}), raws(topic)
+        lane_of(topic, retry, rejection=quarantine, entries={(ITEMS.topic, 0): {0: K, 3: K}}),
+        raws(topic),
     )
-    assert [one.offset for one, _ in kept.records] == [4]
+    assert [record.offset for record, _ in quarantine.records] == [4]
     assert report.cured == {K: 3}
 
 
 def test_a_record_that_was_given_up_and_passed_cures_nothing() -> None:
     """It can't be read, and has no entry any more."""
-    topic, kept, writer = two_rows(), Remembered(), Writer(stands={0: 3})
+    topic, quarantine, writer = two_rows(), Remembered(), Writer(stands={0: 3})
     topic.add("u", {"a": "k", "b": 1, "v": "given up", "n": 2})
     topic.add("u", {"a": "k", "b": 1, "n": 3}, lacking=["v"])
     records = raws(topic)
     records[2] = records[2]._replace(value=b"{")
     (report,) = run(
-        lane_of(topic, writer, rejection=kept, entries={(ITEMS.topic, 0): {0: K}}), records
+        lane_of(topic, writer, rejection=quarantine, entries={(ITEMS.topic, 0): {0: K}}), records
     )
-    assert [(one.offset, one.reason) for one, _ in kept.records] == [(3, TAINTED)]
+    assert [(record.offset, record.reason) for record, _ in quarantine.records] == [(3, TAINTED)]
     assert (report.cured, report.applied.stale) == ({}, 3)
 
 
@@ -388,16 +401,16 @@ def test_what_is_applied_in_the_end_leaves_no_entry() -> None:
 
 def test_a_repair_names_all_that_it_rejects() -> None:
     """What isn't named would be taken for mended, and its entry closed."""
-    topic, kept = Topic(ITEMS, 1), Remembered()
+    topic, quarantine = Topic(ITEMS, 1), Remembered()
     for number in range(REPORTED_ROWS + 5):
         topic.add("c", {"a": f"k{number}", "b": 1, "v": "x", "n": 1})
     records = [record._replace(value=b"{") for record in raws(topic)]
     end = Position("id", topic.ends)
     (report,) = run(
-        Lane((Advance(ITEMS, end, end),), DecodeOptions(PLACEHOLDER), Writer(), kept), records
+        Lane((Advance(ITEMS, end, end),), DecodeOptions(PLACEHOLDER), Writer(), quarantine), records
     )
     assert len(report.rejected) == report.applied.quarantined == len(records)
-    (report,) = run(lane_of(topic, Writer(), rejection=kept), records)
+    (report,) = run(lane_of(topic, Writer(), rejection=quarantine), records)
     assert (len(report.rejected), report.applied.quarantined) == (REPORTED_ROWS, len(records))
 
 
@@ -483,7 +496,7 @@ def test_records_before_a_server_or_a_truncate_are_stale(archives: bool) -> None
         1,
         [],
     )
-    assert writer.taken == ([1, 2] if archives else [2])
+    assert writer.offsets == ([1, 2] if archives else [2])
 
 
 def test_arrow_batches_are_parted_by_kafka_partition() -> None:

@@ -44,14 +44,14 @@ TYPES = (
     "integer[]",
     "jsonb",
 )
-NAMES = tuple(f"c{at}" for at in range(len(TYPES)))
+NAMES = tuple(f"c{index}" for index in range(len(TYPES)))
 BELOW, FLOOR = 200, 150
 MASK = PLACEHOLDER
 KEY = b'{"id":1}'
 
 
 def wide(*, reshaped: bool = False) -> Table:
-    columns = tuple(Column(*named) for named in zip(NAMES, TYPES, strict=True))
+    columns = tuple(Column(*column) for column in zip(NAMES, TYPES, strict=True))
     return Table("public", "one", columns, NAMES[:2], "t.public.one", reshaped=reshaped)
 
 
@@ -65,20 +65,20 @@ def looker(
     *,
     warehouse: bool = False,
     floor: int = 0,
-    since: Sequence[int] = (),
+    starts: Sequence[int] = (),
     below: int = 0,
 ) -> RecordClassifier:
     return RecordClassifier(
         table,
-        DecodeOptions(PLACEHOLDER, {table.topic: floor}, {table.topic: since}),
+        DecodeOptions(PLACEHOLDER, {table.topic: floor}, {table.topic: starts}),
         warehouse,
         below,
     )
 
 
 def batches(records: Sequence[Raw], size: int = 1000) -> Iterator[pa.RecordBatch]:
-    for at in range(0, len(records), size):
-        some = records[at : at + size]
+    for start in range(0, len(records), size):
+        some = records[start : start + size]
         columns = {
             "key": pa.array([record.key for record in some], pa.binary()),
             "value": pa.array([record.value for record in some], pa.binary()),
@@ -88,31 +88,37 @@ def batches(records: Sequence[Raw], size: int = 1000) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def said(look: RecordClassifier, records: Sequence[Raw], size: int = 1000) -> list[RecordSummary]:
-    rows = [row for part in look.work(batches(records, size)) for row in part.to_pylist()]
+def summaries(
+    classifier: RecordClassifier, records: Sequence[Raw], size: int = 1000
+) -> list[RecordSummary]:
+    rows = [row for part in classifier.work(batches(records, size)) for row in part.to_pylist()]
     return [RecordSummary(**row) for row in rows]
 
 
-def look(
+def summary_of(
     value: bytes | None, key: bytes | None = KEY, offset: int = 5, **options: Any
 ) -> RecordSummary:
     table = options.pop("table", items())
-    (only,) = said(looker(table, **options), [Raw(key, value, table.topic, 0, offset)])
+    (only,) = summaries(looker(table, **options), [Raw(key, value, table.topic, 0, offset)])
     return only
 
 
 def event(op: str = "u", lsn: int = 500, **row: Any) -> bytes:
-    after = None if op == "d" else {"id": 1, "v": "v", "w": "w", **row}
-    made = envelope(op, None, after, lsn)
-    return packed({**made, "source": {**made["source"], "table": "items"}})
+    image = None if op == "d" else {"id": 1, "v": "v", "w": "w", **row}
+    message = envelope(op, None, image, lsn)
+    return packed({**message, "source": {**message["source"], "table": "items"}})
 
 
 def test_what_each_record_says() -> None:
-    assert look(event()) == RecordSummary(0, 5, "1", ROW, living=True)
-    assert look(event("d")) == RecordSummary(0, 5, "1", DELETE, living=True)
-    assert look(None) == RecordSummary(0, 5, "1", TOMBSTONE, living=True)
-    assert look(event(), key=None) == RecordSummary(0, 5, None, KEYLESS)
-    assert look(b"no json") == look(event(id="one")) == RecordSummary(0, 5, "1", UNREADABLE)
+    assert summary_of(event()) == RecordSummary(0, 5, "1", ROW, living=True)
+    assert summary_of(event("d")) == RecordSummary(0, 5, "1", DELETE, living=True)
+    assert summary_of(None) == RecordSummary(0, 5, "1", TOMBSTONE, living=True)
+    assert summary_of(event(), key=None) == RecordSummary(0, 5, None, KEYLESS)
+    assert (
+        summary_of(b"no json")
+        == summary_of(event(id="one"))
+        == RecordSummary(0, 5, "1", UNREADABLE)
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,7 @@ def test_what_each_record_says() -> None:
 )
 def test_another_key_is_foreign_whatever_comes_with_it(key: bytes) -> None:
     for value in (None, b"no json", event()):
-        assert look(value, key=key) == RecordSummary(0, 5, None, FOREIGN)
+        assert summary_of(value, key=key) == RecordSummary(0, 5, None, FOREIGN)
 
 
 def test_what_is_dead() -> None:
@@ -128,48 +134,48 @@ def test_what_is_dead() -> None:
     fit no view.
     """
     dead = RecordSummary(0, 5, "1", DEAD)
-    assert look(event(lsn=99), floor=100) == look(event("d", lsn=99), floor=100) == dead
-    assert look(event(id="one", lsn=99), floor=100) == dead
-    assert look(event(id="one", lsn=100), floor=100) == RecordSummary(0, 5, "1", UNREADABLE)
-    assert look(event(lsn=100), floor=100).living
-    assert look(None, floor=100).living
-    assert look(b"no json", since=[6]) == look(event(), since=[6]) == dead
-    assert look(None, since=[6]) == RecordSummary(0, 5, "1", TOMBSTONE)
-    assert look(event(), since=[5]).living
-    assert look(event(), since=[]).living
+    assert summary_of(event(lsn=99), floor=100) == summary_of(event("d", lsn=99), floor=100) == dead
+    assert summary_of(event(id="one", lsn=99), floor=100) == dead
+    assert summary_of(event(id="one", lsn=100), floor=100) == RecordSummary(0, 5, "1", UNREADABLE)
+    assert summary_of(event(lsn=100), floor=100).living
+    assert summary_of(None, floor=100).living
+    assert summary_of(b"no json", starts=[6]) == summary_of(event(), starts=[6]) == dead
+    assert summary_of(None, starts=[6]) == RecordSummary(0, 5, "1", TOMBSTONE)
+    assert summary_of(event(), starts=[5]).living
+    assert summary_of(event(), starts=[]).living
 
 
 def test_a_row_from_before_its_definition_is_outdated() -> None:
-    assert look(event(lsn=99), below=100).outdated
+    assert summary_of(event(lsn=99), below=100).outdated
     for value in (
         event(lsn=100),
         event("d", lsn=99),
         packed({**json.loads(event()), "source": None}),
         None,
     ):
-        assert not look(value, below=100).outdated
+        assert not summary_of(value, below=100).outdated
 
 
 def test_which_values_a_row_has() -> None:
-    assert look(event(v=MASK))[-2:] == (["v"], ["id", "w"])
-    assert look(event(new="x"))[-2:] == (None, ["id", "new", "v", "w"])
-    assert look(event(new=MASK))[-2:] == (["new"], None)
+    assert summary_of(event(v=MASK))[-2:] == (["v"], ["id", "w"])
+    assert summary_of(event(new="x"))[-2:] == (None, ["id", "new", "v", "w"])
+    assert summary_of(event(new=MASK))[-2:] == (["new"], None)
     short = packed({"op": "u", "after": {"id": 1, "v": None}})
-    assert look(short)[-2:] == (None, ["id", "v"])
-    for old in ("x", MASK):
-        assert look(event(old=old), table=items(reshaped=True))[-2:] == (None, None)
+    assert summary_of(short)[-2:] == (None, ["id", "v"])
+    for value in ("x", MASK):
+        assert summary_of(event(old=value), table=items(reshaped=True))[-2:] == (None, None)
 
 
 def test_the_warehouse_holds_less() -> None:
     columns = (Column("id", "bigint", False), Column("n", "numeric(3,1)"))
     table = Table("public", "items", columns, ("id",), "t.public.items")
     value = packed({"op": "u", "after": {"id": 1, "n": "1000"}})
-    assert look(value, table=table).says == ROW
-    assert look(value, table=table, warehouse=True).says == UNREADABLE
+    assert summary_of(value, table=table).says == ROW
+    assert summary_of(value, table=table, warehouse=True).says == UNREADABLE
 
 
 def test_a_looker_can_be_sent_to_a_worker() -> None:
-    used = looker(items(), since=[0, 0])
+    used = looker(items(), starts=[0, 0])
     expected = used.classify(KEY, event(v=MASK), 1, 5)
     assert pickle.loads(pickle.dumps(used)).classify(KEY, event(v=MASK), 1, 5) == expected
 
@@ -185,8 +191,8 @@ def kind_of(change: Change, value: bytes | None) -> str:
 def unknown(table: Table, records: Sequence[RecordSummary], size: int = 7) -> list[str]:
     """What Spark hands on, of all rows: sorted by id, partition and offset."""
     rows = sorted(
-        (one for one in records if one.living or one.says == UNREADABLE),
-        key=lambda one: (one.id or "", one),
+        (row for row in records if row.living or row.says == UNREADABLE),
+        key=lambda row: (row.id or "", row),
     )
     work = log_rows.unknown(table)
     schema = pa.schema(
@@ -199,8 +205,10 @@ def unknown(table: Table, records: Sequence[RecordSummary], size: int = 7) -> li
         ]
     )
     parts = [
-        pa.RecordBatch.from_pylist([row._asdict() for row in rows[at : at + size]], schema=schema)
-        for at in range(0, len(rows), size)
+        pa.RecordBatch.from_pylist(
+            [row._asdict() for row in rows[start : start + size]], schema=schema
+        )
+        for start in range(0, len(rows), size)
     ]
     return [key for part in work(iter(parts)) for key in part.column("id").to_pylist()]
 
@@ -230,7 +238,7 @@ def test_records_and_unknown_values_equal_the_twin(
     decoded = [reader.decode(record) for record in records]
     # What is dead needs to fit no view.
     changes = [replace(change, wrong=change.wrong and not change.dead) for change in decoded]
-    rows = said(looker(table, warehouse=warehouse, floor=FLOOR, below=BELOW), records, size)
+    rows = summaries(looker(table, warehouse=warehouse, floor=FLOOR, below=BELOW), records, size)
     for row, change, record in zip(rows, changes, records, strict=True):
         place = (row.partition, row.offset, row.id)
         assert place == (record.partition, record.offset, change.id)
@@ -275,30 +283,30 @@ CHAINS: list[tuple[list[Row | str | None], bool]] = [
 def test_chains_of_changes(changes: list[Row | str | None], lacks: bool) -> None:
     values = [
         None
-        if one is None
+        if change is None
         else b"no json"
-        if one == "bad"
+        if change == "bad"
         else event("d")
-        if isinstance(one, str)
-        else event(**one)
-        for one in changes
+        if isinstance(change, str)
+        else event(**change)
+        for change in changes
     ]
     table = items()
-    records = [Raw(KEY, value, table.topic, 0, at) for at, value in enumerate(values)]
-    assert unknown(table, said(looker(table), records), size=1) == (["1"] if lacks else [])
+    records = [Raw(KEY, value, table.topic, 0, offset) for offset, value in enumerate(values)]
+    assert unknown(table, summaries(looker(table), records), size=1) == (["1"] if lacks else [])
 
 
 def test_a_row_s_chain_is_of_one_partition() -> None:
     table = items()
     records = [Raw(KEY, event(), table.topic, 0, 1), Raw(KEY, event(v=MASK), table.topic, 1, 2)]
-    assert unknown(table, said(looker(table), records)) == ["1"]
+    assert unknown(table, summaries(looker(table), records)) == ["1"]
 
 
 def test_documents_of_records() -> None:
     table = items()
     records = [
-        Raw(KEY, value, table.topic, 0, at)
-        for at, value in enumerate([event(v="x"), event("d"), None, b"no json", event(lsn=1)])
+        Raw(KEY, value, table.topic, 0, offset)
+        for offset, value in enumerate([event(v="x"), event("d"), None, b"no json", event(lsn=1)])
     ]
     records += [Raw(None, event(), table.topic, 0, 9), Raw(b"no", event(), table.topic, 0, 10)]
     parts = log_rows.documents(table)(batches(records, 2))
@@ -307,15 +315,15 @@ def test_documents_of_records() -> None:
         for part in parts
         for row in part.to_pylist()
     ]
-    whole = {"id": 1, "v": "v", "w": "w"}
-    assert rows == [("1", {**whole, "v": "x"}), ("1", None), ("1", None), ("1", whole)]
+    full_row = {"id": 1, "v": "v", "w": "w"}
+    assert rows == [("1", {**full_row, "v": "x"}), ("1", None), ("1", None), ("1", full_row)]
 
 
 def test_keys_of_records() -> None:
     table = items()
     keys = [KEY, b'{"id": 1}', b"no", None, b'{"id":1,"x":2}']
     parts = log_rows.ids(table)(
-        batches([Raw(key, None, table.topic, 0, at) for at, key in enumerate(keys)], 2)
+        batches([Raw(key, None, table.topic, 0, offset) for offset, key in enumerate(keys)], 2)
     )
     rows = [(row["id"], row["key"]) for part in parts for row in part.to_pylist()]
     assert rows == [("1", keys[0]), ("1", keys[1]), ("1", keys[4])]

@@ -29,7 +29,7 @@ from cdc.postgres.schema_changes import Definition
 
 ITEMS = Table("public", "items", (), ("id",), "shop.public.items")
 NAME, TOPIC = ITEMS.qualified, ITEMS.topic
-HERE, BEFORE = Position("id", (5, 5)), Position("id", (5, 4))
+CURRENT, EARLIER = Position("id", (5, 5)), Position("id", (5, 4))
 NOW = 1000.0
 AWAY, FENCED, LOST = (
     SinkUnavailable("a", hint="h"),
@@ -41,10 +41,10 @@ CHANGED = Definition(1, NAME, 1, 7, "ALTER TABLE", None, None, True)
 PLAN = ResumePlan(
     control=ControlState(3),
     tables=(ITEMS,),
-    positions={TOPIC: HERE},
-    live={TOPIC: HERE},
+    positions={TOPIC: CURRENT},
+    live={TOPIC: CURRENT},
     generations={TOPIC: "first"},
-    shapes={TOPIC: HERE},
+    shapes={TOPIC: CURRENT},
     standby={NAME: "before"},
     sure_until=NOW + 1,
 )
@@ -55,7 +55,7 @@ def observed(**facts: Any) -> Observed:
     return Observed(**{"control": PLAN.control, "standby": PLAN.standby, "now": NOW, **facts})
 
 
-def view(position: Position = HERE, generation: str = "first") -> dict[str, ViewCheckpoint]:
+def view(position: Position = CURRENT, generation: str = "first") -> dict[str, ViewCheckpoint]:
     return {TOPIC: ViewCheckpoint(position, generation=generation)}
 
 
@@ -98,7 +98,7 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
         Restart(Reason.SWITCHED, NAME),
     ),
     ({"waited_s": 1.0, "views": view(generation="next")}, Restart(Reason.SWITCHED, NAME)),
-    ({"views": view(BEFORE, "next")}, Restart(Reason.SWITCHED, NAME)),
+    ({"views": view(EARLIER, "next")}, Restart(Reason.SWITCHED, NAME)),
     ({"standby": {}}, Restart(Reason.STANDBY)),
     ({"standby": {NAME: "another"}}, Restart(Reason.STANDBY)),
     ({"standby_returns": True}, Restart(Reason.STANDBY)),
@@ -106,7 +106,7 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"unblocked": "public.late"}, Restart(Reason.UNBLOCKED, "public.late")),
     ({"topics": {TOPIC: Position("anew", (0, 0))}}, Restart(Reason.TOPIC, NAME)),
     ({"topics": {TOPIC: Position("id", (5, 5, 0))}}, Restart(Reason.TOPIC, NAME)),
-    ({"views": view(BEFORE)}, Restart(Reason.VIEW, NAME)),
+    ({"views": view(EARLIER)}, Restart(Reason.VIEW, NAME)),
     ({"views": {TOPIC: None}}, Restart(Reason.VIEW, NAME)),
     ({"unheld": NAME}, Restart(Reason.VIEW, NAME)),
     ({"quarantine": True}, Restart(Reason.QUARANTINE)),

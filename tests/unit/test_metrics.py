@@ -14,8 +14,8 @@ from cdc.verify.comparison import Comparison
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    with closing(Metrics(0)) as made:
-        yield made
+    with closing(Metrics(0)) as server:
+        yield server
 
 
 def fetched(metrics: Metrics) -> dict[str, float]:
@@ -30,13 +30,13 @@ def test_the_last_comparison_is_told(metrics: Metrics) -> None:
             [Comparison("cache", "public.busy", source_rows=10, missing=missing, undecided=1)]
         )
     metrics.count_failure()
-    found = fetched(metrics)
-    assert found['cdc_verify_differences{kind="missing",sink="cache",table="public.busy"}'] == 2
-    assert found['cdc_verify_differences{kind="extra",sink="cache",table="public.busy"}'] == 0
-    assert found['cdc_verify_undecided{sink="cache",table="public.busy"}'] == 1
-    assert found['cdc_verify_source_rows{sink="cache",table="public.busy"}'] == 10
-    assert found["cdc_verify_failures_total"] == 1
-    assert found["cdc_verify_timestamp_seconds"] > 1.7e9
+    values = fetched(metrics)
+    assert values['cdc_verify_differences{kind="missing",sink="cache",table="public.busy"}'] == 2
+    assert values['cdc_verify_differences{kind="extra",sink="cache",table="public.busy"}'] == 0
+    assert values['cdc_verify_undecided{sink="cache",table="public.busy"}'] == 1
+    assert values['cdc_verify_source_rows{sink="cache",table="public.busy"}'] == 10
+    assert values["cdc_verify_failures_total"] == 1
+    assert values["cdc_verify_timestamp_seconds"] > 1.7e9
 
 
 def test_a_port_that_is_taken_is_named(metrics: Metrics) -> None:

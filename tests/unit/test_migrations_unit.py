@@ -24,11 +24,11 @@ APPLIED = {
 
 
 def folder(tmp_path: Path, *names: str) -> Path:
-    made = tmp_path / "mine"
-    made.mkdir()
+    directory = tmp_path / "mine"
+    directory.mkdir()
     for name in names:
-        (made / name).write_text("SELECT 1")
-    return made
+        (directory / name).write_text("SELECT 1")
+    return directory
 
 
 @pytest.mark.parametrize("shipped", [CONTROL, SAMPLE])

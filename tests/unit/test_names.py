@@ -49,9 +49,9 @@ def test_one_error_names_all_columns_and_which_to_leave_out() -> None:
     )
     assert isinstance(error, SourceError)
     assert all(name in error.message for name in ("public.items", "_cdc_x", "bits", "order date"))
-    found = re.search(r"\{.*\}", error.hint)
-    assert found
-    assert yaml.safe_load(found[0]) == {
+    match = re.search(r"\{.*\}", error.hint)
+    assert match
+    assert yaml.safe_load(match[0]) == {
         "table": "public.items",
         "exclude": ["_cdc_x", "bits", "order date"],
     }
@@ -86,8 +86,8 @@ def test_several_tables_are_one_error() -> None:
         for name in ("_cdc_a", "_cdc_b")
         if (error := column_names.refusal_error(made_of(name), column_names.refusals))
     ]
-    both = column_names.combined_error(errors)
-    assert all(name in both.message and name in both.hint for name in ("_cdc_a", "_cdc_b"))
+    combined = column_names.combined_error(errors)
+    assert all(name in combined.message and name in combined.hint for name in ("_cdc_a", "_cdc_b"))
     assert column_names.combined_error(errors[:1]) is errors[0]
 
 

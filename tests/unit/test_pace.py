@@ -8,7 +8,7 @@ PLENTY = 10_000_000
 
 
 @pytest.mark.parametrize(
-    ("limit", "offsets", "took_s", "left", "found"),
+    ("limit", "offsets", "took_s", "remaining", "expected"),
     [
         (100_000, 100_000, 1.0, PLENTY, 1_000_000),
         (100_000, 100_000, 2.5, PLENTY, 400_000),
@@ -27,13 +27,13 @@ PLENTY = 10_000_000
     ],
 )
 def test_a_batch_takes_some_seconds(
-    limit: int, offsets: int, took_s: float, left: int, found: int
+    limit: int, offsets: int, took_s: float, remaining: int, expected: int
 ) -> None:
-    assert fitting_limit(limit, offsets, took_s, left) == found
+    assert fitting_limit(limit, offsets, took_s, remaining) == expected
 
 
 @pytest.mark.parametrize(
-    ("width", "found"),
+    ("width", "expected"),
     [
         (0, FIRST),
         (100, FIRST),
@@ -43,19 +43,19 @@ def test_a_batch_takes_some_seconds(
     ],
     ids=["unknown", "narrow", "wide", "wider", "huge"],
 )
-def test_the_first_batch_is_shorter_where_records_are_wide(width: int, found: int) -> None:
-    assert first_limit(PLENTY, PLENTY * width) == found
+def test_the_first_batch_is_shorter_where_records_are_wide(width: int, expected: int) -> None:
+    assert first_limit(PLENTY, PLENTY * width) == expected
 
 
 def test_an_outage_is_caught_up_with_in_few_starts() -> None:
     """A sink that takes 80,000 records a second, and 0.3 s a batch; after a while only 4,000."""
-    limit, left, starts, longest = 100_000, PLENTY, 0, 0.0
-    while left:
-        offsets = min(limit, left)
-        took_s = 0.3 + offsets / (80_000 if left > PLENTY / 2 else 4_000)
-        left -= offsets
-        changed = fitting_limit(limit, offsets, took_s, left)
+    limit, remaining, starts, longest = 100_000, PLENTY, 0, 0.0
+    while remaining:
+        offsets = min(limit, remaining)
+        took_s = 0.3 + offsets / (80_000 if remaining > PLENTY / 2 else 4_000)
+        remaining -= offsets
+        changed = fitting_limit(limit, offsets, took_s, remaining)
         starts, limit = starts + (changed != limit), changed
-        longest = max(longest, took_s) if left < PLENTY / 3 else longest
+        longest = max(longest, took_s) if remaining < PLENTY / 3 else longest
     assert starts == 2
     assert longest < 40

@@ -29,7 +29,7 @@ def every(*which: Path) -> pytest.MarkDecorator:
 @every()
 def test_every_command_parses(page: Path) -> None:
     text = page.read_text()
-    assert [found for words in pages.commands(text) if (found := pages.refusal(words))] == []
+    assert [message for words in pages.commands(text) if (message := pages.refusal(words))] == []
     assert list(pages.unknown_words(text)) == []
 
 
@@ -108,8 +108,10 @@ def test_readme_fits() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    named = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert named == {str(page.relative_to(FOLDER)) for page in PAGES if page.is_relative_to(FOLDER)}
+    entries = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert entries == {
+        str(page.relative_to(FOLDER)) for page in PAGES if page.is_relative_to(FOLDER)
+    }
 
 
 def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:
@@ -124,5 +126,5 @@ def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:
     assert isinstance(last, ast.Expr)
     names: dict[str, object] = {}
     exec(compile(ast.Module(statements, []), "page", "exec"), names)
-    said = ast.literal_eval(block.rpartition("#")[2].strip())
-    assert eval(compile(ast.Expression(last.value), "page", "eval"), names) == said
+    output = ast.literal_eval(block.rpartition("#")[2].strip())
+    assert eval(compile(ast.Expression(last.value), "page", "eval"), names) == output

@@ -14,93 +14,97 @@ SETTINGS = {"delete.retention.ms": "1000"}
 STANDING = {ITEMS: True, ORDERS: True}
 
 
-def before(**changed: Any) -> CurrentState:
-    known = Registration(tables={ITEMS: Captured(("note",)), ORDERS: Captured()})
+def current(**changed: Any) -> CurrentState:
+    registration = Registration(tables={ITEMS: Captured(("note",)), ORDERS: Captured()})
     topics = {ITEMS: SETTINGS, ORDERS: SETTINGS}
-    as_it_is = {"registration": known, "config": CONFIG, "topics": topics}
+    as_it_is = {"registration": registration, "config": CONFIG, "topics": topics}
     return CurrentState(**{**as_it_is, "views": {"cache": STANDING}, **changed})
 
 
-def after(tables: dict[str, Captured] | None = None, **changed: Any) -> RequestedState:
+def requested(tables: dict[str, Captured] | None = None, **changed: Any) -> RequestedState:
     captured = {ITEMS: Captured(("note",)), ORDERS: Captured(), **(tables or {})}
     settings = dict.fromkeys(captured, SETTINGS)
     return RequestedState(captured, **{"config": CONFIG, "settings": settings, **changed})
 
 
 def without(table: str) -> RequestedState:
-    made = after()
+    state = requested()
     return RequestedState(
-        {name: sent for name, sent in made.tables.items() if name != table}, CONFIG, made.settings
+        {name: captured for name, captured in state.tables.items() if name != table},
+        CONFIG,
+        state.settings,
     )
 
 
-AGAIN = "all its rows are sent again"
+RESEND = "all its rows are sent again"
 STAYS = "its topic and its views stay as they are, and nobody updates them"
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "migrate", "register", "run"),
+    ("current_state", "requested_state", "migrate", "register", "run"),
     [
-        (before(), after(), [], [], []),
+        (current(), requested(), [], [], []),
         (
-            before(unprepared=["publishing public.new"]),
-            after({"public.new": Captured()}),
+            current(unprepared=["publishing public.new"]),
+            requested({"public.new": Captured()}),
             ["publishing public.new"],
             ["capture public.new: all its rows are sent, beside the stream"],
             [],
         ),
-        (before(), without(ORDERS), [], [f"no longer capture {ORDERS}: {STAYS}"], []),
+        (current(), without(ORDERS), [], [f"no longer capture {ORDERS}: {STAYS}"], []),
         (
-            before(),
-            after({ORDERS: Captured(("b", "a"))}),
+            current(),
+            requested({ORDERS: Captured(("b", "a"))}),
             [],
-            [f"withdraw a, b of {ORDERS} from every view: {AGAIN}"],
+            [f"withdraw a, b of {ORDERS} from every view: {RESEND}"],
             [],
         ),
-        (before(), after({ITEMS: Captured()}), [], [f"capture note of {ITEMS}: {AGAIN}"], []),
+        (current(), requested({ITEMS: Captured()}), [], [f"capture note of {ITEMS}: {RESEND}"], []),
         (
-            before(),
-            after({ITEMS: Captured(("b",))}),
+            current(),
+            requested({ITEMS: Captured(("b",))}),
             [],
             [
-                f"withdraw b of {ITEMS} from every view: {AGAIN}",
-                f"capture note of {ITEMS}: {AGAIN}",
+                f"withdraw b of {ITEMS} from every view: {RESEND}",
+                f"capture note of {ITEMS}: {RESEND}",
             ],
             [],
         ),
         (
-            before(),
-            after({ORDERS: Captured(key=("a",))}),
+            current(),
+            requested({ORDERS: Captured(key=("a",))}),
             [],
-            [f"give {ORDERS} another key: what was sent of it until now is dead, {AGAIN}"],
+            [f"give {ORDERS} another key: what was sent of it until now is dead, {RESEND}"],
             [],
         ),
         (
-            before(),
-            after(config={**CONFIG, "heartbeat.interval.ms": "9", "database.password": "other"}),
+            current(),
+            requested(
+                config={**CONFIG, "heartbeat.interval.ms": "9", "database.password": "other"}
+            ),
             [],
             ["restart the connector with another heartbeat.interval.ms, database.password"],
             [],
         ),
         (
-            before(topics={ITEMS: {"delete.retention.ms": "9"}}),
-            after(),
+            current(topics={ITEMS: {"delete.retention.ms": "9"}}),
+            requested(),
             [],
             [f"set delete.retention.ms = 1000 on the topic of {ITEMS}"],
             [],
         ),
         # Another sink, or one at another place.
         (
-            before(views={"cache": STANDING, "search": {ITEMS: False}}),
-            after(),
+            current(views={"cache": STANDING, "search": {ITEMS: False}}),
+            requested(),
             [],
             [],
             [f"make {ITEMS} in search, from its first record on"],
         ),
         # Another name of the pipeline: all of it is new, and what was stays.
         (
-            before(registration=None, config=None, topics={}, views={}),
-            after(),
+            current(registration=None, config=None, topics={}, views={}),
+            requested(),
             [],
             ["create the connector; it begins with all rows of every table"],
             [],
@@ -108,16 +112,16 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
     ],
 )
 def test_what_a_change_means(
-    there: CurrentState,
-    asked: RequestedState,
+    current_state: CurrentState,
+    requested_state: RequestedState,
     migrate: list[str],
     register: list[str],
     run: list[str],
 ) -> None:
-    made = plan(there, asked)
-    assert (list(made.migrate), list(made.register), list(made.run)) == (migrate, register, run)
-    assert made.empty is not bool(migrate or register or run)
-    assert "secret" not in str(made)
+    steps = plan(current_state, requested_state)
+    assert (list(steps.migrate), list(steps.register), list(steps.run)) == (migrate, register, run)
+    assert steps.empty is not bool(migrate or register or run)
+    assert "secret" not in str(steps)
 
 
 def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
@@ -128,11 +132,11 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
     view = Refusal(
         "The view of public.orders in cache is another pipeline's.", "give the sink another prefix"
     )
-    made = plan(
-        before(views={"cache": {ITEMS: True, ORDERS: view}}),
-        after(refused=[stuck], left_out={"a.v": "a view"}),
+    steps = plan(
+        current(views={"cache": {ITEMS: True, ORDERS: view}}),
+        requested(refused=[stuck], left_out={"a.v": "a view"}),
     )
-    assert list(lines(made)) == [
+    assert list(lines(steps)) == [
         f"refused   {stuck.what}",
         f"          {stuck.hint}",
         f"refused   {view.what}",
@@ -143,10 +147,13 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
 
 
 def test_a_former_name_is_told_where_everything_is_new() -> None:
-    assert plan(before(idle=["old"]), after()).idle == ()
+    assert plan(current(idle=["old"]), requested()).idle == ()
     printed = list(
         lines(
-            plan(before(registration=None, config=None, topics={}, views={}, idle=["old"]), after())
+            plan(
+                current(registration=None, config=None, topics={}, views={}, idle=["old"]),
+                requested(),
+            )
         )
     )
     assert "SELECT pg_drop_replication_slot('old')" in printed[-1]

@@ -14,54 +14,54 @@ from cdc.sink.contract import PositionLost
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
-START, UNTIL = Position("id", (1, 2)), Position("id", (3, 2))
-STEP = Advance(TABLE, START, UNTIL)
+START, END = Position("id", (1, 2)), Position("id", (3, 2))
+STEP = Advance(TABLE, START, END)
 
 
 def test_what_is_stored_comes_back() -> None:
-    stored = ViewCheckpoint(UNTIL, "me", 7, 12.5)
+    stored = ViewCheckpoint(END, "me", 7, 12.5)
     assert ViewCheckpoint.from_json(stored.to_json()) == stored
     assert stored.to_json().startswith(ViewCheckpoint.JSON_START)
 
 
 def test_a_step_counts_its_offsets() -> None:
     assert STEP.offsets == 2
-    assert Advance(TABLE, None, UNTIL).offsets == 5
+    assert Advance(TABLE, None, END).offsets == 5
 
 
-AT = ViewCheckpoint(Position("id", (3, 2)), floor=7)
+CHECKPOINT = ViewCheckpoint(Position("id", (3, 2)), floor=7)
 
 
 @pytest.mark.parametrize(
     ("view", "end", "floor", "expected"),
     [
-        (AT, UNTIL, 7, Distance(Reach.REACHED)),
-        (AT, Position("id", (1, 1)), 0, Distance(Reach.REACHED)),
-        (AT, Position("id", (4, 9)), 0, Distance(Reach.BEHIND, 8)),
-        (AT, Position("id", (4, 0)), 0, Distance(Reach.BEHIND, 1)),
-        (AT, UNTIL, 8, Distance(Reach.BEFORE_FLOOR)),
-        (AT, Position("id", (4, 2)), 8, Distance(Reach.BEFORE_FLOOR, 1)),
-        (AT, Position("other", (3, 2)), 0, Distance(Reach.OTHER_TOPIC)),
-        (AT, Position("other", (3, 2, 1)), 8, Distance(Reach.OTHER_TOPIC)),
-        (AT, Position("id", (3, 2, 0)), 0, Distance(Reach.REPARTITIONED)),
-        (AT, Position("id", (3,)), 8, Distance(Reach.REPARTITIONED)),
+        (CHECKPOINT, END, 7, Distance(Reach.REACHED)),
+        (CHECKPOINT, Position("id", (1, 1)), 0, Distance(Reach.REACHED)),
+        (CHECKPOINT, Position("id", (4, 9)), 0, Distance(Reach.BEHIND, 8)),
+        (CHECKPOINT, Position("id", (4, 0)), 0, Distance(Reach.BEHIND, 1)),
+        (CHECKPOINT, END, 8, Distance(Reach.BEFORE_FLOOR)),
+        (CHECKPOINT, Position("id", (4, 2)), 8, Distance(Reach.BEFORE_FLOOR, 1)),
+        (CHECKPOINT, Position("other", (3, 2)), 0, Distance(Reach.OTHER_TOPIC)),
+        (CHECKPOINT, Position("other", (3, 2, 1)), 8, Distance(Reach.OTHER_TOPIC)),
+        (CHECKPOINT, Position("id", (3, 2, 0)), 0, Distance(Reach.REPARTITIONED)),
+        (CHECKPOINT, Position("id", (3,)), 8, Distance(Reach.REPARTITIONED)),
         (None, Position("id", (0, 0)), 0, Distance(Reach.REACHED)),
-        (None, UNTIL, 8, Distance(Reach.BEHIND, 5)),
-        (START, UNTIL, 8, Distance(Reach.BEHIND, 2)),
+        (None, END, 8, Distance(Reach.BEHIND, 5)),
+        (START, END, 8, Distance(Reach.BEHIND, 2)),
     ],
 )
 def test_one_comparison_says_whether_a_view_has_got_there(
     view: ViewCheckpoint | Position | None, end: Position, floor: int, expected: Distance
 ) -> None:
     """Findings 12 and B5: a difference in shape is an answer, never a ValueError."""
-    there = distance(view, end, floor)
-    assert there == expected
-    assert there.reached == (expected.reach is Reach.REACHED)
-    assert there.comparable == (expected.reach not in (Reach.OTHER_TOPIC, Reach.REPARTITIONED))
+    result = distance(view, end, floor)
+    assert result == expected
+    assert result.reached == (expected.reach is Reach.REACHED)
+    assert result.comparable == (expected.reach not in (Reach.OTHER_TOPIC, Reach.REPARTITIONED))
 
 
 @pytest.mark.parametrize(
-    ("made", "now", "reach"),
+    ("floors", "now", "reach"),
     [
         (Floors(0, {"public.items": 7}), Floors(0, {"public.items": 7}), Reach.REACHED),
         (Floors(0, {"public.items": 7}), Floors(0, {"public.items": 8}), Reach.BEFORE_FLOOR),
@@ -73,19 +73,19 @@ def test_one_comparison_says_whether_a_view_has_got_there(
         (Floors(1, {"public.items": 3}), Floors(2), Reach.BEFORE_FLOOR),
     ],
 )
-def test_floors_are_compared_across_servers(made: Floors, now: Floors, reach: Reach) -> None:
+def test_floors_are_compared_across_servers(floors: Floors, now: Floors, reach: Reach) -> None:
     view = ViewCheckpoint.from_json(
-        ViewCheckpoint(UNTIL, floor=made.number("public.items")).to_json()
+        ViewCheckpoint(END, floor=floors.number("public.items")).to_json()
     )
-    assert distance(view, UNTIL, now.number("public.items")).reach is reach
+    assert distance(view, END, now.number("public.items")).reach is reach
 
 
 def test_the_position_decides_who_may_write() -> None:
     assert must_apply(STEP, ViewCheckpoint(START, "anybody"), "me")
-    assert must_apply(Advance(TABLE, None, UNTIL), None, "me")
-    assert not must_apply(STEP, ViewCheckpoint(UNTIL, "me"), "me")
+    assert must_apply(Advance(TABLE, None, END), None, "me")
+    assert not must_apply(STEP, ViewCheckpoint(END, "me"), "me")
     with pytest.raises(Fenced):
-        must_apply(STEP, ViewCheckpoint(UNTIL, "other"), "me")
+        must_apply(STEP, ViewCheckpoint(END, "other"), "me")
     with pytest.raises(PositionLost):
         must_apply(STEP, ViewCheckpoint(Position("id", (0, 2)), "me"), "me")
     with pytest.raises(PositionLost):
@@ -100,7 +100,7 @@ def test_only_the_own_lost_writes_are_a_rewind() -> None:
 def test_rows_add_up() -> None:
     first = checkpoint_after(STEP, None, Applied(written=2, deleted=1), "me")
     second = checkpoint_after(STEP, first, Applied(written=4, stale=9), "me")
-    assert (first.rows, second.rows, second.position) == (3, 7, UNTIL)
+    assert (first.rows, second.rows, second.position) == (3, 7, END)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
         rows_per_s=0.0,
         applied=Applied(3, 2, quarantined=1),
     )
-    found = diagnose(
+    state = diagnose(
         Status(
             "shop",
             ConnectorStatus("RUNNING", ("RUNNING",), None),
@@ -65,7 +65,7 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     shown = Console(file=io.StringIO(), width=200)
     shown.print(
-        render.status(found, verdict(found), [sentence(problem) for problem in found.problems])
+        render.status(state, verdict(state), [sentence(problem) for problem in state.problems])
     )
     printed: Any = shown.file
     lines = printed.getvalue().splitlines()
@@ -91,11 +91,13 @@ def test_the_last_screen_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     demo.show_latency(Replayed(8421, kinds, 28.1, 300.0, 0.0), probe)
     printed: Any = shown.file
     lines = {line.rstrip() for line in printed.getvalue().splitlines()}
-    told = screens(ROOT / "README.md", "Every view against Postgres")
-    until = told.index("One read of each")
-    expected = [line.partition("...")[0].rstrip(" ,") for line in told[:until]]
+    screen = screens(ROOT / "README.md", "Every view against Postgres")
+    end = screen.index("One read of each")
+    expected = [line.partition("...")[0].rstrip(" ,") for line in screen[:end]]
     assert [
-        line for line in expected if line and not any(one.startswith(line) for one in lines)
+        line
+        for line in expected
+        if line and not any(shown_line.startswith(line) for shown_line in lines)
     ] == []
 
 

@@ -16,22 +16,22 @@ from cdc.model.position import Position, Server
 from tests.support.pipelines import pipeline
 
 SHOP = pipeline("shop", "", "public.items")
-FIRST, PROMOTED, OTHER = Server("7", 1), Server("7", 2), Server("8", 1)
+FIRST, PROMOTED, OTHER_SERVER = Server("7", 1), Server("7", 2), Server("8", 1)
 
 
 def test_what_is_kept_comes_back() -> None:
-    made = Registration(
+    registration = Registration(
         FIRST,
         2,
         {"public.items": Captured(("a",), ("b",), ("c",), ("a",))},
         {"t": Position("x", (1,))},
     )
-    assert Registration.from_json(made.to_json()) == made
+    assert Registration.from_json(registration.to_json()) == registration
     assert Registration.from_json(Registration().to_json()) == Registration()
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "withdrawn"),
+    ("previous", "now", "withdrawn"),
     [
         (Captured(("a",)), Captured(("a",)), ()),
         (Captured(), Captured(("a", "b")), ("a", "b")),
@@ -43,33 +43,33 @@ def test_what_is_kept_comes_back() -> None:
     ],
 )
 def test_the_log_holds_what_was_sent_once(
-    before: Captured, now: Captured, withdrawn: tuple[str, ...]
+    previous: Captured, now: Captured, withdrawn: tuple[str, ...]
 ) -> None:
-    assert now.with_withdrawn(before).withdrawn == withdrawn
+    assert now.with_withdrawn(previous).withdrawn == withdrawn
 
 
 def test_offsets_of_another_topic_mean_nothing() -> None:
-    made = Registration(since={"t": Position("x", (3, 4))})
-    assert made.start("t", "x") == (3, 4)
-    assert made.start("t", "y") == made.start("u", "x") == ()
+    registration = Registration(since={"t": Position("x", (3, 4))})
+    assert registration.start("t", "x") == (3, 4)
+    assert registration.start("t", "y") == registration.start("u", "x") == ()
 
 
 @pytest.mark.parametrize(
-    ("entry", "what"),
+    ("entry", "message"),
     [
         ({"exclude": ["b", "a"]}, ""),
         ({}, "`exclude`"),
         ({"exclude": ["a", "b"], "key": ["c"]}, "`key`"),
     ],
 )
-def test_a_file_that_was_not_registered_is_told(entry: dict[str, list[str]], what: str) -> None:
-    known = Registration(tables={"public.items": Captured(("a", "b"))})
+def test_a_file_that_was_not_registered_is_told(entry: dict[str, list[str]], message: str) -> None:
+    registration = Registration(tables={"public.items": Captured(("a", "b"))})
     changed = pipeline("shop", "", {"table": "public.items", **entry}, "public.new")
-    if not what:
-        refuse_changed(known, changed)
+    if not message:
+        refuse_changed(registration, changed)
         return
-    with pytest.raises(SettingsError, match=f"{what} of public.items") as caught:
-        refuse_changed(known, changed)
+    with pytest.raises(SettingsError, match=f"{message} of public.items") as caught:
+        refuse_changed(registration, changed)
     assert "cdc -p FILE register" in caught.value.hint
 
 
@@ -82,7 +82,7 @@ def test_the_same_server_is_no_other(server: Server | None) -> None:
 
 def test_another_server_is_refused_by_name() -> None:
     with pytest.raises(AnotherServer, match="identifier is 8, that one's was 7") as caught:
-        refuse_another(Registration(FIRST), OTHER, SHOP)
+        refuse_another(Registration(FIRST), OTHER_SERVER, SHOP)
     assert "register --another-server" in caught.value.hint
 
 
@@ -93,5 +93,5 @@ def test_a_promoted_standby_is_told() -> None:
     with pytest.raises(SourceError, match="timeline is 2, it was 1") as caught:
         refuse_promoted(Registration(FIRST), PROMOTED, SHOP)
     assert "cdc -p FILE verify" in caught.value.hint
-    for server in (FIRST, OTHER, None):
+    for server in (FIRST, OTHER_SERVER, None):
         refuse_promoted(Registration(FIRST), server, SHOP)

@@ -23,19 +23,19 @@ def leaf(*rows: tuple[str, str]) -> RowSums:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "text",
     [
         ROW,
         '{"id":1,"d":1.50,"r":1e-1,"l":[1.0, 2.5],"j":{"a": [1, 2]},"v":"x"}',
         '{"v":"\\u0078","id":1,"_cdc_id":"1","d":1.5,"r":0.10000000149011612,"l":[1,2.5],"j":{"a":[1,2]}}',
     ],
 )
-def test_equal_rows_have_equal_sums(other: str) -> None:
-    assert leaf(("1", ROW)) == leaf(("1", other))
+def test_equal_rows_have_equal_sums(text: str) -> None:
+    assert leaf(("1", ROW)) == leaf(("1", text))
 
 
 @pytest.mark.parametrize(
-    "other",
+    "text",
     [
         ROW.replace('"id":1', '"id":"1"'),
         ROW.replace("1.5", "1.5000000000000002"),
@@ -55,8 +55,8 @@ def test_equal_rows_have_equal_sums(other: str) -> None:
         "{}",
     ],
 )
-def test_different_rows_have_different_sums(other: str) -> None:
-    assert leaf(("1", ROW)) != leaf(("1", other))
+def test_different_rows_have_different_sums(text: str) -> None:
+    assert leaf(("1", ROW)) != leaf(("1", text))
 
 
 def test_a_column_that_is_lacking_counts_as_null() -> None:
@@ -95,17 +95,17 @@ def tables(count: int) -> list[Table]:
 
 def test_small_tables_go_together_in_their_order() -> None:
     listed = tables(6)
-    sizes = dict.fromkeys((one.qualified for one in listed), 8192)
+    sizes = dict.fromkeys((table.qualified for table in listed), 8192)
     sizes["public.t1"] = SMALL_BYTES + 1
     del sizes["public.t3"]
-    assert group_tables(listed, sizes) == [[listed[at] for at in (0, 2, 4, 5)]]
+    assert group_tables(listed, sizes) == [[listed[index] for index in (0, 2, 4, 5)]]
 
 
 def test_a_group_is_bounded() -> None:
     many = tables(2 * GROUP_TABLES)
-    sizes = dict.fromkeys((one.qualified for one in many), SMALL_BYTES)
+    sizes = dict.fromkeys((table.qualified for table in many), SMALL_BYTES)
     parts = group_tables(many, sizes)
-    assert [one for part in parts for one in part] == many
+    assert [table for part in parts for table in part] == many
     assert max(len(part) for part in parts) * SMALL_BYTES <= GROUP_BYTES
     assert [len(part) for part in group_tables(many, dict.fromkeys(sizes, 0))] == [GROUP_TABLES] * 2
 
@@ -120,7 +120,7 @@ SINKS = ["cache", "search"]
 
 def filled() -> SumsByView:
     """Every table with its number of rows, the first of them with none."""
-    rows = {name: [(str(at), ROW) for at in range(number)] for number, name in enumerate(NAMES)}
+    rows = {name: [(str(key), ROW) for key in range(number)] for number, name in enumerate(NAMES)}
     return {
         (side, name): leaf(*rows[name]) for side in (SOURCE, *SINKS) for name in NAMES if rows[name]
     }

@@ -40,15 +40,15 @@ def run(steps: list[Transaction]) -> Rows:
     rows: Rows = {}
     for step in steps:
         for change in step.changes:
-            at = change.table, change.key
+            identity = change.table, change.key
             if change.table not in ("flights", "weather"):
                 continue
             if change.op == "insert":
-                assert at not in rows, "inserted twice"
-                rows[at] = change.values
+                assert identity not in rows, "inserted twice"
+                rows[identity] = change.values
             else:
-                assert at in rows, f"{change.op} of what isn't there"
-                row = rows.pop(at)
+                assert identity in rows, f"{change.op} of what isn't there"
+                row = rows.pop(identity)
                 if change.op == "update":
                     rows[change.table, change.key_after] = row | change.values
     return rows
@@ -75,8 +75,8 @@ def test_every_flight_is_longer_than_its_time_in_the_air(year: pd.DataFrame) -> 
     """True only when arrivals are read in the destination's zone, and the right day is found for
     each.
     """
-    taken = (year["arr_time"] - year["dep_time"]).dt.total_seconds() / 60
-    ground = (taken - year["air_time"]).dropna()
+    minutes = (year["arr_time"] - year["dep_time"]).dt.total_seconds() / 60
+    ground = (minutes - year["air_time"]).dropna()
     assert len(ground) == 327_346
     assert ground.between(5, 240).all()
     scheduled = (year["sched_arr"] - year["sched_dep"]).dt.total_seconds() / 60
@@ -91,7 +91,7 @@ def test_times_are_instants(year: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize(
-    ("clock", "after", "zone", "expected"),
+    ("clock", "floor", "zone", "expected"),
     [
         (2400, "2013-01-01T23:00", "America/New_York", "2013-01-02T05:00"),
         (30, "2013-01-02T04:50", "America/New_York", "2013-01-02T05:30"),
@@ -108,18 +108,18 @@ def test_times_are_instants(year: pd.DataFrame) -> None:
     ],
 )
 def test_the_first_instant_that_a_clock_shows(
-    clock: int, after: str, zone: str, expected: str
+    clock: int, floor: str, zone: str, expected: str
 ) -> None:
-    found = nyc2013.first_at(
-        pd.Series([clock]), pd.Series([pd.Timestamp(after, tz="UTC")]), pd.Series([zone])
+    result = nyc2013.first_at(
+        pd.Series([clock]), pd.Series([pd.Timestamp(floor, tz="UTC")]), pd.Series([zone])
     )
-    assert found[0] == pd.Timestamp(expected, tz="UTC")
+    assert result[0] == pd.Timestamp(expected, tz="UTC")
 
 
 def test_a_gap_in_the_clock_stays_a_gap() -> None:
-    after = pd.Series([pd.Timestamp("2013-01-01T10:00", tz="UTC")])
+    floor = pd.Series([pd.Timestamp("2013-01-01T10:00", tz="UTC")])
     assert (
-        nyc2013.first_at(pd.Series([float("nan")]), after, pd.Series(["America/New_York"]))
+        nyc2013.first_at(pd.Series([float("nan")]), floor, pd.Series(["America/New_York"]))
         .isna()
         .all()
     )
@@ -130,8 +130,8 @@ def test_gaps_are_not_computed_from_leftover_memory() -> None:
     for _ in range(20):
         leftovers = [np.full(len(counts), 1.7e308) for _ in range(8)]
         del leftovers
-        found = nyc2013.minutes(counts)
-    assert found[:3].tolist() == [pd.Timedelta(minutes=1), pd.NaT, pd.Timedelta(minutes=3)]
+        result = nyc2013.minutes(counts)
+    assert result[:3].tolist() == [pd.Timedelta(minutes=1), pd.NaT, pd.Timedelta(minutes=3)]
 
 
 def test_a_range_counts_new_york_days() -> None:
@@ -209,8 +209,8 @@ def test_a_plan_could_have_happened(steps: list[Transaction]) -> None:
 
 
 def test_weather_ends_as_observed(steps: list[Transaction]) -> None:
-    left = [row for (table, _), row in run(steps).items() if table == "weather"]
-    assert sorted(left, key=repr) == sorted(records(nyc2013.weather(*THREE_DAYS)), key=repr)
+    weather = [row for (table, _), row in run(steps).items() if table == "weather"]
+    assert sorted(weather, key=repr) == sorted(records(nyc2013.weather(*THREE_DAYS)), key=repr)
 
 
 def test_a_plan_out_of_order_is_noticed(steps: list[Transaction]) -> None:
@@ -241,20 +241,22 @@ def test_a_flight_keeps_its_order_within_a_minute(steps: list[Transaction]) -> N
             times.setdefault(key, []).append(step.time)
     assert all(
         later - earlier >= timedelta(seconds=1)
-        for seen in times.values()
-        for earlier, later in pairwise(seen)
+        for moments in times.values()
+        for earlier, later in pairwise(moments)
     )
 
 
 def test_the_awkward_cases_are_in_every_plan(steps: list[Transaction]) -> None:
-    def of(kind: str) -> list[Transaction]:
+    def of_kind(kind: str) -> list[Transaction]:
         return [step for step in steps if step.kind == kind]
 
-    assert all(len(step.changes) > 1 for step in of("bank"))
-    for step in of("exchange"):
+    assert all(len(step.changes) > 1 for step in of_kind("bank"))
+    for step in of_kind("exchange"):
         assert [change.op for change in step.changes] == ["delete", "insert"]
         assert len({change.key for change in step.changes}) == 1
-    assert all(change.key != change.key_after for step in of("renumber") for change in step.changes)
+    assert all(
+        change.key != change.key_after for step in of_kind("renumber") for change in step.changes
+    )
     remarks = [change.values.get("remark") or "" for step in steps for change in step.changes]
     assert any(len(remark) > 4_000 for remark in remarks), "nothing would be TOASTed"
     assert any(not remark.isascii() for remark in remarks)
@@ -280,12 +282,12 @@ def test_the_pipeline_file_is_accepted() -> None:
         "CDC_CONNECT",
     )
     path = Path(sample.__path__[0]) / "airport.yaml"
-    known = {
+    environment = {
         **dict.fromkeys(names, "http://127.0.0.1"),
         "CDC_REDIS": "redis://127.0.0.1",
         "CDC_WAREHOUSE": "/x",
     }
-    pipeline = settings.load(path, known)
+    pipeline = settings.load(path, environment)
     assert pipeline.pipeline == "airport"
     assert {entry.table for entry in pipeline.source.tables} == {
         f"public.{table}" for table in KEYS

@@ -28,15 +28,15 @@ RUNNING = Progress(
 )
 
 
-def shown(what: RenderableType, width: int = WIDE) -> str:
+def shown(renderable: RenderableType, width: int = WIDE) -> str:
     """As a pipe gets it, or a terminal of so many columns."""
     console = Console(file=io.StringIO(), width=width, height=25)
-    console.print(what)
+    console.print(renderable)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    "one",
+    "progress",
     [
         STARTING,
         replace(RUNNING, lag_records=None, lag_seconds=None),
@@ -44,15 +44,15 @@ def shown(what: RenderableType, width: int = WIDE) -> str:
     ],
     ids=["starting", "blind", "hung"],
 )
-def test_what_nobody_has_read_is_unknown_and_never_zero(one: Progress) -> None:
-    (_, line, *_) = shown(render.progress([one])).splitlines()
+def test_what_nobody_has_read_is_unknown_and_never_zero(progress: Progress) -> None:
+    (_, line, *_) = shown(render.progress([progress])).splitlines()
     assert line.split()[-2:] == ["unknown", "unknown"]
-    (told, *_) = render.ProgressLog().lines([one], 0.0)
-    assert "waiting: unknown" in told
+    (log_line, *_) = render.ProgressLog().lines([progress], 0.0)
+    assert "waiting: unknown" in log_line
 
 
 def test_planted_a_screen_that_takes_unknown_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "_waiting", lambda one: f"{one.lag_records or 0:,}")
+    monkeypatch.setattr(render, "_waiting", lambda progress: f"{progress.lag_records or 0:,}")
     with pytest.raises(AssertionError):
         test_what_nobody_has_read_is_unknown_and_never_zero(STARTING)
 
@@ -81,7 +81,7 @@ def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
 
 
 def test_what_waits_says_for_what_and_since_when() -> None:
-    one = replace(
+    progress = replace(
         RUNNING,
         state=RunState.RETRYING,
         error="The index is away.",
@@ -90,7 +90,7 @@ def test_what_waits_says_for_what_and_since_when() -> None:
         aside={"public.t": ["was renamed to public.tags", "cdc -p FILE migrate"]},
         aside_since={"public.t": 1000.0},
     )
-    _, _, sink, table = shown(render.progress([one])).splitlines()
+    _, _, sink, table = shown(render.progress([progress])).splitlines()
     assert re.search(r"The index is away\. Next: .* up\. \(since .*\)$", sink)
     assert re.search(
         r"public\.t waits: was renamed to public\.tags\. Next: .* migrate\. \(since .*\)$", table
@@ -100,8 +100,8 @@ def test_what_waits_says_for_what_and_since_when() -> None:
 def test_a_log_gets_news_only() -> None:
     progress_log = render.ProgressLog()
 
-    def lines(one: Progress, now: float) -> list[str]:
-        return list(progress_log.lines([one], now))
+    def lines(progress: Progress, now: float) -> list[str]:
+        return list(progress_log.lines([progress], now))
 
     assert re.match(r"\d\d:\d\d:\d\d|\d{4}-", lines(STARTING, 0.0)[0])
     assert len(lines(RUNNING, 1.0)) == 1
@@ -119,22 +119,24 @@ PLACE = f"warehouse/{'newshop' * 9}.public.products_of_the_year/12/1234567"
 
 
 def test_what_has_to_be_copied_is_in_one_piece() -> None:
-    held = QuarantinedRecord(
+    record = QuarantinedRecord(
         QuarantineKey("warehouse", PLACE.split("/")[1], 12, 1234567, "a-key"),
         "NaN has no decimal",
         0.0,
         1,
     )
-    assert PLACE in shown(render.quarantine([held]))
-    assert not any(line != line.rstrip() for line in shown(render.quarantine([held])).splitlines())
+    assert PLACE in shown(render.quarantine([record]))
+    assert not any(
+        line != line.rstrip() for line in shown(render.quarantine([record])).splitlines()
+    )
 
 
 def test_a_pipe_gets_lines_that_are_not_folded() -> None:
     code = f"from cdc.cli.console import out, say; out.print({PLACE + ' x' * 90!r}); say({PLACE + ' y' * 90!r})"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    assert (len(done.stdout.splitlines()), len(done.stderr.splitlines())) == (1, 1)
+    assert (len(process.stdout.splitlines()), len(process.stderr.splitlines())) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +209,8 @@ def test_the_file_may_be_named_behind_the_verb(words: list[str], expected: list[
 
 def test_the_version_is_told() -> None:
     command = [sys.executable, "-m", "cdc.entry", "--version"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert re.fullmatch(r"cdc \d+\.\d+\S*\n", done.stdout)
+    process = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert re.fullmatch(r"cdc \d+\.\d+\S*\n", process.stdout)
 
 
 def test_sentences_end_once() -> None:

@@ -80,10 +80,10 @@ def spoken(
     monkeypatch.setattr(
         sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent / "state"), *words.split()]
     )
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         verbs.main()
     printed = capfd.readouterr()
-    return ended.value.code, printed.out + printed.err
+    return exit_info.value.code, printed.out + printed.err
 
 
 def assert_not_written(folder: Path) -> None:
@@ -103,7 +103,7 @@ def test_no_verb_tells_a_secret(
     assert_not_written(file.parent)
 
 
-def asked(sink: Sink) -> Iterator[Callable[[], object]]:
+def calls(sink: Sink) -> Iterator[Callable[[], object]]:
     names = {TABLE.qualified: "20260101t000000000000"}
     for view in (sink, sink.for_generation(names)):
         yield from (
@@ -119,7 +119,7 @@ def asked(sink: Sink) -> Iterator[Callable[[], object]]:
 def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
     sink = factory.build(settings.load(file, {}), name)
     failures = []
-    for ask in asked(sink):
+    for ask in calls(sink):
         try:
             ask()
         except Exception as error:
@@ -128,7 +128,7 @@ def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
             if isinstance(error, CdcError):
                 failures.append(str(error))
     assert len(failures) > 6
-    assert [told for told in failures if SECRET in told] == []
+    assert [failure for failure in failures if SECRET in failure] == []
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
 def test_no_wrong_setting_is_quoted(
     line: str, file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before, _, after = FILE.partition("  dsn:")
-    _, _, after = after.partition(f"  replication_password: {SECRET}\n")
-    file.write_text(f"{before}  {line}\n{after}")
+    head, _, tail = FILE.partition("  dsn:")
+    _, _, tail = tail.partition(f"  replication_password: {SECRET}\n")
+    file.write_text(f"{head}  {line}\n{tail}")
     code, printed = spoken(file, "migrate", monkeypatch, capfd)
     assert code in (SettingsError.exit_code, 4)
     assert SECRET not in printed

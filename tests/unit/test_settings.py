@@ -58,7 +58,7 @@ def test_the_sample_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "message", "hint"),
+    ("old_text", "new_text", "line", "message", "hint"),
     [
         ("pipeline: shop", "pipeline: Shop!", 1, "pipeline", ""),
         ("  dsn: ${DSN}", "  dsn: ${NOWHERE}", 5, "${NOWHERE}, which is not set", "export NOWHERE"),
@@ -288,10 +288,10 @@ def test_the_sample_is_accepted() -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_line(
-    tmp_path: Path, old: str, new: str, line: int | None, message: str, hint: str
+    tmp_path: Path, old_text: str, new_text: str, line: int | None, message: str, hint: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        load(tmp_path, GOOD.replace(old, new, 1))
+        load(tmp_path, GOOD.replace(old_text, new_text, 1))
     assert message in caught.value.message
     assert hint in caught.value.hint
     if line:
@@ -341,7 +341,7 @@ def test_a_relative_path_is_the_files(
 
 
 @pytest.mark.parametrize(
-    ("other", "same"),
+    ("sink", "same"),
     [
         ('{type: elasticsearch, url: "http://localhost:9200"}', "search"),
         ('{type: elasticsearch, url: "http://me:secret@127.0.0.1:9200/"}', "search"),
@@ -356,8 +356,8 @@ def test_a_relative_path_is_the_files(
         ("{type: delta, path: /tmp/warehouse2}", None),
     ],
 )
-def test_two_sinks_on_one_place_are_refused(tmp_path: Path, other: str, same: str | None) -> None:
-    text = f"{GOOD}  another: {other}\n"
+def test_two_sinks_on_one_place_are_refused(tmp_path: Path, sink: str, same: str | None) -> None:
+    text = f"{GOOD}  another: {sink}\n"
     if same is None:
         assert "another" in load(tmp_path, text).sinks
         return
@@ -386,10 +386,10 @@ def mistaken(node: Any) -> Iterator[Any]:
             {"x": "y"},
             {"type": "delta"},
         ):
-            there = node[name]
+            value = node[name]
             node[name] = wrong
             yield copy.deepcopy(node)
-            node[name] = there
+            node[name] = value
         if isinstance(node[name], dict | list):
             inner = node[name]
             for node[name] in mistaken(inner):
@@ -398,7 +398,7 @@ def mistaken(node: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("tables", "told"),
+    ("tables", "message"),
     [
         ("[public.items]", ""),
         ("['public.*']", ""),
@@ -408,17 +408,17 @@ def mistaken(node: Any) -> Iterator[Any]:
     ],
 )
 def test_tables_without_deletion_vectors_are_of_the_file(
-    tmp_path: Path, tables: str, told: str
+    tmp_path: Path, tables: str, message: str
 ) -> None:
     text = GOOD.replace(
         "path: /tmp/warehouse", f"path: /tmp/warehouse, without_deletion_vectors: {tables}"
     )
-    if not told:
+    if not message:
         sink = load(tmp_path, text).sinks["warehouse"]
         assert isinstance(sink, Delta)
         assert list(sink.without_deletion_vectors) == yaml.safe_load(tables)
         return
-    with pytest.raises(SettingsError, match=f"without_deletion_vectors.*{told}"):
+    with pytest.raises(SettingsError, match=f"without_deletion_vectors.*{message}"):
         load(tmp_path, text)
 
 

@@ -60,10 +60,10 @@ sinks:
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package with one kind of sink; gone afterwards."""
     (tmp_path / "papersink.py").write_text(TOY)
-    about = tmp_path / "papersink-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: papersink\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[{sink_kinds.GROUP}]\npaper = papersink:Paper\n")
+    metadata = tmp_path / "papersink-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: papersink\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[{sink_kinds.GROUP}]\npaper = papersink:Paper\n")
     monkeypatch.syspath_prepend(tmp_path)
     forget()
     yield
@@ -94,7 +94,7 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message", "hint"),
+    ("old_text", "new_text", "message", "hint"),
     [
         (
             "drawer: 2",
@@ -124,10 +124,10 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
     ],
 )
 def test_its_mistakes_are_named_as_ours_are(
-    tmp_path: Path, old: str, new: str, message: str, hint: str
+    tmp_path: Path, old_text: str, new_text: str, message: str, hint: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        load(tmp_path, FILE.replace(old, new, 1))
+        load(tmp_path, FILE.replace(old_text, new_text, 1))
     assert message in caught.value.message
     assert hint in caught.value.hint
 

@@ -12,17 +12,17 @@ def test_narrow_rows_are_counted() -> None:
 
 def test_wide_rows_are_measured() -> None:
     """No more lines are taken than one batch holds, and the first of the next."""
-    taken = 0
+    count = 0
 
     def lines() -> Iterator[bytes]:
-        nonlocal taken
+        nonlocal count
         for _ in range(100):
-            taken += 1
+            count += 1
             yield b"x" * (CHUNK_BYTES // 4)
 
     chunks = chunk_lines(lines())
     assert len(next(chunks)) == CHUNK_BYTES
-    assert taken == 5
+    assert count == 5
 
 
 def test_a_row_that_is_longer_than_a_batch_comes_alone() -> None:

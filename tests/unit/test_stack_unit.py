@@ -87,12 +87,12 @@ def test_compose_file_is_valid() -> None:
 
 def revisions(module: str) -> dict[str, set[str]]:
     """Group the revisions of a module file by artifact name."""
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for name, rev in re.findall(
         r'name="([^"]+)" rev="([^"]+)"', (artifacts.HERE / module).read_text()
     ):
-        found.setdefault(name, set()).add(rev)
-    return found
+        by_name.setdefault(name, set()).add(rev)
+    return by_name
 
 
 def test_module_files_have_the_versions_of_the_table() -> None:
@@ -131,8 +131,8 @@ def test_lock_has_the_versions_of_the_table() -> None:
 def test_lock_covers_pyproject_and_names_no_place() -> None:
     text = (ROOT / "requirements.lock").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    names = {re.split(r"[^A-Za-z0-9-]", line)[0].lower() for line in wanted}
+    requirements = project["dependencies"] + project["optional-dependencies"]["dev"]
+    names = {re.split(r"[^A-Za-z0-9-]", line)[0].lower() for line in requirements}
     assert names <= set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE))
     assert not re.search(r"://|^-", text, re.MULTILINE)
     assert all("--hash=sha256:" in block for block in re.split(r"(?m)^(?=[a-z0-9-]+==)", text)[1:])
@@ -154,10 +154,10 @@ def test_kept_ports_are_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_taken_port_is_refused_with_server_port_and_owner() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(StackError) as caught:
             ports.require_free("kafka", port)
     assert caught.value.details == {"service": "kafka", "port": port}
@@ -173,13 +173,13 @@ def test_record_survives_and_is_replaced_whole(tmp_path: Path) -> None:
         tmp_path, {"kafka": 1}, {}, {"kafka": ServerVersion("Kafka", "4.2.1")}, "embedded"
     )
     record.add_process("kafka", Process(7, 1.5))
-    again = StackState.load(tmp_path)
-    assert (again.stack, again.ports, again.processes) == (
+    state = StackState.load(tmp_path)
+    assert (state.stack, state.ports, state.processes) == (
         "embedded",
         {"kafka": 1},
         {"kafka": Process(7, 1.5)},
     )
-    assert again.versions == {"kafka": ServerVersion("Kafka", "4.2.1")}
+    assert state.versions == {"kafka": ServerVersion("Kafka", "4.2.1")}
     assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
 
 
@@ -190,9 +190,9 @@ def test_damaged_record_is_refused(tmp_path: Path) -> None:
 
 
 def test_reused_pid_is_not_the_server() -> None:
-    own = psutil.Process()
-    assert Process(own.pid, own.create_time()).find() is not None
-    assert Process(own.pid, own.create_time() - 3600).find() is None
+    process = psutil.Process()
+    assert Process(process.pid, process.create_time()).find() is not None
+    assert Process(process.pid, process.create_time() - 3600).find() is None
 
 
 def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
 
 
 def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
-    at = Endpoints(*"pkcerws")
-    assert at.environment() == {
+    endpoints = Endpoints(*"pkcerws")
+    assert endpoints.environment() == {
         "CDC_POSTGRES": "p",
         "CDC_KAFKA": "k",
         "CDC_CONNECT": "c",
@@ -211,7 +211,7 @@ def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
         "CDC_REDIS": "r",
         "CDC_WAREHOUSE": "w",
     }
-    assert at.to_dict()["state"] == "s"
+    assert endpoints.to_dict()["state"] == "s"
 
 
 def test_options_for_all_java_reach_the_servers(
@@ -307,7 +307,7 @@ def test_the_machines_redis_serves_where_none_is_pinned(
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "goes_on"),
+    ("earlier", "now", "goes_on"),
     [
         ("Valkey 9.1.2", "Valkey 9.1.0", True),
         ("Valkey 9.1.2", "Valkey 9.2.0", True),
@@ -328,21 +328,21 @@ def test_the_machines_redis_serves_where_none_is_pinned(
     ],
 )
 def test_a_server_goes_on_only_with_data_that_it_can_read(
-    tmp_path: Path, before: str, now: str, goes_on: bool
+    tmp_path: Path, earlier: str, now: str, goes_on: bool
 ) -> None:
-    written, own = (
-        {"it": ServerVersion(*before.split())},
+    data_version, own_version = (
+        {"it": ServerVersion(*earlier.split())},
         {"it": ServerVersion(*now.split()), "new": ServerVersion("Kafka", "4.2.1")},
     )
     if goes_on:
-        return require_readable(tmp_path, written, own)
+        return require_readable(tmp_path, data_version, own_version)
     with pytest.raises(StackError) as caught:
-        require_readable(tmp_path, written, own)
+        require_readable(tmp_path, data_version, own_version)
     assert (
-        f"it's data in {tmp_path} was written by {before}, which {now} can't read"
+        f"it's data in {tmp_path} was written by {earlier}, which {now} can't read"
         in caught.value.message
     )
-    assert before in caught.value.hint
+    assert earlier in caught.value.hint
     assert "cdc down" in caught.value.hint
     assert "--state" in caught.value.hint
     return None
@@ -456,10 +456,10 @@ def test_changed_file_is_refused_and_leaves_no_cache(small_group: list[str]) -> 
 
 def test_killed_fetch_leaves_nothing_for_long(small_group: list[str]) -> None:
     pin_content(b"jar")
-    left = artifacts.cache_dir() / ".fetch-killed"
-    left.mkdir(parents=True)
+    residue = artifacts.cache_dir() / ".fetch-killed"
+    residue.mkdir(parents=True)
     artifacts.spark_jars()
-    assert not left.exists()
+    assert not residue.exists()
 
 
 def test_failed_fetch_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,17 +47,19 @@ def stored(*offsets: int, topic_id: str = "id-1") -> ViewCheckpoint:
 
 
 def test_a_view_at_the_end_has_no_lag() -> None:
-    found = measure(TABLE, stored(10, 20), END, {}, now=100)
-    assert (found.lag_records, found.lag_seconds, found.changes, found.at) == (0, 0.0, 7, 5.0)
+    view = measure(TABLE, stored(10, 20), END, {}, now=100)
+    assert (view.lag_records, view.lag_seconds, view.changes, view.at) == (0, 0.0, 7, 5.0)
     assert pending_records(TABLE.topic, stored(10, 20), END) == []
 
 
 def test_lag_is_the_age_of_the_oldest_record_that_waits() -> None:
-    at = stored(4, 17)
-    places = pending_records(TABLE.topic, at, END)
+    checkpoint = stored(4, 17)
+    places = pending_records(TABLE.topic, checkpoint, END)
     assert places == [(TABLE.topic, 0, 4), (TABLE.topic, 1, 17)]
-    found = measure(TABLE, at, END, dict(zip(places, (97_000, 93_500), strict=True)), now=100)
-    assert (found.lag_records, found.lag_seconds) == (9, 6.5)
+    view = measure(
+        TABLE, checkpoint, END, dict(zip(places, (97_000, 93_500), strict=True)), now=100
+    )
+    assert (view.lag_records, view.lag_seconds) == (9, 6.5)
 
 
 def test_what_is_left_may_be_markers_only() -> None:
@@ -65,18 +67,20 @@ def test_what_is_left_may_be_markers_only() -> None:
 
 
 def test_a_view_without_a_position_waits_for_everything() -> None:
-    found = measure(
+    view = measure(
         TABLE, None, END, {(TABLE.topic, 0, 0): 40_000, (TABLE.topic, 1, 0): 60_000}, now=100
     )
-    assert (found.lag_records, found.lag_seconds, found.at) == (30, 60.0, None)
+    assert (view.lag_records, view.lag_seconds, view.at) == (30, 60.0, None)
 
 
 @pytest.mark.parametrize(
-    "at", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"]
+    "checkpoint", [stored(10, 20, topic_id="id-0"), stored(10)], ids=["recreated", "repartitioned"]
 )
-def test_a_position_in_another_topic_has_no_lag(at: ViewCheckpoint) -> None:
-    assert measure(TABLE, at, END, {}, now=100) == ViewStatus(TABLE.qualified, changes=7, at=5.0)
-    assert pending_records(TABLE.topic, at, END) == []
+def test_a_position_in_another_topic_has_no_lag(checkpoint: ViewCheckpoint) -> None:
+    assert measure(TABLE, checkpoint, END, {}, now=100) == ViewStatus(
+        TABLE.qualified, changes=7, at=5.0
+    )
+    assert pending_records(TABLE.topic, checkpoint, END) == []
 
 
 def test_clocks_that_disagree_give_no_negative_lag() -> None:
@@ -199,10 +203,10 @@ def problem(part: str) -> Problem:
     ],
 )
 def test_the_sentence_names_the_hop_and_the_command(status: Status, words: list[str]) -> None:
-    said = slow_hop(diagnose(status))
-    assert all(word in said for word in words), said
-    assert "Next: " in said
-    assert not said.endswith(("..", "?."))
+    text = slow_hop(diagnose(status))
+    assert all(word in text for word in words), text
+    assert "Next: " in text
+    assert not text.endswith(("..", "?."))
 
 
 QUARANTINED = replace(
@@ -230,7 +234,7 @@ def uncompared(seconds: float) -> Status:
 
 
 @pytest.mark.parametrize(
-    ("status", "expected", "code", "about"),
+    ("status", "expected", "code", "subject"),
     [
         (GOOD, "ok", 0, None),
         (replace(GOOD, sinks=(with_lag("cache", 9),)), "ok", 0, None),
@@ -284,19 +288,24 @@ def test_a_monitor_gets_a_verdict_a_code_and_the_problem(
     status: Status,
     expected: str,
     code: int,
-    about: tuple[str | None, str | None, float | None] | None,
+    subject: tuple[str | None, str | None, float | None] | None,
 ) -> None:
-    found = diagnose(status)
-    told = json.loads(json.dumps(document(found)))
+    diagnosis = diagnose(status)
+    output = json.loads(json.dumps(document(diagnosis)))
     assert (
-        (verdict(found), exit_code(found))
+        (verdict(diagnosis), exit_code(diagnosis))
         == (expected, code)
-        == (told["verdict"], told["exit_code"])
+        == (output["verdict"], output["exit_code"])
     )
-    first = [(one["table"], one["sink"], one["since"]) for one in told["problems"][:1]]
-    assert first == ([about] if about else [])
-    assert all(one["hint"] and one["severity"] in ("down", "degraded") for one in told["problems"])
-    assert (expected == "ok") == ("no action" in told["slow_hop"])
+    first = [
+        (problem["table"], problem["sink"], problem["since"]) for problem in output["problems"][:1]
+    ]
+    assert first == ([subject] if subject else [])
+    assert all(
+        problem["hint"] and problem["severity"] in ("down", "degraded")
+        for problem in output["problems"]
+    )
+    assert (expected == "ok") == ("no action" in output["slow_hop"])
 
 
 def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
@@ -314,7 +323,7 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
             update={"kafka": f"127.0.0.1:{port}", "connect": f"http://127.0.0.1:{port}"}
         )
         began = time.monotonic()
-        found = collect(
+        status = collect(
             shop,
             positions={
                 "search": position_by_table(hang),
@@ -324,9 +333,11 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
         )
         assert time.monotonic() - began < 4.9
     release.set()
-    silent_parts = {one.part for one in found.problems if "no answer within 4 s" in one.message}
+    silent_parts = {
+        problem.part for problem in status.problems if "no answer within 4 s" in problem.message
+    }
     assert silent_parts == {"postgres", "connect", "kafka", "search"}
-    search, cache = found.sinks
+    search, cache = status.sinks
     assert search.views == (ViewStatus("public.orders"),)
     assert (cache.views[0].changes, cache.views[0].lag_records) == (7, None)
 
@@ -341,13 +352,15 @@ def test_a_status_is_one_json_document() -> None:
 
 
 def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
-    at = stored(3, 4)
+    checkpoint = stored(3, 4)
     shop = pipeline("shop", "postgresql://owner:s3cret@127.0.0.1:1/shop", "public.orders")
-    found = collect(shop, positions={"cache": position_by_table(lambda _: at)}, progress={})
-    assert {one.part for one in found.problems} == {"postgres", "connect", "kafka"}
-    assert all(one.hint for one in found.problems)
-    assert found.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0),)
-    assert "s3cret" not in json.dumps(found.to_dict())
+    status = collect(
+        shop, positions={"cache": position_by_table(lambda _: checkpoint)}, progress={}
+    )
+    assert {problem.part for problem in status.problems} == {"postgres", "connect", "kafka"}
+    assert all(problem.hint for problem in status.problems)
+    assert status.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0),)
+    assert "s3cret" not in json.dumps(status.to_dict())
 
 
 @pytest.mark.parametrize(
@@ -383,8 +396,8 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
 
     def problems(
         *entries: str,
-        known: Registration,
-        there: list[catalog.Candidate],
+        registration: Registration,
+        candidates: list[catalog.Candidate],
         server: Server | Exception = FIRST,
     ) -> list[Problem]:
         def answer(_: object) -> Server:
@@ -398,9 +411,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
         monkeypatch.setattr(collection, "Topics", lambda _: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
         monkeypatch.setattr(source, "server", answer)
-        monkeypatch.setattr(registrations, "read", lambda *_: known)
-        monkeypatch.setattr(catalog, "candidates", lambda _: there)
-        shop = pipeline("shop", "", *entries).with_tables(known.tables)
+        monkeypatch.setattr(registrations, "read", lambda *_: registration)
+        monkeypatch.setattr(catalog, "candidates", lambda _: candidates)
+        shop = pipeline("shop", "", *entries).with_tables(registration.tables)
         return list(collect(shop, positions={}, progress={}).problems)
 
     return problems
@@ -415,20 +428,23 @@ def test_patterns_without_an_answer_hide_nothing_of_a_registration(
     judge: Callable[..., list[Problem]],
 ) -> None:
     """Two tables whose views would have one name: what the pattern means now can't be said."""
-    assert judge("public.*", known=ORDERS, there=PRESENT) == []
-    (alone,) = judge("public.*", known=ORDERS, there=ALIKE)
+    assert judge("public.*", registration=ORDERS, candidates=PRESENT) == []
+    (alone,) = judge("public.*", registration=ORDERS, candidates=ALIKE)
     assert (alone.code, alone.severity) == (2, "degraded")
     assert "would have one name" in alone.message
-    (other,) = judge("public.*", known=ORDERS, there=ALIKE, server=Server("8", 1))
-    assert (other.code, other.severity) == (4, "down")
-    assert "another server" in other.message
-    (promoted,) = judge("public.*", known=ORDERS, there=ALIKE, server=Server("7", 2))
+    (problem,) = judge("public.*", registration=ORDERS, candidates=ALIKE, server=Server("8", 1))
+    assert (problem.code, problem.severity) == (4, "down")
+    assert "another server" in problem.message
+    (promoted,) = judge("public.*", registration=ORDERS, candidates=ALIKE, server=Server("7", 2))
     assert "was promoted" in promoted.message
 
 
 def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list[Problem]]) -> None:
     (unread,) = judge(
-        "public.*", known=ORDERS, there=PRESENT, server=SourceError("Not for you.", hint="h")
+        "public.*",
+        registration=ORDERS,
+        candidates=PRESENT,
+        server=SourceError("Not for you.", hint="h"),
     )
     assert (unread.part, unread.message) == ("registration", "Not for you.")
 
@@ -437,10 +453,10 @@ def test_a_pattern_that_means_nothing_registered_is_not_well(
     judge: Callable[..., list[Problem]],
 ) -> None:
     """Registered as public.*, then misspelt: there is nothing to look at, and that isn't well."""
-    (meaningless,) = judge("pubilc.*", known=ORDERS, there=PRESENT)
+    (meaningless,) = judge("pubilc.*", registration=ORDERS, candidates=PRESENT)
     assert (meaningless.code, meaningless.severity) == (2, "down")
     assert "pubilc.* in source.tables means none" in meaningless.message
-    assert judge("public.ord*", known=ORDERS, there=PRESENT) == []
+    assert judge("public.ord*", registration=ORDERS, candidates=PRESENT) == []
 
 
 @pytest.mark.parametrize(
@@ -453,16 +469,18 @@ def test_a_pattern_that_means_nothing_registered_is_not_well(
 def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
     judge: Callable[..., list[Problem]], now: catalog.Candidate, why: str
 ) -> None:
-    others = catalog.Candidate("public", "items")
-    known = replace(ORDERS, tables={**ORDERS.tables, "public.items": Captured()})
-    (slipped,) = judge("public.*", known=known, there=[now, others])
+    items = catalog.Candidate("public", "items")
+    registration = replace(ORDERS, tables={**ORDERS.tables, "public.items": Captured()})
+    (slipped,) = judge("public.*", registration=registration, candidates=[now, items])
     assert "public.orders is captured" in slipped.message
     assert why in slipped.message
     assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.hint
     # Who gives a table up, or lists it by its name, is not told; nor is one told that has become
     # part of another.
-    given_up = replace(known, tables={"public.items": Captured()})
-    assert judge("public.*", known=given_up, there=[now, others]) == []
-    assert judge("public.*", "public.orders", known=known, there=[now, others]) == []
+    given_up = replace(registration, tables={"public.items": Captured()})
+    assert judge("public.*", registration=given_up, candidates=[now, items]) == []
+    assert (
+        judge("public.*", "public.orders", registration=registration, candidates=[now, items]) == []
+    )
     part = replace(PRESENT[0], root="public.items")
-    assert judge("public.*", known=known, there=[part, others]) == []
+    assert judge("public.*", registration=registration, candidates=[part, items]) == []

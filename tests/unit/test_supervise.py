@@ -69,16 +69,16 @@ class Run:
     def __init__(self, folder: Path, *feeds: Any) -> None:
         self.folder, self.feeds = folder, feeds
         self.stopping = threading.Event()
-        self.ended: list[Any] = []
+        self.results: list[Any] = []
         self.thread = threading.Thread(target=self._work)
         self.thread.start()
 
     def _work(self) -> None:
         try:
             on_tick = lambda progress: publish(self.folder, progress)  # noqa: E731
-            self.ended.append(supervise(self.feeds, self.stopping, on_tick=on_tick))
+            self.results.append(supervise(self.feeds, self.stopping, on_tick=on_tick))
         except Exception as error:
-            self.ended.append(error)
+            self.results.append(error)
 
     def state(self, sink: str) -> Progress | None:
         return load_published(self.folder).get(sink) if self.folder.exists() else None
@@ -86,18 +86,18 @@ class Run:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Any]:
-    begun: list[Run] = []
+    instances: list[Run] = []
 
     def begin(*feeds: Any) -> Run:
-        begun.append(Run(tmp_path / "runs", *feeds))
-        return begun[-1]
+        instances.append(Run(tmp_path / "runs", *feeds))
+        return instances[-1]
 
     yield begin
-    for one in begun:
-        one.stopping.set()
-        for feed in one.feeds:
+    for instance in instances:
+        instance.stopping.set()
+        for feed in instance.feeds:
             feed.stop()
-        one.thread.join(10)
+        instance.thread.join(10)
 
 
 def assert_told_at_once(run: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any)
     assert not good.stopped.is_set()
     run.stopping.set()
     run.thread.join(10)
-    (errors,) = run.ended
+    (errors,) = run.results
     assert [error.exit_code for error in errors] == [1]
     assert all(isinstance(error, CdcError) for error in errors)
 
@@ -173,9 +173,9 @@ def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(
         10,
         "the cache to be reported",
     )
-    before = run.state("cache").lag_records or 0
+    lag = run.state("cache").lag_records or 0
     wait_until(
-        lambda: run.state("cache").lag_records > before + 10, 10, "the cache to be reported again"
+        lambda: run.state("cache").lag_records > lag + 10, 10, "the cache to be reported again"
     )
     assert run.state("cache").looked_s < 1
     reported = run.state("search")
@@ -213,10 +213,10 @@ def test_a_run_that_has_died_is_not_running(tmp_path: Path) -> None:
         [Progress("cache", RunState.APPLYING), Progress("search", RunState.FAILED, error="Full.")],
         7.5,
     )
-    assert {one.compared_s for one in load_published(tmp_path).values()} == {7.5}
+    assert {state.compared_s for state in load_published(tmp_path).values()} == {7.5}
     for path in tmp_path.glob("*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "at": time.time() - 60}))
-    assert {name: one.state for name, one in load_published(tmp_path).items()} == {
+    assert {name: state.state for name, state in load_published(tmp_path).items()} == {
         "cache": "not running",
         "search": "failed",
     }

@@ -51,9 +51,9 @@ def test_a_snapshot_reads_dates_as_days_and_nothing_else_otherwise() -> None:
     )
     dated = Table("public", "w", columns, ("id",), "p.public.w")
     plain = Table("public", "v", columns[:1], ("id",), "p.public.v")
-    found = overrides([plain, dated])
-    assert found["snapshot.select.statement.overrides"] == "public.w"
-    query = found["snapshot.select.statement.overrides.public.w"]
+    properties = overrides([plain, dated])
+    assert properties["snapshot.select.statement.overrides"] == "public.w"
+    query = properties["snapshot.select.statement.overrides.public.w"]
     assert query.startswith('SELECT "id", CASE WHEN isfinite("d""x") THEN "d""x" - DATE')
     assert query.endswith('AS "d""x", "t" FROM "public"."w"')
     assert overrides([plain]) == {}

