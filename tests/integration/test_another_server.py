@@ -42,11 +42,11 @@ def refused(shop: Shop) -> str:
     with pytest.raises(AnotherServer) as caught:
         shop.register()
     with Topics(shop.kafka) as topics:
-        known = registrations.read(topics, shop.pipeline)
-    assert known is not None
+        registration = registrations.read(topics, shop.pipeline)
+    assert registration is not None
     # `cdc run`, at every start of a query.
     with pytest.raises(AnotherServer):
-        SchemaFollower(lambda: shop.pipeline, shop.tables)([], known)
+        SchemaFollower(lambda: shop.pipeline, shop.tables)([], registration)
     (problem,) = collect(shop.pipeline, positions={}, progress={}).problems
     assert (problem.part, problem.message) == ("registration", caught.value.message)
     return f"{caught.value.message} {caught.value.hint}"
@@ -59,12 +59,14 @@ def test_a_server_that_takes_the_place_of_another(shop: Shop, moved: Shop) -> No
     shop.migrate()
     shop.register()
     view = View(shop.pipeline, Memory("memory"), shop.table("shop.counters"))
-    old = client.token(shop.conn)
-    assert wait_until(lambda: view.barrier(Token.parse(old)), 20, "the token to be in the log")
+    old_token = client.token(shop.conn)
+    assert wait_until(
+        lambda: view.barrier(Token.parse(old_token)), 20, "the token to be in the log"
+    )
     moved.migrate()
-    said = refused(moved)
-    assert "another server" in said
-    assert "register --another-server" in said
+    message = refused(moved)
+    assert "another server" in message
+    assert "register --another-server" in message
 
     register(moved.pipeline, moved.tables, another_server=True)
     assert sorted(change.key["id"] for change in moved.living("shop.counters")) == [6, 7, 8, 9, 10]
@@ -78,13 +80,15 @@ def test_a_server_that_takes_the_place_of_another(shop: Shop, moved: Shop) -> No
     # A token is of a lower place than what was heard of the other server: that proves nothing.
     with Connect(moved.connect) as connect:
         connect.stop(moved.pipeline.pipeline)
-        new = client.token(moved.conn)
-        assert Token.parse(new).lsn < Token.parse(old).lsn
-        assert view.barrier(Token.parse(new)) is None
+        new_token = client.token(moved.conn)
+        assert Token.parse(new_token).lsn < Token.parse(old_token).lsn
+        assert view.barrier(Token.parse(new_token)) is None
         connect.resume(moved.pipeline.pipeline)
-    found = wait_until(lambda: view.barrier(Token.parse(new)), 30, "the token to be in the log")
-    assert found is not None
-    assert found[0].offsets[0] >= len(log)
+    barrier = wait_until(
+        lambda: view.barrier(Token.parse(new_token)), 30, "the token to be in the log"
+    )
+    assert barrier is not None
+    assert barrier[0].offsets[0] >= len(log)
 
     # The new server's TRUNCATE, at a low place: rows of the old one stay dead, and so do its own
     # from before.

@@ -43,7 +43,7 @@ def row(
     return key(id_), value, id_ % 2
 
 
-def gone(id_: int, lsn: int = 500) -> Planted:
+def deletion(id_: int, lsn: int = 500) -> Planted:
     """What a delete leaves."""
     return [(key(id_), enveloped("d", {"id": id_}, None, lsn), id_ % 2), (key(id_), None, id_ % 2)]
 
@@ -62,7 +62,7 @@ CLEAN: Planted = [
     row(2, "new", w=MASKED),
     # Not a row any more, whatever it lacked.
     row(3, MASKED),
-    *gone(3),
+    *deletion(3),
     row(4, MASKED),
     (key(4), None, 0),
     # From before the TRUNCATE.
@@ -74,7 +74,7 @@ UNKNOWN: Planted = [
     *CLEAN,
     row(11, MASKED),
     row(12),
-    *gone(12),
+    *deletion(12),
     row(12, MASKED),
     row(13, lsn=50),
     row(13, MASKED),
@@ -88,7 +88,7 @@ OUTDATED: Planted = [
     row(2, lsn=999),
     row(2, lsn=1000, more=1),
     row(3, lsn=999),
-    *gone(3, lsn=1001),
+    *deletion(3, lsn=1001),
     row(4, lsn=1001),
     row(4, lsn=999),
     row(5, lsn=50),
@@ -118,7 +118,7 @@ class Broker:
     def table(self, name: str) -> Table:
         columns = (
             Column("id", "integer", False),
-            *(Column(one, "text") for one in ("v", "w", "more")),
+            *(Column(name, "text") for name in ("v", "w", "more")),
         )
         return Table("public", name, columns, ("id",), self.shop.topic(f"public.{name}"))
 
@@ -131,17 +131,17 @@ class Broker:
         was captured.
         """
         for id_, names, lsn in ((1, ("id", "v", "w"), 1), (2, ("id", "v", "w", "more"), CHANGED)):
-            columns = [{"name": one, "type": "text", "number": n} for n, one in enumerate(names)]
+            columns = [{"name": name, "type": "text", "number": n} for n, name in enumerate(names)]
             columns[-1] |= {"default": "'x'"} if "more" in names else {}
-            after = {
+            row = {
                 "id": id_,
                 "table_name": table,
                 "relation": 1,
                 "lsn": f"0/{lsn:X}",
                 "command": "ALTER TABLE",
             }
-            after |= {"columns": json.dumps(columns), "partitions": None}
-            value = {"op": "c", "after": after}
+            row |= {"columns": json.dumps(columns), "partitions": None}
+            value = {"op": "c", "after": row}
             self.send(self.shop.topic("cdc.ddl"), [(json.dumps({"id": id_}).encode(), value, 0)])
 
     def truncate(self, table: str) -> None:
@@ -221,11 +221,13 @@ def broker(stack: Any, unique: str) -> Iterator[Broker]:
     shop = pipeline(unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka)
     with Topics(shop.kafka) as topics:
         topics.ensure(shop)
-        made = Broker(shop, topics)
-        yield made
-        made.producer.close()
-        made.admin.delete_topics([topic for topic in made.admin.list_topics() if unique in topic])
-        made.admin.close()
+        broker = Broker(shop, topics)
+        yield broker
+        broker.producer.close()
+        broker.admin.delete_topics(
+            [topic for topic in broker.admin.list_topics() if unique in topic]
+        )
+        broker.admin.close()
 
 
 def test_every_planted_defect_is_found_and_nothing_else(
@@ -240,11 +242,11 @@ def test_every_planted_defect_is_found_and_nothing_else(
     broker.define("public.outdated")
     auditor = Auditor(spark, broker.shop, broker.topics, PLACEHOLDER, [])
     audits = {name: auditor.audit(broker.table(name)) for name in DEFECTS}
-    found = {
-        name: {one.kind: (one.count, one.keys) for one in audit.findings}
+    findings = {
+        name: {finding.kind: (finding.count, finding.keys) for finding in audit.findings}
         for name, audit in audits.items()
     }
-    assert found == {name: expected for name, (_, _, expected) in DEFECTS.items()}
+    assert findings == {name: expected for name, (_, _, expected) in DEFECTS.items()}
     warnings = {"clean", "unreadable", "retention"}
     assert {name for name, audit in audits.items() if not audit.defects} == warnings
     clean = audits["clean"]
@@ -273,37 +275,37 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
         lambda: broker.topics.ends([table.topic])[table.topic].offsets[1] == odd + 2, 10, "the end"
     )
 
-    def at(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> ViewCheckpoint:
+    def checkpoint(*offsets: int, topic_id: str = end.topic_id, days: float = 0) -> ViewCheckpoint:
         return ViewCheckpoint(Position(topic_id, offsets), changed_at=time.time() - days * 86400)
 
     views = {
         "new": None,
-        "there": at(even, odd + 2, days=30),
+        "there": checkpoint(even, odd + 2, days=30),
         # The next record is a minute old at most, so are the tombstones behind it.
-        "behind": at(even - 1, odd + 2, days=30),
-        "idle": at(even, odd, days=30),
-        "recreated": at(even, odd, topic_id="another"),
-        "ahead": at(even + 1, odd + 2),
-        "narrow": at(even),
+        "behind": checkpoint(even - 1, odd + 2, days=30),
+        "idle": checkpoint(even, odd, days=30),
+        "recreated": checkpoint(even, odd, topic_id="another"),
+        "ahead": checkpoint(even + 1, odd + 2),
+        "narrow": checkpoint(even),
     }
 
-    def found() -> dict[str, str]:
+    def missed_views() -> dict[str, str]:
         listed = view_findings(broker.topics, broker.shop, table, views)
-        assert all(one.defect and "--table public.clean" in one.hint for one in listed)
-        return {one.hint.split("rebuild ")[1].split()[0]: one.kind for one in listed}
+        assert all(finding.defect and "--table public.clean" in finding.hint for finding in listed)
+        return {finding.hint.split("rebuild ")[1].split()[0]: finding.kind for finding in listed}
 
     broken = {"recreated": "behind", "ahead": "behind", "narrow": "partitions"}
-    assert found() == broken
+    assert missed_views() == broken
     broker.topics.override({table.topic: {"delete.retention.ms": "1000"}})
     late = {**broken, "behind": "deletes", "idle": "deletes"}
-    wait_until(lambda: found() == late, 20, "what they haven't seen to be of age")
+    wait_until(lambda: missed_views() == late, 20, "what they haven't seen to be of age")
 
 
 def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> None:
     shop = broker.shop.model_copy(update={"pipeline": "another"})
     table = Table("public", "clean", (), ("id",), "another.public.clean")
-    found = Auditor(spark, shop, broker.topics, PLACEHOLDER, []).audit(table).findings
-    assert {(one.kind, one.defect) for one in found} == {("missing", True)}
+    findings = Auditor(spark, shop, broker.topics, PLACEHOLDER, []).audit(table).findings
+    assert {(finding.kind, finding.defect) for finding in findings} == {("missing", True)}
 
 
 def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,12 +319,13 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
         cli_topics.report([damaged, warned], as_json=False)
     assert "--repair" in caught.value.hint
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     # Piped, a sentence is one line, so that it can be searched for.
     assert (
-        len([line for line in told.splitlines() if line.startswith("public.items: 123 rows")]) == 1
+        len([line for line in output.splitlines() if line.startswith("public.items: 123 rows")])
+        == 1
     )
-    assert told.count("\n") < 10
+    assert output.count("\n") < 10
     for words in (
         "can't be replayed",
         "replayable",
@@ -332,7 +335,7 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         ": 0, 1, 2, 3, 4 and more",
         "quarantine",
     ):
-        assert words in " ".join(told.split()), told
+        assert words in " ".join(output.split()), output
     cli_topics.report([warned], as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["replayable"], document["topics"][0]["repaired"]) == (True, 7)

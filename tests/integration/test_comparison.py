@@ -44,15 +44,15 @@ def conn(postgres_dsn: str, unique: str) -> Iterator[Connection]:
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(SHOP)
         migrate(connection)
-        wanted = SourceRequirements(
+        requirements = SourceRequirements(
             unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication", key_index
         )
-        prepare_source(connection, wanted)
+        prepare_source(connection, requirements)
         for name in EVENT_TRIGGERS:
             connection.execute(sql.SQL("DROP EVENT TRIGGER {}").format(sql.Identifier(name)))
         assert definitions.compare(connection) == 0
         yield connection
-        role = sql.Identifier(wanted.role)
+        role = sql.Identifier(requirements.role)
         connection.execute(
             sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role)
         )
@@ -61,21 +61,23 @@ def conn(postgres_dsn: str, unique: str) -> Iterator[Connection]:
 def history(conn: Connection) -> list[Definition]:
     """The journal as its topic would have it; what `migrate` noted came with the snapshot."""
     fields = ("id", "lsn", "command", "table_name", "relation", "columns", "partitions")
-    found = conn.execute(
+    cursor = conn.execute(
         "SELECT id, lsn::text, command, table_name, relation, columns, partitions FROM cdc.ddl"
     )
     entries = []
-    for row in found.fetchall():
-        after = dict(zip(fields, row, strict=True))
-        op = "r" if after["command"] == "PUBLISH" else "c"
-        entries.append(parse(json.dumps({"op": op, "after": after}).encode()))
+    for row in cursor.fetchall():
+        entry = dict(zip(fields, row, strict=True))
+        op = "r" if entry["command"] == "PUBLISH" else "c"
+        entries.append(parse(json.dumps({"op": op, "after": entry}).encode()))
     return [entry for entry in entries if entry]
 
 
 def verdicts(conn: Connection) -> list[tuple[str, str]]:
     """What became of captured tables, but for entries that mean nothing for their rows."""
     return [
-        (one.table, one.kind) for one in consequences(history(conn), CAPTURED) if one.kind != "none"
+        (consequence.table, consequence.kind)
+        for consequence in consequences(history(conn), CAPTURED)
+        if consequence.kind != "none"
     ]
 
 
@@ -156,9 +158,9 @@ def test_what_has_changed_is_noted_once(
         conn.execute(statement.encode())
     definitions.compare(conn)
     assert verdicts(conn) == expected
-    before = len(history(conn))
+    count = len(history(conn))
     assert definitions.compare(conn) == 0
-    assert len(history(conn)) == before
+    assert len(history(conn)) == count
 
 
 def test_without_a_look_nothing_is_known(conn: Connection) -> None:
@@ -168,8 +170,8 @@ def test_without_a_look_nothing_is_known(conn: Connection) -> None:
 
 
 def test_a_start_looks(conn: Connection, postgres_dsn: str, unique: str) -> None:
-    asked = pipeline(unique, postgres_dsn, *CAPTURED)
-    follower = SchemaFollower(lambda: asked, source.describe(conn, asked))
+    shop_pipeline = pipeline(unique, postgres_dsn, *CAPTURED)
+    follower = SchemaFollower(lambda: shop_pipeline, source.describe(conn, shop_pipeline))
     conn.execute("ALTER TABLE shop.orders ALTER n TYPE int USING -n")
     follower([], Registration())
     assert verdicts(conn) == [(ORDERS, "refresh")]
@@ -178,10 +180,10 @@ def test_a_start_looks(conn: Connection, postgres_dsn: str, unique: str) -> None
 def test_status_says_how_definitions_are_watched(
     conn: Connection, postgres_dsn: str, unique: str
 ) -> None:
-    asked = pipeline(unique, postgres_dsn, *CAPTURED)
-    assert collect(asked, positions={}, progress={}).definitions == "comparison"
+    shop_pipeline = pipeline(unique, postgres_dsn, *CAPTURED)
+    assert collect(shop_pipeline, positions={}, progress={}).definitions == "comparison"
     conn.execute("SELECT cdc.watch_ddl()")
-    assert collect(asked, positions={}, progress={}).definitions == "event triggers"
+    assert collect(shop_pipeline, positions={}, progress={}).definitions == "event triggers"
 
 
 def test_a_new_partition_is_taken_in(conn: Connection) -> None:

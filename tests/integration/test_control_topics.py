@@ -30,13 +30,13 @@ WIDTH = 1500
 
 @pytest.fixture
 def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
-    made = pipeline(
+    shop_pipeline = pipeline(
         unique, "postgresql://127.0.0.1:1/none", "public.orders", kafka=stack.endpoints.kafka
     )
-    with Topics(made.kafka) as topics:
-        topics.ensure(made)
-    yield made
-    with kafka.KafkaAdminClient(bootstrap_servers=made.kafka) as admin:
+    with Topics(shop_pipeline.kafka) as topics:
+        topics.ensure(shop_pipeline)
+    yield shop_pipeline
+    with kafka.KafkaAdminClient(bootstrap_servers=shop_pipeline.kafka) as admin:
         admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])
 
 
@@ -83,9 +83,9 @@ def test_a_long_quarantine_is_read_in_full_and_once(shop: Pipeline) -> None:
         count, news_s = timed(ledger)
         assert count == ENTRIES
         assert news_s < whole_s / 4
-        held = {one.entry: one for one in ledger.read()}
-        assert entry(7) not in held
-        key, value = ledger.read_record(held[entry(ENTRIES)])
+        entries = {record.entry: record for record in ledger.read()}
+        assert entry(7) not in entries
+        key, value = ledger.read_record(entries[entry(ENTRIES)])
         assert (key, len(value or b"")) == (b"{}", WIDTH)
 
 
@@ -103,20 +103,20 @@ def test_a_read_that_gets_nothing_ends(shop: Pipeline, unique: str) -> None:
 
 
 def ddl(number: int, table: str) -> tuple[bytes, bytes]:
-    after = {
+    row = {
         "id": number,
         "table_name": table,
         "lsn": f"0/{number:X}",
         "command": "CREATE TABLE",
         "columns": "[]",
     }
-    return json.dumps({"id": number}).encode(), json.dumps({"op": "c", "after": after}).encode()
+    return json.dumps({"id": number}).encode(), json.dumps({"op": "c", "after": row}).encode()
 
 
 def truncation(table: str, lsn: int) -> tuple[bytes, bytes]:
-    after = {"table_name": table, "lsn": f"0/{lsn:X}"}
+    row = {"table_name": table, "lsn": f"0/{lsn:X}"}
     return json.dumps({"table_name": table}).encode(), json.dumps(
-        {"op": "u", "after": after}
+        {"op": "u", "after": row}
     ).encode()
 
 
@@ -135,7 +135,7 @@ def test_floors_and_definitions_are_followed(shop: Pipeline) -> None:
         assert control.has_changed()
         control.read()
         assert control.floors.lsns == {"public.orders": 9, "public.lines": 6}
-        assert [one.id for one in control.definitions] == list(range(2001))
+        assert [definition.id for definition in control.definitions] == list(range(2001))
         # Another server: what was before says nothing about its log, though it isn't read again.
         ends = topics.ends([truncations, journal])
         write(shop, truncations, [truncation("public.lines", 1)])
@@ -166,19 +166,20 @@ def test_a_topic_that_was_made_again_is_read_from_its_start(shop: Pipeline) -> N
         topics.ensure(shop)
         fill(shop, [100, 101])
         assert ledger.has_changed()
-        assert [held.entry.offset for held in ledger.read()] == [100, 101]
+        assert [record.entry.offset for record in ledger.read()] == [100, 101]
 
 
 def test_what_commands_tell_each_other_is_compacted(shop: Pipeline) -> None:
     with Topics(shop.kafka) as topics:
         topics.ensure(shop)
-        own = topics.overrides(
+        settings = topics.overrides(
             [shop.quarantine_topic, shop.generations_topic, shop.topic("public.orders")]
         )
-    *followed, table = own.values()
+    *followed, table = settings.values()
     assert all(
-        one["segment.ms"] == "600000" and one["min.cleanable.dirty.ratio"] == "0.1"
-        for one in followed
+        topic_settings["segment.ms"] == "600000"
+        and topic_settings["min.cleanable.dirty.ratio"] == "0.1"
+        for topic_settings in followed
     )
     assert not table.keys() & {"segment.ms", "min.cleanable.dirty.ratio"}
 
@@ -189,7 +190,7 @@ def test_deletions_stay_for_a_day_where_they_are_followed(shop: Pipeline) -> Non
         names = [shop.quarantine_topic, shop.topic("public.orders")]
         wait_until(
             lambda: (
-                [one["delete.retention.ms"] for one in topics.overrides(names).values()]
+                [settings["delete.retention.ms"] for settings in topics.overrides(names).values()]
                 == ["86400000", "3600000"]
             ),
             10,

@@ -39,13 +39,13 @@ FIRST, SECOND = "20260101t000000000000", "20260101t000000000001"
 
 @pytest.fixture
 def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
-    made = pipeline(
+    shop_pipeline = pipeline(
         unique, "postgresql://127.0.0.1:1/none", "public.items", kafka=stack.endpoints.kafka
     )
-    with Topics(made.kafka) as topics:
-        topics.ensure(made)
-    yield made
-    with kafka.KafkaAdminClient(bootstrap_servers=made.kafka) as admin:
+    with Topics(shop_pipeline.kafka) as topics:
+        topics.ensure(shop_pipeline)
+    yield shop_pipeline
+    with kafka.KafkaAdminClient(bootstrap_servers=shop_pipeline.kafka) as admin:
         admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])
 
 
@@ -64,25 +64,25 @@ def retained(name: str = FIRST) -> RetainedView:
     return RetainedView(name, now + HOUR_S, now)
 
 
-def won(shop: Pipeline, ready: threading.Barrier, done: threading.Barrier) -> str:
+def won(shop: Pipeline, ready: threading.Barrier, finish: threading.Barrier) -> str:
     """Claim the sink at the same moment as others, and begin to build."""
     with Topics(shop.kafka) as topics:
-        own = Registry(shop, topics).read()
+        registry = Registry(shop, topics).read()
         ready.wait(30)
         try:
-            with claim(own, SINK) as held:
-                held.announce(building("public.items"))
-                done.wait(30)
+            with claim(registry, SINK) as lease:
+                lease.announce(building("public.items"))
+                finish.wait(30)
                 return "won"
         except SettingsError as error:
-            done.wait(30)
+            finish.wait(30)
             return error.message
 
 
 def race(shop: Pipeline) -> list[str]:
-    ready, done = threading.Barrier(3), threading.Barrier(3)
+    ready, finish = threading.Barrier(3), threading.Barrier(3)
     with ThreadPoolExecutor(3) as pool:
-        return sorted(pool.map(lambda _: won(shop, ready, done), range(3)))
+        return sorted(pool.map(lambda _: won(shop, ready, finish), range(3)))
 
 
 def test_of_commands_begun_in_the_same_moment_one_wins(shop: Pipeline) -> None:
@@ -103,9 +103,9 @@ def test_one_that_was_killed_is_put_away(registry: Registry) -> None:
         (("claim", SINK, "killed"), {"at": killed_at}),
         (("work", SINK), vars(building("public.items"))),
     )
-    with claim(registry, SINK) as held:
-        assert held.generations.claims.keys() != {"killed"}
-        assert isinstance(held.generations.work, GenerationBuild)
+    with claim(registry, SINK) as lease:
+        assert lease.generations.claims.keys() != {"killed"}
+        assert isinstance(lease.generations.work, GenerationBuild)
         wait_until(
             lambda: "killed" not in registry.read().for_sink(SINK).claims, 5, "its claim to be gone"
         )
@@ -129,27 +129,27 @@ def test_a_tick_that_fails_is_not_the_last(registry: Registry) -> None:
             raise ValueError
         return Progress(time.time(), done=7)
 
-    def done() -> bool:
+    def has_ticked() -> bool:
         work = registry.read().for_sink(SINK).work
         return isinstance(work, GenerationBuild) and work.done == 7
 
-    with claim(registry, SINK) as held:
-        held.announce(building("public.items"))
-        held.progress = progress
-        wait_until(done, 15, "a tick after the one that failed")
+    with claim(registry, SINK) as lease:
+        lease.announce(building("public.items"))
+        lease.progress = progress
+        wait_until(has_ticked, 15, "a tick after the one that failed")
 
 
 def test_a_rebuild_of_one_table_leaves_the_way_back_of_others(registry: Registry) -> None:
     orders = retained()
-    with claim(registry, SINK) as held:
-        held.complete(
+    with claim(registry, SINK) as lease:
+        lease.complete(
             {"public.items": retained(), "public.orders": orders}, ["public.items", "public.orders"]
         )
-    with claim(registry, SINK) as held:
-        held.announce(building("public.items"))
-        held.forget_retained(["public.items"])
+    with claim(registry, SINK) as lease:
+        lease.announce(building("public.items"))
+        lease.forget_retained(["public.items"])
         assert registry.read().for_sink(SINK).standby_names == {"public.orders": FIRST}
-        held.complete({"public.items": retained(SECOND)}, ["public.items"])
+        lease.complete({"public.items": retained(SECOND)}, ["public.items"])
     generations = registry.read().for_sink(SINK)
     assert generations.retained["public.orders"] == orders
     assert generations.standby_names == {"public.items": SECOND, "public.orders": FIRST}
@@ -159,17 +159,19 @@ def test_a_rebuild_of_one_table_leaves_the_way_back_of_others(registry: Registry
 
 def test_what_is_said_every_second_is_small(shop: Pipeline, registry: Registry) -> None:
     names = [f"public.customer_order_{number:03}" for number in range(500)]
-    with claim(registry, SINK) as held, Topics(shop.kafka) as topics:
-        held.announce(building(*names))
+    with claim(registry, SINK) as lease, Topics(shop.kafka) as topics:
+        lease.announce(building(*names))
         wait_until(
-            lambda: any(b'"tick"' in (one.key or b"") for one in topics.read_all(registry.topic)),
+            lambda: any(
+                b'"tick"' in (record.key or b"") for record in topics.read_all(registry.topic)
+            ),
             5,
             "a tick",
         )
         records = topics.read_all(registry.topic)
-    told = {json.loads(one.key or b"[]")[0]: len(one.value or b"") for one in records}
-    assert told["work"] > 20_000
-    assert told["tick"] < 200
+    sizes = {json.loads(record.key or b"[]")[0]: len(record.value or b"") for record in records}
+    assert sizes["work"] > 20_000
+    assert sizes["tick"] < 200
 
 
 class Killed(Memory):
@@ -189,27 +191,27 @@ class Killed(Memory):
 
 def kept_beside(registry: Registry, when: str) -> Killed:
     """A sink whose view of before is retained."""
-    sink, at = Killed(SINK), Position("topic", (5,))
-    other = sink.for_generation({ITEMS.qualified: FIRST})
-    for view, name in ((sink, SECOND), (other, FIRST)):
+    sink, position = Killed(SINK), Position("topic", (5,))
+    previous_sink = sink.for_generation({ITEMS.qualified: FIRST})
+    for view, name in ((sink, SECOND), (previous_sink, FIRST)):
         view.prepare(ITEMS)
-        view.stored[ITEMS.qualified] = ViewCheckpoint(at, generation=name)
-    with claim(registry, SINK) as held:
-        held.complete({ITEMS.qualified: retained()}, [ITEMS.qualified])
+        view.stored[ITEMS.qualified] = ViewCheckpoint(position, generation=name)
+    with claim(registry, SINK) as lease:
+        lease.complete({ITEMS.qualified: retained()}, [ITEMS.qualified])
     sink.when = when
     return sink
 
 
-def seen(sink: Memory) -> str:
+def shown_generation(sink: Memory) -> str:
     stored = sink.position(ITEMS)
     assert stored
     return stored.generation
 
 
 @pytest.mark.parametrize(("when", "expected"), [("before", SECOND), ("after", FIRST)])
-@pytest.mark.parametrize("again", [settle_rollback, rollback])
+@pytest.mark.parametrize("retry", [settle_rollback, rollback])
 def test_a_rollback_that_was_killed_is_no_rebuild(
-    registry: Registry, when: str, expected: str, again: Callable[..., object]
+    registry: Registry, when: str, expected: str, retry: Callable[..., object]
 ) -> None:
     """B9. What comes next takes back what nobody has seen yet, and ends what somebody may have
     seen.
@@ -219,9 +221,9 @@ def test_a_rollback_that_was_killed_is_no_rebuild(
         rollback(registry, sink, [ITEMS], HOUR_S)
     assert registry.read().for_sink(SINK).work == Rollback(SINK, {ITEMS.qualified: FIRST})
     sink.when = "never"
-    again(registry, sink, [ITEMS], HOUR_S)
+    retry(registry, sink, [ITEMS], HOUR_S)
     generations = registry.read().for_sink(SINK)
-    assert seen(sink) == (FIRST if again is rollback else expected)
+    assert shown_generation(sink) == (FIRST if retry is rollback else expected)
     assert generations.work is None
     # Whatever readers see now, there is a way back, and nothing else is left over.
     assert list(generations.standby_names.values()) == sink.generations(ITEMS)[1:]
@@ -229,11 +231,15 @@ def test_a_rollback_that_was_killed_is_no_rebuild(
 
 def test_a_rollback_that_fails_changes_nothing(registry: Registry) -> None:
     sink = kept_beside(registry, "away")
-    before = registry.read().for_sink(SINK).retained
+    retained = registry.read().for_sink(SINK).retained
     with pytest.raises(CdcError):
         rollback(registry, sink, [ITEMS], HOUR_S)
     generations = registry.read().for_sink(SINK)
-    assert (generations.work, generations.retained, seen(sink)) == (None, before, SECOND)
+    assert (generations.work, generations.retained, shown_generation(sink)) == (
+        None,
+        retained,
+        SECOND,
+    )
 
 
 def test_nothing_to_go_back_to(registry: Registry) -> None:

@@ -30,7 +30,7 @@ Random = random.Random
 Value = Callable[[Random], str]
 
 
-def whole(low: int, high: int) -> Value:
+def integers(low: int, high: int) -> Value:
     return lambda rng: str(
         rng.choice([rng.randint(low, high), rng.randint(max(low, -30), min(high, 30))])
     )
@@ -56,10 +56,10 @@ def words(alphabet: str, longest: int) -> Value:
     return lambda rng: "".join(rng.choices(alphabet, k=rng.randint(1, longest)))
 
 
-def digits(alphabet: str, length: int, between: str = "", each: int = 1) -> Value:
+def digits(alphabet: str, length: int, between: str = "", size: int = 1) -> Value:
     def value(rng: Random) -> str:
         text = "".join(rng.choices(alphabet, k=length))
-        return between.join(text[at : at + each] for at in range(0, length, each))
+        return between.join(text[start : start + size] for start in range(0, length, size))
 
     return value
 
@@ -102,11 +102,11 @@ NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 HEX = "0123456789abcdef"
 IN_BYTES = '{0} COLLATE "C"'
 CASES = [
-    Case("smallint", whole(-32768, 32767)),
-    Case("integer", whole(-(2**31), 2**31 - 1)),
-    Case("bigint", whole(-(2**63), 2**63 - 1)),
-    Case("oid", whole(0, 2**32 - 1)),
-    Case("xid8", whole(0, 10**15 - 1)),
+    Case("smallint", integers(-32768, 32767)),
+    Case("integer", integers(-(2**31), 2**31 - 1)),
+    Case("bigint", integers(-(2**63), 2**63 - 1)),
+    Case("oid", integers(0, 2**32 - 1)),
+    Case("xid8", integers(0, 10**15 - 1)),
     Case("numeric", decimal(15, 7), (*NO_NUMBERS, "9" * 400)),
     Case("numeric(10,2)", decimal(10, 2), ("NaN",)),
     Case("numeric(5,-2)", decimal(6, 0), ("NaN",)),
@@ -151,7 +151,7 @@ CREATE DOMAIN price AS numeric(10,2);
 
 
 @dataclass
-class Both:
+class Pair:
     """The same rows in Postgres and in an index; `probes` are the documents of values that are
     asked for.
     """
@@ -164,17 +164,17 @@ class Both:
 
     def ids(self, wheres: list[str]) -> list[set[int]]:
         """The ids that meet each condition, read in one go."""
-        met = self.conn.execute(
+        rows = self.conn.execute(
             f"SELECT id, ARRAY[{', '.join(wheres)}] FROM t WHERE id < {ROWS}"
         ).fetchall()
-        return [{key for key, each in met if each[at]} for at in range(len(wheres))]
+        return [{key for key, flags in rows if flags[index]} for index in range(len(wheres))]
 
     def search(self, bodies: list[dict[str, Any]]) -> list[list[int]]:
         """The ids that each query finds, in the order of the answer."""
         lines = "".join(
-            json.dumps(one) + "\n"
+            json.dumps(line) + "\n"
             for body in bodies
-            for one in ({}, {"size": ROWS, "_source": False, **body})
+            for line in ({}, {"size": ROWS, "_source": False, **body})
         )
         url = f"{self.sink.url}/{self.sink.alias(self.table)}/_msearch"
         answer = httpx.post(
@@ -186,14 +186,14 @@ class Both:
 
 
 @pytest.fixture
-def both(
+def make_pair(
     stack: "Stack", postgres_dsn: str, unique: str
-) -> "Iterator[Callable[[list[Case]], Both]]":
+) -> "Iterator[Callable[[list[Case]], Pair]]":
     sink = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
     with source.connect(postgres_dsn) as conn:
 
-        def make(cases: list[Case]) -> Both:
-            columns = ", ".join(f"c{at} {case.type}" for at, case in enumerate(cases))
+        def make(cases: list[Case]) -> Pair:
+            columns = ", ".join(f"c{index} {case.type}" for index, case in enumerate(cases))
             conn.execute(f"{SETUP} CREATE TABLE t (id int PRIMARY KEY, {columns})")
             row = ", ".join(f"%s::text::{case.type}" for case in cases)
             values = [[key, *(case.values[key] for case in cases)] for key in range(ROWS + PROBES)]
@@ -211,7 +211,7 @@ def both(
                 url, params=query, content=lines.encode(), headers=headers, timeout=60
             )
             assert not answer.raise_for_status().json()["errors"], answer.text[:1000]
-            return Both(
+            return Pair(
                 conn, sink, table, {key: json.loads(text) for key, text in documents.items()}
             )
 
@@ -223,22 +223,22 @@ def filled(rng: Random, cases: list[Case]) -> list[Case]:
     """With values: each that is found by no query is in some rows, and in no probe."""
     for case in cases:
         rows = [case.value(rng) for _ in range(ROWS - 10)] + [None] * 10
-        for at, one in enumerate(case.apart * 2):
-            rows[at] = one
+        for index, value in enumerate(case.apart * 2):
+            rows[index] = value
         rng.shuffle(rows)
         case.values[:] = [*rows, *(case.value(rng) for _ in range(PROBES))]
     return cases
 
 
-def value_of(both: Both, name: str, probe: int) -> Any:
-    document = both.documents[probe][name]
+def value_of(pair: Pair, name: str, probe: int) -> Any:
+    document = pair.documents[probe][name]
     return document[0] if isinstance(document, list) else document
 
 
-def check_queries(both: Both, rng: Random, at: int, case: Case) -> None:
+def check_queries(pair: Pair, rng: Random, index: int, case: Case) -> None:
     """Ranges and terms."""
-    name = f"c{at}"
-    whole = f"unnest({name})" if case.type.endswith("[]") else f"(VALUES ({name}))"
+    name = f"c{index}"
+    elements = f"unnest({name})" if case.type.endswith("[]") else f"(VALUES ({name}))"
     compared = case.compared.format("v")
     missed = {key for key in range(ROWS) if case.values[key] in (None, *case.apart)}
     bodies, wheres = [], []
@@ -247,10 +247,10 @@ def check_queries(both: Both, rng: Random, at: int, case: Case) -> None:
             rng.randrange(ROWS, ROWS + PROBES) if number % 2 else anywhere(rng, missed)
             for _ in range(2)
         ]
-        low, high = (value_of(both, name, probe) for probe in probes)
-        rows = f"t p CROSS JOIN LATERAL {whole.replace(name, f'p.{name}')} w(v)"
+        low, high = (value_of(pair, name, probe) for probe in probes)
+        rows = f"t p CROSS JOIN LATERAL {elements.replace(name, f'p.{name}')} w(v)"
         texts = [f"(SELECT {compared} FROM {rows} WHERE p.id = {key} LIMIT 1)" for key in probes]
-        wanted: list[tuple[str, dict[str, Any]]] = [
+        queries: list[tuple[str, dict[str, Any]]] = [
             (
                 f"{compared} IN ({texts[0]}, {texts[1]})",
                 {"terms": {f"{name}{case.part}": [low, high]}},
@@ -259,19 +259,19 @@ def check_queries(both: Both, rng: Random, at: int, case: Case) -> None:
         if case.ordered or case.type.endswith("[]"):
             sides = rng.choice([(">=", "gte", "<", "lt"), (">", "gt", "<=", "lte")])
             bounds = {f"{name}{case.part}": {sides[1]: low, sides[3]: high}}
-            wanted.append(
+            queries.append(
                 (
                     f"{compared} {sides[0]} {texts[0]} AND {compared} {sides[2]} {texts[1]}",
                     {"range": bounds},
                 )
             )
-        for where, query in wanted:
+        for condition, query in queries:
             bodies.append({"query": query})
-            wheres.append(f"EXISTS (SELECT FROM {whole} w(v) WHERE {where})")
-    for body, ids, found in zip(bodies, both.ids(wheres), both.search(bodies), strict=True):
-        if set(found) != ids - missed:
-            both.differing.append(
-                f"{case.type}: {body['query']}: {len(found)} for {len(ids - missed)}"
+            wheres.append(f"EXISTS (SELECT FROM {elements} w(v) WHERE {condition})")
+    for body, ids, hits in zip(bodies, pair.ids(wheres), pair.search(bodies), strict=True):
+        if set(hits) != ids - missed:
+            pair.differing.append(
+                f"{case.type}: {body['query']}: {len(hits)} for {len(ids - missed)}"
             )
 
 
@@ -279,59 +279,64 @@ def anywhere(rng: Random, missed: set[int]) -> int:
     return rng.choice(sorted(set(range(ROWS)) - missed))
 
 
-def check_sorts(both: Both, at: int, case: Case) -> None:
+def check_sorts(pair: Pair, index: int, case: Case) -> None:
     """Both ways; what has no number comes last."""
-    name, compared = f"c{at}", case.compared.format(f"c{at}")
+    name, compared = f"c{index}", case.compared.format(f"c{index}")
     missed = {key for key in range(ROWS) if case.values[key] in (None, *case.apart)}
     bodies, expected = [], []
-    for way in ("asc", "desc"):
+    for direction in ("asc", "desc"):
         keys = [
             k
-            for (k,) in both.conn.execute(
-                f"SELECT id FROM t WHERE id < {ROWS} ORDER BY {compared} {way}, id"
+            for (k,) in pair.conn.execute(
+                f"SELECT id FROM t WHERE id < {ROWS} ORDER BY {compared} {direction}, id"
             )
         ]
         expected.append([key for key in keys if key not in missed] + sorted(missed))
         bodies.append(
-            {"sort": [{f"{name}{case.part}": {"order": way, "missing": "_last"}}, {"id": "asc"}]}
+            {
+                "sort": [
+                    {f"{name}{case.part}": {"order": direction, "missing": "_last"}},
+                    {"id": "asc"},
+                ]
+            }
         )
-    for way, wanted, found in zip(("asc", "desc"), expected, both.search(bodies), strict=True):
-        if wanted != found:
-            both.differing.append(f"{case.type}: sorted {way}")
+    for direction, order, hits in zip(("asc", "desc"), expected, pair.search(bodies), strict=True):
+        if order != hits:
+            pair.differing.append(f"{case.type}: sorted {direction}")
 
 
-def check_sums(both: Both, at: int, case: Case) -> None:
-    """Of what has a number."""
+def check_sums(pair: Pair, index: int, case: Case) -> None:
+    """Of what has a cast."""
     missed = [key for key in range(ROWS) if case.values[key] in (None, *case.apart)]
-    held = f"c{at}::numeric"
-    query = f"SELECT count({held}), min({held}), max({held}), sum({held}) FROM t WHERE id < {ROWS} AND id <> ALL (%s)"
-    wanted = both.conn.execute(query, [missed]).fetchone()
-    assert wanted is not None
-    url = f"{both.sink.url}/{both.sink.alias(both.table)}/_search"
-    asked = {"size": 0, "aggs": {"all": {"stats": {"field": f"c{at}"}}}}
-    found = httpx.post(url, json=asked).json().get("aggregations", {}).get("all", {})
-    numbers = [found.get(name, 0) for name in ("count", "min", "max", "sum")]
-    if numbers != pytest.approx([float(one) for one in wanted], rel=1e-12):
-        both.differing.append(f"{case.type}: sums {numbers} for {wanted}")
+    cast = f"c{index}::numeric"
+    query = f"SELECT count({cast}), min({cast}), max({cast}), sum({cast}) FROM t WHERE id < {ROWS} AND id <> ALL (%s)"
+    totals = pair.conn.execute(query, [missed]).fetchone()
+    assert totals is not None
+    url = f"{pair.sink.url}/{pair.sink.alias(pair.table)}/_search"
+    request = {"size": 0, "aggs": {"all": {"stats": {"field": f"c{index}"}}}}
+    stats = httpx.post(url, json=request).json().get("aggregations", {}).get("all", {})
+    numbers = [stats.get(name, 0) for name in ("count", "min", "max", "sum")]
+    if numbers != pytest.approx([float(total) for total in totals], rel=1e-12):
+        pair.differing.append(f"{case.type}: sums {numbers} for {totals}")
 
 
-def check(both: Both, rng: Random, cases: list[Case]) -> list[str]:
-    for at, case in enumerate(cases):
-        check_queries(both, rng, at, case)
+def check(pair: Pair, rng: Random, cases: list[Case]) -> list[str]:
+    for index, case in enumerate(cases):
+        check_queries(pair, rng, index, case)
         if case.ordered:
-            check_sorts(both, at, case)
+            check_sorts(pair, index, case)
         if case.type in SUMMED:
-            check_sums(both, at, case)
-    return both.differing
+            check_sums(pair, index, case)
+    return pair.differing
 
 
 def test_the_index_finds_what_postgres_finds(
-    both: Callable[[list[Case]], Both], record_property: Any
+    make_pair: Callable[[list[Case]], Pair], record_property: Any
 ) -> None:
     rng = Random(26)
     record_property("seed", 26)
-    made = both(filled(rng, CASES))
-    assert check(made, rng, CASES) == []
+    pair = make_pair(filled(rng, CASES))
+    assert check(pair, rng, CASES) == []
 
 
 ROUNDED = [
@@ -341,39 +346,39 @@ ROUNDED = [
 ]
 
 
-def test_what_the_index_rounds_is_not_lost(both: Callable[[list[Case]], Both]) -> None:
+def test_what_the_index_rounds_is_not_lost(make_pair: Callable[[list[Case]], Pair]) -> None:
     """Decimals of more than 15 digits, and parts of a millisecond: a range that takes its ends in
     has all of them.
     """
     rng = Random(26)
-    made = both(filled(rng, ROUNDED))
-    for at, case in enumerate(ROUNDED):
-        name = f"c{at}"
+    pair = make_pair(filled(rng, ROUNDED))
+    for index, case in enumerate(ROUNDED):
+        name = f"c{index}"
         # As texts of one length they are in order.
-        low, high = sorted(made.documents[probe][name] for probe in (ROWS, ROWS + 1))
-        some = [text for key in range(5) if (text := made.documents[key][name])]
+        low, high = sorted(pair.documents[probe][name] for probe in (ROWS, ROWS + 1))
+        some = [text for key in range(5) if (text := pair.documents[key][name])]
         listed = ", ".join(f"'{text}'" for text in some)
-        ranged, equal = made.ids([f"{name} BETWEEN '{low}' AND '{high}'", f"{name} IN ({listed})"])
+        ranged, equal = pair.ids([f"{name} BETWEEN '{low}' AND '{high}'", f"{name} IN ({listed})"])
         field = f"{name}.exact" if case.type.startswith("numeric") else name
-        found = made.search(
+        hits = pair.search(
             [
                 {"query": {"range": {name: {"gte": low, "lte": high}}}},
                 {"query": {"terms": {field: some}}},
             ]
         )
-        assert ranged <= set(found[0])
-        assert equal <= set(found[1]) if field == name else equal == set(found[1])
+        assert ranged <= set(hits[0])
+        assert equal <= set(hits[1]) if field == name else equal == set(hits[1])
 
 
 def test_planted_decimals_as_text(
-    both: Callable[[list[Case]], Both], monkeypatch: pytest.MonkeyPatch
+    make_pair: Callable[[list[Case]], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an index of an earlier version has them: 100.98 lies between 10 and 20."""
     for type_ in ("numeric", "money"):
         monkeypatch.setitem(fields.FIELDS_OF_TYPES, type_, fields.KEYWORD)
     cases = [case for case in CASES if case.type in ("numeric(10,2)", "money")]
     rng = Random(26)
-    differing = check(both(filled(rng, cases)), rng, cases)
+    differing = check(make_pair(filled(rng, cases)), rng, cases)
     for case in cases:
         assert {f"{case.type}: sorted asc", f"{case.type}: sorted desc"} <= set(differing)
-        assert any(one.startswith(f"{case.type}: {{'range'") for one in differing)
+        assert any(difference.startswith(f"{case.type}: {{'range'") for difference in differing)

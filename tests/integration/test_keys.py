@@ -40,12 +40,14 @@ def test_a_table_without_a_primary_key(
     ):
         shop.conn.execute(statement.encode())
 
-    def seen() -> list[Change]:
+    def changes() -> list[Change]:
         return shop.log(name)
 
-    wait_until(lambda: len(seen()) == 8, 20, "all changes")
-    said = [(change.op, change.key["a"], change.after and change.after["n"]) for change in seen()]
-    assert said == [
+    wait_until(lambda: len(changes()) == 8, 20, "all changes")
+    triples = [
+        (change.op, change.key["a"], change.after and change.after["n"]) for change in changes()
+    ]
+    assert triples == [
         *(("r", n, n) for n in (1, 2, 3)),
         ("c", 4, 4),
         ("u", 1, 10),
@@ -53,8 +55,8 @@ def test_a_table_without_a_primary_key(
         ("c", 5, 2),
         ("d", 3, None),
     ]
-    assert {tuple(sorted(change.key)) for change in seen()} == {tuple(sorted(columns))}
+    assert {tuple(sorted(change.key)) for change in changes()} == {tuple(sorted(columns))}
     resend(shop.conn, shop.table(name), id="again")
-    wait_until(lambda: len(seen()) == 11, 20, "the rows again")
-    assert {change.key["a"] for change in seen()[8:]} == {1, 4, 5}
-    assert {change.op for change in seen()[8:]} == {"r"}
+    wait_until(lambda: len(changes()) == 11, 20, "the rows again")
+    assert {change.key["a"] for change in changes()[8:]} == {1, 4, 5}
+    assert {change.op for change in changes()[8:]} == {"r"}

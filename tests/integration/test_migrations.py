@@ -84,10 +84,10 @@ def shop(conn: psycopg.Connection) -> psycopg.Connection:
 @pytest.fixture
 def prepare(shop: psycopg.Connection, role: str) -> Prepare:
     def call(tables: Sequence[tuple[str, str]] = TABLES, **changed: Any) -> list[str]:
-        wanted = {"pipeline": "shop", "role": role} | changed
+        values = {"pipeline": "shop", "role": role} | changed
         return prepare_source(
-            wanted.pop("conn", shop),
-            SourceRequirements(tables=tables, key_index=key_index, **wanted),
+            values.pop("conn", shop),
+            SourceRequirements(tables=tables, key_index=key_index, **values),
         )
 
     return call
@@ -120,12 +120,12 @@ def fingerprint(conn: psycopg.Connection) -> list[tuple[Any, ...]]:
 
 
 def folder(tmp_path: Path, **files: str) -> Path:
-    made = tmp_path / "mine"
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
+    directory = tmp_path / "mine"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
     for number, (name, text) in enumerate(files.items(), start=1):
-        (made / f"{number:04}_{name}.sql").write_text(text)
-    return made
+        (directory / f"{number:04}_{name}.sql").write_text(text)
+    return directory
 
 
 # The runner
@@ -133,10 +133,10 @@ def folder(tmp_path: Path, **files: str) -> Path:
 
 def test_files_are_applied_once_and_recorded(conn: psycopg.Connection) -> None:
     first = migrate(conn)
-    again = migrate(conn)
+    second_run = migrate(conn)
     assert first
     assert all(applied.now for applied in first)
-    assert [(a.name, a.checksum, a.now) for a in again] == [
+    assert [(a.name, a.checksum, a.now) for a in second_run] == [
         (a.name, a.checksum, False) for a in first
     ]
     assert rows(conn, "SELECT name, checksum FROM cdc.migration ORDER BY name") == [
@@ -203,8 +203,8 @@ def test_two_migrators_take_turns(
     files = folder(tmp_path, a="CREATE TABLE one ()", b="CREATE TABLE two ()")
 
     def run() -> list[bool]:
-        with psycopg.connect(postgres_dsn) as own:
-            return [applied.now for applied in migrate(own, files)]
+        with psycopg.connect(postgres_dsn) as connection:
+            return [applied.now for applied in migrate(connection, files)]
 
     def waiting() -> bool:
         query = (
@@ -271,7 +271,7 @@ def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str
 def test_without_a_superuser_only_the_event_triggers_are_missing(
     conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
 ) -> None:
-    owner, wanted = (
+    owner, requirements = (
         make_role("LOGIN"),
         SourceRequirements("shop", TABLES, make_role("LOGIN REPLICATION"), key_index),
     )
@@ -280,13 +280,13 @@ def test_without_a_superuser_only_the_event_triggers_are_missing(
         migrate(theirs)
         execute(theirs, SHOP)
         theirs.commit()
-        lines = prepare_source(theirs, wanted)
-        again = prepare_source(theirs, wanted)
+        lines = prepare_source(theirs, requirements)
+        second_run = prepare_source(theirs, requirements)
     assert "event triggers, which take a superuser" in lines[-1]
-    assert again == lines[-1:]
-    assert again[0].startswith("note: ")
+    assert second_run == lines[-1:]
+    assert second_run[0].startswith("note: ")
     assert rows(conn, "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'shop'") == [(7,)]
-    assert prepare_source(conn, wanted) == [
+    assert prepare_source(conn, requirements) == [
         f"created event trigger {name}"
         for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
     ]
@@ -350,9 +350,9 @@ def test_a_role_beats_its_own_heart_only(
     prepare: Prepare, postgres_dsn: str, make_role: MakeRole
 ) -> None:
     prepare()
-    other = make_role("")
-    prepare(pipeline="other", role=other)
-    with as_role(postgres_dsn, other) as connector:
+    other_role = make_role("")
+    prepare(pipeline="other", role=other_role)
+    with as_role(postgres_dsn, other_role) as connector:
         assert connector.execute(heartbeat_query("other").encode()).rowcount == 1
         assert connector.execute(heartbeat_query("shop").encode()).rowcount == 0
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -426,9 +426,9 @@ def test_the_publication_holds_captured_and_control_tables(
 
 def test_a_second_run_changes_nothing(prepare: Prepare, conn: psycopg.Connection) -> None:
     assert prepare()
-    before = fingerprint(conn)
+    state = fingerprint(conn)
     assert prepare() == []
-    assert fingerprint(conn) == before
+    assert fingerprint(conn) == state
 
 
 def test_a_changed_list_moves_the_source_to_it(
@@ -527,8 +527,8 @@ def test_a_key_that_is_no_primary_key_becomes_the_identity(
     assert "key: [a, b]" in caught.value.hint
     lines = prepare(tables, keys=keys)
     assert 'set REPLICA IDENTITY USING INDEX "seats_a_b" on shop.seats' in lines
-    found = identities(conn)
-    assert {name: found[name] for name in ("seats", "names", "parts", "part")} == {
+    identity_by_table = identities(conn)
+    assert {name: identity_by_table[name] for name in ("seats", "names", "parts", "part")} == {
         "seats": "i",
         "names": "f",
         "parts": "f",
@@ -578,7 +578,7 @@ def test_partitions_are_published_as_their_table(
 
 
 @pytest.mark.parametrize(
-    ("made", "table", "message", "hint"),
+    ("statement", "table", "message", "hint"),
     [
         ("SELECT 1", "shop.ordres", "there is no table shop.ordres", "did you mean shop.orders?"),
         ("SELECT 1", "shop.ORDERS", "there is no table shop.ORDERS", "did you mean shop.orders?"),
@@ -637,16 +637,22 @@ def test_partitions_are_published_as_their_table(
     ],
 )
 def test_what_cannot_be_captured_is_refused_before_anything_is_made(
-    prepare: Prepare, conn: psycopg.Connection, *, made: str, table: str, message: str, hint: str
+    prepare: Prepare,
+    conn: psycopg.Connection,
+    *,
+    statement: str,
+    table: str,
+    message: str,
+    hint: str,
 ) -> None:
-    execute(conn, made)
-    before = fingerprint(conn)
+    execute(conn, statement)
+    state = fingerprint(conn)
     schema, _, name = table.partition(".")
     with pytest.raises(SourceError) as caught:
         prepare([*TABLES, (schema, name)])
     assert message in caught.value.message
     assert hint in caught.value.hint
-    assert fingerprint(conn) == before
+    assert fingerprint(conn) == state
 
 
 def test_a_virtual_column_is_refused_where_it_would_stop_updates(
@@ -702,10 +708,10 @@ def test_only_an_owner_may_publish(
     with psycopg.connect(make_conninfo(postgres_dsn, user=someone)) as theirs:
 
         def refused() -> str:
-            before = fingerprint(conn)
+            state = fingerprint(conn)
             with pytest.raises(SourceError) as caught:
                 prepare(conn=theirs, role=connector)
-            assert fingerprint(conn) == before
+            assert fingerprint(conn) == state
             return caught.value.message
 
         assert refused() == f"cdc.heartbeat belongs to {me}, and only its owner may publish it"
@@ -725,10 +731,10 @@ def test_a_failure_half_way_leaves_nothing(prepare: Prepare, conn: psycopg.Conne
         "CREATE EVENT TRIGGER no ON ddl_command_end WHEN TAG IN ('CREATE PUBLICATION')"
         " EXECUTE FUNCTION public.no()",
     )
-    before = fingerprint(conn)
+    state = fingerprint(conn)
     with pytest.raises(SourceError, match="publications are frozen"):
         prepare()
-    assert fingerprint(conn) == before
+    assert fingerprint(conn) == state
     execute(conn, "DROP EVENT TRIGGER no")
     assert prepare()
 
@@ -737,13 +743,13 @@ def test_a_locked_table_does_not_hold_everybody_up(
     prepare: Prepare, conn: psycopg.Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "LOCK_TIMEOUT", "100ms")
-    before = fingerprint(conn)
+    state = fingerprint(conn)
     with psycopg.connect(postgres_dsn) as application:
         application.execute("INSERT INTO shop.orders VALUES (1, 'open')")
         with pytest.raises(SourceError, match="locked for 100ms"):
             prepare()
         application.rollback()
-    assert fingerprint(conn) == before
+    assert fingerprint(conn) == state
     assert prepare()
 
 
@@ -770,15 +776,15 @@ def test_hostile_names_in_a_script_are_names(
     shop: psycopg.Connection, conn: psycopg.Connection, make_role: MakeRole
 ) -> None:
     strange = ('O"dd; Schema', "T%a'ble :x \\q $cdc$\n✈ {}")
-    wanted = SourceRequirements(
+    requirements = SourceRequirements(
         "shop", [strange], f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x', key_index
     )
     conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
     conn.execute(
         sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(sql.Identifier(*strange))
     )
-    text = script(shop, wanted, plan(shop, wanted))
-    at = {name: getattr(conn.info, name) for name in ("host", "port", "user", "dbname")}
+    text = script(shop, requirements, plan(shop, requirements))
+    address = {name: getattr(conn.info, name) for name in ("host", "port", "user", "dbname")}
     command = [
         str(postgres_bin() / "psql"),
         "-X",
@@ -786,18 +792,20 @@ def test_hostile_names_in_a_script_are_names(
         "x=1",
         "-v",
         "ON_ERROR_STOP=1",
-        make_conninfo("", **at),
+        make_conninfo("", **address),
     ]
     try:
         for _ in range(2):
-            done = subprocess.run(command, input=text, text=True, check=False, capture_output=True)
-            assert done.returncode == 0, done.stderr
-        assert plan(shop, wanted) == []
-        assert prepare_source(shop, wanted) == []
+            process = subprocess.run(
+                command, input=text, text=True, check=False, capture_output=True
+            )
+            assert process.returncode == 0, process.stderr
+        assert plan(shop, requirements) == []
+        assert prepare_source(shop, requirements) == []
     finally:
         conn.execute(
             sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(
-                role=sql.Identifier(wanted.role)
+                role=sql.Identifier(requirements.role)
             )
         )
 
@@ -920,8 +928,8 @@ def test_definitions_of_tables_are_journalled(conn: psycopg.Connection) -> None:
         "DROP SCHEMA gone CASCADE",
     ):
         execute(conn, statement)
-    told = journal(conn)
-    assert (sorted(told[:2]), told[2:]) == (
+    entries = journal(conn)
+    assert (sorted(entries[:2]), entries[2:]) == (
         [("PUBLISH", "gone.x"), ("PUBLISH", "public.t")],
         [
             ("ALTER TABLE", "public.t"),
@@ -1021,9 +1029,9 @@ def events(prepare: Prepare, conn: psycopg.Connection) -> psycopg.Connection:
 def test_what_a_partition_does_is_told_of_its_table(
     events: psycopg.Connection, statement: str, command: str, partitions: str
 ) -> None:
-    before = journal(events)
+    earlier = journal(events)
     execute(events, statement)
-    assert journal(events)[len(before) :][-1] == (command, "log.events")
+    assert journal(events)[len(earlier) :][-1] == (command, "log.events")
     ((last, names),) = rows(
         events, "SELECT command, partitions FROM cdc.ddl ORDER BY id DESC LIMIT 1"
     )
@@ -1101,12 +1109,12 @@ def test_a_rewrite_is_told_before_the_definition(
         # Postgres refuses it for a table that is published.
         execute(shop, "DROP PUBLICATION ours")
     execute(shop, statement)
-    told = rows(
+    events = rows(
         shop,
         "SELECT command, columns FROM cdc.ddl WHERE table_name = 'shop.counters' ORDER BY id OFFSET 1",
     )
-    assert [command for command, _ in told] == ["REWRITE TABLE"] * rewritten + ["ALTER TABLE"]
-    assert told[0][1] == told[-1][1]
+    assert [command for command, _ in events] == ["REWRITE TABLE"] * rewritten + ["ALTER TABLE"]
+    assert events[0][1] == events[-1][1]
 
 
 def test_names_and_labels_that_change_elsewhere_are_told_of_the_table(
@@ -1151,11 +1159,11 @@ def test_floors_of_another_server_are_reset(prepare: Prepare, conn: psycopg.Conn
     prepare()
     execute(conn, "TRUNCATE shop.counters")
     execute(conn, "INSERT INTO cdc.truncation VALUES ('shop.orders', now(), 'FFFF/0')")
-    before = dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation"))
+    floors = dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation"))
     assert prepare() == [
         "reset the floor of shop.orders: it lay beyond the end of the server's log"
     ]
-    assert dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation")) == before | {
+    assert dict(rows(conn, "SELECT table_name, lsn::text FROM cdc.truncation")) == floors | {
         "shop.orders": "0/0"
     }
 
@@ -1168,7 +1176,7 @@ def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -
     execute(conn, "CREATE TABLE public.orders (id int); CREATE TABLE public.other (id int)")
     publish(conn, "public.orders")
     execute(conn, "CREATE PUBLICATION theirs FOR TABLE public.other")
-    before = journal(conn)
+    entries = journal(conn)
     for n in range(20):
         execute(
             conn,
@@ -1185,7 +1193,7 @@ def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -
     )
     execute(conn, "CREATE VIEW public.v AS SELECT 1 AS a; ALTER TABLE public.v RENAME a TO b")
     execute(conn, "CREATE SEQUENCE public.s; DROP VIEW public.v")
-    assert journal(conn) == before
+    assert journal(conn) == entries
 
 
 def test_whoever_may_create_a_table_needs_no_other_right(
@@ -1209,7 +1217,7 @@ def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: psycopg.Connectio
     migrate(conn)
     execute(conn, "CREATE TABLE public.t (id int)")
     publish(conn, "public.t")
-    before = journal(conn)
+    entries = journal(conn)
     execute(conn, "ALTER TABLE cdc.ddl ADD CHECK (false) NOT VALID")
     warnings: list[tuple[str | None, str | None]] = []
     conn.add_notice_handler(
@@ -1219,7 +1227,7 @@ def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: psycopg.Connectio
     execute(conn, "DROP TABLE public.t")
     assert [severity for severity, _ in warnings] == ["WARNING", "WARNING"]
     assert all("is not in the DDL journal" in (message or "") for _, message in warnings)
-    assert journal(conn) == before
+    assert journal(conn) == entries
 
 
 def test_control_files_hold_nothing_of_one_deployment() -> None:

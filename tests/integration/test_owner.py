@@ -71,19 +71,23 @@ class Owner:
 
     def cdc(self, *words: str, code: int = 0) -> str:
         """Run a verb as the owner; what it says, which never is a password."""
-        printed, told = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(told):
+        printed, errors = io.StringIO(), io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(printed),
+            redirect_stderr(errors),
+        ):
             patch.setattr(sys, "argv", ["cdc", "-p", str(self.folder / "shop.yaml"), *words])
             patch.setenv("OWNER_DSN", self.dsn)
-            with pytest.raises(SystemExit) as ended:
+            with pytest.raises(SystemExit) as exit_info:
                 main()
-        said = printed.getvalue() if code == 0 else f"{printed.getvalue()}{told.getvalue()}"
-        assert ended.value.code == code, (
-            f"{words}: exit {ended.value.code}\n{printed.getvalue()}\n{told.getvalue()}"
+        output = printed.getvalue() if code == 0 else f"{printed.getvalue()}{errors.getvalue()}"
+        assert exit_info.value.code == code, (
+            f"{words}: exit {exit_info.value.code}\n{printed.getvalue()}\n{errors.getvalue()}"
         )
-        assert SECRET not in said
-        assert REPLICATION not in said
-        return said
+        assert SECRET not in output
+        assert REPLICATION not in output
+        return output
 
     def psql(self, script: str, *options: str, code: int = 0) -> str:
         """Run a script as the administrator."""
@@ -97,11 +101,11 @@ class Owner:
             "PGPASSWORD": info.password,
             "PGDATABASE": info.dbname,
         }
-        done = subprocess.run(
+        process = subprocess.run(
             command, input=script, capture_output=True, text=True, check=False, env=environment
         )
-        assert done.returncode == code, done.stderr
-        return str(done.stderr)
+        assert process.returncode == code, process.stderr
+        return str(process.stderr)
 
     def execute(self, statements: str) -> None:
         """As the owner."""
@@ -125,13 +129,13 @@ def owner(guarded: str, unique: str, tmp_path: Path) -> Iterator[Owner]:
     database = make_conninfo(guarded, dbname=f"db_{unique}")
     with closing(psycopg.connect(database, autocommit=True)) as admin:
         admin.execute(sql.SQL("CREATE SCHEMA shop AUTHORIZATION {}").format(role))
-        made = Owner(unique, admin, tmp_path)
-        made.write_file()
-        made.execute(SHOP)
-        yield made
+        owner = Owner(unique, admin, tmp_path)
+        owner.write_file()
+        owner.execute(SHOP)
+        yield owner
 
 
-def said(text: str) -> str:
+def unwrapped(text: str) -> str:
     """In one line, however it was folded."""
     return " ".join(text.split())
 
@@ -143,16 +147,16 @@ def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(
     """From nothing to changes that arrive, by two people of whom neither has the other's rights."""
     owner.kafka, owner.connect = stack.endpoints.kafka, stack.endpoints.connect
     owner.write_file(REPLICATION)
-    refused = said(owner.cdc("migrate", code=4))
+    refused = unwrapped(owner.cdc("migrate", code=4))
     assert f"permission denied for database db_{owner.name}" in refused
     assert "cdc -p FILE migrate --sql" in refused or "shop.yaml migrate --sql" in refused
     script = owner.cdc("migrate", "--sql")
     for _ in range(2):
         owner.psql(script, "-v", f"replication_password={REPLICATION}")
-    assert said(owner.cdc("migrate")) == "nothing to do"
+    assert unwrapped(owner.cdc("migrate")) == "nothing to do"
     assert "Nothing is missing" in owner.cdc("migrate", "--sql")
     try:
-        assert "heartbeat has arrived" in said(owner.cdc("register"))
+        assert "heartbeat has arrived" in unwrapped(owner.cdc("register"))
     finally:
         with Connect(stack.endpoints.connect) as connect:
             connect.reset(owner.name)
@@ -167,7 +171,7 @@ def test_what_the_owner_may_do_is_done(owner: Owner) -> None:
             *map(sql.Identifier, (f"db_{owner.name}", owner.name))
         )
     )
-    refused = said(owner.cdc("migrate", code=4))
+    refused = unwrapped(owner.cdc("migrate", code=4))
     assert "publication" in refused
     assert (
         f'may not run what is still needed: CREATE ROLE "{owner.connector}" WITH LOGIN REPLICATION'
@@ -177,7 +181,7 @@ def test_what_the_owner_may_do_is_done(owner: Owner) -> None:
     assert "CREATE PUBLICATION" not in script
     assert "0001_control" not in script
     owner.psql(script)
-    assert said(owner.cdc("migrate")) == "nothing to do"
+    assert unwrapped(owner.cdc("migrate")) == "nothing to do"
 
 
 def test_an_administrator_without_event_triggers(owner: Owner) -> None:
@@ -198,8 +202,8 @@ def test_an_administrator_without_event_triggers(owner: Owner) -> None:
         sql.SQL("SET SESSION AUTHORIZATION {};").format(chief).as_string() + "\n" + script
     )
     assert "no event triggers" in warned
-    told = owner.cdc("migrate").splitlines()
-    assert (len(told), told[0][:24], told[1]) == (2, "note: no event triggers,", "nothing to do")
+    lines = owner.cdc("migrate").splitlines()
+    assert (len(lines), lines[0][:24], lines[1]) == (2, "note: no event triggers,", "nothing to do")
 
 
 def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
@@ -214,9 +218,9 @@ def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
         sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(connector, REPLICATION)
     )
     owner.write_file(REPLICATION)
-    told = owner.cdc("migrate")
-    assert "created publication" in told
-    assert "password" not in told
+    output = owner.cdc("migrate")
+    assert "created publication" in output
+    assert "password" not in output
     assert owner.cdc("migrate").splitlines()[-1] == "nothing to do"
 
 
@@ -232,14 +236,14 @@ def test_a_password_that_is_wrong_is_somebody_elses_to_set(owner: Owner) -> None
         sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD 'another'").format(connector)
     )
     owner.write_file(REPLICATION)
-    refused = said(owner.cdc("migrate", code=4))
+    refused = unwrapped(owner.cdc("migrate", code=4))
     assert f"ALTER ROLE \"{owner.connector}\" PASSWORD :'replication_password'" in refused
     script = owner.cdc("migrate", "--sql")
     # Without the variable nothing is set, and nothing fails.
     owner.psql(script)
     owner.cdc("migrate", code=4)
     owner.psql(script, "-v", f"replication_password={REPLICATION}")
-    assert said(owner.cdc("migrate")) == "nothing to do"
+    assert unwrapped(owner.cdc("migrate")) == "nothing to do"
 
 
 def test_a_superuser_sees_whether_a_password_is_right(owner: Owner) -> None:
@@ -247,11 +251,11 @@ def test_a_superuser_sees_whether_a_password_is_right(owner: Owner) -> None:
     owner.admin.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(owner.name)))
     owner.write_file(REPLICATION)
     assert f"set the password of role {owner.connector}" in owner.cdc("migrate")
-    assert said(owner.cdc("migrate")) == "nothing to do"
+    assert unwrapped(owner.cdc("migrate")) == "nothing to do"
     owner.admin.execute(
         sql.SQL("ALTER ROLE {} PASSWORD 'another'").format(sql.Identifier(owner.connector))
     )
-    assert said(owner.cdc("migrate")) == f"set the password of role {owner.connector}"
+    assert unwrapped(owner.cdc("migrate")) == f"set the password of role {owner.connector}"
 
 
 def test_where_a_role_stands_for_replication(owner: Owner) -> None:
@@ -266,7 +270,7 @@ def test_where_a_role_stands_for_replication(owner: Owner) -> None:
             in script
         )
         owner.psql(script)
-        assert said(owner.cdc("migrate")) == "nothing to do"
+        assert unwrapped(owner.cdc("migrate")) == "nothing to do"
     finally:
         owner.admin.execute("DROP ROLE rds_replication")
     assert "WITH REPLICATION" in owner.cdc("migrate", "--sql")
@@ -284,10 +288,10 @@ def everything(owner: Owner) -> list[tuple[Any, ...]]:
 
 def test_a_dry_run_says_all_and_does_nothing(owner: Owner) -> None:
     owner.write_file(REPLICATION)
-    before = everything(owner)
-    told = owner.cdc("migrate", "--dry-run")
-    assert everything(owner) == before
-    assert max(map(len, told.splitlines())) <= 80
+    state = everything(owner)
+    output = owner.cdc("migrate", "--dry-run")
+    assert everything(owner) == state
+    assert max(map(len, output.splitlines())) <= 80
     for part in (
         f"GRANT CREATE ON DATABASE db_{owner.name} TO {owner.name}",
         f"created role {owner.connector} (LOGIN REPLICATION",
@@ -298,19 +302,19 @@ def test_a_dry_run_says_all_and_does_nothing(owner: Owner) -> None:
         "recording TRUNCATE of partition shop.low",
         "created event trigger cdc_ddl",
     ):
-        assert part in said(told)
+        assert part in unwrapped(output)
     would = json.loads(owner.cdc("migrate", "--dry-run", "--json"))["would"]
-    assert all(one["sql"] for one in would)
+    assert all(step["sql"] for step in would)
     owner.admin.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(owner.name)))
     promised = [
-        line for one in would for line in one["done"] if not line.startswith("GRANT CREATE")
+        line for step in would for line in step["done"] if not line.startswith("GRANT CREATE")
     ]
-    made = owner.cdc("migrate").splitlines()
+    lines = owner.cdc("migrate").splitlines()
     # For a superuser the event triggers come with the control files, and see to the partitions.
     triggers = {
         f"created event trigger {name}"
         for name in ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
     }
-    assert set(promised) - set(made) == triggers | {"recording TRUNCATE of partition shop.low"}
-    assert set(made) <= set(promised)
-    assert said(owner.cdc("migrate", "--dry-run")) == "nothing to do"
+    assert set(promised) - set(lines) == triggers | {"recording TRUNCATE of partition shop.low"}
+    assert set(lines) <= set(promised)
+    assert unwrapped(owner.cdc("migrate", "--dry-run")) == "nothing to do"

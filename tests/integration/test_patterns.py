@@ -52,10 +52,10 @@ def test_what_is_captured_is_decided_once(
         monkeypatch.setattr(
             sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent), verb, "--json"]
         )
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             verbs.main()
         printed = capsys.readouterr().out
-        assert code in (None, ended.value.code), printed
+        assert code in (None, exit_info.value.code), printed
         return json.loads(printed)
 
     def captured() -> list[str]:
@@ -120,20 +120,21 @@ def test_what_is_captured_is_decided_once(
 
     # A partition beside its table: its rows would have to come twice.
     text = file.read_text()
-    beside = "{table: shop.payments, partitions: 2}, shop.payments_2025, {table: shop.counters, partitions: 1}"
+    entries = "{table: shop.payments, partitions: 2}, shop.payments_2025, {table: shop.counters, partitions: 1}"
     file.write_text(
-        text.replace("{table: shop.*, partitions: 1}", beside) + "delete_retention_hours: 48\n"
+        text.replace("{table: shop.*, partitions: 1}", entries) + "delete_retention_hours: 48\n"
     )
     plan = cdc("plan")
     refused = [refusal["what"] for refusal in plan["refused"]]
     assert [
-        any(words in what for what in refused) for words in ("is a partition of", "file says 2")
+        any(words in refusal for refusal in refused)
+        for words in ("is a partition of", "file says 2")
     ] == [True, True]
     assert {"no longer publishing shop.late", "no longer publishing shop.orders"} <= set(
         plan["migrate"]
     )
-    gone = [line.split(":")[0] for line in plan["register"] if "nobody updates them" in line]
-    assert sorted(gone) == ["no longer capture shop.late", "no longer capture shop.orders"]
+    removals = [line.split(":")[0] for line in plan["register"] if "nobody updates them" in line]
+    assert sorted(removals) == ["no longer capture shop.late", "no longer capture shop.orders"]
     assert (
         plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"
     )
@@ -181,16 +182,16 @@ def test_a_first_file_from_a_database(
 
     def init(*words: str, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["cdc", "-p", str(path), "init", "--dsn", dsn, *words])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             verbs.main()
         printed = capsys.readouterr()
-        assert ended.value.code == code, printed
+        assert exit_info.value.code == code, printed
         return printed.out + printed.err
 
     def tables() -> list[str]:
         stack = {f"CDC_{name}": "http://x" for name in ("ELASTICSEARCH", "CONNECT", "KAFKA")}
-        known = {**stack, "CDC_REDIS": "redis://x", "CDC_WAREHOUSE": "/x"}
-        return [entry.table for entry in settings.load(path, known).source.tables]
+        environment = {**stack, "CDC_REDIS": "redis://x", "CDC_WAREHOUSE": "/x"}
+        return [entry.table for entry in settings.load(path, environment).source.tables]
 
     # Nobody is asked who can't answer: every table that can be captured, by its name.
     printed = init()

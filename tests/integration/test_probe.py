@@ -12,11 +12,11 @@ from tests.support.wait import wait_until
 def test_a_watch_that_fails_is_told(postgres_dsn: str) -> None:
     now = datetime.now(UTC)
 
-    def gone(_: list[str]) -> Mapping[str, datetime]:
+    def failing_find(_: list[str]) -> Mapping[str, datetime]:
         raise ConnectionError("the view is gone")
 
     views = {
-        "gone": Watch(gone, 0.01, {"a": (now, now)}),
+        "gone": Watch(failing_find, 0.01, {"a": (now, now)}),
         "there": Watch(lambda _: {"a": now}, 0.01, {"a": (now, now)}),
     }
     with pytest.raises(ConnectionError, match="the view is gone"), Probe(postgres_dsn, views):

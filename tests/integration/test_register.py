@@ -45,11 +45,11 @@ def guarded_shop(stack: Any, guarded: str, unique: str) -> Iterator[Shop]:
 def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, unique: str) -> None:
     shop.migrate()
     heard: list[str] = []
-    done = register(shop.pipeline, shop.tables, progress=heard.append)
-    assert done.changed
-    assert len(done.created) == len(topic_specs(shop.pipeline))
-    assert done.beat.delay_s < 30
-    assert json.loads(json.dumps(done.to_dict()))["connector"] == unique
+    result = register(shop.pipeline, shop.tables, progress=heard.append)
+    assert result.changed
+    assert len(result.created) == len(topic_specs(shop.pipeline))
+    assert result.beat.delay_s < 30
+    assert json.loads(json.dumps(result.to_dict()))["connector"] == unique
     assert "connector RUNNING, task RUNNING" in heard
     assert shop.rows("shop.orders") == {
         n: {"id": n, "note": "a", "total": n + 1} for n in range(1, 101)
@@ -67,20 +67,20 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
 
     wait_until(arrived, 20, "the update and the deletion")
     wait_until(lambda: shop.rows("shop.counters").get(11) == {"id": 11, "n": 11}, 20, "the insert")
-    assert PASSWORD not in " ".join(heard) + json.dumps(done.to_dict())
+    assert PASSWORD not in " ".join(heard) + json.dumps(result.to_dict())
 
 
 def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
     shop.migrate()
     first = shop.register()
-    before = source.slot(shop.conn, unique)
-    again = shop.register()
-    after = source.slot(shop.conn, unique)
-    assert (again.changed, again.created) == (False, [])
-    assert again.beat.offset > first.beat.offset
-    assert before is not None
-    assert after is not None
-    assert after.active_pid == before.active_pid
+    old_slot = source.slot(shop.conn, unique)
+    result = shop.register()
+    slot = source.slot(shop.conn, unique)
+    assert (result.changed, result.created) == (False, [])
+    assert result.beat.offset > first.beat.offset
+    assert old_slot is not None
+    assert slot is not None
+    assert slot.active_pid == old_slot.active_pid
 
 
 def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: str) -> None:
@@ -92,13 +92,13 @@ def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: s
         shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06)
     )
     shop.register(source=quick)
-    before = source.slot(shop.conn, unique)
-    again = shop.register(source=slower)
-    after = source.slot(shop.conn, unique)
-    assert again.changed
-    assert before is not None
-    assert after is not None
-    assert after.active_pid != before.active_pid
+    old_slot = source.slot(shop.conn, unique)
+    result = shop.register(source=slower)
+    slot = source.slot(shop.conn, unique)
+    assert result.changed
+    assert old_slot is not None
+    assert slot is not None
+    assert slot.active_pid != old_slot.active_pid
 
 
 def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
@@ -112,7 +112,7 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
         for topic, end in ends.items()
     }
     started = time.monotonic()
-    found = collect(
+    status = collect(
         shop.pipeline,
         positions={
             "ahead": position_by_table(lambda table: ViewCheckpoint(ends[table.topic])),
@@ -125,14 +125,14 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
         progress={},
     )
     assert time.monotonic() - started < 2
-    assert found.problems == ()
-    assert found.connector is not None
-    assert (found.connector.state, found.connector.tasks) == ("RUNNING", ("RUNNING",))
-    assert found.slot is not None
-    assert found.slot.active
-    assert found.heartbeat is not None
-    assert not found.heartbeat.late
-    views = {sink.name: sink.views for sink in found.sinks}
+    assert status.problems == ()
+    assert status.connector is not None
+    assert (status.connector.state, status.connector.tasks) == ("RUNNING", ("RUNNING",))
+    assert status.slot is not None
+    assert status.slot.active
+    assert status.heartbeat is not None
+    assert not status.heartbeat.late
+    views = {sink.name: sink.views for sink in status.sinks}
     assert [(view.lag_records, view.lag_seconds) for view in views["ahead"]] == [(0, 0.0), (0, 0.0)]
     assert all(
         (view.lag_seconds or 0) > 0 and (view.lag_records or 0) >= 10 for view in views["behind"]
@@ -142,13 +142,13 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     ]
     anew = "is not the topic that the view was made from: it has been created anew."
     assert all(view.problem and view.problem.endswith(anew) for view in views["elsewhere"])
-    assert "rebuild elsewhere" in " ".join(one.hint for one in diagnose(found).problems)
+    assert "rebuild elsewhere" in " ".join(problem.hint for problem in diagnose(status).problems)
 
 
 def test_no_publication(shop: Shop, unique: str) -> None:
-    said = shop.refused()
-    assert f"no publication {unique}" in said
-    assert "cdc -p FILE migrate" in said
+    message = shop.refused()
+    assert f"no publication {unique}" in message
+    assert "cdc -p FILE migrate" in message
 
 
 @pytest.mark.parametrize(
@@ -174,14 +174,14 @@ def test_no_publication(shop: Shop, unique: str) -> None:
 def test_a_source_that_was_damaged(shop: Shop, unique: str, damage: str, words: list[str]) -> None:
     shop.migrate()
     shop.conn.execute(damage.format(name=unique))
-    said = shop.refused()
-    assert all(word in said for word in words), said
+    message = shop.refused()
+    assert all(word in message for word in words), message
 
 
 def test_no_role(shop: Shop) -> None:
     shop.migrate()
-    other = shop.pipeline.source.model_copy(update={"replication_user": "nobody_here"})
-    assert "no role nobody_here" in shop.refused(source=other)
+    other_source = shop.pipeline.source.model_copy(update={"replication_user": "nobody_here"})
+    assert "no role nobody_here" in shop.refused(source=other_source)
 
 
 @pytest.fixture
@@ -198,17 +198,17 @@ def stranger(shop: Shop, unique: str) -> Iterator[str]:
 def test_a_publication_of_someone_else(shop: Shop, stranger: str, unique: str) -> None:
     shop.migrate()
     dsn = make_conninfo(shop.pipeline.source.dsn, user=stranger)
-    said = shop.refused(source=shop.pipeline.source.model_copy(update={"dsn": dsn}))
-    assert f"Publication {unique} belongs to" in said
-    assert stranger in said
+    message = shop.refused(source=shop.pipeline.source.model_copy(update={"dsn": dsn}))
+    assert f"Publication {unique} belongs to" in message
+    assert stranger in message
 
 
 @pytest.fixture
 def hold(shop: Shop, unique: str) -> Iterator[Callable[[], int]]:
     """Stream from the pipeline's slot, as another pipeline of that name would."""
-    other = make_conninfo(shop.pipeline.source.dsn, replication="database")
+    dsn = make_conninfo(shop.pipeline.source.dsn, replication="database")
     # Not as its own context manager: that would want to commit, which a streaming connection can't.
-    with closing(psycopg.connect(other, autocommit=True)) as walsender:
+    with closing(psycopg.connect(dsn, autocommit=True)) as walsender:
 
         def start() -> int:
             shop.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
@@ -226,9 +226,9 @@ def test_a_second_pipeline_on_the_slot(
     shop.migrate()
     pid = hold()
     monkeypatch.setattr("cdc.capture.readiness.RELEASE_S", 0.5)
-    said = shop.refused()
-    assert f"Slot {unique} is in use by process {pid}" in said
-    assert "second pipeline" in said
+    message = shop.refused()
+    assert f"Slot {unique} is in use by process {pid}" in message
+    assert "second pipeline" in message
 
 
 def test_a_slot_that_was_just_let_go_is_taken_over(shop: Shop) -> None:
@@ -243,12 +243,13 @@ def test_a_slot_in_another_database(shop: Shop, stack: Any, unique: str) -> None
     shop.migrate()
     with psycopg.connect(stack.endpoints.postgres, autocommit=True) as elsewhere:
         elsewhere.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
-        said = shop.refused()
+        message = shop.refused()
         elsewhere.execute("SELECT pg_drop_replication_slot(%s)", [unique])
         assert (
-            f"belongs to something else: plugin pgoutput, database {elsewhere.info.dbname}" in said
+            f"belongs to something else: plugin pgoutput, database {elsewhere.info.dbname}"
+            in message
         )
-    assert "another name" in said
+    assert "another name" in message
 
 
 def test_a_topic_of_another_shape(shop: Shop, unique: str) -> None:
@@ -268,9 +269,9 @@ def test_a_topic_of_another_shape(shop: Shop, unique: str) -> None:
 @pytest.mark.own_source
 def test_a_wrong_replication_password(guarded_shop: Shop) -> None:
     guarded_shop.migrate(password="another-password-2342")
-    said = guarded_shop.refused(ConnectorError)
-    assert "password authentication failed" in said
-    assert "source.replication_password" in said
+    message = guarded_shop.refused(ConnectorError)
+    assert "password authentication failed" in message
+    assert "source.replication_password" in message
 
 
 @pytest.mark.own_source
@@ -281,11 +282,11 @@ def test_a_right_replication_password(guarded_shop: Shop) -> None:
 
 def test_a_server_without_logical_decoding(stack: Any, unique: str) -> None:
     with strict_postgres(wal_level="replica") as dsn:
-        here = pipeline(
+        shop_pipeline = pipeline(
             unique, dsn, "shop.orders", kafka=stack.endpoints.kafka, connect=stack.endpoints.connect
         )
         with pytest.raises(SourceError, match="wal_level"):
-            register(here, [])
+            register(shop_pipeline, [])
 
 
 @pytest.mark.parametrize(
@@ -297,9 +298,9 @@ def test_a_server_without_logical_decoding(stack: Any, unique: str) -> None:
 )
 def test_a_server_that_is_down(shop: Shop, settings: dict[str, str], words: str) -> None:
     shop.migrate()
-    said = shop.refused(ConnectorError, **settings)
-    assert words in said
-    assert "cdc -p FILE up" in said
+    message = shop.refused(ConnectorError, **settings)
+    assert words in message
+    assert "cdc -p FILE up" in message
 
 
 @pytest.mark.parametrize("recreated", [False, True])

@@ -45,36 +45,36 @@ def shop(shop: Shop) -> Shop:
 @contextmanager
 def writing(shop: Shop) -> Iterator[list[int]]:
     """Someone who updates, deletes and inserts all the time; how often, so far."""
-    stop, done = threading.Event(), [0]
+    stop, counter = threading.Event(), [0]
 
     def write() -> None:
         with psycopg.connect(shop.pipeline.source.dsn, autocommit=True) as conn:
             while not stop.wait(0.005):
-                number = done[0] + 1
+                number = counter[0] + 1
                 conn.execute(
                     "UPDATE shop.notes SET note = %s WHERE id = %s",
                     [f"u{number}", number * 7 % ROWS + 1],
                 )
                 conn.execute("DELETE FROM shop.notes WHERE id = %s", [number * 11 % ROWS + 1])
                 conn.execute("INSERT INTO shop.notes VALUES (%s, 'new')", [ROWS + number])
-                done[0] = number
+                counter[0] = number
 
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        yield done
+        yield counter
     finally:
         stop.set()
         thread.join()
 
 
 def table_rows(shop: Shop, table: str) -> dict[Any, Any]:
-    found: list[tuple[Any, ...]] = shop.conn.execute(
+    rows: list[tuple[Any, ...]] = shop.conn.execute(
         f"SELECT row_to_json(t) FROM {table} t".encode()
     ).fetchall()
     return {
         row["id"]: {name: row[name] for name in row if name not in ("hidden", "twice")}
-        for (row,) in found
+        for (row,) in rows
     }
 
 
@@ -94,9 +94,9 @@ def read_keys(shop: Shop, table: str) -> Counter[Any]:
 def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
     first = reads(shop, "shop.notes")
     assert first >= ROWS
-    with writing(shop) as done:
-        wait_until(lambda: done[0] > 20, 20, "the writer")
-        before = table_rows(shop, "shop.notes")
+    with writing(shop) as counter:
+        wait_until(lambda: counter[0] > 20, 20, "the writer")
+        rows = table_rows(shop, "shop.notes")
         assert resend(shop.conn, shop.table("shop.notes"), id="again")
         assert resend(shop.conn, shop.table("shop.counters"), id="another")
         wait_until(
@@ -104,8 +104,8 @@ def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
             60,
             "the second table, which comes after the first",
         )
-        seen = done[0]
-        wait_until(lambda: done[0] > seen + 20, 20, "the writer goes on")
+        count = counter[0]
+        wait_until(lambda: counter[0] > count + 20, 20, "the writer goes on")
         # The same request is not made twice, whoever asks.
         assert not resend(shop.conn, shop.table("shop.notes"), id="again")
     wait_until(
@@ -114,11 +114,11 @@ def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
         "the table as it is",
     )
     log = shop.log("shop.notes")
-    since = {change.key["id"] for change in log[first:]}
+    later_keys = {change.key["id"] for change in log[first:]}
     # Every row that was there came again: read by the request, or written meanwhile.
-    assert since >= before.keys()
+    assert later_keys >= rows.keys()
     assert any(change.op == "u" for change in log[first:])
-    assert reads(shop, "shop.notes") > first + len(before) - seen * 3
+    assert reads(shop, "shop.notes") > first + len(rows) - count * 3
     assert reads(shop, "shop.counters") == 20
     assert shop.state() == "RUNNING"
 
@@ -224,17 +224,17 @@ def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> N
     ((lsn,),) = shop.conn.execute(
         "SELECT (lsn - '0/0')::bigint FROM cdc.truncation WHERE table_name = 'shop.counters'"
     ).fetchall()
-    sent = [change for change in shop.log("shop.counters") if change.op == "r"]
-    assert [change.lsn >= lsn for change in sent] == [False] * 10 + [True] * 10
+    copies = [change for change in shop.log("shop.counters") if change.op == "r"]
+    assert [change.lsn >= lsn for change in copies] == [False] * 10 + [True] * 10
     wait_until(
         lambda: [change.key["table_name"] for change in shop.log("cdc.truncation")],
         10,
         "the floor in its topic",
     )
     # A request that was made before raises no floor.
-    before = shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall()
+    floors = shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall()
     assert not resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
-    assert shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall() == before
+    assert shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall() == floors
 
 
 def test_a_floor_waits_for_who_has_written_below_it(
@@ -270,15 +270,15 @@ def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:
     shop.migrate()
     shop.register()
     pair = '["10:00:00.000000","b\\\\s"]', '["10:00:00.000000","it\'s"]', '["11:00:00.000000","?"]'
-    asked: dict[str, tuple[list[str], set[Any]]] = {
+    requests: dict[str, tuple[list[str], set[Any]]] = {
         "shop.notes": ([*map(str, range(100, 400)), "none", "999999"], set(range(100, 400))),
         "shop.counters": (["none"], set()),
         "shop.orders": (["7", "8", "-1"], {7, 8}),
         "shop.odd": ([*pair[:2], "no list"], {"it's", "b\\s"}),
         "shop.plain": (
             [
-                one.replace('"10:00:00.000000"', "true").replace('"11:00:00.000000"', "true")
-                for one in pair
+                value.replace('"10:00:00.000000"', "true").replace('"11:00:00.000000"', "true")
+                for value in pair
             ],
             {"it's", "b\\s", "?"},
         ),
@@ -287,13 +287,13 @@ def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:
         lambda: reads(shop, "shop.plain") == 3 == reads(shop, "shop.odd"), 30, "the new tables"
     )
     with Topics(shop.kafka) as topics:
-        for name, (ids, expected) in asked.items():
-            before = read_keys(shop, name)
+        for name, (ids, expected) in requests.items():
+            keys = read_keys(shop, name)
             assert backfill(shop.pipeline, topics, shop.table(name), ids, timeout_s=30) == len(
                 expected
             ), name
             # No waiting: when it returns they can be read.
-            assert read_keys(shop, name) - before == Counter(expected)
+            assert read_keys(shop, name) - keys == Counter(expected)
     assert shop.state() == "RUNNING"
 
 
@@ -303,7 +303,7 @@ def key(number: int) -> bytes:
 
 def test_a_repair_deletes_what_the_source_has_not(shop: Shop) -> None:
     """And nothing else: a row that came back since it was missed is there in the end."""
-    before = living(shop, "shop.counters")
+    rows = living(shop, "shop.counters")
     with Topics(shop.kafka) as topics:
         assert backfill(
             shop.pipeline,
@@ -314,22 +314,22 @@ def test_a_repair_deletes_what_the_source_has_not(shop: Shop) -> None:
             delete_keys=[key(1), key(99)],
         )
     assert shop.rows("shop.counters")[99] is None
-    assert living(shop, "shop.counters") == before
+    assert living(shop, "shop.counters") == rows
 
 
 def test_a_repair_that_ends_half_way_deletes_nothing(shop: Shop) -> None:
-    before = living(shop, "shop.counters")
+    rows = living(shop, "shop.counters")
     away = shop.pipeline.source.model_copy(update={"dsn": "postgresql://127.0.0.1:1/none"})
     nowhere = shop.pipeline.model_copy(update={"source": away})
     with Topics(shop.kafka) as topics, pytest.raises(SourceError):
         backfill(
             nowhere, topics, shop.table("shop.counters"), ["1"], timeout_s=5, delete_keys=[key(1)]
         )
-    assert living(shop, "shop.counters") == before
+    assert living(shop, "shop.counters") == rows
 
 
 def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
-    before, counters = living(shop, "shop.counters"), shop.table("shop.counters")
+    rows, counters = living(shop, "shop.counters"), shop.table("shop.counters")
     killed = kafka.KafkaProducer(
         bootstrap_servers=shop.kafka,
         transactional_id=transaction_id(shop.pipeline),
@@ -340,7 +340,7 @@ def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
     killed.send(counters.topic, key=key(1), value=None).get(10)
     with Topics(shop.kafka) as topics:
         backfill(shop.pipeline, topics, counters, ["2", "99"], timeout_s=30, delete_keys=[key(99)])
-    assert living(shop, "shop.counters") == before
+    assert living(shop, "shop.counters") == rows
     killed.close(0)
 
 
@@ -352,22 +352,22 @@ def test_rows_that_do_not_come_are_missed(shop: Shop) -> None:
 
 def test_what_earlier_requests_left_is_swept(shop: Shop) -> None:
     def windows() -> set[str]:
-        found = shop.conn.execute(
+        rows = shop.conn.execute(
             "SELECT id FROM cdc.signal WHERE type LIKE 'snapshot-window-%'"
         ).fetchall()
-        return {row[0] for row in found}
+        return {row[0] for row in rows}
 
     resend(shop.conn, shop.table("shop.counters"), id="one")
     wait_until(lambda: reads(shop, "shop.counters") == 20, 60, "the rows a second time")
-    left = windows()
-    assert left
+    leftovers = windows()
+    assert leftovers
     resend(shop.conn, shop.table("shop.counters"), id="two")
-    assert not windows() & left
+    assert not windows() & leftovers
     wait_until(lambda: reads(shop, "shop.counters") == 30, 60, "the rows a third time")
-    asked = shop.conn.execute(
+    requests = shop.conn.execute(
         "SELECT id FROM cdc.signal WHERE type = 'execute-snapshot' ORDER BY id"
     ).fetchall()
-    assert asked == [("one",), ("two",)]
+    assert requests == [("one",), ("two",)]
 
 
 def test_a_table_without_a_key(shop: Shop) -> None:

@@ -39,11 +39,11 @@ def sibling(dsn: str) -> Iterator[str]:
     name = f"sibling_{uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
-        other = make_conninfo(dsn, dbname=name)
+        sibling_dsn = make_conninfo(dsn, dbname=name)
         try:
-            with psycopg.connect(other) as conn:
+            with psycopg.connect(sibling_dsn) as conn:
                 migrate(conn, SAMPLE)
-            yield other
+            yield sibling_dsn
         finally:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
@@ -74,9 +74,12 @@ def contents(dsn: str) -> Contents:
 
 
 def test_january_is_loaded_whole_and_once(airport: str) -> None:
-    told: list[tuple[str, int]] = []
+    reports: list[tuple[str, int]] = []
     added = load.load(
-        airport, date(2013, 1, 1), date(2013, 1, 31), progress=lambda *done: told.append(done)
+        airport,
+        date(2013, 1, 1),
+        date(2013, 1, 31),
+        progress=lambda *report: reports.append(report),
     )
     assert added == {
         "airlines": 16,
@@ -85,21 +88,21 @@ def test_january_is_loaded_whole_and_once(airport: str) -> None:
         "weather": 2_226,
         "flights": 27_004,
     }
-    assert dict(told) == added
+    assert dict(reports) == added
     assert rows(airport, "SELECT status, count(*) FROM flights GROUP BY 1 ORDER BY 1") == [
         ("arrived", 26_468),
         ("cancelled", 536),
     ]
-    again = load.load(airport, date(2013, 1, 31), date(2013, 2, 1))
-    assert again["flights"] == 926
-    assert (again["airlines"], again["planes"]) == (0, 0)
+    second_load = load.load(airport, date(2013, 1, 31), date(2013, 2, 1))
+    assert second_load["flights"] == 926
+    assert (second_load["airlines"], second_load["planes"]) == (0, 0)
 
 
 def test_loaded_rows_say_what_the_data_says(airport: str) -> None:
     load.load(airport, *WEEK)
     (first,) = rows(airport, "SELECT * FROM flights WHERE (carrier, flight) = ('UA', 1545) LIMIT 1")
-    *known, updated_at = first
-    assert known == [
+    *values, updated_at = first
+    assert values == [
         "UA", 1545, "EWR", datetime(2013, 1, 1, 10, 15, tzinfo=UTC), "IAH", "N14228",
         datetime(2013, 1, 1, 10, 17, tzinfo=UTC), 2, datetime(2013, 1, 1, 14, 19, tzinfo=UTC),
         datetime(2013, 1, 1, 14, 30, tzinfo=UTC), 11, 227, 1400, "arrived", None, True,
@@ -160,9 +163,9 @@ def test_the_seed_alone_decides_the_outcome(airport: str) -> None:
 
 def test_every_transaction_of_the_plan_is_committed(airport: str) -> None:
     """The oracle is the plan itself, run on a dict."""
-    done = replay.replay(airport, DAY, DAY, rate=math.inf)
+    result = replay.replay(airport, DAY, DAY, rate=math.inf)
     steps = plan(DAY, DAY, seed=1)
-    assert done.by_kind == Counter(step.kind for step in steps)
+    assert result.by_kind == Counter(step.kind for step in steps)
     model: dict[tuple[Any, ...], dict[str, Any]] = {}
     for change in (
         change for step in steps for change in step.changes if change.table == "flights"
@@ -178,13 +181,13 @@ def test_every_transaction_of_the_plan_is_committed(airport: str) -> None:
 def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: str) -> None:
     load.load(airport, date(2013, 2, 8), date(2013, 2, 8))
     began = rows(airport, "SELECT clock_timestamp()")[0][0]
-    told: dict[tuple[Any, ...], datetime] = {}
+    times: dict[tuple[Any, ...], datetime] = {}
     replay.replay(
         airport,
         DAY,
         DAY,
         rate=math.inf,
-        on_commit=lambda table, key, at: told.update({(table, *key): at}),
+        on_commit=lambda table, key, time: times.update({(table, *key): time}),
     )
     touched = {
         (table, *key): updated_at
@@ -195,25 +198,25 @@ def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: st
         )
     }
     assert {table for table, *_ in touched} >= {"flights", "weather", "planes"}
-    assert touched.keys() <= told.keys()
-    assert all(updated_at <= told[key] for key, updated_at in touched.items())
+    assert touched.keys() <= times.keys()
+    assert all(updated_at <= times[key] for key, updated_at in touched.items())
 
 
 def test_a_change_that_meets_no_row_is_not_told(airport: str) -> None:
     """No planes are loaded here, so refitting one changes nothing."""
-    told: set[str] = set()
-    done = replay.replay(
-        airport, DAY, DAY, rate=math.inf, on_commit=lambda table, _key, _at: told.add(table)
+    tables: set[str] = set()
+    result = replay.replay(
+        airport, DAY, DAY, rate=math.inf, on_commit=lambda table, _key, _time: tables.add(table)
     )
-    assert done.by_kind["refit"] > 0
-    assert told == {"flights", "weather"}
+    assert result.by_kind["refit"] > 0
+    assert tables == {"flights", "weather"}
 
 
 def test_the_rate_is_kept_when_it_can_be(airport: str) -> None:
-    done = replay.replay(airport, DAY, DAY, rate=200, limit=200)
-    assert done.transactions == 200
-    assert done.seconds >= 199 / 200
-    assert done.rate <= 201
+    result = replay.replay(airport, DAY, DAY, rate=200, limit=200)
+    assert result.transactions == 200
+    assert result.seconds >= 199 / 200
+    assert result.rate <= 201
 
 
 def test_falling_behind_is_reported(airport: str) -> None:
@@ -228,32 +231,32 @@ def test_falling_behind_is_reported(airport: str) -> None:
         conn.execute(
             "CREATE TRIGGER slow BEFORE INSERT ON flights FOR EACH ROW EXECUTE FUNCTION slow()"
         )
-    done = replay.replay(airport, DAY, DAY, rate=1_000, connections=1, limit=60)
-    assert done.transactions == 60
-    assert done.rate < 200
-    assert done.behind_s > 0.2
+    result = replay.replay(airport, DAY, DAY, rate=1_000, connections=1, limit=60)
+    assert result.transactions == 60
+    assert result.rate < 200
+    assert result.behind_s > 0.2
 
 
 def test_a_replay_can_be_stopped(airport: str) -> None:
     stop = threading.Event()
     committed = Counter[str]()
 
-    def count(table: str, _key: tuple[Any, ...], _at: datetime) -> None:
+    def count(table: str, _key: tuple[Any, ...], _time: datetime) -> None:
         committed[table] += 1
         if committed.total() >= 20:
             stop.set()
 
-    done = replay.replay(airport, DAY, DAY, rate=100, stop=stop, on_commit=count)
-    assert 20 <= done.transactions < 40
+    result = replay.replay(airport, DAY, DAY, rate=100, stop=stop, on_commit=count)
+    assert 20 <= result.transactions < 40
 
 
 def test_days_that_are_there_are_not_replayed_again(airport: str) -> None:
     load.load(airport, DAY, DAY)
-    before = contents(airport)
+    rows = contents(airport)
     with pytest.raises(SourceError, match="in the database already") as caught:
         replay.replay(airport, date(2013, 2, 8), DAY)
     assert caught.value.hint == "replay days that come after them"
-    assert contents(airport) == before
+    assert contents(airport) == rows
 
 
 def test_a_failing_statement_ends_the_replay(airport: str) -> None:

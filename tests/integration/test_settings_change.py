@@ -26,9 +26,9 @@ def reads(shop: Shop, table: str) -> int:
 def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) -> None:
     shop.migrate()
     shop.register()
-    whole = shop.capturing(ORDERS, COUNTERS)
-    whole.migrate()
-    assert whole.register().sent == ["shop.orders"]
+    full_shop = shop.capturing(ORDERS, COUNTERS)
+    full_shop.migrate()
+    assert full_shop.register().sent == ["shop.orders"]
     wait_until(
         lambda: {row["hidden"] for row in shop.rows("shop.orders").values()} == {"secret"},
         20,
@@ -43,14 +43,14 @@ def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) 
         "without it",
     )
     # Once more: nothing is new, and the other table never was.
-    again = less.register()
-    assert (again.changed, again.sent) == (False, [])
+    result = less.register()
+    assert (result.changed, result.sent) == (False, [])
     assert reads(shop, "shop.counters") == 10
     with Topics(shop.kafka) as topics:
-        known = registrations.read(topics, shop.pipeline)
+        registration = registrations.read(topics, shop.pipeline)
     # The log holds its values still, so that whoever reads it leaves them out.
-    assert known is not None
-    assert set(known.tables["shop.orders"].withdrawn) == {"hidden", "note"}
+    assert registration is not None
+    assert set(registration.tables["shop.orders"].withdrawn) == {"hidden", "note"}
 
 
 def test_another_key_voids_what_the_topic_holds(shop: Shop) -> None:

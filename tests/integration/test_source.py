@@ -59,7 +59,7 @@ def describe(conn: source.Connection, unique: str, *tables: Any) -> Any:
 def test_columns_types_and_key(conn: source.Connection, unique: str) -> None:
     # A search path that reaches the type must not shorten its name.
     conn.execute("SET search_path = shop, public")
-    table, other, parts = describe(conn, unique, "shop.orders", "shop.Lines", "shop.parts")
+    table, lines_table, parts = describe(conn, unique, "shop.orders", "shop.Lines", "shop.parts")
     assert table.columns == (
         Column("note", "text", True),
         Column("region", "text", False),
@@ -71,7 +71,7 @@ def test_columns_types_and_key(conn: source.Connection, unique: str) -> None:
     )
     assert table.key == ("id", "region")
     assert table.topic == f"{unique}.shop.orders"
-    assert (other.qualified, parts.key) == ("shop.Lines", ("id",))
+    assert (lines_table.qualified, parts.key) == ("shop.Lines", ("id",))
     assert conn.execute("SHOW search_path").fetchone() == ("shop, public",)
 
 
@@ -125,8 +125,8 @@ def test_a_table_that_cannot_be_captured(
 ) -> None:
     with pytest.raises(SourceError) as caught:
         describe(conn, unique, "shop.parts", table)
-    said = f"{caught.value.message} {caught.value.hint}"
-    assert all(word in said for word in words), said
+    message = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in message for word in words), message
 
 
 def test_a_key_that_the_file_names(conn: source.Connection, unique: str) -> None:
@@ -146,17 +146,17 @@ def test_a_slot_as_the_server_has_it(
 ) -> None:
     assert source.slot(conn, unique) is None
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
-    before = source.slot(conn, unique)
-    assert before is not None
-    assert (before.active, before.active_pid, before.plugin) == (False, None, "pgoutput")
-    assert before.wal_status == "reserved"
+    old_slot = source.slot(conn, unique)
+    assert old_slot is not None
+    assert (old_slot.active, old_slot.active_pid, old_slot.plugin) == (False, None, "pgoutput")
+    assert old_slot.wal_status == "reserved"
     conn.execute("CREATE TABLE shop.grow AS SELECT 1")
-    after = source.slot(conn, unique)
-    assert after is not None
-    assert before.lag_bytes is not None
-    assert (after.lag_bytes or 0) > before.lag_bytes
-    assert (after.retained_bytes or 0) >= (after.lag_bytes or 0)
-    assert after.confirmed_flush_lsn == before.confirmed_flush_lsn
+    slot = source.slot(conn, unique)
+    assert slot is not None
+    assert old_slot.lag_bytes is not None
+    assert (slot.lag_bytes or 0) > old_slot.lag_bytes
+    assert (slot.retained_bytes or 0) >= (slot.lag_bytes or 0)
+    assert slot.confirmed_flush_lsn == old_slot.confirmed_flush_lsn
 
 
 def test_a_transaction_that_holds_the_slot_back(
@@ -167,8 +167,8 @@ def test_a_transaction_that_holds_the_slot_back(
         writer.execute("INSERT INTO shop.keyless VALUES (1)")
 
         def old_enough() -> bool:
-            found = source.slot(conn, unique)
-            return found is not None and (found.oldest_transaction_s or 0) > 0.2
+            slot = source.slot(conn, unique)
+            return slot is not None and (slot.oldest_transaction_s or 0) > 0.2
 
         wait_until(old_enough, 5, "the open transaction's age")
 

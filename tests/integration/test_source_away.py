@@ -32,9 +32,11 @@ def items(postgres_dsn: str) -> Pipeline:
 @contextmanager
 def through(items: Pipeline, word: bytes) -> Iterator[Pipeline]:
     """The same pipeline on a way to Postgres that breaks at a word."""
-    at = urlsplit(items.source.dsn)
-    with breaking(at.hostname or "", at.port or 0, word) as port:
-        dsn = at._replace(netloc=at.netloc.rpartition("@")[0] + f"@127.0.0.1:{port}").geturl()
+    address = urlsplit(items.source.dsn)
+    with breaking(address.hostname or "", address.port or 0, word) as port:
+        dsn = address._replace(
+            netloc=address.netloc.rpartition("@")[0] + f"@127.0.0.1:{port}"
+        ).geturl()
         yield pipeline("shop", dsn, "public.items")
 
 
@@ -44,19 +46,19 @@ def definition(number: int) -> Definition:
 
 def test_tables_stay_as_they_were_known(items: Pipeline) -> None:
     with source.connect(items.source.dsn) as conn:
-        known = source.describe(conn, items)
+        known_tables = source.describe(conn, items)
     with through(items, b"search_path") as broken:
-        tables, aside = SchemaFollower(lambda: broken, known)([], Registration())
-    assert (tuple(tables), aside) == (known, {})
+        tables, aside = SchemaFollower(lambda: broken, known_tables)([], Registration())
+    assert (tuple(tables), aside) == (known_tables, {})
 
 
 def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> None:
     """Else the new column would stay out of all views until somebody starts `cdc run` again."""
     with source.connect(items.source.dsn) as conn:
-        known = source.describe(conn, items)
+        known_tables = source.describe(conn, items)
     with through(items, b"search_path") as broken:
         file = [items]
-        follower = SchemaFollower(lambda: file[0], known)
+        follower = SchemaFollower(lambda: file[0], known_tables)
         follower([definition(1)], Registration())
         file[0] = broken
         with pytest.raises(SourceUnavailable) as caught:
@@ -65,11 +67,13 @@ def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> N
         with pytest.raises(SourceUnavailable):
             follower([definition(1)], Registration(tables={"public.items": Captured(("v",))}))
         file[0] = items
-        assert tuple(follower([definition(1), definition(2)], Registration())[0]) == known
+        assert tuple(follower([definition(1), definition(2)], Registration())[0]) == known_tables
 
 
 def test_status_names_the_part_that_went_away(items: Pipeline) -> None:
     with through(items, b"pg_replication_slots") as broken:
-        problems = {one.part: one for one in collect(broken, positions={}, progress={}).problems}
+        problems = {
+            problem.part: problem for problem in collect(broken, positions={}, progress={}).problems
+        }
     assert "Postgres" in problems["postgres"].message
     assert problems["postgres"].hint

@@ -38,13 +38,13 @@ def test_wide_rows_come_in_batches(wide: "psycopg.Connection") -> None:
     first = next(batches)
     # Postgres is still sending while the first batch is worked on: the others are nowhere yet.
     assert wide.info.transaction_status == TransactionStatus.ACTIVE
-    rest = list(batches)
-    assert all(batch.nbytes <= CHUNK_BYTES for batch in [first, *rest])
+    later_batches = list(batches)
+    assert all(batch.nbytes <= CHUNK_BYTES for batch in [first, *later_batches])
     assert sorted(
-        row for batch in [first, *rest] for row in batch.column("id").to_pylist()
+        row for batch in [first, *later_batches] for row in batch.column("id").to_pylist()
     ) == sorted(ids)
 
 
 def test_an_id_that_is_no_value_of_the_key(wide: "psycopg.Connection") -> None:
-    found = list(fetch_rows(wide, TABLE, ["nonsense", "7"], "SELECT 1"))
-    assert [row for batch in found for row in batch.column("id").to_pylist()] == ["7"]
+    batches = list(fetch_rows(wide, TABLE, ["nonsense", "7"], "SELECT 1"))
+    assert [row for batch in batches for row in batch.column("id").to_pylist()] == ["7"]

@@ -38,7 +38,7 @@ def state() -> Iterator[Path]:
 
 
 @pytest.fixture
-def at(state: Path) -> Endpoints:
+def endpoints(state: Path) -> Endpoints:
     return stack.up(state, progress=print)
 
 
@@ -48,25 +48,25 @@ def pids(state: Path) -> dict[str, int]:
 
 def processes(state: Path) -> list[psutil.Process]:
     """Return everything that works in a state folder, whoever remembers it."""
-    found = []
+    servers = []
     for process in psutil.process_iter():
         try:
             if Path(process.cwd()).is_relative_to(state):
-                found.append(process)
+                servers.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return servers
 
 
-def test_up_again_changes_nothing(state: Path, at: Endpoints) -> None:
-    before = pids(state)
-    said: list[str] = []
-    assert stack.up(state, progress=said.append) == at == stack.running(state)
-    assert pids(state) == before
-    assert said == []
+def test_up_again_changes_nothing(state: Path, endpoints: Endpoints) -> None:
+    old_pids = pids(state)
+    messages: list[str] = []
+    assert stack.up(state, progress=messages.append) == endpoints == stack.running(state)
+    assert pids(state) == old_pids
+    assert messages == []
 
 
-def test_listens_on_loopback_only(state: Path, at: Endpoints) -> None:
+def test_listens_on_loopback_only(state: Path, endpoints: Endpoints) -> None:
     ours = {
         child.pid
         for pid in pids(state).values()
@@ -83,25 +83,25 @@ def test_listens_on_loopback_only(state: Path, at: Endpoints) -> None:
     }
 
 
-def test_all_fit_beside_spark(state: Path, at: Endpoints) -> None:
+def test_all_fit_beside_spark(state: Path, endpoints: Endpoints) -> None:
     assert sum(entry["rss_bytes"] for entry in stack.status(state).values()) < 3.5 * (1 << 30)
 
 
-def test_postgres_is_ready_for_logical_decoding(at: Endpoints) -> None:
-    wanted = {
+def test_postgres_is_ready_for_logical_decoding(endpoints: Endpoints) -> None:
+    settings = {
         "wal_level": "logical",
         "track_commit_timestamp": "on",
         "TimeZone": "UTC",
         "fsync": "on",
         "server_encoding": "UTF8",
     }
-    with psycopg.connect(at.postgres) as connection:
-        for setting, value in wanted.items():
+    with psycopg.connect(endpoints.postgres) as connection:
+        for setting, value in settings.items():
             assert connection.execute(f"SHOW {setting}").fetchone() == (value,)
         assert connection.execute("SELECT lower('ÄÖ')").fetchone() == ("äö",)
 
 
-def test_connect_lets_only_listed_overrides_pass(at: Endpoints) -> None:
+def test_connect_lets_only_listed_overrides_pass(endpoints: Endpoints) -> None:
     config = {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "name": "overrides",
@@ -113,7 +113,7 @@ def test_connect_lets_only_listed_overrides_pass(at: Endpoints) -> None:
         "producer.override.acks": "0",
     }
     answer = httpx.post(
-        f"{at.connect}/connectors", json={"name": "overrides", "config": config}, timeout=60
+        f"{endpoints.connect}/connectors", json={"name": "overrides", "config": config}, timeout=60
     )
     assert answer.status_code == 400
     refused = answer.json()["message"]
@@ -135,68 +135,70 @@ def topics(bootstrap: str, create: str | None = None) -> list[str]:
         admin.close()
 
 
-def put(at: Endpoints, name: str) -> None:
+def put(endpoints: Endpoints, name: str) -> None:
     """Leave a trace in one server."""
     if name == "postgres":
-        with psycopg.connect(at.postgres) as connection:
+        with psycopg.connect(endpoints.postgres) as connection:
             connection.execute("CREATE TABLE kept AS SELECT 1 AS id")
     elif name == "kafka":
-        topics(at.kafka, create="kept")
+        topics(endpoints.kafka, create="kept")
     elif name == "elasticsearch":
         answer = httpx.put(
-            f"{at.elasticsearch}/kept/_doc/1?refresh=true", json={"id": 1}, timeout=60
+            f"{endpoints.elasticsearch}/kept/_doc/1?refresh=true", json={"id": 1}, timeout=60
         )
         assert answer.status_code == 201
     elif name == "redis":
-        with redis.Redis.from_url(at.redis) as client:
+        with redis.Redis.from_url(endpoints.redis) as client:
             client.set("kept", "1")
             # The file is synced once a second, so a power cut may take that; a killed process may
             # not.
             client.waitaof(1, 0, 5000)
 
 
-def kept(at: Endpoints, name: str) -> bool:
+def keeps_data(endpoints: Endpoints, name: str) -> bool:
     """Tell whether the trace is still there; Connect keeps nothing of its own."""
     if name == "postgres":
-        with psycopg.connect(at.postgres) as connection:
+        with psycopg.connect(endpoints.postgres) as connection:
             return connection.execute("SELECT id FROM kept").fetchone() == (1,)
     if name == "kafka":
-        return "kept" in topics(at.kafka)
+        return "kept" in topics(endpoints.kafka)
     if name == "elasticsearch":
-        return httpx.get(f"{at.elasticsearch}/kept/_doc/1", timeout=60).status_code == 200
+        return httpx.get(f"{endpoints.elasticsearch}/kept/_doc/1", timeout=60).status_code == 200
     if name == "redis":
-        with redis.Redis.from_url(at.redis) as client:
+        with redis.Redis.from_url(endpoints.redis) as client:
             return bool(client.exists("kept"))
-    return httpx.get(f"{at.connect}/connectors", timeout=60).text == "[]"
+    return httpx.get(f"{endpoints.connect}/connectors", timeout=60).text == "[]"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_killed_server_comes_back_where_it_was(state: Path, at: Endpoints, name: str) -> None:
-    put(at, name)
-    before = pids(state)
-    os.kill(before[name], signal.SIGKILL)
+def test_killed_server_comes_back_where_it_was(
+    state: Path, endpoints: Endpoints, name: str
+) -> None:
+    put(endpoints, name)
+    old_pids = pids(state)
+    os.kill(old_pids[name], signal.SIGKILL)
     wait_until(lambda: stack.running(state) is None, 10, f"{name} to die")
-    assert stack.up(state, progress=print) == at
-    assert kept(at, name)
-    after = pids(state)
-    assert {other for other in NAMES if after[other] != before[other]} == {name}
+    assert stack.up(state, progress=print) == endpoints
+    assert keeps_data(endpoints, name)
+    new_pids = pids(state)
+    assert {server for server in NAMES if new_pids[server] != old_pids[server]} == {name}
 
 
 @pytest.mark.parametrize("end", [stack.stop_one, stack.kill_one])
 def test_one_server_stops_and_starts(
-    state: Path, at: Endpoints, end: Callable[[Path, str], None]
+    state: Path, endpoints: Endpoints, end: Callable[[Path, str], None]
 ) -> None:
     end(state, "redis")
     assert not stack.status(state)["redis"]["alive"]
     assert stack.running(state) is None
     stack.start_one(state, "redis")
-    assert stack.running(state) == at
-    again = pids(state)
+    assert stack.running(state) == endpoints
+    new_pids = pids(state)
     stack.start_one(state, "redis")
-    assert pids(state) == again
+    assert pids(state) == new_pids
 
 
-def test_down_leaves_no_process_and_frees_the_ports(state: Path, at: Endpoints) -> None:
+def test_down_leaves_no_process_and_frees_the_ports(state: Path, endpoints: Endpoints) -> None:
     assert processes(state)
     assert stack.down(state, progress=print) == [
         "connect",
@@ -212,7 +214,7 @@ def test_down_leaves_no_process_and_frees_the_ports(state: Path, at: Endpoints) 
 
 
 def test_server_that_dies_at_start_is_named_and_takes_the_others_down(
-    state: Path, at: Endpoints
+    state: Path, endpoints: Endpoints
 ) -> None:
     stack.down(state, progress=print)
     setting = state / "postgres" / "data" / "postgresql.auto.conf"
@@ -228,42 +230,46 @@ def test_server_that_dies_at_start_is_named_and_takes_the_others_down(
     assert caught.value.details["service"] == "postgres"
     assert "no_such_setting" in caught.value.message
     assert processes(state) == []
-    assert stack.up(state, progress=print) == at
+    assert stack.up(state, progress=print) == endpoints
 
 
-def test_kept_port_that_someone_took_is_refused(state: Path, at: Endpoints) -> None:
+def test_kept_port_that_someone_took_is_refused(state: Path, endpoints: Endpoints) -> None:
     port = stack.status(state)["redis"]["port"]
     stack.kill_one(state, "redis")
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.1", port))
-        other.listen()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
         with pytest.raises(
             StackError, match=f"port {port} of redis is taken by process {os.getpid()}"
         ):
             stack.up(state, progress=print)
-    assert stack.up(state, progress=print) == at
+    assert stack.up(state, progress=print) == endpoints
 
 
 def test_data_that_something_newer_wrote_is_refused_before_it_starts(
-    state: Path, at: Endpoints
+    state: Path, endpoints: Endpoints
 ) -> None:
     stack.stop_one(state, "redis")
-    before, record = pids(state), StackState.load(state)
-    own = record.versions["redis"]
-    assert own.server == "Valkey"
+    old_pids, record = pids(state), StackState.load(state)
+    version = record.versions["redis"]
+    assert version.server == "Valkey"
     record.versions["redis"] = ServerVersion("Valkey", "99.0.1")
     record.save()
-    with pytest.raises(StackError, match=rf"written by Valkey 99\.0\.1, which {own} can't read"):
+    with pytest.raises(
+        StackError, match=rf"written by Valkey 99\.0\.1, which {version} can't read"
+    ):
         stack.up(state, progress=print)
     # What runs goes on running, and what refused has touched nothing.
-    assert pids(state) == before
-    record.versions["redis"] = own
+    assert pids(state) == old_pids
+    record.versions["redis"] = version
     record.save()
-    assert stack.up(state, progress=print) == at
+    assert stack.up(state, progress=print) == endpoints
 
 
-def test_data_that_nobody_signed_says_itself_who_wrote_it(state: Path, at: Endpoints) -> None:
+def test_data_that_nobody_signed_says_itself_who_wrote_it(
+    state: Path, endpoints: Endpoints
+) -> None:
     stack.stop_one(state, "redis")
     (snapshot,) = (state / "redis" / "data" / "appendonlydir").glob("*.base.rdb")
     good, record = snapshot.read_bytes(), StackState.load(state)
@@ -275,5 +281,5 @@ def test_data_that_nobody_signed_says_itself_who_wrote_it(state: Path, at: Endpo
             stack.up(state, progress=print)
     finally:
         snapshot.write_bytes(good)
-    assert stack.up(state, progress=print) == at
+    assert stack.up(state, progress=print) == endpoints
     assert StackState.load(state).versions["redis"].server == "Valkey"

@@ -51,25 +51,25 @@ def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        done = more.register()
+        result = more.register()
     finally:
         stop.set()
         thread.join()
-    assert (done.changed, done.sent) == (True, ["shop.notes"])
+    assert (result.changed, result.sent) == (True, ["shop.notes"])
     assert last[0] > 1000
     shop.conn.execute(
         "INSERT INTO shop.notes VALUES (999, 'after'); DELETE FROM shop.notes WHERE id = 1"
     )
-    wanted: dict[int, str] = dict(shop.conn.execute("SELECT id, note FROM shop.notes").fetchall())
+    notes: dict[int, str] = dict(shop.conn.execute("SELECT id, note FROM shop.notes").fetchall())
 
     def arrived() -> bool:
-        return {key: row["note"] for key, row in more.rows("shop.notes").items() if row} == wanted
+        return {key: row["note"] for key, row in more.rows("shop.notes").items() if row} == notes
 
     wait_until(arrived, 30, "every row of the new table")
     assert sorted(reads(more, "shop.orders")) == list(range(1, 101))
     # Once more: nothing is new.
-    again = more.register()
-    assert (again.changed, again.sent) == (False, [])
+    result = more.register()
+    assert (result.changed, result.sent) == (False, [])
     assert floors(shop) == {}
 
 
@@ -81,8 +81,8 @@ def test_a_table_that_leaves_and_comes_back(shop: Shop) -> None:
     shop.register()
     few = shop.capturing(ORDERS)
     few.migrate()
-    left = few.register()
-    assert (left.changed, left.sent) == (True, [])
+    result = few.register()
+    assert (result.changed, result.sent) == (True, [])
     assert f"{shop.pipeline.pipeline}.shop.counters" in shop.topics()
     shop.conn.execute(
         "INSERT INTO shop.counters VALUES (11, 11); DELETE FROM shop.counters WHERE id < 6"
@@ -149,18 +149,18 @@ def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
     )
     assert floors(shop) == {}
     shop.register()
-    found = floors(shop)
-    assert found.keys() == {"shop.orders", "shop.counters"}
+    floor_by_table = floors(shop)
+    assert floor_by_table.keys() == {"shop.orders", "shop.counters"}
     for table, ids in (("shop.counters", range(6, 11)), ("shop.orders", range(50, 101))):
         log = shop.log(table)
-        alive = [change for change in log if change.lsn >= found[table]]
+        alive = [change for change in log if change.lsn >= floor_by_table[table]]
         assert sorted(change.key["id"] for change in alive if change.op == "r") == list(ids)
         assert {change.op for change in alive} == {"r"}
         # The twin: without the floor the topic still says that the deleted rows are there, where no
         # event says else.
         assert slot == "kept" or {change.key["id"] for change in log if change.op == "r"} > set(ids)
-    told = {change.key["table_name"] for change in shop.log("cdc.truncation")}
-    assert told == found.keys()
+    table_names = {change.key["table_name"] for change in shop.log("cdc.truncation")}
+    assert table_names == floor_by_table.keys()
 
 
 def test_a_first_snapshot_and_an_ordinary_restart_raise_no_floor(shop: Shop) -> None:

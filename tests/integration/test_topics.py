@@ -41,8 +41,8 @@ def shop(stack: Any, unique: str) -> Pipeline:
 def admin(stack: Any, unique: str) -> Iterator[kafka.KafkaAdminClient]:
     with kafka.KafkaAdminClient(bootstrap_servers=stack.endpoints.kafka) as client:
         yield client
-        if left := [topic for topic in client.list_topics() if unique in topic]:
-            client.delete_topics(left)
+        if topics := [topic for topic in client.list_topics() if unique in topic]:
+            client.delete_topics(topics)
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def send(shop: Pipeline, unique: str) -> Iterator[Send]:
     def write(topic: str, records: list[dict[str, Any]], commit: bool = True) -> None:
         producer.begin_transaction()
         for number, record in enumerate(records):
-            sent = producer.send(
+            future = producer.send(
                 topic, json.dumps(record).encode(), key=str(number).encode(), partition=0
             )
-            sent.get(timeout=10)
+            future.get(timeout=10)
         end = (
             kafka.KafkaProducer.commit_transaction
             if commit
@@ -78,9 +78,9 @@ def send(shop: Pipeline, unique: str) -> Iterator[Send]:
 def test_what_is_missing_is_created(
     topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
 ) -> None:
-    made = topics.ensure(shop)
-    assert made == [CreatedTopic(topic, count) for topic, count in topic_specs(shop).items()]
-    assert {one.topic: one.partitions for one in made} == {
+    results = topics.ensure(shop)
+    assert results == [CreatedTopic(topic, count) for topic, count in topic_specs(shop).items()]
+    assert {result.topic: result.partitions for result in results} == {
         f"{unique}.public.orders": 3,
         f"{unique}.public.lines": 1,
         f"{unique}.cdc.heartbeat": 1,
@@ -102,8 +102,8 @@ def test_what_is_missing_is_created(
 
 
 def described(admin: kafka.KafkaAdminClient, topic: str) -> dict[str, str]:
-    found = admin.describe_configs([kafka.admin.ConfigResource("topic", topic)])["topic"][topic]
-    return {name: entry["value"] for name, entry in found.items()}
+    entries = admin.describe_configs([kafka.admin.ConfigResource("topic", topic)])["topic"][topic]
+    return {name: entry["value"] for name, entry in entries.items()}
 
 
 def test_a_second_call_keeps_everything(topics: Topics, shop: Pipeline) -> None:
@@ -117,9 +117,10 @@ def test_another_retention_is_brought_up_to_the_file(
     topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
 ) -> None:
     topics.ensure(shop)
-    kept = topics.ensure(shop.model_copy(update={"delete_retention_hours": 1.0}))
+    results = topics.ensure(shop.model_copy(update={"delete_retention_hours": 1.0}))
     assert all(
-        isinstance(one, ExistingTopic) and one.changed == ("delete.retention.ms",) for one in kept
+        isinstance(result, ExistingTopic) and result.changed == ("delete.retention.ms",)
+        for result in results
     )
     orders = f"{unique}.public.orders"
     wait_until(
@@ -148,15 +149,15 @@ def test_a_topic_of_another_shape_stops_everything(
     words: list[str],
 ) -> None:
     # The last table of the file: had anything been created before the check, it would be there.
-    other = f"{unique}.public.lines"
+    other_topic = f"{unique}.public.lines"
     admin.create_topics(
-        {other: {"num_partitions": partitions, "configs": {"cleanup.policy": policy}}}
+        {other_topic: {"num_partitions": partitions, "configs": {"cleanup.policy": policy}}}
     )
     with pytest.raises(ConnectorError) as caught:
         topics.ensure(shop)
-    said = f"{caught.value.message} {caught.value.hint}"
-    assert all(word in said for word in [other, *words]), said
-    assert [topic for topic in admin.list_topics() if unique in topic] == [other]
+    message = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in message for word in [other_topic, *words]), message
+    assert [topic for topic in admin.list_topics() if unique in topic] == [other_topic]
 
 
 def test_topics_that_are_as_they_were_made(topics: Topics, shop: Pipeline) -> None:
@@ -202,8 +203,8 @@ def test_a_topic_that_was_changed_since(
             return f"{error.message} {error.hint}"
         return ""
 
-    said = wait_until(refused, 10, "the broker to tell of the change")
-    assert all(word in said for word in [lines, *words]), said
+    message = wait_until(refused, 10, "the broker to tell of the change")
+    assert all(word in message for word in [lines, *words]), message
 
 
 def test_positions_of_an_empty_and_of_a_missing_topic(
@@ -236,37 +237,37 @@ def test_a_recreated_topic_has_another_id(
 ) -> None:
     topics.ensure(shop)
     orders = f"{unique}.public.orders"
-    before = topics.ends([orders])[orders].topic_id
+    topic_id = topics.ends([orders])[orders].topic_id
     admin.delete_topics([orders])
     # A broker answers with what it knows, and hears of it a moment after the controller.
     wait_until(lambda: orders not in admin.list_topics(), 10, "the topic to go")
     topics.ensure(shop)
-    assert topics.ends([orders])[orders].topic_id != before
+    assert topics.ends([orders])[orders].topic_id != topic_id
 
 
 def test_another_pipelines_view_is_left_alone(
     topics: Topics, shop: Pipeline, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have the same place for a view of orders: it is neither gone on with nor made again."""
-    other = pipeline(
+    other_shop = pipeline(
         f"{unique}2", "postgresql://127.0.0.1:1/none", "public.orders", kafka=shop.kafka
     )
     topics.ensure(shop)
-    topics.ensure(other)
+    topics.ensure(other_shop)
     theirs, ours = f"{unique}2.public.orders", table(f"{unique}.public.orders", "orders")
-    made = ViewCheckpoint(topics.ends([theirs])[theirs])
-    assert topics.topic_name(made.position.topic_id) == theirs
+    checkpoint = ViewCheckpoint(topics.ends([theirs])[theirs])
+    assert topics.topic_name(checkpoint.position.topic_id) == theirs
     assert topics.topic_name("another") is topics.topic_name("AAAAAAAAAAAAAAAAAAAAAA") is None
     continuity = Continuity(shop, topics).read([ours.topic])
     with pytest.raises(
         Discontinued, match="in cache is another pipeline's: it was made from"
     ) as caught:
-        continuity.refuse("cache", ours, made)
+        continuity.refuse("cache", ours, checkpoint)
     assert "rebuild" not in caught.value.hint
     assert "prefix or path of its own" in caught.value.hint
     nothing: Any = None
     job = RebuildJob(
-        cast("Sink", Standing(made)),
+        cast("Sink", Standing(checkpoint)),
         [ours],
         nothing,
         "",
@@ -280,15 +281,17 @@ def test_another_pipelines_view_is_left_alone(
     with monkeypatch.context() as planted:
         planted.setattr("cdc.kafka.log_continuity.refuse_foreign", lambda *_: None)
         with pytest.raises(Discontinued) as caught:
-            continuity.refuse("cache", ours, made)
+            continuity.refuse("cache", ours, checkpoint)
         assert "rebuild cache" in caught.value.hint
     # Of a topic that is gone it is told as before.
     with pytest.raises(Discontinued, match="created anew") as caught:
         continuity.refuse(
-            "cache", ours, ViewCheckpoint(replace(made.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA"))
+            "cache",
+            ours,
+            ViewCheckpoint(replace(checkpoint.position, topic_id="AAAAAAAAAAAAAAAAAAAAAA")),
         )
     assert "cdc -p FILE rebuild cache --table public.orders" in caught.value.hint
-    topics.remove(list(topic_specs(other)))
+    topics.remove(list(topic_specs(other_shop)))
 
 
 class Standing:
@@ -344,7 +347,7 @@ def test_times_are_those_of_the_records(
 ) -> None:
     topics.ensure(shop)
     orders, lines = f"{unique}.public.orders", f"{unique}.public.lines"
-    before = time.time() * 1000
+    start = time.time() * 1000
     send(orders, [{"n": 1}], True)
     send(orders, [{"n": 2}], True)
     send(lines, [{"n": 3}], True)
@@ -358,15 +361,15 @@ def test_times_are_those_of_the_records(
         (orders, 1, 0),
         (orders, 0, 99),
     ]
-    found = topics.write_times(places)
-    assert set(found) == set(places[:4])
+    times = topics.write_times(places)
+    assert set(times) == set(places[:4])
     # Offset 1 is the first transaction's marker: the next record is the one at 2.
-    assert found[orders, 0, 1] == found[orders, 0, 2]
+    assert times[orders, 0, 1] == times[orders, 0, 2]
     assert (
-        before
-        <= found[orders, 0, 0]
-        <= found[orders, 0, 2]
-        <= found[lines, 0, 0]
+        start
+        <= times[orders, 0, 0]
+        <= times[orders, 0, 2]
+        <= times[lines, 0, 0]
         <= time.time() * 1000
     )
 
@@ -386,12 +389,12 @@ def test_the_last_record_is_found_behind_markers(
         return bool(json.loads(record.value or b"{}")["pipeline"] == "ours")
 
     until_end(topics, beats, 2 + 15 * 2 + 2)
-    newest, own = topics.last_record(beats), topics.last_record(beats, ours)
+    newest, own_record = topics.last_record(beats), topics.last_record(beats, ours)
     assert newest is not None
-    assert own is not None
+    assert own_record is not None
     assert json.loads(newest.value or b"")["n"] == 14
-    assert own.offset == 0
-    assert abs(own.timestamp_ms / 1000 - time.time()) < 60
+    assert own_record.offset == 0
+    assert abs(own_record.timestamp_ms / 1000 - time.time()) < 60
     assert topics.last_record(beats, lambda _: False) is None
 
 

@@ -123,22 +123,26 @@ class World:
         """
 
         def answer() -> "subprocess.CompletedProcess[str] | None":
-            done = subprocess.run(self.command(*words), check=False, capture_output=True, text=True)
+            process = subprocess.run(
+                self.command(*words), check=False, capture_output=True, text=True
+            )
             return (
-                None if words[0] == "status" and "gives no answer within" in done.stdout else done
+                None
+                if words[0] == "status" and "gives no answer within" in process.stdout
+                else process
             )
 
-        done = wait_until(answer, 120, "all servers to answer")
-        assert done
+        process = wait_until(answer, 120, "all servers to answer")
+        assert process
         expected = 0 if code is None and words[0] != "status" else code
-        assert expected in (None, done.returncode), (
-            f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert expected in (None, process.returncode), (
+            f"{words}: exit {process.returncode}\n{process.stdout}\n{process.stderr}"
         )
         called = f"cdc -p {self.file} --state {self.folder} "
-        done.stdout, done.stderr = (
-            text.replace(called, "cdc -p FILE ") for text in (done.stdout, done.stderr)
+        process.stdout, process.stderr = (
+            text.replace(called, "cdc -p FILE ") for text in (process.stdout, process.stderr)
         )
-        return done
+        return process
 
     def json(self, *words: str, code: int | None = None) -> Any:
         return json.loads(self.cdc(*words, "--json", code=code).stdout)
@@ -188,10 +192,10 @@ class World:
             try:
                 yield
             finally:
-                ended = errors.done()
+                is_over = errors.done()
                 stopping.set()
                 assert errors.result(90) == []
-            assert not ended
+            assert not is_over
 
     @contextmanager
     def process(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
@@ -200,7 +204,7 @@ class World:
         """
         log = self.folder / "run.log"
         with log.open("ab") as out:
-            before = out.tell()
+            offset = out.tell()
             process = subprocess.Popen(self.command("run", *words), stdout=out, stderr=out)
         try:
             yield process
@@ -208,24 +212,24 @@ class World:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(90)
-                told = log.read_bytes()[before:].decode()
-                assert process.returncode == 0, told[-3000:]
-                assert "Traceback" not in told, told[-3000:]
+                log_text = log.read_bytes()[offset:].decode()
+                assert process.returncode == 0, log_text[-3000:]
+                assert "Traceback" not in log_text, log_text[-3000:]
 
     def settle(self, timeout_s: float = 300) -> None:
         barrier.wait_until_current(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
 
     def compare(self) -> list[Comparison]:
-        found = [
-            one
+        comparisons = [
+            comparison
             for table in self.described
-            for one in compare(self.spark, table, self.dsn, self.sinks)
+            for comparison in compare(self.spark, table, self.dsn, self.sinks)
         ]
-        assert len(found) == len(self.described) * 3
-        return found
+        assert len(comparisons) == len(self.described) * 3
+        return comparisons
 
     def assert_equal(self) -> None:
-        assert [one.to_dict() for one in self.compare() if not one.equal] == []
+        assert [comparison.to_dict() for comparison in self.compare() if not comparison.equal] == []
 
     def offsets(self, sink: str) -> int:
         """How far a sink has got, over all tables; 0 while it can't be asked."""
@@ -234,7 +238,7 @@ class World:
             stored = [built.position(table) for table in self.described]
         except SinkUnavailable:
             return 0
-        return sum(sum(one.position.offsets) for one in stored if one)
+        return sum(sum(checkpoint.position.offsets) for checkpoint in stored if checkpoint)
 
     def wait_for(self, sink: str, offset: int, timeout_s: float = 120) -> None:
         wait_until(
@@ -253,10 +257,10 @@ def world(
 ) -> Iterator[World]:
     for name, value in stack.endpoints.environment().items():
         monkeypatch.setenv(name, value)
-    made = World(stack, unique, postgres_dsn, tmp_path, spark)
-    for address in (made.cache, made.cache[:-1] + "3"):
+    world = World(stack, unique, postgres_dsn, tmp_path, spark)
+    for address in (world.cache, world.cache[:-1] + "3"):
         with redis.Redis.from_url(address) as server:
             server.flushdb()
-    yield made
+    yield world
     with Connect(stack.endpoints.connect) as connect:
         connect.delete(unique)

@@ -39,8 +39,8 @@ def audited(world: "World", kafka: Topics) -> Audit:
     )
 
 
-def told(audit: Audit) -> dict[str, set[str]]:
-    return {one.kind: set(one.keys) for one in audit.findings}
+def keys_by_kind(audit: Audit) -> dict[str, set[str]]:
+    return {finding.kind: set(finding.keys) for finding in audit.findings}
 
 
 def ids(*numbers: int) -> set[str]:
@@ -52,10 +52,10 @@ def compacted(world: "World", kafka: Topics) -> None:
     compact(kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(60))
 
 
-def sent(world: "World") -> Counter[str]:
+def snapshot_reads(world: "World") -> Counter[str]:
     """How often each row was read from its table."""
-    found = read(world.stack.endpoints.kafka, f"{world.name}.{TABLE}")
-    return Counter(str(one.key["id"]) for one in found if one.op == "r")
+    changes = read(world.stack.endpoints.kafka, f"{world.name}.{TABLE}")
+    return Counter(str(change.key["id"]) for change in changes if change.op == "r")
 
 
 def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> None:
@@ -71,12 +71,17 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
     with world.running():
         world.settle()
     with Topics(world.stack.endpoints.kafka) as kafka:
-        whole = audited(world, kafka)
-        assert told(whole) == {}
-        assert (whole.records, whole.keys, whole.saved, whole.dirty_ratio) == (25, 20, 5, 0.2)
+        first_audit = audited(world, kafka)
+        assert keys_by_kind(first_audit) == {}
+        assert (
+            first_audit.records,
+            first_audit.keys,
+            first_audit.saved,
+            first_audit.dirty_ratio,
+        ) == (25, 20, 5, 0.2)
         compacted(world, kafka)
         lacking = audited(world, kafka)
-        assert told(lacking) == {"unknown": ids(*range(1, 6))}
+        assert keys_by_kind(lacking) == {"unknown": ids(*range(1, 6))}
         assert (lacking.records, lacking.keys, lacking.saved) == (20, 20, 0)
         # Nobody runs who would have all rows sent again.
         world.sql(
@@ -86,33 +91,36 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
         )
         world.sql("DELETE FROM wide WHERE id = 20")
         missed_deletes(world, kafka)
-        before = sent(world)
+        earlier_reads = snapshot_reads(world)
         repaired = world.json("topics", "audit", "--repair")
         assert (repaired["replayable"], repaired["topics"][0]["repaired"]) == (True, 18)
         assert repaired["topics"][0]["findings"] == []
-        assert sent(world) - before == Counter(ids(*range(1, 6), *range(7, 20)))
+        assert snapshot_reads(world) - earlier_reads == Counter(ids(*range(1, 6), *range(7, 20)))
     world.rebuild("cache")
-    found = [
-        one
+    comparisons = [
+        comparison
         for table in world.described
-        for one in compare(world.spark, table, world.dsn, world.sinks)
+        for comparison in compare(world.spark, table, world.dsn, world.sinks)
     ]
-    assert [(one.equal, one.source_rows, one.view_rows) for one in found] == [(True, 19, 19)]
+    assert [
+        (comparison.equal, comparison.source_rows, comparison.view_rows)
+        for comparison in comparisons
+    ] == [(True, 19, 19)]
 
 
 def with_deletes(audit: Audit) -> Audit | None:
-    return audit if "deletes" in told(audit) else None
+    return audit if "deletes" in keys_by_kind(audit) else None
 
 
 def missed_deletes(world: "World", kafka: Topics) -> None:
     """The view is behind a tombstone: no harm for as long as such are kept."""
     outdated = {"unknown": ids(*range(1, 6)), "outdated": ids(*range(1, 6), *range(7, 20))}
-    assert told(audited(world, kafka)) == outdated
+    assert keys_by_kind(audited(world, kafka)) == outdated
     topic = f"{world.name}.{TABLE}"
-    before = kafka.overrides([topic])[topic]["delete.retention.ms"]
+    retention = kafka.overrides([topic])[topic]["delete.retention.ms"]
     kafka.override({topic: {"delete.retention.ms": "1000"}})
     late = wait_until(lambda: with_deletes(audited(world, kafka)), 30, "the tombstone to be of age")
     assert late
-    assert told(late) == {**outdated, "deletes": set(), "retention": set()}
-    assert {one.kind for one in late.defects} == {"unknown", "outdated", "deletes"}
-    kafka.override({topic: {"delete.retention.ms": before}})
+    assert keys_by_kind(late) == {**outdated, "deletes": set(), "retention": set()}
+    assert {defect.kind for defect in late.defects} == {"unknown", "outdated", "deletes"}
+    kafka.override({topic: {"delete.retention.ms": retention}})

@@ -52,6 +52,7 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     (stream,) = context.streams(world.spark, [cache])
     stream.run(until_caught_up=True)
     assert stream.progress.batches in batches
-    assert [one.equal for one in compare(world.spark, world.described[0], world.dsn, [cache])] == [
-        True
-    ]
+    assert [
+        comparison.equal
+        for comparison in compare(world.spark, world.described[0], world.dsn, [cache])
+    ] == [True]

@@ -48,16 +48,16 @@ class Reader:
         token, search = client.token(conn), n % 2 == 0
         if wait:
             client.wait_for(self.views[self.sink], token, 90, search=search)
-        seen = self._read(search=search)
+        stored_value = self._read(search=search)
         # Not another's later write of the same row.
-        return seen is None or seen < value
+        return stored_value is None or stored_value < value
 
     def _read(self, *, search: bool) -> int | None:
         if self.sink == "cache":
             url = self.world.cache
             with redis.Redis.from_url(url) as server:
-                found = server.get(f"{self.world.name}:public.items:{self.number}")
-                return int(json.loads(found)["n"]) if isinstance(found, bytes) else None
+                text = server.get(f"{self.world.name}:public.items:{self.number}")
+                return int(json.loads(text)["n"]) if isinstance(text, bytes) else None
         alias = f"{self.world.stack.endpoints.elasticsearch}/{self.world.name}-public.items"
         if not search:
             return int(httpx.get(f"{alias}/_doc/{self.number}").json()["_source"]["n"])
@@ -79,11 +79,11 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
     with load(world.dsn, busy, 0.01), ThreadPoolExecutor(READERS) as pool:
         with world.running():
             world.settle()
-            assert sum(pool.map(lambda one: one.stale(PAIRS, wait=True), readers)) == 0
-            assert sum(pool.map(lambda one: one.stale(PAIRS, wait=False), readers)) > 0, (
+            assert sum(pool.map(lambda reader: reader.stale(PAIRS, wait=True), readers)) == 0
+            assert sum(pool.map(lambda reader: reader.stale(PAIRS, wait=False), readers)) > 0, (
                 "the twin must be stale"
             )
-            going = [pool.submit(one.stale, PAIRS, wait=True) for one in readers]
+            going = [pool.submit(reader.stale, PAIRS, wait=True) for reader in readers]
         with psycopg.connect(world.dsn) as conn:
             conn.execute("UPDATE items SET n = n + 1 WHERE id = 2000")
             with pytest.raises(SourceError):
@@ -92,9 +92,9 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
             token = client.token(conn)
         with pytest.raises(ReadTimeout):
             client.wait_for(views["cache"], token, 0.5)
-        more = [pool.submit(one.stale, 3, wait=True) for one in readers]
+        more = [pool.submit(reader.stale, 3, wait=True) for reader in readers]
         with world.running():
-            assert sum(one.result() for one in [*going, *more]) == 0
+            assert sum(job.result() for job in [*going, *more]) == 0
             by_hand(world, views["cache"])
     for view in views.values():
         view.close()
@@ -112,24 +112,24 @@ def by_hand(world: "World", view: client.View) -> None:
         token = client.token(conn)
         conn.execute("RESET ROLE")
         conn.execute(f"DROP ROLE {world.name}_guest")
-    known = wait_until(
+    answer = wait_until(
         lambda: view.barrier(client.Token.parse(token)), 30, "the token to be in the log"
     )
-    assert known is not None
-    fence, _ = known
+    assert answer is not None
+    fence, _ = answer
     elastic = world.stack.endpoints.elasticsearch
     (name,) = httpx.get(f"{elastic}/_alias/{world.name}-public.items").json()
     url = f"{elastic}/cdc-position/_doc/{name}"
 
-    def there() -> bool:
+    def has_reached() -> bool:
         with redis.Redis.from_url(world.cache, decode_responses=True) as server:
-            held: dict[str, str] = server.hgetall(f"{world.name}:_cdc:public.items")
+            fields: dict[str, str] = server.hgetall(f"{world.name}:_cdc:public.items")
         index = httpx.get(url).json()["_source"]["offsets"]
-        cached = [int(held[str(at)]) for at in range(fence.partition_count)]
+        cached = [int(fields[str(partition)]) for partition in range(fence.partition_count)]
         return all(
             have >= end
             for side in (cached, index)
             for have, end in zip(side, fence.offsets, strict=True)
         )
 
-    wait_until(there, 60, "the positions to reach the fence")
+    wait_until(has_reached, 60, "the positions to reach the fence")

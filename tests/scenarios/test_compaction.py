@@ -25,7 +25,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-OWN = {"segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.9"}
+OWN_SETTINGS = {"segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.9"}
 
 
 def write(conn: "psycopg.Connection[Any]", number: int) -> None:
@@ -36,11 +36,11 @@ def write(conn: "psycopg.Connection[Any]", number: int) -> None:
 
 def of_topics(world: "World") -> list[dict[str, Any]]:
     """What `status` says about the topics' settings."""
-    return [one for one in world.json("status")["problems"] if one["part"] == "topics"]
+    return [problem for problem in world.json("status")["problems"] if problem["part"] == "topics"]
 
 
 def compacted(world: "World", topics: Topics, timeout_s: float) -> CompactionResult:
-    (done,) = compact(
+    (result,) = compact(
         topics,
         world.pipeline,
         world.described,
@@ -48,7 +48,7 @@ def compacted(world: "World", topics: Topics, timeout_s: float) -> CompactionRes
         lambda goal: census(world.spark, world.stack.endpoints.kafka, goal),
         CompactionOptions(timeout_s, tombstones=True, progress=print),
     )
-    return done
+    return result
 
 
 def rows_read(world: "World") -> tuple[int, ...]:
@@ -69,27 +69,29 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
     )
     world.sql("UPDATE items SET n = 2", "DELETE FROM items WHERE id > 150")
     with Topics(world.stack.endpoints.kafka) as topics:
-        topics.override({topic: OWN})
-        before = topics.overrides([topic])
-        assert before[topic].items() >= OWN.items()
+        topics.override({topic: OWN_SETTINGS})
+        settings = topics.overrides([topic])
+        assert settings[topic].items() >= OWN_SETTINGS.items()
         with pytest.raises(
             ConnectorError, match="No record may go before every view that needs it has seen it"
         ):
             compacted(world, topics, 1)
-        assert topics.overrides([topic]) == before
+        assert topics.overrides([topic]) == settings
         with world.running():
             world.settle()
             goal = topics.ends([topic])
             with load(world.dsn, write, 0.05):
-                done = compacted(world, topics, 90)
-            assert done.before >= 700
-            assert (done.records, done.tombstones) == (done.keys, 0)
+                result = compacted(world, topics, 90)
+            assert result.before >= 700
+            assert (result.records, result.tombstones) == (result.keys, 0)
             partitions = census(world.spark, world.stack.endpoints.kafka, goal)[topic]
-            assert sum(one.tombstones for one in partitions) == 0
+            assert sum(partition.tombstones for partition in partitions) == 0
             assert (
-                sum(one.records for one in partitions) == sum(one.keys for one in partitions) <= 150
+                sum(partition.records for partition in partitions)
+                == sum(partition.keys for partition in partitions)
+                <= 150
             )
-            assert topics.overrides([topic]) == before
+            assert topics.overrides([topic]) == settings
             # No ghosts: rows whose tombstones are gone aren't in a view that is made of what is
             # left.
             world.rebuild("search")
@@ -103,19 +105,19 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
                 lambda: rows_read(world) > read["verify"], 10, "the proof's reads to be counted"
             )
             world.settle()
-            found = [
-                one
+            comparisons = [
+                comparison
                 for table in world.described
-                for one in compare(world.spark, table, world.dsn, world.sinks)
+                for comparison in compare(world.spark, table, world.dsn, world.sinks)
             ]
-            assert [one.equal for one in found] == [True, True]
+            assert [comparison.equal for comparison in comparisons] == [True, True]
             with Connect(world.stack.endpoints.connect) as connect:
                 assert connect.state(world.name).tasks == ("RUNNING",)
 
 
 @contextmanager
 def compacting(
-    world: "World", topics: Topics, before: dict[str, dict[str, str]]
+    world: "World", topics: Topics, settings: dict[str, dict[str, str]]
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """`cdc topics compact --tombstones`, waiting for views that nobody applies to, with settings
     lowered.
@@ -123,7 +125,7 @@ def compacting(
     process = subprocess.Popen(
         world.command("topics", "compact", "--tombstones"), stderr=subprocess.DEVNULL
     )
-    wait_until(lambda: topics.overrides(before) != before, 90, "settings to be lowered")
+    wait_until(lambda: topics.overrides(settings) != settings, 90, "settings to be lowered")
     yield process
     process.wait(60)
 
@@ -134,22 +136,22 @@ def test_a_compaction_that_is_ended_leaves_no_settings_lowered(world: "World") -
     world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
     topic = f"{world.name}.public.items"
     with Topics(world.stack.endpoints.kafka) as topics:
-        topics.override({topic: OWN})
-        before = topics.overrides([topic])
-        with compacting(world, topics, before) as process:
+        topics.override({topic: OWN_SETTINGS})
+        settings = topics.overrides([topic])
+        with compacting(world, topics, settings) as process:
             process.send_signal(signal.SIGTERM)
         assert process.returncode == 128 + signal.SIGTERM
-        assert topics.overrides([topic]) == before
+        assert topics.overrides([topic]) == settings
         assert of_topics(world) == []
-        with compacting(world, topics, before) as process:
+        with compacting(world, topics, settings) as process:
             # Somebody is at work: no problem, and nobody else restores them.
             assert of_topics(world) == []
             assert "settings of" not in world.cdc("topics", "--json").stderr
             process.kill()
-        assert topics.overrides([topic]) != before
+        assert topics.overrides([topic]) != settings
         (problem,) = wait_until(lambda: of_topics(world), 30, "the settings to be told")
         assert (problem["hint"], problem["severity"]) == ("cdc -p FILE topics", "degraded")
-        told = world.cdc("run", "--sink", "cache", "--until-caught-up").stderr
-        assert f"restored the settings of {topic}" in told
-        assert topics.overrides([topic]) == before
+        log = world.cdc("run", "--sink", "cache", "--until-caught-up").stderr
+        assert f"restored the settings of {topic}" in log
+        assert topics.overrides([topic]) == settings
         assert of_topics(world) == []

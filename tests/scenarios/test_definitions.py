@@ -21,14 +21,16 @@ def caught_up(world: "World") -> bool:
     definition has changed.
     """
     world.settle()
-    return all(one.equal for one in world.compare())
+    return all(comparison.equal for comparison in world.compare())
 
 
 def equal_soon(world: "World") -> None:
     wait_until(
         lambda: caught_up(world),
         240,
-        lambda: str([one.to_dict() for one in world.compare() if not one.equal]),
+        lambda: str(
+            [comparison.to_dict() for comparison in world.compare() if not comparison.equal]
+        ),
     )
 
 
@@ -42,7 +44,11 @@ def stuck(world: "World") -> bool:
 
 
 def differing(world: "World") -> set[tuple[str, str]]:
-    return {(one.sink, one.table) for one in world.compare() if not one.equal}
+    return {
+        (comparison.sink, comparison.table)
+        for comparison in world.compare()
+        if not comparison.equal
+    }
 
 
 def test_columns_come_go_and_change_their_names(world: "World") -> None:
@@ -106,9 +112,13 @@ def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> 
         assert hint == "cdc -p FILE rebuild search --table public.items"
         assert hint.removeprefix("cdc -p FILE ") in " ".join(world.cdc("status").stdout.split())
         world.sql("INSERT INTO others VALUES (2, 2)")
-        views = {(one.sink, one.table): one for one in world.compare()}
+        views = {(comparison.sink, comparison.table): comparison for comparison in world.compare()}
         wait_until(
-            lambda: all(one.equal for one in world.compare() if one.table == "public.others"),
+            lambda: all(
+                comparison.equal
+                for comparison in world.compare()
+                if comparison.table == "public.others"
+            ),
             60,
             "others go on",
         )

@@ -29,8 +29,8 @@ def begin(world: "World", *tables: str, seed: str = "") -> None:
 
 
 def progress(world: "World", sink: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((world.folder / "runs" / f"{sink}.json").read_text())
-    return found
+    state: dict[str, Any] = json.loads((world.folder / "runs" / f"{sink}.json").read_text())
+    return state
 
 
 def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
@@ -80,9 +80,14 @@ def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
         # A row under a new key, and nobody knows its large values under that: never null, but told.
         world.sql("UPDATE wide SET id = 9 WHERE id = 2")
         world.settle()
-        told = {(one["sink"], one["id"]) for one in world.json("quarantine", "list")["quarantine"]}
-        assert told == {("search", "9"), ("cache", "9"), ("warehouse", "9")}
-        assert {(one.missing, one.extra, one.different) for one in world.compare()} == {(1, 0, 0)}
+        places = {
+            (entry["sink"], entry["id"]) for entry in world.json("quarantine", "list")["quarantine"]
+        }
+        assert places == {("search", "9"), ("cache", "9"), ("warehouse", "9")}
+        assert {
+            (comparison.missing, comparison.extra, comparison.different)
+            for comparison in world.compare()
+        } == {(1, 0, 0)}
         world.sql("DELETE FROM wide WHERE id = 9")
         world.settle()
         world.assert_equal()
@@ -107,10 +112,10 @@ def consumed(world: "World", table: str) -> list[Any]:
         topic = f"{world.name}.{table}"
         places = [kafka.TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
         consumer.assign(places)
-        found: list[Any] = []
+        result: list[Any] = []
         while polled := consumer.poll(timeout_ms=1000):
-            found += [record for records in polled.values() for record in records]
-        return found
+            result += [record for records in polled.values() for record in records]
+        return result
     finally:
         consumer.close()
 
@@ -179,8 +184,8 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
     begin(world, "{table: public.items, partitions: 1}")
     good = {"schema": "public", "table": "items", "lsn": 2**60, "ts_us": 1}
 
-    def change(row: Any, **other: Any) -> bytes:
-        return json.dumps({"op": "c", "after": row, "source": good, **other}).encode()
+    def change(row: Any, **fields: Any) -> bytes:
+        return json.dumps({"op": "c", "after": row, "source": good, **fields}).encode()
 
     with world.running():
         world.settle()
@@ -203,25 +208,25 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         world.settle()
         listed = world.json("quarantine", "list")["quarantine"]
         by_sink = {
-            sink: [one for one in listed if one["sink"] == sink]
+            sink: [entry for entry in listed if entry["sink"] == sink]
             for sink in ("search", "cache", "warehouse")
         }
-        assert {sink: len(found) for sink, found in by_sink.items()} == {
+        assert {sink: len(entries) for sink, entries in by_sink.items()} == {
             "search": 6,
             "cache": 6,
             "warehouse": 6,
         }
-        assert {one["id"] for one in by_sink["cache"]} == {None, "1", "2", "3", "4", "5"}
+        assert {entry["id"] for entry in by_sink["cache"]} == {None, "1", "2", "3", "4", "5"}
         assert "secret" not in json.dumps(listed)
         world.assert_equal()
 
         status = world.json("status")
         for sink in status["sinks"]:
             assert sink["views"][0]["quarantined"] == 6
-            done = sink["applied"]
-            assert done["quarantined"] == 6
-            assert done["read"] == sum(
-                done[name] for name in ("written", "deleted", "folded", "stale", "quarantined")
+            counts = sink["applied"]
+            assert counts["quarantined"] == 6
+            assert counts["read"] == sum(
+                counts[name] for name in ("written", "deleted", "folded", "stale", "quarantined")
             )
         read = len(consumed(world, "public.items"))
         assert {sink["name"]: sink["applied"]["read"] for sink in status["sinks"]} == dict.fromkeys(
@@ -244,7 +249,7 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         world.cdc(
             "quarantine",
             "discard",
-            *(one["place"] for one in world.json("quarantine", "list")["quarantine"]),
+            *(entry["place"] for entry in world.json("quarantine", "list")["quarantine"]),
         )
         world.sql("UPDATE items SET n = n + 1")
         world.settle()
@@ -291,13 +296,18 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
         world.sql("UPDATE items SET x = 0 WHERE id > 5")
         world.settle()
         listed = world.json("quarantine", "list")["quarantine"]
-        assert [(one["sink"], one["id"]) for one in listed] == [("search", "1"), ("search", "2")]
+        assert [(entry["sink"], entry["id"]) for entry in listed] == [
+            ("search", "1"),
+            ("search", "2"),
+        ]
         world.assert_equal()
         world.sql("UPDATE items SET x = 5 WHERE id = 2")
         world.settle()
         # A newer change settles an entry once it is durable, so after it can be seen.
         wait_until(
-            lambda: [one["id"] for one in world.json("quarantine", "list")["quarantine"]] == ["1"],
+            lambda: (
+                [entry["id"] for entry in world.json("quarantine", "list")["quarantine"]] == ["1"]
+            ),
             30,
             "the second entry to be settled",
         )
@@ -305,7 +315,7 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
         answer = world.json("quarantine", "redrive")
         assert (answer["asked"], answer["left"], answer["waiting"]) == (1, [], False)
         for _ in ("before", "after a way back"):
-            held = [search.get(f"{alias}/_doc/{n}").json()["_source"].get("more") for n in (1, 2)]
-            assert held == [1, None]
+            values = [search.get(f"{alias}/_doc/{n}").json()["_source"].get("more") for n in (1, 2)]
+            assert values == [1, None]
             world.assert_equal()
             world.rollback("search")

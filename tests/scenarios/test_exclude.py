@@ -23,7 +23,7 @@ def register(world: "World", table: str) -> None:
     world.cdc("register")
 
 
-def seen(world: "World", column: str) -> dict[str, list[Any]]:
+def values_by_sink(world: "World", column: str) -> dict[str, list[Any]]:
     """What readers find of a column in the views, by sink: the values of rows that have one."""
     with redis.Redis.from_url(world.cache) as cache:
         cached = [
@@ -47,7 +47,7 @@ def seen(world: "World", column: str) -> dict[str, list[Any]]:
 
 
 def rows_with(world: "World", column: str) -> set[int]:
-    return set(map(len, seen(world, column).values()))
+    return set(map(len, values_by_sink(world, column).values()))
 
 
 def test_values_come_and_go_with_the_file(world: "World") -> None:
@@ -66,14 +66,18 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
         equal_soon(world)
         assert rows_with(world, "note") == {20}
         wait_until(
-            lambda: rows_with(world, "secret") == {0}, 60, lambda: str(seen(world, "secret"))
+            lambda: rows_with(world, "secret") == {0},
+            60,
+            lambda: str(values_by_sink(world, "secret")),
         )
     world.write_file("{table: public.items, partitions: 1}")
     assert "cdc register" in " ".join(
         world.cdc("run", code=2).stderr.replace("-p FILE ", "").split()
     )
-    (told,) = (one for one in world.json("status")["problems"] if one["part"] == "registration")
-    assert "`exclude` of public.items" in told["message"]
+    (problem,) = (
+        problem for problem in world.json("status")["problems"] if problem["part"] == "registration"
+    )
+    assert "`exclude` of public.items" in problem["message"]
     world.write_file("{table: public.items, partitions: 1, exclude: [secret]}")
     world.rebuild("search")
     world.assert_equal()

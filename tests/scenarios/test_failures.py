@@ -28,7 +28,7 @@ PAUSE_S = 3.0
 def workers() -> list[psutil.Process]:
     """Spark's Python workers under this process: the children of their daemon."""
     below = psutil.Process().children(recursive=True)
-    daemons = [one for one in below if _is_worker(one)]
+    daemons = [process for process in below if _is_worker(process)]
     return [child for daemon in daemons for child in daemon.children()]
 
 
@@ -55,14 +55,14 @@ class Pause:
     """Between kills."""
 
     def __init__(self) -> None:
-        self._until = 0.0
+        self._end = 0.0
 
     @property
     def over(self) -> bool:
-        return time.monotonic() > self._until
+        return time.monotonic() > self._end
 
     def begin(self) -> None:
-        self._until = time.monotonic() + PAUSE_S
+        self._end = time.monotonic() + PAUSE_S
 
 
 def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World") -> None:
@@ -70,7 +70,7 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
     world.sql("CREATE TABLE items (id int PRIMARY KEY, v int, note text)")
     world.cdc("migrate")
     world.cdc("register")
-    told: set[str] = set()
+    errors: set[str] = set()
     pause = Pause()
 
     def lost() -> bool:
@@ -81,17 +81,17 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         """
         if pause.over and kill_workers():
             pause.begin()
-        told.update(
-            one.error for one in load_published(world.folder / "runs").values() if one.error
+        errors.update(
+            state.error for state in load_published(world.folder / "runs").values() if state.error
         )
-        return any("worker" in error for error in told)
+        return any("worker" in error for error in errors)
 
     world.sql(f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n")
     with world.running():
         wait_until((world.folder / "runs").exists, 60, "the streams to be at work")
-        wait_until(lost, 120, lambda: f"a stream to lose a worker: {told}")
+        wait_until(lost, 120, lambda: f"a stream to lose a worker: {errors}")
         world.settle()
-    assert {one.state for one in load_published(world.folder / "runs").values()} == {"stopped"}
+    assert {state.state for state in load_published(world.folder / "runs").values()} == {"stopped"}
     world.assert_equal()
 
 

@@ -127,7 +127,9 @@ def create(schema: str, table: str, key: str, *columns: str) -> sql.Composed:
 
 
 def insert(schema: str, table: str, columns: tuple[str, ...], row: int) -> sql.Composed:
-    values = sql.SQL(", ").join(sql.Literal(f"{at}: {name}") for at, name in enumerate(columns))
+    values = sql.SQL(", ").join(
+        sql.Literal(f"{index}: {name}") for index, name in enumerate(columns)
+    )
     return sql.SQL("INSERT INTO {} VALUES ({}, '0044-03-15 BC', {})").format(
         sql.Identifier(schema, table), sql.Literal(row), values
     )
@@ -165,13 +167,13 @@ def change(world: "World", schema: str, table: str, key: str, column: str) -> No
 
 def aside(world: "World", sink: str) -> dict[str, list[str]]:
     """What the run says of tables that wait for somebody, by table."""
-    found = load_published(world.folder / "runs")
-    return found[sink].aside if sink in found else {}
+    states = load_published(world.folder / "runs")
+    return states[sink].aside if sink in states else {}
 
 
 def level(world: "World", sink: str, name: str) -> bool:
     """Whether one table's view has all that its topic has now."""
-    (built,) = (one for one in world.sinks if one.name == sink)
+    (built,) = (candidate for candidate in world.sinks if candidate.name == sink)
     table = source.table_named(world.described, name)
     with Topics(world.pipeline.kafka) as kafka:
         return (
@@ -199,16 +201,16 @@ def test_every_name_is_carried_or_refused(world: "World", monkeypatch: pytest.Mo
         entry("public", "cased"), *(entry(schema, table) for schema, table, _, _ in TABLES)
     )
     for verb in ("migrate", "register"):
-        said = "".join(world.cdc(verb, code=4).stderr.split())
+        message = "".join(world.cdc(verb, code=4).stderr.split())
         for table, columns in UNFIT.items():
             listed = json.dumps(columns, ensure_ascii=False)[1:-1].replace(" ", "")
-            assert f"{{table:public.{table},exclude:[" in said
+            assert f"{{table:public.{table},exclude:[" in message
             assert all(
-                name in said.replace('"', "") for name in listed.replace('"', "").split(",")
+                name in message.replace('"', "") for name in listed.replace('"', "").split(",")
             ), table
-        assert "public.cased" in said
-        assert "ALTERTABLEpublic.casedRENAMECOLUMN" in said
-        assert not any(f"public.{table}," in said for table in ("Orders", "order-items"))
+        assert "public.cased" in message
+        assert "ALTERTABLEpublic.casedRENAMECOLUMN" in message
+        assert not any(f"public.{table}," in message for table in ("Orders", "order-items"))
 
     world.write_file(
         *(entry(schema, table, exclude=UNFIT.get(table, ())) for schema, table, _, _ in TABLES)
@@ -237,8 +239,8 @@ def a_name_that_comes_later(world: "World") -> None:
     wait_until(
         lambda: len(aside(world, "search")) == 2, 60, "two tables to be set aside in the index"
     )
-    what, hint = aside(world, "search")["public.order-items"]
-    assert "column _id has the name of a field of Elasticsearch's own" in what
+    reason, hint = aside(world, "search")["public.order-items"]
+    assert "column _id has the name of a field of Elasticsearch's own" in reason
     assert "exclude: [_id]" in hint
     assert "column _cdc_id" in aside(world, "search")["_Odd-schema.-t_"][0]
     run(

@@ -76,8 +76,8 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
         # A pipeline file that says the same doesn't give keys back their order.
         world.file.write_text(world.file.read_text().replace("partitions: 1", "partitions: 2"))
         assert "keys have moved" in refused(lambda: topics.ensure(world.pipeline)).message
-        told = world.cdc("run", "--until-caught-up", code=5).stderr
-        assert RENEW in " ".join(told.split())
+        log = world.cdc("run", "--until-caught-up", code=5).stderr
+        assert RENEW in " ".join(log.split())
     cache.close()
     (view,) = world.json("status")["sinks"][0]["views"]
     assert view["hint"] == f"{RENEW}, then cdc -p FILE rebuild search --table {ITEMS}"

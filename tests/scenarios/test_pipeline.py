@@ -63,10 +63,10 @@ def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
         status = world.json("status")
         assert status["connector"]["state"] == "RUNNING"
         assert all(view["lag_records"] == 0 for sink in status["sinks"] for view in sink["views"])
-    found = world.compare()
-    assert all(one.equal for one in found)
-    assert len(found) == 15
-    assert sum(one.source_rows for one in found) > 3 * 5000
+    comparisons = world.compare()
+    assert all(comparison.equal for comparison in comparisons)
+    assert len(comparisons) == 15
+    assert sum(comparison.source_rows for comparison in comparisons) > 3 * 5000
     read_by_other_clients(world)
 
 
@@ -91,21 +91,21 @@ def read_by_other_clients(world: "World") -> None:
 
 def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
     airport(world, "public.flights", "public.weather")
-    done = threading.Event()
+    is_over = threading.Event()
 
     def write() -> None:
         replay(world.dsn, NEXT, NEXT, rate=100, limit=3000)
-        done.set()
+        is_over.set()
 
     writer = threading.Thread(target=write)
     with world.process() as first:
         world.wait_for("warehouse", 1)
         writer.start()
-        before = world.offsets("cache")
-        world.wait_for("cache", before + 300)
+        offset = world.offsets("cache")
+        world.wait_for("cache", offset + 300)
         first.send_signal(signal.SIGKILL)
         first.wait()
-        assert not done.is_set(), "the replay was over before the kill"
+        assert not is_over.is_set(), "the replay was over before the kill"
     with world.running():
         writer.join()
         world.settle()
@@ -232,18 +232,20 @@ def test_verify_finds_every_planted_fault(world: "World") -> None:
     world.spark.sql(f"UPDATE {mirror} SET n = 2.01 WHERE b = 2")
     world.spark.sql(f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE b = 4")
     world.spark.sql(f"DELETE FROM {mirror} WHERE b = 3")
-    found = world.json("verify", code=8)["views"]
-    assert {one["sink"]: (one["missing"], one["extra"], one["different"]) for one in found} == {
+    views = world.json("verify", code=8)["views"]
+    assert {
+        view["sink"]: (view["missing"], view["extra"], view["different"]) for view in views
+    } == {
         "search": (1, 1, 1),
         "cache": (1, 1, 1),
         "warehouse": (1, 1, 1),
     }
-    named = {(d["id"], d["kind"], d["column"]) for one in found for d in one["sample"]}
+    differences = {(d["id"], d["kind"], d["column"]) for view in views for d in view["sample"]}
     assert {
         ('["k",3]', "missing", None),
         ('["k",2]', "different", "v"),
         ('["k",2]', "different", "n"),
-    } <= named
+    } <= differences
 
 
 def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
@@ -253,11 +255,11 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
         world.wait_for("cache", 1)
         with world.process("--sink", "cache") as second:
 
-            def ended() -> bool:
+            def has_ended() -> bool:
                 world.sql("UPDATE items SET n = n + 1")
                 return second.poll() is not None
 
-            wait_until(ended, 180, "a run to end")
+            wait_until(has_ended, 180, "a run to end")
             assert second.returncode == 7
             assert "Another writer" in (world.folder / "run.log").read_text()
 

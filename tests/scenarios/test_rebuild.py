@@ -62,8 +62,8 @@ def rebuilt(world: "World", name: str) -> dict[str, float]:
     """`cdc rebuild`; the seconds that each phase took."""
     began: dict[str, float] = {}
 
-    def show(one: GenerationBuild) -> None:
-        began.setdefault(one.phase, time.monotonic())
+    def show(build: GenerationBuild) -> None:
+        began.setdefault(build.phase, time.monotonic())
 
     world.rebuild(name, show=show)
     ends = [*began.values(), time.monotonic()][1:]
@@ -91,31 +91,31 @@ def test_readers_notice_nothing(world: "World") -> None:
         "warehouse": [str(world.warehouse / "public.busy" / "mirror")],
     }
     with world.process():
-        with pulse(world), writer.writing(world.dsn, 300.0) as written:
+        with pulse(world), writer.writing(world.dsn, 300.0) as load:
             world.settle()
             with readers.reading(places) as usual:
                 ends = {name: world.offsets(name) + USUAL for name in SINKS}
                 for name, end in ends.items():
                     world.wait_for(name, end)
             took: dict[str, list[float]] = {}
-            with readers.reading(places) as seen:
+            with readers.reading(places) as readings:
                 for name in SINKS:
                     print(name, "rebuilt", rebuilt(world, name))
                     took[name] = []
                     for _ in ("back", "forward") * 2:
                         world.settle()
                         took[name].append(round(world.rollback(name), 2))
-            print(written.rate, took, usual, seen, sep="\n")
+            print(load.rate, took, usual, readings, sep="\n")
         world.settle()
-    assert {name: (one.errors, one.partial) for name, one in seen.items()} == dict.fromkeys(
-        SINKS, ([], [])
-    )
-    late = {name: (usual[name].oldest_s, one.oldest_s) for name, one in seen.items()}
-    assert all(now < before + OLDEST_S for before, now in late.values()), late
+    assert {
+        name: (reading.errors, reading.partial) for name, reading in readings.items()
+    } == dict.fromkeys(SINKS, ([], []))
+    late = {name: (usual[name].oldest_s, reading.oldest_s) for name, reading in readings.items()}
+    assert all(now < usual_s + OLDEST_S for usual_s, now in late.values()), late
     assert all(
         statistics.median(ways) < BACK_S and max(ways) < 2 * BACK_S for ways in took.values()
     ), took
-    assert all(one.polls > 20 for one in seen.values())
+    assert all(reading.polls > 20 for reading in readings.values())
     world.assert_equal()
 
 
@@ -131,7 +131,7 @@ def test_what_differs_is_never_shown(world: "World") -> None:
         table.topic, bootstrap_servers=world.stack.endpoints.kafka, auto_offset_reset="earliest"
     )
     try:
-        record = next(one for one in consumer if one.value)
+        record = next(message for message in consumer if message.value)
     finally:
         consumer.close()
     producer = KafkaProducer(bootstrap_servers=world.stack.endpoints.kafka)
@@ -141,10 +141,10 @@ def test_what_differs_is_never_shown(world: "World") -> None:
         value=record.value.replace(b'"id":', b'"id":90'),
     ).get(10)
     producer.close()
-    before = [sink.generations(table) for sink in world.sinks]
+    generations = [sink.generations(table) for sink in world.sinks]
     failed = world.cdc("rebuild", "search", code=8)
     assert "1 extra" in " ".join(failed.stderr.split())
-    assert [sink.generations(table) for sink in world.sinks] == before
+    assert [sink.generations(table) for sink in world.sinks] == generations
     world.assert_equal()
     context, names = Context(world.file, world.folder), {table.qualified: new_generation()}
     (search,) = context.sinks(["search"])
@@ -162,7 +162,7 @@ def test_what_differs_is_never_shown(world: "World") -> None:
             30,
             "who keeps current what isn't there any more to end",
         )
-    assert [sink.generations(table) for sink in world.sinks] == before
+    assert [sink.generations(table) for sink in world.sinks] == generations
 
 
 KILLED = """
@@ -196,13 +196,17 @@ def test_killed_in_every_phase(world: "World", sink: str) -> None:
         for phase, after_s in PHASES:
             world.sql("UPDATE busy SET amount = amount + 1 WHERE id % 10 = 0")
             words = world.command("rebuild", sink, "--keep", "0")[3:]
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-c", KILLED, phase, str(after_s), *words],
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            assert done.returncode == -signal.SIGKILL, (phase, done.returncode, done.stderr[-3000:])
+            assert process.returncode == -signal.SIGKILL, (
+                phase,
+                process.returncode,
+                process.stderr[-3000:],
+            )
         world.cdc("rebuild", sink, "--keep", "0")
         world.settle()
         world.assert_equal()

@@ -23,17 +23,17 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-ITEMS, OTHERS = "public.items", "public.others"
+ITEMS, OTHER_TABLE = "public.items", "public.others"
 MISSED = "may have missed deletes"
 
 
-class Ended(Exception):
+class CommandStopped(Exception):
     """As if somebody had ended a command."""
 
 
 def end_at_verify(build: GenerationBuild) -> None:
     if build.phase == "verify":
-        raise Ended
+        raise CommandStopped
 
 
 def catch_up(world: "World", name: str) -> None:
@@ -45,17 +45,17 @@ def catch_up(world: "World", name: str) -> None:
 
 def rows(world: "World", table: str) -> tuple[int, int, bool]:
     """Of the cache's view: rows of the source, of the view, whether they are equal."""
-    (described,) = (one for one in world.described if one.qualified == table)
-    (found,) = compare(
-        world.spark, described, world.dsn, [one for one in world.sinks if one.name == "cache"]
+    (described,) = (candidate for candidate in world.described if candidate.qualified == table)
+    (comparison,) = compare(
+        world.spark, described, world.dsn, [sink for sink in world.sinks if sink.name == "cache"]
     )
-    return found.source_rows, found.view_rows, found.equal
+    return comparison.source_rows, comparison.view_rows, comparison.equal
 
 
 def lag(world: "World", table: str) -> tuple[int, float]:
     """How many offsets the cache is behind, and since when at least."""
-    (cache,) = (one for one in world.json("status")["sinks"] if one["name"] == "cache")
-    (view,) = (one for one in cache["views"] if one["table"] == table)
+    (cache,) = (sink for sink in world.json("status")["sinks"] if sink["name"] == "cache")
+    (view,) = (view for view in cache["views"] if view["table"] == table)
     return view["lag_records"] or 0, view["lag_seconds"] or 0.0
 
 
@@ -66,11 +66,11 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
         "INSERT INTO items SELECT n, 0 FROM generate_series(1, 20) n",
         "INSERT INTO others SELECT n, 0 FROM generate_series(1, 20) n",
     )
-    begin(world, *(f"{{table: {table}, partitions: 1}}" for table in (ITEMS, OTHERS)))
+    begin(world, *(f"{{table: {table}, partitions: 1}}" for table in (ITEMS, OTHER_TABLE)))
     world.file.write_text(re.sub(r"  (search|warehouse): .*\n", "", world.file.read_text()))
     with world.running():
         world.settle()
-    with pytest.raises(Ended):
+    with pytest.raises(CommandStopped):
         world.rebuild("cache", show=end_at_verify)
     world.sql("DELETE FROM items WHERE id <= 5", "UPDATE others SET n = 1 WHERE id = 1")
     wait_until(
@@ -82,17 +82,19 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
         catch_up(world, "cache")
     assert caught.value.hint == f"cdc -p FILE rebuild cache --table {ITEMS}"
     # The other table goes on.
-    assert rows(world, OTHERS) == (20, 20, True)
+    assert rows(world, OTHER_TABLE) == (20, 20, True)
     assert rows(world, ITEMS) == (15, 20, False)
     status = world.json("status")
-    (view,) = (one for one in status["sinks"][0]["views"] if one["table"] == ITEMS)
+    (view,) = (view for view in status["sinks"][0]["views"] if view["table"] == ITEMS)
     assert MISSED in view["problem"]
     assert view["hint"] == f"cdc -p FILE rebuild cache --table {ITEMS}"
     assert f"cdc -p FILE rebuild cache --table {ITEMS}" in [
-        one["hint"] for one in status["problems"]
+        problem["hint"] for problem in status["problems"]
     ]
     audit = world.json("topics", "audit", "--table", ITEMS, code=8)
-    assert {one["kind"] for one in audit["topics"][0]["findings"] if one["defect"]} == {"deletes"}
+    assert {finding["kind"] for finding in audit["topics"][0]["findings"] if finding["defect"]} == {
+        "deletes"
+    }
     world.file.write_text(world.file.read_text() + "delete_retention_hours: 0.0005\n")
     # What was built by then may have missed them as well.
     phases: list[str] = []
@@ -124,8 +126,8 @@ def compacted(world: "World", kafka: Topics, timeout_s: float) -> None:
 
 
 def view_of(world: "World") -> dict[str, Any]:
-    found: dict[str, Any] = world.json("status")["sinks"][0]["views"][0]
-    return found
+    view: dict[str, Any] = world.json("status")["sinks"][0]["views"][0]
+    return view
 
 
 def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "World") -> None:
@@ -155,9 +157,10 @@ def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "Worl
     assert re.match(r"offsets \d+-\d+ of partition 0, written from \d{4}-", hole)
     assert f"may lack superseded records: {hole}" in " ".join(world.cdc("status").stdout.split())
     (audit,) = world.json("topics", "audit")["topics"]
-    assert [(one["kind"], one["defect"], hole in one["what"]) for one in audit["findings"]] == [
-        ("holes", False, True)
-    ]
+    assert [
+        (finding["kind"], finding["defect"], hole in finding["what"])
+        for finding in audit["findings"]
+    ] == [("holes", False, True)]
 
 
 def test_a_view_that_the_log_cannot_make_again_is_not_emptied(world: "World") -> None:

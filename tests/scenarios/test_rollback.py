@@ -45,7 +45,7 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
                 world.rebuild(name)
     chance = random.Random(3)
     with writer.writing(world.dsn, 200.0):
-        for whole in (True, False):
+        for group in (True, False):
             log = world.folder / "run.log"
             length = log.stat().st_size if log.exists() else 0
             with world.process() as run:
@@ -55,8 +55,8 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
                 world.wait_for("cache", world.offsets("cache") + chance.randint(200, 600))
                 spark = spark_of(run.pid)
                 assert spark
-                (run if whole else spark).send_signal(signal.SIGKILL)
-                assert run.wait(60) == (-signal.SIGKILL if whole else SparkError.exit_code)
+                (run if group else spark).send_signal(signal.SIGKILL)
+                assert run.wait(60) == (-signal.SIGKILL if group else SparkError.exit_code)
         assert "Spark's process was ended" in " ".join(
             (world.folder / "run.log").read_text().split()
         )
@@ -71,8 +71,8 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
             registry = Registry(world.pipeline, kafka).read()
             for name in SINKS:
                 retained = registry.for_sink(name).retained[table.qualified]
-                ended = replace(retained, until=time.time() + 1)
-                registry.write((("kept", name, table.qualified), asdict(ended)))
+                expired = replace(retained, until=time.time() + 1)
+                registry.write((("kept", name, table.qualified), asdict(expired)))
             wait_until(
                 lambda: not any(registry.read().for_sink(name).retained for name in SINKS),
                 60,

@@ -71,8 +71,8 @@ def end_group(process: psutil.Process) -> None:
 
 def end_all(process: psutil.Process) -> None:
     """As a service's manager does: all processes that belong to it."""
-    for one in (process, *process.children(recursive=True)):
-        one.send_signal(signal.SIGTERM)
+    for child in (process, *process.children(recursive=True)):
+        child.send_signal(signal.SIGTERM)
 
 
 def importing(process: psutil.Process, _: str) -> bool:
@@ -97,11 +97,13 @@ def silent(world: "World") -> set[str]:
     began = time.monotonic()
     status = collect(
         world.pipeline,
-        positions={one.name: partial(positions, one) for one in world.sinks},
+        positions={sink.name: partial(positions, sink) for sink in world.sinks},
         progress={},
     )
     assert time.monotonic() - began < ANSWER_S
-    parts = {one.part for one in status.problems if "no answer within 4 s" in one.message}
+    parts = {
+        problem.part for problem in status.problems if "no answer within 4 s" in problem.message
+    }
     unmeasured = {
         sink.name for sink in status.sinks for view in sink.views if view.lag_records is None
     }
@@ -114,14 +116,14 @@ def assert_told(world: "World") -> None:
     with world.stack.servers.frozen("elasticsearch"):
         # On a machine that is busy, what isn't frozen may be late as well.
         wait_until(lambda: silent(world) == {"search"}, 60, "the index alone to be silent")
-        done = subprocess.run(
+        process = subprocess.run(
             world.command("status", "--json"), check=False, capture_output=True, text=True
         )
-    status = json.loads(done.stdout)
-    assert (status["verdict"], done.returncode) == ("down", status["exit_code"])
+    status = json.loads(process.stdout)
+    assert (status["verdict"], process.returncode) == ("down", status["exit_code"])
     assert any(
-        one["sink"] == "search" and one["severity"] == "down" and one["hint"]
-        for one in status["problems"]
+        problem["sink"] == "search" and problem["severity"] == "down" and problem["hint"]
+        for problem in status["problems"]
     )
 
 

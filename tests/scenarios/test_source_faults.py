@@ -99,11 +99,11 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
             for number in range(COPIED):
                 copy.write_row((number, "x" * 500))
         conn.commit()
-    seen = wait_until(lambda: len(shop.rows("shop.notes")), 30, "the first rows of the copy")
+    count = wait_until(lambda: len(shop.rows("shop.notes")), 30, "the first rows of the copy")
     stack.servers.kill("connect")
     # Killed in the middle, or the test shows nothing: the worker reads some 20,000 such rows a
     # second.
-    assert seen <= COPIED
+    assert count <= COPIED
     with psycopg.connect(shop.pipeline.source.dsn) as conn:
         conn.execute("INSERT INTO shop.notes VALUES (%s, 'after')", [COPIED])
     stack.servers.start("connect")

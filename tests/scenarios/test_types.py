@@ -251,7 +251,7 @@ DOCUMENTS: list[tuple[str, str, Any]] = [
 ]
 
 
-def named(type_: str) -> str:
+def column_name(type_: str) -> str:
     """The column of a type: an open table format takes no brackets and spaces in a name."""
     return re.sub(r"\W", "_", type_)
 
@@ -282,7 +282,7 @@ def test_every_type_from_snapshot_and_log(world: "World") -> None:
     world.write_file(*(f"public.{table}" for table in TABLES))
     world.sql(*(f"CREATE EXTENSION {name}" for name in EXTENSIONS), *SETUP)
     for table, types in TABLES.items():
-        columns = ", ".join(f"{named(type_)} {type_}" for type_ in types)
+        columns = ", ".join(f"{column_name(type_)} {type_}" for type_ in types)
         world.sql(
             f"CREATE TABLE {table} (id int PRIMARY KEY, {columns})",
             f"ALTER TABLE {table} REPLICA IDENTITY FULL",
@@ -304,11 +304,11 @@ def assert_documents(world: "World", first: int) -> None:
     cache = redis.Redis.from_url(world.cache, decode_responses=True)
     for type_, value, document in DOCUMENTS:
         table, row = place(type_, value, first)
-        held = json.loads(str(cache.get(f"{world.name}:{table}:{row}")), parse_float=exactly)
-        assert (type_, held[named(type_)]) == (type_, document)
+        cached_row = json.loads(str(cache.get(f"{world.name}:{table}:{row}")), parse_float=exactly)
+        assert (type_, cached_row[column_name(type_)]) == (type_, document)
         url = f"{world.stack.endpoints.elasticsearch}/{world.name}-{table}/_doc/{row}"
-        found = json.loads(httpx.get(url).text, parse_float=exactly)["_source"]
-        assert (type_, found[named(type_)]) == (type_, document)
+        index_row = json.loads(httpx.get(url).text, parse_float=exactly)["_source"]
+        assert (type_, index_row[column_name(type_)]) == (type_, document)
 
 
 def exactly(number: str) -> float | str:
@@ -318,7 +318,7 @@ def exactly(number: str) -> float | str:
 
 def assert_columns(world: "World", first: int) -> None:
     """As an implementation of Delta that isn't Spark reads them."""
-    wanted = {
+    cases = {
         ("date", "'0044-03-15 BC'"): -735160,
         ("date", "'infinity'"): 2**31 - 1,
         ("date", "'-infinity'"): -(2**31),
@@ -328,9 +328,9 @@ def assert_columns(world: "World", first: int) -> None:
         ("timestamptz", "'0044-03-15 12:00:00.5+00 BC'"): -63517780799500000,
         ("bigint", "9223372036854775807"): 2**63 - 1,
     }
-    for (type_, value), number in wanted.items():
+    for (type_, value), number in cases.items():
         table, row = place(type_, value, first)
-        column = named(type_)
+        column = column_name(type_)
         opened = deltalake.DeltaTable(str(world.warehouse / table / "mirror"))
         rows = pa.table(
             deltalake.QueryBuilder()
@@ -338,8 +338,8 @@ def assert_columns(world: "World", first: int) -> None:
             .execute(f"SELECT id, {column} FROM t")
             .read_all()
         )
-        whole = rows.column(column).cast("int32" if type_ == "date" else "int64").to_pylist()
-        assert (type_, value, whole[rows.column("id").to_pylist().index(row)]) == (
+        numbers = rows.column(column).cast("int32" if type_ == "date" else "int64").to_pylist()
+        assert (type_, value, numbers[rows.column("id").to_pylist().index(row)]) == (
             type_,
             value,
             number,
@@ -403,14 +403,16 @@ def planted(world: "World", column: str, change: str) -> None:
     cache = redis.Redis.from_url(world.cache, decode_responses=True)
     key = f"{world.name}:public.p:1"
     good = str(cache.get(key))
-    before, after = change.split(" -> ")
-    assert good.count(before) == 1, good
-    cache.set(key, good.replace(before, after))
+    old_text, new_text = change.split(" -> ")
+    assert good.count(old_text) == 1, good
+    cache.set(key, good.replace(old_text, new_text))
     try:
-        found = {one.sink: one for one in world.compare()}
-        assert found["search"].equal
-        assert found["warehouse"].equal
-        assert [(one.kind, one.column) for one in found["cache"].sample] == [("different", column)]
+        comparisons = {comparison.sink: comparison for comparison in world.compare()}
+        assert comparisons["search"].equal
+        assert comparisons["warehouse"].equal
+        assert [
+            (difference.kind, difference.column) for difference in comparisons["cache"].sample
+        ] == [("different", column)]
     finally:
         cache.set(key, good)
 
@@ -469,13 +471,13 @@ LOST = {
 
 
 def test_what_the_connector_damages_reaches_no_view(world: "World") -> None:
-    columns = ", ".join(f"{named(type_)} {type_}" for type_ in LOST)
+    columns = ", ".join(f"{column_name(type_)} {type_}" for type_ in LOST)
     world.write_file("public.d")
     world.sql(f"CREATE TABLE d (id int PRIMARY KEY, {columns})", "INSERT INTO d VALUES (0)")
     world.sql(
         *(
-            f"INSERT INTO d (id, {named(one)}) VALUES ({at}, {LOST[one]})"
-            for at, one in enumerate(LOST, 1)
+            f"INSERT INTO d (id, {column_name(type_)}) VALUES ({number}, {LOST[type_]})"
+            for number, type_ in enumerate(LOST, 1)
         )
     )
     world.cdc("migrate")
@@ -484,7 +486,8 @@ def test_what_the_connector_damages_reaches_no_view(world: "World") -> None:
         world.settle()
     listed = world.json("quarantine", "list")["quarantine"]
     expected = {
-        (str(at), f"the connector has damaged its {named(one)}") for at, one in enumerate(LOST, 1)
+        (str(number), f"the connector has damaged its {column_name(type_)}")
+        for number, type_ in enumerate(LOST, 1)
     }
     assert len(listed) == 3 * len(LOST)
     assert {(entry["id"], entry["reason"]) for entry in listed} == expected

@@ -75,9 +75,13 @@ def plant(world: "World") -> None:
         world.spark.conf.unset(METADATA)
 
 
-def assert_equal(found: list[Comparison]) -> None:
-    assert [one.to_dict() for one in found if not one.equal or one.undecided] == []
-    assert all(one.view_rows > 0 for one in found)
+def assert_equal(comparisons: list[Comparison]) -> None:
+    assert [
+        comparison.to_dict()
+        for comparison in comparisons
+        if not comparison.equal or comparison.undecided
+    ] == []
+    assert all(comparison.view_rows > 0 for comparison in comparisons)
 
 
 @pytest.mark.measures
@@ -86,26 +90,30 @@ def test_under_load(world: "World") -> None:
     begin(world)
     with world.running():
         world.settle()
-        with writer.writing(world.dsn, 250.0) as written:
+        with writer.writing(world.dsn, 250.0) as load:
             assert_equal(verified(world))
-        assert written.rate > 150
+        assert load.rate > 150
         for options in (Options(sample=20.0), Options(since_ms=began)):
             assert_equal(verified(world, options))
     plant(world)
     with world.running():
         with writer.writing(world.dsn, 250.0):
-            found = verified(world)
-            assert [(one.sink, one.missing, one.extra, one.different) for one in found] == [
-                (sink.name, PLANTED, PLANTED, PLANTED) for sink in world.sinks
-            ]
-            for one in found:
-                named = {(row.id, row.kind, row.column) for row in one.differences}
-                assert {(str(n), "missing", None) for n in range(1, PLANTED + 1)} <= named
-                assert {(str(n), "different", "name") for n in range(101, 101 + PLANTED)} <= named
+            comparisons = verified(world)
+            assert [
+                (comparison.sink, comparison.missing, comparison.extra, comparison.different)
+                for comparison in comparisons
+            ] == [(sink.name, PLANTED, PLANTED, PLANTED) for sink in world.sinks]
+            for comparison in comparisons:
+                rows = {(row.id, row.kind, row.column) for row in comparison.differences}
+                assert {(str(n), "missing", None) for n in range(1, PLANTED + 1)} <= rows
+                assert {(str(n), "different", "name") for n in range(101, 101 + PLANTED)} <= rows
             mended = repair(
-                world.spark, world.pipeline, world.described, world.sinks, Options(), found
+                world.spark, world.pipeline, world.described, world.sinks, Options(), comparisons
             )
-            told = [(one.sink, one.equal, one.undecided, one.repaired) for one in mended]
-            assert told == [(sink.name, True, 0, 3 * PLANTED) for sink in world.sinks]
+            results = [
+                (comparison.sink, comparison.equal, comparison.undecided, comparison.repaired)
+                for comparison in mended
+            ]
+            assert results == [(sink.name, True, 0, 3 * PLANTED) for sink in world.sinks]
         world.settle()
     world.assert_equal()
