@@ -27,7 +27,7 @@ RESULT = re.compile(r"(FAILED|ERROR) |=+ .*\b(passed|failed|errors?)\b.* =+$")
 """Lines of pytest's that say how it went."""
 CONTAINER_TESTS = "tests/containers"
 """Tests that need a Docker engine: in no half, collected with `--stack containers` only."""
-BESIDE = "CDC_TESTS_BESIDE"
+FIRST_HALF = "CDC_TESTS_FIRST_HALF"
 """In the second half's environment: the first one's process, for whose end a test waits that
 measures.
 """
@@ -37,7 +37,7 @@ def main(halves: Mapping[str, Sequence[str]]) -> int:
     runs: dict[str, subprocess.Popen[str]] = {}
     for name, words in halves.items():
         first = next(iter(runs.values()), None)
-        runs[name] = _pytest(words, {BESIDE: str(first.pid)} if first else {})
+        runs[name] = _pytest(words, {FIRST_HALF: str(first.pid)} if first else {})
     results: list[str] = []
     threads = [threading.Thread(target=_pass_on, args=(*run, results)) for run in runs.items()]
     for thread in threads:
@@ -54,9 +54,9 @@ def main(halves: Mapping[str, Sequence[str]]) -> int:
 
 
 def _pytest(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
-    command, told = [sys.executable, "-m", "pytest", *words], {**os.environ, **environment}
+    command, variables = [sys.executable, "-m", "pytest", *words], {**os.environ, **environment}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=told
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from compose import artifacts, versions
 from compose import stack as servers
 from compose.endpoints import Endpoints
-from tests.__main__ import BESIDE, CONTAINER_TESTS
+from tests.__main__ import CONTAINER_TESTS, FIRST_HALF
 from tests.support.server_control import ProcessControl, ServerControl
 from tests.support.wait import wait_until
 
@@ -85,12 +85,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """One that measures waits until the tests beside it have ended; its own time begins after
-    that.
+    """Let a test that measures wait until the first half of the tests has ended, because other load
+    would slow it; its own time begins after that.
     """
-    beside = os.environ.get(BESIDE)
-    if beside and item.get_closest_marker("measures") and psutil.pid_exists(int(beside)):
-        psutil.Process(int(beside)).wait()
+    first_half = os.environ.get(FIRST_HALF)
+    if first_half and item.get_closest_marker("measures") and psutil.pid_exists(int(first_half)):
+        psutil.Process(int(first_half)).wait()
     return (yield)
 
 
@@ -145,13 +145,13 @@ def _without_slots(admin: "psycopg.Connection[tuple[Any, ...]]", database: str) 
     """Drop the slots that a test's connector left; one that is still read is dropped at the next
     try.
     """
-    left = admin.execute(
+    slots = admin.execute(
         "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", [database]
     ).fetchall()
-    for name, pid in left:
+    for name, pid in slots:
         if pid is None:
             admin.execute("SELECT pg_drop_replication_slot(%s)", [name])
-    return not left
+    return not slots
 
 
 @pytest.fixture(scope="session")

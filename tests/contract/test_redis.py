@@ -220,11 +220,11 @@ def test_a_failover_is_followed(spark: "SparkSession", unique: str, tmp_path: Pa
 # A user who may not do all (finding 13)
 
 
-def user(own: str, *rules: str) -> str:
+def user(own_server: str, *rules: str) -> str:
     """The URL of a user of a test's own."""
-    with server_at(own) as server:
+    with server_at(own_server) as server:
         server.execute_command("ACL", "SETUSER", "cdc", "reset", "on", ">hush-hush", *rules)  # type: ignore[no-untyped-call]
-    return own.replace("redis://", "redis://cdc:hush-hush@")
+    return own_server.replace("redis://", "redis://cdc:hush-hush@")
 
 
 @pytest.mark.parametrize("denied", [["-config"], ["-config", "-info"]])

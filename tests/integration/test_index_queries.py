@@ -306,7 +306,7 @@ def check_sorts(pair: Pair, index: int, case: Case) -> None:
 
 
 def check_sums(pair: Pair, index: int, case: Case) -> None:
-    """Of what has a cast."""
+    """Of what has a number."""
     missed = [key for key in range(ROWS) if case.values[key] in (None, *case.apart)]
     cast = f"c{index}::numeric"
     query = f"SELECT count({cast}), min({cast}), max({cast}), sum({cast}) FROM t WHERE id < {ROWS} AND id <> ALL (%s)"

@@ -20,6 +20,7 @@ PACKAGES = (
     "bench",
     "docs",
     "sample",
+    "tests",
 )
 WORDS = """
 found one known before held made what wanted where there since told beside named whole written own kept other done of
