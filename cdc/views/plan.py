@@ -1,10 +1,10 @@
 """The plan of a document view: a tree of tables, whose edges are joins. Plain data; can be pickled.
 
-    view    one document per row of its root table
-    node    a table in the tree; the same table may be at several nodes
-    join    the values of the parent's row that equal those of the child's row
-    slot    the values of a table's rows that a join compares, other than the key: the state keeps an
-            index of the rows by each slot, shared by all views
+view    one document per row of its root table
+node    a table in the tree; the same table may be at several nodes
+join    the values of the parent's row that equal those of the child's row
+slot    the values of a table's rows that a join compares, other than the key: the state keeps an
+        index of the rows by each slot, shared by all views
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,10 @@ class Node:
     @property
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that this place of the view depends on."""
-        expressions = [*(self.join.child if self.join else ()), *([self.where] if self.where else [])]
+        expressions = [
+            *(self.join.child if self.join else ()),
+            *([self.where] if self.where else []),
+        ]
         for child in self.children:
             expressions += child.join.parent if child.join else ()
         return frozenset(
