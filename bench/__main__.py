@@ -29,17 +29,17 @@ SHARES, RATES = (0.5, 0.8), (300, 1000, 2000)
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything.
+    """Sizes of the measurements.
 
-    rows     of the table that most parts share; `sizes` are those of the tables that are compared;
-    `distinct` those of
-             one whose snapshot is applied
-    changes  of a workload; `backlog` is that of W1, which has to be long: a sink's pauses between
-    batches count;
-             `bulk` what the connector drains and a rebuild reads: several batches of a stream
-    records  that a sink is behind, where it alone is measured times    repeats what has a ratio to
-    reach; the rest is measured once seconds  of a load at a rate: at `shares` of what can be
-    sustained, or at `rates` in transactions per second
+    rows     of the table that most parts share; `sizes` are those of the compared tables
+    distinct rows of a table whose snapshot is applied
+    changes  of a workload; `backlog` are those of W1, which has to be long, because a sink's pauses
+             between batches count; `bulk` are those that the connector drains and a rebuild reads:
+             several batches of a stream
+    records  that a sink is behind, where it alone is measured
+    times    for repeats of what has a ratio to reach; the rest is measured once
+    seconds  of a load at a rate: at `shares` of the sustained one, or at `rates` in transactions a
+             second
     """
 
     rows: int
@@ -90,7 +90,9 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Part:
-    """What can be measured alone; at a place, a pipeline that its neighbours share."""
+    """A part of the benchmark that can be measured alone, at a place: a pipeline that it shares
+    with its neighbours.
+    """
 
     name: str
     measure: Callable[[Stage], Iterator[Figure]]
@@ -117,7 +119,7 @@ def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContext
 
 
 def parts(scale: Scale) -> list[Part]:
-    """What can be measured, in the order in which it is. Those with tables of their own come
+    """Return the parts in the order in which they are measured. Parts with tables of their own come
     last.
     """
     changes, records, times, sizes = scale.changes, scale.records, scale.times, scale.sizes

@@ -1,4 +1,4 @@
-"""What Spark tells of each batch of a stream: when it began, when it was durable, how far it
+"""Batches of a stream as Spark tells of them: when each began, when it was durable, how far it
 went.
 """
 
@@ -15,10 +15,10 @@ from cdc.apply.stream import Stream
 from cdc.model.position import Position
 
 REMEMBERED = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
-"""For the session: a hundred otherwise, 20 s of a quick sink's batches."""
+"""Settings of the session: Spark would keep a hundred batches otherwise, 20 s of a quick sink's."""
 LATE_S = 30.0
 Span = tuple[float, float, float]
-"""From when to when, in seconds, how many records a second."""
+"""Start and end in seconds, and records a second between them."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Watched(Stream):
         return self.query
 
     def batches(self, ends: Mapping[str, Position] | None = None) -> list[Batch]:
-        """Those of the last query that are done; with ends, once past these: Spark tells of a batch
-        after its end.
+        """Return the ended batches of the last query. With `ends`, wait until the last one is past
+        them, because Spark tells of a batch after its end.
         """
         deadline = time.monotonic() + LATE_S
         while True:
@@ -80,7 +80,9 @@ def _offsets(offsets: Any) -> Mapping[str, Mapping[str, int]]:
 
 
 def spans(batches: Sequence[Batch], start: float, early_s: float) -> list[Span]:
-    """Of each batch that began after `since`, or so little before, counted from then."""
+    """Return a span for each batch with rows that began after `start`, or up to `early_s` before;
+    times count from `start`.
+    """
     return [
         (batch.began - start, batch.durable - start, batch.rows / (batch.durable - batch.began))
         for batch in batches

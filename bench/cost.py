@@ -1,4 +1,4 @@
-"""What a measured piece of work costs: seconds by the clock, CPU seconds and peak memory of every
+"""Costs of a measured piece of work: seconds by the clock, CPU seconds and peak memory of every
 process by name.
 """
 
@@ -16,8 +16,8 @@ EVERY_S = 0.25
 
 @dataclass
 class Cost:
-    """Of one piece of work. cpu_s and peak_mb are by process: a server's name, spark, python,
-    rival.
+    """The costs of one piece of work. cpu_s and peak_mb are by process: a server's name, spark,
+    python, rival.
     """
 
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""What a record costs in plain Python: microseconds, of the best of many rounds; needs no server.
+"""Costs of a record in plain Python: microseconds, of the best of many rounds; needs no server.
 
 Run by itself (`python -m bench.decoding`), so that the time is that of one process.
 """
@@ -39,8 +39,8 @@ SOURCE |= {"schema": "public", "table": "flights", "txId": 1234, "lsn": 26543600
 
 
 def measured() -> dict[str, float]:
-    """Of a record of 1 kB: its decoding, and the row in every form, passed through or with three
-    times converted.
+    """Measure a record of 1 kB: its decoding, and its row in every form, passed through or with
+    three times converted; microseconds.
     """
     passed = _costs("timestamp with time zone", "2013-01-01T10:15:00.000000Z")
     converted = _costs("timestamp without time zone", 1357034400100000)

@@ -1,4 +1,4 @@
-"""One line of the table."""
+"""A figure: one line of the table."""
 
 from dataclasses import dataclass, field
 
@@ -24,16 +24,14 @@ class Figure:
     rival: list[float] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     hops: dict[str, list[float]] = field(default_factory=dict)
-    """Of rows that were watched, seconds from their commit to each hop, in the order of the
-    hops.
-    """
+    """Seconds from the commit of watched rows to each hop, in the order of the hops."""
     unseen: int = 0
     """Rows that were watched and didn't become visible in time."""
     asked: tuple[float, ...] = ()
     """The most that p50 and p99 of the last hop may be."""
     over_time: dict[str, list[Span]] = field(default_factory=dict)
-    """Of each sink and of Kafka, counted from the first record in Kafka."""
+    """Spans of each sink and of Kafka, counted from the first record in Kafka."""
     part: str = ""
-    """What `--only` takes to measure it alone."""
+    """The word of `--only` that measures this figure alone."""
     changes: int = 0
-    """How many one repetition handles: what `costs` are of."""
+    """The number of changes of one repetition, to which `costs` belong."""

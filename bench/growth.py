@@ -51,8 +51,8 @@ def snapshot(stage: Stage, rows: int) -> Iterator[Figure]:
 
 
 def growth(stage: Stage, sizes: Sequence[int], changes: int, times: int) -> Iterator[Figure]:
-    """Each sink alone, from Kafka; `limit` is the smallest table's cost. All rows are equally
-    likely to be changed.
+    """Measure each sink alone, from Kafka; `limit` is the smallest table's cost. All rows are
+    equally likely to be changed.
     """
     cost: dict[tuple[str, int], list[float]] = defaultdict(list)
     meters: dict[tuple[str, int], list[Cost]] = defaultdict(list)

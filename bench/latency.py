@@ -34,13 +34,13 @@ RATE = 200.0
 Mark = tuple[str, datetime]
 """A row's id and its `updated_at`."""
 Marks = dict[Mark, datetime]
-"""When they were committed."""
+"""The commit time of each mark."""
 
 
 def latency(
     stage: Stage, changes: int, shares: Sequence[float], seconds: float
 ) -> Iterator[Figure]:
-    """What the sinks can take for good, then the hops at shares of it."""
+    """Measure the rate that the sinks can take for good, then the hops at shares of it."""
     with stage.running() as streams:
         _sustained(stage, streams, changes)
         yield (sustained := _sustained(stage, streams, changes))
@@ -52,8 +52,8 @@ def latency(
 
 
 def _sustained(stage: Stage, streams: list[Watched], changes: int) -> Figure:
-    """All three at once, from the first commit until the last view has it: a bit less than what
-    they take for good.
+    """Measure all three sinks at once, from the first commit until the last view has it: a bit less
+    than what they take for good.
     """
     began, figure = (
         time.time(),
@@ -86,7 +86,9 @@ def _hops(
 
 
 def visible(stage: Stage, rate: float, seconds: float) -> dict[str, Watch]:
-    """By sink, how long it took until clients saw rows changed at a rate, whoever applies them."""
+    """Return, by sink, the watch of rows changed at a rate: how long it took until clients saw
+    them, whoever applies them.
+    """
     watches = _watches(stage)
     _marked(stage, watches, rate, seconds)
     return watches

@@ -1,4 +1,4 @@
-"""What is measured while the pipeline runs as it would: what an idle one costs, rebuild and
+"""Measurements while the pipeline runs as it would: the cost of an idle one, rebuild and
 verification.
 """
 
@@ -26,12 +26,13 @@ from cdc.verify.verification import verify
 from sample.probe import Watch
 
 START_S = 600.0
-"""How long applying may take."""
+"""The longest time that applying may take."""
 STARTED_S = 60.0
 STARTED_TIMES = 1.3
-"""How much later than minutes afterwards a view may be so soon after the start, p50 and p99."""
+"""A view may be so many times later soon after the start than minutes afterwards, at p50 and p99.
+"""
 WARM_S = 45.0
-"""For what is still done after the last batch, and for the JVM to have compiled what it was at."""
+"""Time for the work after the last batch, and for the JVM to compile the code of the batches."""
 GB = 2**30
 
 
@@ -125,7 +126,7 @@ def _peak(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> fl
 
 
 def _bytes(pid: int) -> int:
-    """Of a process and its children; what they share counts once."""
+    """Return the memory of a process and its children, bytes; pages that they share count once."""
     root, total = psutil.Process(pid), 0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):

@@ -26,7 +26,7 @@ from connectors.client import Connect
 
 STEP_S = 0.5
 EARLY_S = 1.0
-"""How long before the first record was seen something may have begun."""
+"""A batch may have begun so long before the first record was seen."""
 Write = Callable[[Data, int], None]
 """Makes so many changes."""
 
@@ -122,8 +122,8 @@ def _figure(workload: Workload, changes: int) -> Figure:
 def _drained(
     stage: Stage, streams: list[Watched], write: Write, changes: int
 ) -> tuple[float, float, Cost]:
-    """When the first record was in Kafka and when the last batch was durable, Unix seconds; what it
-    cost.
+    """Return when the first record was in Kafka and when the last batch was durable, Unix seconds,
+    and the cost.
     """
     began = _released(stage, write, changes)
     with stage.meter() as meter:
@@ -154,7 +154,7 @@ def equal(stage: Stage, subject: str) -> None:
 
 
 def book(figure: Figure, seconds: float, cost: Cost) -> None:
-    """One repetition, and what the CPU would have allowed."""
+    """Add one repetition to a figure; its limit is the rate that the CPU would have allowed."""
     figure.ours.append(figure.changes / seconds)
     figure.limit.append((os.cpu_count() or 1) * figure.changes / sum(cost.cpu_s.values()))
     figure.costs.append(cost)

@@ -35,7 +35,7 @@ Record = tuple[int, Any, str, dict[str, Any] | None]
 Rows = dict[Any, tuple[int, dict[str, Any] | None]]
 """The newest record of each id: its offset and its row."""
 Offsets = dict[str, list[int]]
-"""By topic and partition."""
+"""Offsets by topic and partition."""
 Batch = tuple[str, str, list[Record]]
 """Records of one topic, and its position after them: JSON, an offset for each partition."""
 Apply = Callable[[str, list[Record]], Future[float] | None]
@@ -53,7 +53,8 @@ COLUMNS = pa.schema(
 )
 
 GATHER_S = {"warehouse": 1.0}
-"""How long a consumer that follows the log gathers a batch; the others 50 ms."""
+"""The time for which a consumer that follows the log gathers a batch; other targets' gather 50 ms.
+"""
 POLL_S = 0.05
 READING: dict[str, Any] = {
     "group.id": "plain",
@@ -73,8 +74,8 @@ def batches(
     ends: Callable[[], Offsets | None],
     gather_s: float = POLL_S,
 ) -> Iterator[Batch]:
-    """What all topics hold, as it comes, until `ends`, which may be told at any time: then batches
-    are full ones.
+    """Yield the records of all topics as they come, until `ends`. The ends may be told at any time;
+    batches are full ones from then on.
     """
     consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka, **READING})
     reached = {topic: list(offsets) for topic, offsets in starts.items()}
@@ -288,7 +289,7 @@ TARGETS: dict[str, Callable[[str, str], Apply]] = {
 
 
 def rival_name(topic: str) -> str:
-    """Of what holds a topic's rows: prefix of keys, index or folder."""
+    """Return the name of the place that holds a topic's rows: prefix of keys, index or folder."""
     return f"rival-{topic}"
 
 

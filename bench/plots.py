@@ -60,7 +60,7 @@ def _growth(figures: Sequence[Figure]) -> Picture:
 
 
 def _bars(axes: Any, figures: Sequence[Figure], labels: dict[str, str] | None = None) -> None:
-    """Those of a figure side by side, without gaps for what it lacks."""
+    """Draw the bars of a figure side by side, without gaps for the series that it lacks."""
     labels, drawn = labels or {name: name for name in COLOURS}, set()
     for row_number, figure in enumerate(figures):
         series = [(name, median(values)) for name in labels if (values := getattr(figure, name))]

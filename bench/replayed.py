@@ -20,8 +20,8 @@ DAY = 2_500
 
 
 def replayed(stage: Stage, rates: tuple[float, ...], seconds: float) -> Iterator[Figure]:
-    """How late the last row is in the slowest view: much the same from rate to rate, until they
-    can't keep up.
+    """Measure how late the last row is in the slowest view: much the same from rate to rate, until
+    the views can't keep up.
     """
     figures, first = [], LOADED
     with stage.extra_stage("airport", TABLES, _make) as airport, airport.running() as streams:

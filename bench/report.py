@@ -1,4 +1,4 @@
-"""What a run found: a table for people, JSON for machines, plots."""
+"""The report of a run: a table for people, JSON for machines, plots."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from compose import versions
 
 SERIES = ("limit", "rival", "ours")
 GOAL_PERCENTILES = ("p50", "p99")
-"""Of what `Figure.asked` is the most."""
+"""The percentiles whose greatest values `Figure.asked` are."""
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
@@ -147,7 +147,9 @@ def verdict(figure: Figure) -> str:
 
 
 def describe(figure: Figure) -> str:
-    """What is printed as soon as it is known: all of a figure but its single values."""
+    """Return the text that is printed as soon as a figure is known: all of it but its single
+    values.
+    """
     numbers, lines = summary(figure), [f"{figure.name}, {figure.unit}"]
     for name in (name for name in SERIES if name in numbers):
         lines.append(

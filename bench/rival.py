@@ -22,7 +22,7 @@ from cdc.model.table import Table
 from sinks.elasticsearch.sink import Elasticsearch
 
 RECORDS = {"warehouse": 100_000, "changes": 100_000}
-"""Of a batch; the others' have ten thousand."""
+"""The records of a batch by target; ten thousand for other targets."""
 END_S = 600.0
 
 
@@ -65,7 +65,7 @@ class Consumer:
         self._process.stdin.flush()
 
     def durable_time(self) -> float:
-        """When all until its end was durable, Unix seconds; waits until it is."""
+        """Wait until all records up to the ends are durable; return when that was, Unix seconds."""
         answer, _ = self._process.communicate(timeout=END_S)
         if self._process.returncode:
             raise DivergenceError(

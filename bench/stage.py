@@ -1,4 +1,4 @@
-"""What a run needs: servers of its own, Spark, pipelines; and where its processes are."""
+"""The stage of a run: its own servers, Spark, pipelines, and the ids of their processes."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ SETTLE_S = 3600.0
 
 
 class Servers:
-    """All that pipelines share."""
+    """The servers and the Spark session that all pipelines share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,10 +74,8 @@ class Servers:
 
 
 class Stage:
-    """One pipeline: its tables, its topics with their snapshot, three sinks that have applied
-    nothing yet.
-
-    `snapshot` is what the registration cost.
+    """A pipeline: its tables, its topics with their snapshot, three sinks that have applied nothing
+    yet. `snapshot` is the cost of the registration.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class Stage:
     def extra_stage(
         self, name: str, tables: Sequence[str], make: Callable[[Data], object]
     ) -> Iterator["Stage"]:
-        """Another pipeline on the same servers, while this one's connector stands still."""
+        """Make another pipeline on the same servers, while this one's connector stands still."""
         with Connect(self.endpoints.connect) as connect:
             connect.stop(self.name)
             extra = Stage(self.servers, name, tables, make)
@@ -138,17 +136,19 @@ class Stage:
         ]
 
     def ends(self, *, decided: bool = True) -> dict[str, Position]:
-        """By topic; with what the connector has written and not yet committed if not `decided`."""
+        """Return the topics' ends by topic; unless `decided`, with the records that the connector
+        has written and not yet committed.
+        """
         with Topics(self.pipeline.kafka) as kafka:
             return kafka.ends([table.topic for table in self.tables], decided=decided)
 
     def end(self) -> Position:
-        """Of the first table's topic."""
+        """Return the end of the first table's topic."""
         return self.ends()[self.table.topic]
 
     def drained(self) -> list[tuple[float, int]]:
-        """Wait until all that is committed by now is in the topics; when the sum of their ends was
-        what.
+        """Wait until all rows committed so far are in the topics; return the sums of the topics'
+        ends by the monotonic time of each change, in order.
         """
         with psycopg.connect(self.dsn) as connection:
             (now_ms,) = connection.execute(
@@ -173,7 +173,7 @@ class Stage:
                 time.sleep(0.1)
 
     def records(self) -> int:
-        """How many records the topics hold: markers between them have offsets as well."""
+        """Count the records of the topics, because markers between them have offsets as well."""
         return self.log().count()
 
     def log(self) -> DataFrame:
@@ -186,14 +186,16 @@ class Stage:
         )
 
     def apply(self, sink: Sink) -> Watched:
-        """What `cdc run --until-caught-up` does for one sink, in a Spark that is warm."""
+        """Apply the log to one sink as `cdc run --until-caught-up` does, in a warm Spark."""
         stream = self.stream(sink)
         stream.run(until_caught_up=True)
         return stream
 
     @contextmanager
     def running(self, sinks: Sequence[str] = ()) -> Iterator[list[Watched]]:
-        """These sinks, all three without a name, caught up."""
+        """Run streams of these sinks, of all three without a name, and yield them once they have
+        caught up.
+        """
         stopping = threading.Event()
         streams = [self.stream(sink) for sink in self.context.sinks(list(sinks) or None)]
         thread = threading.Thread(target=supervise, args=(streams, stopping))

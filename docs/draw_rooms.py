@@ -12,7 +12,7 @@ PAGE = Path(__file__).parent / "understand" / "rooms.md"
 BEGIN, END = "<!-- drawn: python -m docs.draw_rooms -->\n", "<!-- end -->\n"
 PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "sample")
 Arrows = Mapping[str, set[str]]
-"""By room, those that it imports."""
+"""The imported rooms by room."""
 
 
 def room(module: str) -> str:
@@ -66,7 +66,7 @@ def order(arrows: Arrows) -> list[str]:
 
 
 def reduced(arrows: Arrows) -> Arrows:
-    """Without those arrows that a way through other rooms stands for."""
+    """Remove the arrows that a way through other rooms stands for."""
     below: dict[str, set[str]] = {}
     for name in reversed(order(arrows)):
         below[name] = arrows[name].union(*(below[target] for target in arrows[name]))

@@ -14,7 +14,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/python-api.md": python_interface.page,
     "performance/results.md": results.page,
 }
-"""By path below this folder."""
+"""The page makers by path below this folder."""
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

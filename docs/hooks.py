@@ -1,5 +1,5 @@
-"""What mkdocs does besides: the bench's plots lie outside this folder, beside the numbers that they
-are made of.
+"""Hooks of mkdocs: they add the bench's plots, which lie outside this folder, beside the numbers
+that they are made of.
 """
 
 from pathlib import Path

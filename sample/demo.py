@@ -55,7 +55,7 @@ class Demo:
         console.print(f"[dim]{time.monotonic() - self.began:5.0f} s[/]  [bold]{text}[/]")
 
     def play(self) -> int:
-        """All of it; 0 when every view equals the source."""
+        """Play the whole demo; return 0 when every view equals the source, 1 otherwise."""
         self.step("starting Postgres, Kafka, Connect, Elasticsearch and Valkey")
         endpoints = stack.up(
             self.state, progress=lambda line: console.print(f"         [dim]{line}[/]")
@@ -233,7 +233,7 @@ def show_latency(result: Replayed, probe: Probe) -> None:
 
 
 def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
-    """One read per view, as an application would make it."""
+    """Print one read per view, as an application would make it."""
     search, cache = demo.pipeline.sinks["search"], demo.pipeline.sinks["cache"]
     url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[attr-defined]
     hits = httpx.post(url, json={"query": {"match": {"name": "kennedy"}}, "size": 3}).json()[

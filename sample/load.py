@@ -57,7 +57,7 @@ def load(
 
 
 def failed(error: psycopg.Error) -> SourceError:
-    """What a database error means to somebody who works with the sample."""
+    """Return the error that tells a user of the sample what a database error means."""
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
         return SourceError(
             "the database lacks the sample schema",

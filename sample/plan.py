@@ -41,7 +41,7 @@ REMARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row's change; `values` are all columns of an insert, the changed ones of an update."""
+    """A change of one row; `values` are all columns of an insert, the changed ones of an update."""
 
     table: str
     op: Literal["insert", "update", "delete"]
@@ -56,7 +56,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Changes that commit together at event time `at`; `lane` names the rows that it may touch."""
+    """Changes that commit together at event time `time`; `lane` names the rows that it may touch."""
 
     time: datetime
     kind: str
@@ -109,7 +109,7 @@ def _lane(row: dict[str, Any]) -> str:
 
 
 class _Flight:
-    """One flight's row as it is now, and the transactions that made it so."""
+    """A flight: its current row, and the transactions that made the row so."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.row = row

@@ -34,7 +34,9 @@ Find = Callable[[list[str]], Mapping[str, datetime]]
 
 @dataclass
 class Watch:
-    """One view: rows that it doesn't show yet, and how long it took for the others, in seconds."""
+    """A watched view: the rows that it doesn't show yet, and the latencies of the rows that it
+    shows, in seconds.
+    """
 
     find: Find
     poll_s: float

@@ -39,7 +39,9 @@ __all__ = ["Replayed", "Transaction", "plan", "replay"]
 
 @dataclass(frozen=True)
 class Replayed:
-    """What was committed; `rate` is what was achieved, `behind_s` how late the latest one began."""
+    """The result of a replay; `rate` is the rate achieved, `behind_s` the delay of the latest
+    transaction's start.
+    """
 
     transactions: int
     by_kind: dict[str, int]
@@ -50,7 +52,7 @@ class Replayed:
 
 @dataclass
 class _Run:
-    """What the workers of one replay share."""
+    """The state that the workers of one replay share."""
 
     rate: float
     began: float

@@ -28,8 +28,8 @@ RESULT = re.compile(r"(FAILED|ERROR) |=+ .*\b(passed|failed|errors?)\b.* =+$")
 CONTAINER_TESTS = "tests/containers"
 """Tests that need a Docker engine: in no half, collected with `--stack containers` only."""
 FIRST_HALF = "CDC_TESTS_FIRST_HALF"
-"""In the second half's environment: the first one's process, for whose end a test waits that
-measures.
+"""A variable of the second half's environment: the id of the first half's process, for whose end a
+test that measures waits.
 """
 
 

@@ -77,7 +77,9 @@ def _latency(figure: Mapping[str, Any], hops: Sequence[str]) -> list[str]:
 
 
 def _last(figure: Mapping[str, Any]) -> list[str]:
-    """What a run of an earlier version hasn't stored is left empty."""
+    """Return the verdict and the part; a run of an earlier version hasn't stored them, so they are
+    empty.
+    """
     return [figure.get("met", ""), figure.get("part", "")]
 
 

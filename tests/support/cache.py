@@ -17,7 +17,7 @@ from tests.support.wait import wait_until
 
 @contextmanager
 def cache(folder: Path, *options: str) -> Iterator[str]:
-    """Its URL; `further` words of its command line."""
+    """Start a cache server and yield its URL; `options` are words of its command line."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     command: list[str | Path] = [

@@ -40,7 +40,7 @@ def table(topic: str, name: str = "items") -> Table:
 
 @dataclass(frozen=True)
 class Record:
-    """One record of a topic; value None is a tombstone."""
+    """A record of a topic; value None is a tombstone."""
 
     partition: int
     offset: int
@@ -59,8 +59,8 @@ class Topic:
         self._next = [0] * partitions
 
     def add(self, op: str, row: Row, lacking: Sequence[str] = (), lsn: int = 1) -> None:
-        """One change; the values of `lacking` stay what they were, and the record doesn't carry
-        them.
+        """Add a record of one change; the values of `lacking` stay as they were, and the record
+        doesn't carry them.
         """
         key = {name: row[name] for name in self.table.key}
         # hash() of text differs between runs; and the sum of bytes put all rows of the laws into
@@ -79,8 +79,8 @@ class Topic:
         self._next[partition] += 1
 
     def add_partition(self) -> None:
-        """As Kafka does: the records that there are stay where they are, new ones of the same key
-        may not follow.
+        """Add a partition as Kafka does: the records in the topic stay where they are, new ones of
+        the same key may not follow.
         """
         self.partitions += 1
         self._next.append(0)
@@ -90,7 +90,7 @@ class Topic:
         return tuple(self._next)
 
     def model(self, ends: Sequence[int] | None = None, floor: int = 0) -> dict[str, Row]:
-        """The view after all records below `until`, but for those before the floor: what every sink
+        """The view after all records below `ends`, but for those before the floor: what every sink
         must hold.
         """
         view: dict[str, Row] = {}

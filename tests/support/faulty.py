@@ -24,7 +24,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client gets instead of the server's own answer; nothing at all when `status` is 0."""
+    """An answer that a client gets instead of the server's own; no bytes when `status` is 0."""
 
     status: int
     body: bytes = b""
@@ -115,5 +115,5 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
 
 
 def json_answer(status: int, body: object) -> Answer:
-    """As the server itself would give it."""
+    """Make an answer as the server itself would give it."""
     return Answer(status, json.dumps(body).encode(), product=True)

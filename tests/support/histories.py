@@ -106,7 +106,7 @@ class World:
         return self._clock
 
     def model(self, ends: Sequence[int]) -> dict[str, Row]:
-        """The view that the records below `until` make, dead ones left out."""
+        """The view that the records below `ends` make, dead ones left out."""
         return self.topic.model(ends, self.floor)
 
 

@@ -1,4 +1,4 @@
-"""What pages of the documentation say that can be looked up: commands, links, paths, targets,
+"""Things in pages of the documentation that can be looked up: commands, links, paths, targets,
 words.
 """
 
@@ -42,19 +42,19 @@ BANNED = {
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Each fenced block: its language and what it holds."""
+    """Yield each fenced block: its language and its text."""
     for language, _, body in BLOCK.findall(text):
         yield language, body
 
 
 def prose(text: str) -> str:
-    """What stands outside of fenced blocks."""
+    """Return the text outside of fenced blocks."""
     return BLOCK.sub("", text)
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Each `cdc` command of the fenced blocks, as arguments; brackets of what may be left out are
-    taken off.
+    """Yield each `cdc` command of the fenced blocks, as arguments, without the brackets around
+    optional words.
     """
     for language, body in blocks(text):
         if language in ("", "sh", "console"):
@@ -100,7 +100,9 @@ def refusal(words: list[str]) -> str | None:
 
 
 def unknown_words(text: str) -> Iterator[str]:
-    """What commands within sentences name that the command line doesn't have: a verb, an option."""
+    """Yield the words of commands within sentences that the command line doesn't have: a verb, an
+    option.
+    """
     root: Any = typer.main.get_command(app)
     for span in SPAN.findall(prose(text)):
         first, *tail = span.split()

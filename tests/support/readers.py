@@ -28,12 +28,12 @@ class Readings:
     polls: int = 0
     errors: list[str] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
-    """How many of the rows that are always there a poll found, when it wasn't all."""
+    """The numbers of lasting rows that polls found when they didn't find all."""
     oldest_s: float = 0.0
 
 
 Poll = Callable[[], tuple[int, float]]
-"""How many of the lasting rows there are, and when the pulse was written, Unix seconds."""
+"""The number of lasting rows, and the time at which the pulse was written, Unix seconds."""
 
 
 def search(url: str, alias: str) -> Poll:

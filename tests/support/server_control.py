@@ -13,7 +13,9 @@ from compose.stack_state import locked_state
 
 
 class ServerControl(Protocol):
-    """What tests of failures do to a server; its name is a service of the compose file."""
+    """Faults that tests of failures inject into a server; its name is a service of the compose
+    file.
+    """
 
     def stop(self, server: str) -> None:
         """Stop a server as `cdc down` does."""

@@ -37,7 +37,7 @@ INSERT INTO shop.counters SELECT n, n FROM generate_series(1, 10) n;
 
 @dataclass(frozen=True)
 class Change:
-    """One record; a tombstone has no op."""
+    """A record of a topic; a tombstone has no op."""
 
     key: dict[str, Any]
     op: str
@@ -87,7 +87,7 @@ class Shop:
         return register(self.pipeline.model_copy(update=settings), self.tables)
 
     def refused(self, kind: type[CdcError] = SourceError, **settings: Any) -> str:
-        """What a refused registration says; nothing may have been made."""
+        """Return the text of a refused registration, after a check that nothing was made."""
         with pytest.raises(kind) as caught:
             self.register(**settings)
         assert self.topics() == []
@@ -111,7 +111,7 @@ class Shop:
         return [change for change in read(self.kafka, self.pipeline.topic(table)) if change.op]
 
     def rows(self, table: str) -> dict[Any, Any]:
-        """What a table's topic says: the row, or None for a deleted one, by its key."""
+        """Return a table's rows by key as its topic has them; None for a deleted row."""
         changes = read(self.kafka, self.pipeline.topic(table))
         return {
             next(iter(change.key.values()))
@@ -190,7 +190,7 @@ def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
 
 
 def read(bootstrap: str, topic: str) -> list[Change]:
-    """What is committed in a topic, partition by partition."""
+    """Read the committed records of a topic, partition by partition."""
     consumer = kafka.KafkaConsumer(
         bootstrap_servers=bootstrap,
         isolation_level="read_committed",

@@ -15,7 +15,7 @@ from cdc.model.table import Column, RowFormat, Table, row_id
 
 Row = dict[str, Any]
 UNKNOWN = object()
-"""In a view: a value that nothing has ever told."""
+"""A value in a view that no record has ever told."""
 INTEGERS = {"smallint": 16, "integer": 32, "bigint": 64}
 JSON_TYPES = ("json", "jsonb", "hstore")
 
@@ -32,8 +32,8 @@ class Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What a record says. after is None for a delete; missing: columns whose value it doesn't carry,
-    null in `after`.
+    """The change that a record tells. after is None for a delete; missing: columns whose value it
+    doesn't carry, null in `after`.
     """
 
     topic: str
@@ -207,7 +207,7 @@ def _decimal(value: Any) -> bool:
 
 
 def fold(changes: Sequence[Change]) -> list[Folded]:
-    """One row per topic, partition and id. Changes in any order."""
+    """Fold changes, in any order, to one row per topic, partition and id."""
     rows: dict[tuple[str, int, str | None], list[Change]] = {}
     for change in sorted(changes, key=lambda change: change.offset):
         rows.setdefault((change.topic, change.partition, change.id), []).append(change)

@@ -19,7 +19,7 @@ EXIT = re.compile(r"^\(exit code (\d+)\)$")
 
 @dataclass
 class Step:
-    """One command of a page, or one file."""
+    """A step of a page: one command, or one file."""
 
     text: str
     file: str = ""
@@ -28,7 +28,7 @@ class Step:
 
 
 def steps(page: str) -> Iterator[Step]:
-    """What a page says to do, in order."""
+    """Yield the steps that a page tells its reader to do, in order."""
     for language, title, body in FENCE.findall(page):
         if title:
             yield Step(body, file=title)

@@ -24,7 +24,7 @@ FILL = (
     f" FROM generate_series(1, {ROWS}) n"
 )
 CHANGES = 5
-"""Of one transaction."""
+"""The number of changes of one transaction."""
 
 
 @dataclass
