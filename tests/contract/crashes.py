@@ -38,7 +38,7 @@ def die(*_: Any, **__: Any) -> NoReturn:
 
 @contextmanager
 def survived() -> Iterator[None]:
-    """What is expected of a broken writer, and nothing else."""
+    """Suppress the errors that a broken writer is expected to raise, and no others."""
     try:
         yield
     except (SinkUnavailable, Fenced):
@@ -71,7 +71,9 @@ class Torn(Memory):
 
 
 def torn_memory(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    """Its rows have no versions, so the same batch has to come again: Spark has planned it."""
+    """Tear a batch of the memory sink. Its rows have no versions, so the same batch has to come
+    again: Spark has planned it.
+    """
     memory, torn = consumer.sink, Torn("memory")
     assert isinstance(memory, Memory)
     torn.views, torn.stored, torn.keeps = memory.views, memory.stored, seed % 4
@@ -158,9 +160,7 @@ def break_after(method: str) -> Crash:
 
 
 def lost_position(consumer: "Consumer", batch: Batch, seed: int) -> None:
-    """All of the batch is there, but not one word of how far it goes: the log comes again from
-    offset zero.
-    """
+    """Apply the whole batch, but lose its position: the log comes again from offset zero."""
     sink = consumer.sink
     assert isinstance(sink, Elasticsearch)
     consumer.send(batch)

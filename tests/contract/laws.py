@@ -31,7 +31,7 @@ During = Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]]
 
 
 class Harness:
-    """One table's view in one sink; `writer` makes a new sink object, as a new run would."""
+    """A view of one table in one sink; `writer` makes a new sink object, as a new run would."""
 
     def __init__(
         self, spark: "SparkSession", make: Callable[[], Sink], table: Table, partitions: int = 2
@@ -73,7 +73,7 @@ class Harness:
         return Batch(writer, (advance,), in_lanes(records), reading)
 
     def repair(self, position: Position | None, writer: str) -> Batch:
-        """All records below a position once more, as a batch of no length."""
+        """Return all records below a position once more, as a batch of no length."""
         assert position is not None
         batch = self.batch(None, position.offsets, writer)
         return replace(batch, advances=(Advance(self.table, position, position),))
@@ -158,8 +158,8 @@ def the_newest_of_a_batch_wins(harness: Harness) -> None:
 
 
 def every_key_has_a_row_of_its_own(harness: Harness) -> None:
-    """Also keys longer than an index takes for an id (512 bytes), alike in all that it would
-    take.
+    """Every key has a row of its own, also keys longer than an index takes for an id (512 bytes),
+    alike in all that it would take.
     """
     long = "x" * 600
     keys = [
@@ -231,11 +231,11 @@ def a_second_writer_is_fenced(harness: Harness) -> None:
 
 
 def a_stopped_writer_is_fenced(harness: Harness, during: During) -> bool:
-    """One that is stopped at a moment of its batch, and goes on when another has gone on in its
+    """A writer that is stopped at a moment of its batch is fenced once another has gone on in its
     place.
 
-    It may have done all of its batch by then, and then it may say so. False when the moment didn't
-    come.
+    It may have applied all of its batch by then, and then it may say so. Returns False when the
+    moment didn't come.
     """
     fill(harness)
     for number in range(4):
@@ -271,7 +271,7 @@ def a_stopped_writer_is_fenced(harness: Harness, during: During) -> bool:
 
 
 def _send_insisting(harness: Harness, batch: Batch, sink: Sink) -> None:
-    """As a stream does where the destination only asks for time."""
+    """Send a batch again and again, as a stream does where the destination only asks for time."""
     for _ in range(3):
         try:
             harness.send(batch, sink)
@@ -431,8 +431,8 @@ def a_generation_is_built_unseen(harness: Harness) -> None:
 
 
 def what_is_empty_exists(harness: Harness) -> None:
-    """From `prepare` on, and after `clear`; and a second generation of nothing can be shown like
-    any other.
+    """An empty view exists from `prepare` on, and after `clear`; a second, empty generation can be
+    shown like any other.
     """
     table, live = harness.table, harness.sink
     assert (harness.view(), harness.position()) == ({}, None)
@@ -480,7 +480,7 @@ def a_later_change_wins_whatever_its_lsn(harness: Harness) -> None:
 
 
 def what_a_truncate_has_voided_stays_away(harness: Harness) -> None:
-    """Neither what the view held nor what the log still holds comes back."""
+    """Rows that a TRUNCATE has voided don't come back, neither from the view nor from the log."""
     for number in range(4):
         harness.topic.add("c", row("old", number), lsn=number + 1)
     harness.apply()
@@ -495,8 +495,8 @@ def what_a_truncate_has_voided_stays_away(harness: Harness) -> None:
 
 
 def what_a_server_before_has_written_stays_away(harness: Harness) -> None:
-    """Its positions are higher than those of the new one, whose TRUNCATE must not bring back what
-    came before.
+    """Records of an earlier server have higher positions than those of the new one, whose TRUNCATE
+    must not bring the old rows back.
     """
     for number in range(4):
         harness.topic.add("c", row("old", number), lsn=1000 + number)

@@ -85,9 +85,7 @@ class Pair:
         self._go_on()
 
     def meet(self, meeting: "Meeting", moment: Moment) -> None:
-        """Whatever happens is taken as it comes: who is refused starts again from where the sink
-        stands.
-        """
+        """Let two acts meet. Whichever is refused starts again from the sink's position."""
         self.meetings += 1
         for number in range(NEW_ROWS):
             self.harness.topic.add("c", row(f"new {self.meetings}", number))
@@ -129,7 +127,7 @@ def _tolerant(act: Act) -> Act:
 
 
 Meeting = Callable[[Pair], tuple[Act, Act]]
-"""What runs, and what happens meanwhile."""
+"""The act that runs, and the act that happens meanwhile."""
 
 
 def the_kept_one_is_written_and_switched_to(pair: Pair) -> tuple[Act, Act]:

@@ -61,7 +61,7 @@ def opened(harness: Harness, kind: str) -> deltalake.DeltaTable:
 
 
 def events(harness: Harness) -> Counter[tuple[str, int, int]]:
-    """How often the log of changes has which event, as another reader sees it."""
+    """Count each event in the log of changes, as another reader sees it."""
     query = deltalake.QueryBuilder().register("t", opened(harness, "changes"))
     log = query.execute("SELECT * FROM t").read_all()
     partitions, offsets = log["_cdc_partition"].to_pylist(), log["_cdc_offset"].to_pylist()
@@ -462,7 +462,7 @@ def newest_word(history: Sequence[Commit], *_: object) -> Standing | None:
 
 
 def end_of_batch(_: ViewCheckpoint | None, end: Position) -> Position:
-    """Where a part of the view stands afterwards: where the batch ends, even when it was further
+    """Return the batch's end as the position of a part of the view, even when the part was further
     already.
     """
     return end

@@ -38,14 +38,14 @@ TASKS = 2
 
 
 def in_tasks(records: "DataFrame") -> "DataFrame":
-    """As the Kafka source has them when several tasks read it."""
+    """Split records as the Kafka source does when several tasks read it."""
     return records.repartitionByRange(TASKS, "topic", "partition").sortWithinPartitions(
         "topic", "partition", "offset"
     )
 
 
 class Warehouse:
-    """One sink, and the topics of its tables."""
+    """A sink and the topics of its tables."""
 
     def __init__(self, spark: "SparkSession", sink: Delta, topics: list[Topic]) -> None:
         self.spark, self.sink, self.topics, self.runs = spark, sink, topics, itertools.count()

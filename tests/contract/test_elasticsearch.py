@@ -166,8 +166,8 @@ class Lost:
 
 
 def forget_versions(server: httpx.Client, sink: Elasticsearch, table: Table) -> None:
-    """What a restart of the node does, or a shard that moves: versions of deleted documents are
-    gone.
+    """Forget the versions of deleted documents, as a restart of the node does, or a shard that
+    moves.
     """
     index = quoted(sink, table)
     for step in ("_flush", "_close", "_open?wait_for_active_shards=1"):
@@ -301,7 +301,7 @@ def cut(calls: int) -> Callable[[Request], Answer | None]:
 
 
 class RowByRow(ElasticsearchWriter):
-    """With bulks of one row each."""
+    """A writer whose bulks have one row each."""
 
     limits = ChunkLimits(1, 1)
 
@@ -382,7 +382,9 @@ def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> No
 
 
 MANY = 40
-"""Their names take more than fits into a line; an index each takes the server a while to make."""
+"""The number of tables. Their names take more than fits into a line; the server takes a while to
+make an index for each.
+"""
 LONG = "a_table_whose_name_has_all_of_the_63_bytes_that_postgres_allows"
 
 

@@ -53,7 +53,7 @@ class Consumer:
     versioned: bool = True
     """Whether rows that come again after a lost position leave newer ones alone."""
     ahead: tuple[int, ...] = ()
-    """How far the rows may be ahead of the position."""
+    """The offsets up to which the rows may be ahead of the position."""
 
     def __post_init__(self) -> None:
         self.start()
@@ -222,7 +222,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(back=st.integers(1, 5))
     def send_an_old_batch_again(self, age: int) -> None:
-        """Of a zombie, or of the same run: refused or without effect."""
+        """Send an old batch of a zombie, or of the same run: it is refused or has no effect."""
         view, stored = (
             self.consumer.check_view(),
             self.consumer.sink.position(self.consumer.world.table),
@@ -254,7 +254,9 @@ class Histories(RuleBasedStateMachine):
         self.consumer.start()
 
     def teardown(self) -> None:
-        """Whatever has happened: the rest of the log makes the view equal to the source."""
+        """Apply the rest of the log, which makes the view equal to the source, whatever has
+        happened.
+        """
         if batch := self.consumer.batch((1.0, 1.0)):
             self.consumer.deliver(batch)
         assert self.consumer.check_view() == self.consumer.world.rows

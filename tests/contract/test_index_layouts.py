@@ -71,7 +71,7 @@ def server(stack: "Stack") -> Iterator[httpx.Client]:
 
 
 def rebuilt(sink: Elasticsearch, table: Table) -> None:
-    """As `cdc rebuild` does, of a view without rows."""
+    """Rebuild a view without rows, as `cdc rebuild` does."""
     names = {table.qualified: new_generation()}
     sink.for_generation(names).prepare(table)
     sink.promote([table], names)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Rows = Mapping[str, str | None]
-"""What a mirror's column v has, by id."""
+"""The values of a mirror's column v, by id."""
 Read = Callable[[], Rows]
 Open = Callable[["SparkSession", str], Read]
 """Begins with a table as it is; what it gives reads it, maybe later."""
@@ -107,7 +107,7 @@ READERS: list[Open] = [
     by_spark,
 ]
 UNMARKED: list[Open] = [by_pandas, by_pyarrow]
-"""Those that can't have deletion vectors, and say so."""
+"""The readers that can't read deletion vectors, and say so."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ STATES = [
 
 
 class History:
-    """One table's life, and a copy of its warehouse in each state."""
+    """The life of one table, with a copy of its warehouse in each state."""
 
     def __init__(self, spark: "SparkSession", root: Path) -> None:
         self.root, self.place, self.rewritten = root, root / "warehouse", False

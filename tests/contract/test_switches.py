@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MOMENTS = {"redis": range(0, 6, 2), "elasticsearch": range(0, 16, 6), "delta": range(0, 16, 9)}
-"""Of each meeting: not all, because a round takes seconds; `make properties` tries every one."""
+"""The moments of each meeting that are tried: not all, because a round takes seconds; `make
+properties` tries every one.
+"""
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_links_go_with_who_needs_them(
     harness.apply(writer="another", sink=sink.for_generation(names))
 
     def files() -> dict[str, int]:
-        """By name, how many links the file has."""
+        """Return the number of links of each file by name."""
         return {path.name: path.stat().st_nlink for path in mirror.glob("*.parquet")}
 
     old_files = files()

@@ -44,7 +44,7 @@ def row(
 
 
 def deletion(id_: int, lsn: int = 500) -> Planted:
-    """What a delete leaves."""
+    """Return the records that a delete leaves."""
     return [(key(id_), enveloped("d", {"id": id_}, None, lsn), id_ % 2), (key(id_), None, id_ % 2)]
 
 
@@ -173,7 +173,9 @@ class Broker:
         return True
 
     def cut(self, topic: str) -> None:
-        """What is compacted alone can't be cut."""
+        """Cut a topic's beginning off, after a change of its settings: a topic that is only
+        compacted can't be cut.
+        """
         self.policy(topic, "delete")
         wait_until(lambda: self._cuts(topic), 10, "records to be deleted")
         self.policy(topic, "compact")

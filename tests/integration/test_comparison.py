@@ -73,7 +73,7 @@ def history(conn: Connection) -> list[Definition]:
 
 
 def verdicts(conn: Connection) -> list[tuple[str, str]]:
-    """What became of captured tables, but for entries that mean nothing for their rows."""
+    """Return what became of captured tables, without entries that mean nothing for their rows."""
     return [
         (consequence.table, consequence.kind)
         for consequence in consequences(history(conn), CAPTURED)

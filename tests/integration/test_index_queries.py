@@ -84,7 +84,7 @@ def moment(form: str, first: int = 1) -> Value:
 
 @dataclass(frozen=True)
 class Case:
-    """One type: its values, and what is found by no query of the index' main field (`apart`)."""
+    """A type: its values, and the values that no query of the index' main field finds (`apart`)."""
 
     type: str
     value: Value
@@ -92,7 +92,7 @@ class Case:
     part: str = ""
     """The sub-field that is asked."""
     compared: str = "{0}"
-    """What Postgres compares, of a column and of a value."""
+    """The expression that Postgres compares, of a column and of a value."""
     ordered: bool = True
     values: list[str | None] = field(default_factory=list)
 
@@ -220,7 +220,7 @@ def make_pair(
 
 
 def filled(rng: Random, cases: list[Case]) -> list[Case]:
-    """With values: each that is found by no query is in some rows, and in no probe."""
+    """Fill the cases: each value that no query finds is in some rows, and in no probe."""
     for case in cases:
         rows = [case.value(rng) for _ in range(ROWS - 10)] + [None] * 10
         for index, value in enumerate(case.apart * 2):
@@ -280,7 +280,7 @@ def anywhere(rng: Random, missed: set[int]) -> int:
 
 
 def check_sorts(pair: Pair, index: int, case: Case) -> None:
-    """Both ways; what has no number comes last."""
+    """Compare both sort directions; values without a number come last."""
     name, compared = f"c{index}", case.compared.format(f"c{index}")
     missed = {key for key in range(ROWS) if case.values[key] in (None, *case.apart)}
     bodies, expected = [], []
@@ -306,7 +306,7 @@ def check_sorts(pair: Pair, index: int, case: Case) -> None:
 
 
 def check_sums(pair: Pair, index: int, case: Case) -> None:
-    """Of what has a number."""
+    """Compare count, least, greatest and sum of values that have a number."""
     missed = [key for key in range(ROWS) if case.values[key] in (None, *case.apart)]
     cast = f"c{index}::numeric"
     query = f"SELECT count({cast}), min({cast}), max({cast}), sum({cast}) FROM t WHERE id < {ROWS} AND id <> ALL (%s)"

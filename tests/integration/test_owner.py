@@ -108,7 +108,7 @@ class Owner:
         return str(process.stderr)
 
     def execute(self, statements: str) -> None:
-        """As the owner."""
+        """Execute a statement as the owner."""
         with psycopg.connect(self.dsn) as conn:
             conn.execute(statements.encode())
 
@@ -136,7 +136,7 @@ def owner(guarded: str, unique: str, tmp_path: Path) -> Iterator[Owner]:
 
 
 def unwrapped(text: str) -> str:
-    """In one line, however it was folded."""
+    """Return a text in one line, however it was folded."""
     return " ".join(text.split())
 
 
@@ -277,7 +277,7 @@ def test_where_a_role_stands_for_replication(owner: Owner) -> None:
 
 
 def everything(owner: Owner) -> list[tuple[Any, ...]]:
-    """What a migration makes, as far as the catalogue has names for it."""
+    """Return all objects that a migration makes, as far as the catalogue has names for them."""
     return owner.admin.execute(
         "SELECT 'role', rolname FROM pg_roles UNION ALL SELECT 'schema', nspname FROM pg_namespace UNION ALL"
         " SELECT 'publication', pubname FROM pg_publication UNION ALL SELECT 'event trigger', evtname FROM"

@@ -35,7 +35,7 @@ Contents = dict[str, list[tuple[Any, ...]]]
 
 @contextmanager
 def sibling(dsn: str) -> Iterator[str]:
-    """Another empty database with the sample schema, on the same server."""
+    """Make another empty database with the sample schema, on the same server."""
     name = f"sibling_{uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
@@ -63,7 +63,7 @@ def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:
 
 
 def contents(dsn: str) -> Contents:
-    """All that a replay decides: everything but updated_at."""
+    """Return all values that a replay decides: every column but updated_at."""
     return {
         table: rows(dsn, f"SELECT {columns} FROM {table} ORDER BY {', '.join(KEYS[table])}")
         for table, columns in COLUMNS.items()

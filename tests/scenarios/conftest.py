@@ -60,7 +60,7 @@ sinks:
 
 @dataclass
 class World:
-    """One pipeline: its database, its file, its verbs."""
+    """A pipeline: its database, its file, its verbs."""
 
     stack: "Stack"
     name: str
@@ -175,8 +175,8 @@ class World:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """All sinks' streams in this process, whose Spark is warm; they must be at work until the
-        end.
+        """Run all sinks' streams in this process, whose Spark is warm; they must be at work until
+        the end.
         """
         context, stopping = Context(self.file, self.folder), threading.Event()
 
@@ -232,7 +232,7 @@ class World:
         assert [comparison.to_dict() for comparison in self.compare() if not comparison.equal] == []
 
     def offsets(self, sink: str) -> int:
-        """How far a sink has got, over all tables; 0 while it can't be asked."""
+        """Return the sum of a sink's offsets over all tables; 0 while it can't be asked."""
         built = factory.build(self.pipeline, sink)
         try:
             stored = [built.position(table) for table in self.described]

@@ -53,7 +53,7 @@ def compacted(world: "World", kafka: Topics) -> None:
 
 
 def snapshot_reads(world: "World") -> Counter[str]:
-    """How often each row was read from its table."""
+    """Count how often each row was read from its table."""
     changes = read(world.stack.endpoints.kafka, f"{world.name}.{TABLE}")
     return Counter(str(change.key["id"]) for change in changes if change.op == "r")
 

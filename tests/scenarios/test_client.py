@@ -36,7 +36,7 @@ class Reader:
         self.sink = ("cache", "search")[number % 2]
 
     def stale(self, pairs: int, *, wait: bool) -> int:
-        """How many of so many reads didn't see the write before them."""
+        """Count the reads, of so many, that didn't see the write before them."""
         with psycopg.connect(self.world.dsn) as conn:
             return sum(self._pair(conn, n, wait=wait) for n in range(pairs))
 
@@ -101,9 +101,7 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
 
 
 def by_hand(world: "World", view: client.View) -> None:
-    """What docs/use/read-your-writes.md tells other languages, for a role that may do nothing but
-    connect.
-    """
+    """Do as docs/use/read-your-writes.md tells other languages, as a role that can only connect."""
     with psycopg.connect(world.dsn) as conn:
         conn.execute(f"CREATE ROLE {world.name}_guest")
         conn.commit()

@@ -35,7 +35,7 @@ def write(conn: "psycopg.Connection[Any]", number: int) -> None:
 
 
 def of_topics(world: "World") -> list[dict[str, Any]]:
-    """What `status` says about the topics' settings."""
+    """Return the problems of the topics' settings that `status` tells."""
     return [problem for problem in world.json("status")["problems"] if problem["part"] == "topics"]
 
 

@@ -17,8 +17,8 @@ def start(world: "World", *tables: str) -> None:
 
 
 def caught_up(world: "World") -> bool:
-    """Also over what is only on its way: rows that are sent again come some time after the
-    definition has changed.
+    """Tell whether all views are equal, also after rows that are on their way: rows that are sent
+    again come some time after the definition has changed.
     """
     world.settle()
     return all(comparison.equal for comparison in world.compare())

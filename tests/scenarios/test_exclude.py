@@ -24,7 +24,7 @@ def register(world: "World", table: str) -> None:
 
 
 def values_by_sink(world: "World", column: str) -> dict[str, list[Any]]:
-    """What readers find of a column in the views, by sink: the values of rows that have one."""
+    """Return the values of a column that readers find in the views, by sink."""
     with redis.Redis.from_url(world.cache) as cache:
         cached = [
             json.loads(cache.get(key)) for key in cache.scan_iter(f"{world.name}:public.items:*")

@@ -52,7 +52,7 @@ def kill_workers() -> bool:
 
 
 class Pause:
-    """Between kills."""
+    """A pause between kills."""
 
     def __init__(self) -> None:
         self._end = 0.0

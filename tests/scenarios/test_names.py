@@ -166,7 +166,7 @@ def change(world: "World", schema: str, table: str, key: str, column: str) -> No
 
 
 def aside(world: "World", sink: str) -> dict[str, list[str]]:
-    """What the run says of tables that wait for somebody, by table."""
+    """Return what the run says of tables that wait for somebody, by table."""
     states = load_published(world.folder / "runs")
     return states[sink].aside if sink in states else {}
 
@@ -227,7 +227,9 @@ def test_every_name_is_carried_or_refused(world: "World", monkeypatch: pytest.Mo
 
 
 def a_name_that_comes_later(world: "World") -> None:
-    """It sets its table aside where it can't be held, alone; another name brings it back."""
+    """A later name sets its table aside, alone, in sinks that can't hold it; another name brings
+    the table back.
+    """
     items, orders = sql.Identifier("public", "order-items"), sql.Identifier("public", "Orders")
     run(world, sql.SQL("ALTER TABLE {} ADD COLUMN _id text").format(items))
     run(

@@ -71,8 +71,8 @@ def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
 
 
 def read_by_other_clients(world: "World") -> None:
-    """By the names of docs/use/where-a-row-is.md, with clients that know nothing of this
-    project.
+    """Read the views by the names of docs/use/where-a-row-is.md, with clients that know nothing of
+    this project.
     """
     with psycopg.connect(world.dsn) as connection:
         names: dict[str, str] = dict(

@@ -31,12 +31,12 @@ USUAL = 4000
 them.
 """
 OLDEST_S = 5.0
-"""How much older than usual under this load a row may get that readers see: 3 s where two cores are
+"""A row that readers see may get so much older than usual under this load: 3 s where two cores are
 its own.
 """
 BACK_S = 1.0
-"""How long a rollback takes, the median of each view's; none more than twice that, whatever else
-the machine is at.
+"""The longest time of a rollback, the median of each view's; none takes more than twice that,
+whatever else the machine is at.
 """
 
 
@@ -74,7 +74,7 @@ def rebuilt(world: "World", name: str) -> dict[str, float]:
 
 
 def generations(world: "World") -> dict[str, int]:
-    """How many there are of each sink's view."""
+    """Count the generations of each sink's view."""
     (table,) = world.described
     return {sink.name: len(sink.generations(table)) for sink in world.sinks}
 

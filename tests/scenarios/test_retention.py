@@ -28,7 +28,7 @@ MISSED = "may have missed deletes"
 
 
 class CommandStopped(Exception):
-    """As if somebody had ended a command."""
+    """An error that ends a command as if somebody had stopped it."""
 
 
 def end_at_verify(build: GenerationBuild) -> None:
@@ -44,7 +44,7 @@ def catch_up(world: "World", name: str) -> None:
 
 
 def rows(world: "World", table: str) -> tuple[int, int, bool]:
-    """Of the cache's view: rows of the source, of the view, whether they are equal."""
+    """Compare the cache's view: rows of the source, rows of the view, whether they are equal."""
     (described,) = (candidate for candidate in world.described if candidate.qualified == table)
     (comparison,) = compare(
         world.spark, described, world.dsn, [sink for sink in world.sinks if sink.name == "cache"]
@@ -53,7 +53,7 @@ def rows(world: "World", table: str) -> tuple[int, int, bool]:
 
 
 def lag(world: "World", table: str) -> tuple[int, float]:
-    """How many offsets the cache is behind, and since when at least."""
+    """Return the number of offsets that the cache is behind, and its least age in seconds."""
     (cache,) = (sink for sink in world.json("status")["sinks"] if sink["name"] == "cache")
     (view,) = (view for view in cache["views"] if view["table"] == table)
     return view["lag_records"] or 0, view["lag_seconds"] or 0.0

@@ -37,8 +37,8 @@ def ended_by(
     ready: Callable[[psutil.Process, str], bool],
     end: Callable[[psutil.Process], None],
 ) -> str:
-    """What `cdc run` says that is ended as soon as it is `ready`, by what it has said; its end must
-    be clean.
+    """Return the output of a `cdc run` that is ended as soon as it is `ready`; its end must be
+    clean.
     """
     with (world.folder / "run.log").open("w+") as log:
         process = subprocess.Popen(
@@ -65,12 +65,12 @@ def output(world: "World") -> str:
 
 
 def end_group(process: psutil.Process) -> None:
-    """As a terminal does."""
+    """End the group of processes, as a terminal does."""
     os.killpg(process.pid, signal.SIGINT)
 
 
 def end_all(process: psutil.Process) -> None:
-    """As a service's manager does: all processes that belong to it."""
+    """End all processes of the command, as a service's manager does."""
     for child in (process, *process.children(recursive=True)):
         child.send_signal(signal.SIGTERM)
 
@@ -112,7 +112,7 @@ def silent(world: "World") -> set[str]:
 
 
 def assert_told(world: "World") -> None:
-    """Of an index that is frozen: by the command, and with numbers of the others."""
+    """Assert that the command tells of a frozen index, with numbers of the other views."""
     with world.stack.servers.frozen("elasticsearch"):
         # On a machine that is busy, what isn't frozen may be late as well.
         wait_until(lambda: silent(world) == {"search"}, 60, "the index alone to be silent")

@@ -317,7 +317,7 @@ def exactly(number: str) -> float | str:
 
 
 def assert_columns(world: "World", first: int) -> None:
-    """As an implementation of Delta that isn't Spark reads them."""
+    """Compare columns as an implementation of Delta that isn't Spark reads them."""
     cases = {
         ("date", "'0044-03-15 BC'"): -735160,
         ("date", "'infinity'"): 2**31 - 1,

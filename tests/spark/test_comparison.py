@@ -25,8 +25,8 @@ def make_table(*columns: tuple[str, str]) -> Table:
 def differing(
     spark: "SparkSession", table: Table, pairs: dict[str, tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
-    """By id, the kind and the column of what differs between the source's documents and a
-    view's.
+    """Return, by id, the kind and the column of each difference between the source's documents and
+    a view's.
     """
     source, view = (
         spark.createDataFrame(

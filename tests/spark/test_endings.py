@@ -72,7 +72,7 @@ def refuse() -> None:
 
 
 def run(cause: str) -> str:
-    """What it prints, to either stream, with little memory."""
+    """Run this module with little memory; return its output of both streams."""
     command = [sys.executable, "-m", __name__, cause]
     little = {**os.environ, "SPARK_DRIVER_MEMORY": "512m"}
     return subprocess.run(

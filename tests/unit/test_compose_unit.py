@@ -65,7 +65,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, state: Path) -> Run:
-    """What a verb prints; its error is raised."""
+    """Return the output of a verb; raise its error."""
     file = tmp_path / "shop.yaml"
     file.write_text(PIPELINE)
 

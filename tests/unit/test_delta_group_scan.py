@@ -57,7 +57,9 @@ def items(type_: str) -> Table:
 
 
 def part(type_: pa.DataType, *values: Any) -> pa.RecordBatch:
-    """With columns of its own, in an order of its own, and without one that was added."""
+    """Make a part with columns of its own, in an order of its own, without a column that was added
+    later.
+    """
     count = len(values)
     columns = {
         "_cdc_id": [str(number) for number in range(count)],

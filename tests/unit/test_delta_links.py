@@ -15,7 +15,7 @@ from sinks.delta.files.links import FileMissing, share, share_as
 
 
 def no_links(*_: object) -> NoReturn:
-    """What a file system without links says."""
+    """Raise the error of a file system without links."""
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
 

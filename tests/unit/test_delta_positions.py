@@ -67,7 +67,7 @@ OURS = [commit(number, stored=checkpoint(number)) for number in range(5)]
 def stands(
     *newer: Commit, changed: tuple[int, ...] = (), older: list[Commit] = OURS
 ) -> Standing | None:
-    """By commits in the order in which they were made."""
+    """Return the standing after these commits, given in the order in which they were made."""
     return standing([*newer[::-1], *older[::-1]], changed.__contains__, lambda _: None)
 
 

@@ -16,7 +16,7 @@ PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "sample", "be
 LEVELS = ("debug", "info", "warning", "error", "exception")
 FUNCTION_LINES, MEDIAN_FUNCTION_LINES, MEDIAN_MODULE_LINES = 60, 12, 150
 FILES = 15
-"""Of a room."""
+"""The most files of a room."""
 
 
 def modules() -> list[Path]:

@@ -219,7 +219,7 @@ def test_however_a_log_is_cut_the_view_is_what_its_records_make(
 
 
 def entries(reports: Sequence[PartitionOutcome]) -> dict[tuple[str, int], dict[int, str | None]]:
-    """What is in quarantine after these reports."""
+    """Return the entries of the quarantine after these reports."""
     rejected_ids: dict[tuple[str, int], dict[int, str | None]] = {}
     for report in reports:
         for record in report.rejected:

@@ -189,7 +189,7 @@ def kind_of(change: Change, value: bytes | None) -> str:
 
 
 def unknown(table: Table, records: Sequence[RecordSummary], size: int = 7) -> list[str]:
-    """What Spark hands on, of all rows: sorted by id, partition and offset."""
+    """Return the unknown ids of rows that Spark hands on sorted by id, partition and offset."""
     rows = sorted(
         (row for row in records if row.living or row.says == UNREADABLE),
         key=lambda row: (row.id or "", row),

@@ -51,7 +51,7 @@ PLAN = ResumePlan(
 
 
 def observed(**facts: Any) -> Observed:
-    """Nothing has changed, but for these facts."""
+    """Return an observation in which nothing but these facts has changed."""
     return Observed(**{"control": PLAN.control, "standby": PLAN.standby, "now": NOW, **facts})
 
 

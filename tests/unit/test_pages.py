@@ -14,7 +14,7 @@ from tests.support import pages
 from tests.support.pages import PAGES, ROOT
 
 LINES, WIDTH = 130, 120
-"""Of README: lines, and characters of a line of prose or of a block."""
+"""The most lines of README, and the most characters of a line of prose or of a block."""
 GLOSSARY = FOLDER / "understand" / "glossary.md"
 
 

@@ -29,7 +29,7 @@ RUNNING = Progress(
 
 
 def shown(renderable: RenderableType, width: int = WIDE) -> str:
-    """As a pipe gets it, or a terminal of so many columns."""
+    """Return the text that a pipe gets, or a terminal of so many columns."""
     console = Console(file=io.StringIO(), width=width, height=25)
     console.print(renderable)
     return str(console.file.getvalue())  # type: ignore[attr-defined]

@@ -392,7 +392,7 @@ ORDERS = Registration(Server("7", 1), 0, {"public.orders": Captured()})
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
-    """What status tells of a registration, with the servers' answers given."""
+    """Return a function that tells a registration's problems, given the servers' answers."""
 
     def problems(
         *entries: str,

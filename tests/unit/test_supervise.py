@@ -54,7 +54,7 @@ class Feed:
 
 
 class Hung(Feed):
-    """Its sink never answers when it is asked where it stands."""
+    """A stream whose sink never answers when it is asked for its position."""
 
     def run(self, *, until_caught_up: bool = False) -> None:
         self.publish()
@@ -101,7 +101,7 @@ def runs(tmp_path: Path) -> Iterator[Any]:
 
 
 def assert_told_at_once(run: Any) -> None:
-    """Of two streams, the first of which has died."""
+    """Assert that the death of the first of two streams is told at once."""
     wait_until(lambda: run.state("search"), 10, "a first report")
     wait_until(lambda: run.state("cache").state == "failed", 3, "the failed sink to be told")
     failed = run.state("cache")

@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Environment:
-    """What `pip install 'cdc[EXTRAS]'` would give."""
+    """An environment as `pip install 'cdc[EXTRAS]'` would make it."""
 
     def __init__(self, folder: Path, wheel: Path, *extras: str) -> None:
         self._folder, self._visited = folder, set[tuple[str, str]]()

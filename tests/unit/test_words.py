@@ -51,7 +51,7 @@ def bindings(tree: ast.AST) -> Iterator[str]:
 
 
 def vague(trees: Iterator[ast.AST]) -> tuple[Counter[str], int]:
-    """How often each vague word is a name, and the number of all names."""
+    """Count how often each vague word is a name, and count all names."""
     names = Counter(name.lower() for tree in trees for name in bindings(tree) if name)
     return Counter({name: count for name, count in names.items() if name in VAGUE}), names.total()
 
