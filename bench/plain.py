@@ -53,8 +53,7 @@ COLUMNS = pa.schema(
 )
 
 GATHER_S = {"warehouse": 1.0}
-"""The time for which a consumer that follows the log gathers a batch; other targets' gather 50 ms.
-"""
+"""Seconds for which a consumer that follows the log gathers a batch; 50 ms for other targets."""
 POLL_S = 0.05
 READING: dict[str, Any] = {
     "group.id": "plain",

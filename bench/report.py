@@ -29,29 +29,29 @@ def summary(figure: Figure) -> dict[str, Any]:
     per million changes and peak memory by process.
     """
     series = {name: getattr(figure, name) for name in SERIES}
-    figures_of: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         name: {"median": statistics.median(values), "min": min(values), "max": max(values)}
         for name, values in series.items()
         if values
     }
     if figure.hops:
-        figures_of["hops"] = {hop: percentiles(values) for hop, values in figure.hops.items()}
-    against = figures_of.get(figure.against)
-    if against and "ours" in figures_of:
-        figures_of["ratio"] = figures_of["ours"]["median"] / against["median"]
+        numbers["hops"] = {hop: percentiles(values) for hop, values in figure.hops.items()}
+    against = numbers.get(figure.against)
+    if against and "ours" in numbers:
+        numbers["ratio"] = numbers["ours"]["median"] / against["median"]
     if figure.costs:
         names = {name for cost in figure.costs for name in cost.cpu_s}
-        figures_of["cpu_s_per_million"] = {
+        numbers["cpu_s_per_million"] = {
             name: statistics.median(cost.cpu_s.get(name, 0.0) for cost in figure.costs)
             / figure.changes
             * 1e6
             for name in sorted(names)
         }
-        figures_of["peak_mb"] = {
+        numbers["peak_mb"] = {
             name: max(cost.peak_mb.get(name, 0.0) for cost in figure.costs)
             for name in sorted(names)
         }
-    return figures_of
+    return numbers
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -185,23 +185,23 @@ def _cells(figure: Figure) -> list[str]:
     sign = "<=" if figure.at_most else ">="
     goals = [f"{sign} {figure.goal:.2g} of {figure.against}"] if figure.goal else []
     rates = [f"{sign} {_shown(figure.rate)}"] if figure.rate else []
-    goals_text = ", ".join([*goals, *rates])
+    goals_cell = ", ".join([*goals, *rates])
     return [
         f"{figure.name}, {figure.unit}",
         *cells,
         ", ".join(ratios),
-        goals_text,
+        goals_cell,
         verdict(figure),
         figure.part,
     ]
 
 
 def _late(figure: Figure, hops: Sequence[str]) -> list[str]:
-    hops_of = summary(figure)["hops"]
-    visible = [_shown(hops_of["visible"][name]) for name in PERCENTILES]
+    hop_numbers = summary(figure)["hops"]
+    visible = [_shown(hop_numbers["visible"][name]) for name in PERCENTILES]
     lost = f" ({figure.unseen} unseen)" if figure.unseen else ""
     limits = ", ".join(_shown(most) for most in figure.asked)
-    medians = (_shown(hops_of[hop]["p50"]) if hop in hops_of else "" for hop in hops)
+    medians = (_shown(hop_numbers[hop]["p50"]) if hop in hop_numbers else "" for hop in hops)
     return [figure.name + lost, *visible, limits, verdict(figure), *medians, figure.part]
 
 
