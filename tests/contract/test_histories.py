@@ -220,7 +220,7 @@ class Histories(RuleBasedStateMachine):
                 self.consumer.place = batch.advances[0].end
             self.consumer.check()
 
-    @rule(back=st.integers(1, 5))
+    @rule(age=st.integers(1, 5))
     def send_an_old_batch_again(self, age: int) -> None:
         """Send an old batch of a zombie, or of the same run: it is refused or has no effect."""
         view, stored = (

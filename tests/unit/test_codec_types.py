@@ -116,7 +116,7 @@ def test_times_beyond_pythons_are_numbers_of_the_column(type_: str, wire: Any, n
     assert column.cast(pa.int32() if type_ == DATE else pa.int64()).to_pylist() == [number]
 
 
-@given(days=st.integers(-2440588, 2145042905), rest=st.integers(0, MIDNIGHT - 1))
+@given(days=st.integers(-2440588, 2145042905), remainder=st.integers(0, MIDNIGHT - 1))
 @budget(300)
 def test_a_day_has_one_name(days: int, remainder: int) -> None:
     """Of all that Postgres has: as text, as a number, and in the order of time."""
