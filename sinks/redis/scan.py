@@ -1,23 +1,48 @@
-"""Reading the rows of many tables from the cache on executors, in one pass over all of its keys."""
+"""Reading rows from the cache on executors: all of a table, some by id, or those of many tables in
+one pass over all keys.
+"""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sinks.redis.server import client
+from sinks.redis.server import client, glob_literal
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 PAGE_ROWS = 2000
-GROUPED = ["table", "id", "document"]
+SCANNED = "id string, document string"
+GROUPED = "table string, id string, document string"
 Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 
 
-def group_reader(url: str, prefix: str, match: str, tables: Mapping[str, str]) -> Read:
-    """Build a reader of the rows of tables: by `view_key`, the name of each. match: the pattern of
-    keys to scan.
+def scanner(url: str, key_prefix: str) -> Read:
+    """Build a reader of all rows of a table, whose keys begin with its `view_key`: SCANNED."""
+
+    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        _skip(parts)
+        for page in _pages(url, key_prefix):
+            yield _rows(url, key_prefix, page)
+
+    return read
+
+
+def getter(url: str, key_prefix: str) -> Read:
+    """Build a reader of a table's rows by id: SCANNED. Its input are ids, as `key`; absent ones are
+    left out.
     """
+
+    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for part in parts:
+            keys = [key_prefix + key for key in part.column("key").to_pylist()]
+            yield _rows(url, key_prefix, keys)
+
+    return read
+
+
+def group_reader(url: str, prefix: str, tables: Mapping[str, str]) -> Read:
+    """Build a reader of the rows of tables: GROUPED. tables: by `view_key`, the name of each."""
 
     def table_of(key: str) -> str | None:
         # `view_key` escapes colons in a table's name, so the id follows the next one.
@@ -26,22 +51,44 @@ def group_reader(url: str, prefix: str, match: str, tables: Mapping[str, str]) -
     def rows(keys: list[str]) -> "pa.RecordBatch":
         import pyarrow as pa
 
-        # A key that SCAN has named may be gone by now.
-        values = client(url).mget(keys)
-        pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+        pairs = _values(url, keys)
         ids = [key[key.find(":", len(prefix) + 1) + 1 :] for key, _ in pairs]
         columns = [[table_of(key) for key, _ in pairs], ids, [value for _, value in pairs]]
         return pa.RecordBatch.from_arrays(
-            [pa.array(column, "string") for column in columns], names=GROUPED
+            [pa.array(column, "string") for column in columns], names=["table", "id", "document"]
         )
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        # Spark throws a worker away that hasn't read its input to the end: 0.7 s of imports.
-        for _ in parts:
-            pass
-        keys = client(url).scan_iter(match=match, count=PAGE_ROWS)
-        while page := list(itertools.islice(keys, PAGE_ROWS)):
+        _skip(parts)
+        for page in _pages(url, f"{prefix}:"):
             if matching := [key for key in page if table_of(key)]:
                 yield rows(matching)
 
     return read
+
+
+def _skip(parts: Iterator["pa.RecordBatch"]) -> None:
+    # Spark throws a worker away that hasn't read its input to the end: 0.7 s of imports.
+    for _ in parts:
+        pass
+
+
+def _pages(url: str, key_prefix: str) -> Iterator[list[str]]:
+    keys = client(url).scan_iter(match=glob_literal(key_prefix) + "*", count=PAGE_ROWS)
+    while page := list(itertools.islice(keys, PAGE_ROWS)):
+        yield page
+
+
+def _rows(url: str, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    pairs = _values(url, keys)
+    ids = [key[len(key_prefix) :] for key, _ in pairs]
+    columns = [pa.array(column, "string") for column in (ids, [value for _, value in pairs])]
+    return pa.RecordBatch.from_arrays(columns, names=["id", "document"])
+
+
+def _values(url: str, keys: Sequence[str]) -> list[tuple[str, str]]:
+    # A key that SCAN returned may have been deleted since; MGET needs one key at least.
+    values = client(url).mget(keys) if keys else []
+    return [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]

@@ -1,8 +1,7 @@
 """The cache's server: connections, its URL, names of keys, and what its errors mean."""
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import redis
@@ -121,21 +120,6 @@ def _escaped(qualified: str) -> str:
 def glob_literal(text: str) -> str:
     """Escape a text for MATCH, so that it stands for itself."""
     return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
-
-
-def run_script(
-    script: Any, keys: list[str], arguments: Sequence[str | int | bytes], _: redis.Redis
-) -> Any:
-    """Call a registered script; returns its answer."""
-    return script(keys=keys, args=arguments)
-
-
-def copy_keys(keys: Sequence[str], number: int, server: redis.Redis) -> None:
-    """Copy keys to another database under the same names, in one round trip."""
-    pipeline = server.pipeline(transaction=False)
-    for key in keys:
-        pipeline.copy(key, key, str(number), replace=True)
-    pipeline.execute()
 
 
 class Failure(NamedTuple):

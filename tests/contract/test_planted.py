@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sinks.elasticsearch.sink
-import sinks.redis.sink
+import sinks.redis.positions
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.forms import Documents, FilledValue
 from cdc.codec.placeholder import Placeholder
@@ -203,7 +203,7 @@ def test_position_taken_back_by_a_stopped_writer(
     spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finding 16; the same without the bug is `test_zombies`."""
-    monkeypatch.setattr(sinks.redis.sink, "FINISH", finish_unasked())
+    monkeypatch.setattr(sinks.redis.positions, "FINISH", finish_unasked())
     harness = harness_of(
         spark,
         unique,

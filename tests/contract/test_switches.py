@@ -75,7 +75,7 @@ def test_planted_emptying(pair: Pair) -> None:
     """The keys are removed, whose they are by now or not."""
     guard = "if generation ~= ARGV[1] then return 0 end"
     assert guard in redis_scripts.REMOVE
-    with mock.patch("sinks.redis.sink.REMOVE", redis_scripts.REMOVE.replace(guard, "")):
+    with mock.patch("sinks.redis.tables.REMOVE", redis_scripts.REMOVE.replace(guard, "")):
         emptied_while_switched(pair)
     with pytest.raises(AssertionError):
         pair.assert_right()
@@ -106,7 +106,7 @@ def unguarded() -> Iterator[None]:
 
     loose = redis_scripts.FINISH.replace(guard, "")
     with (
-        mock.patch("sinks.redis.sink.FINISH", loose),
+        mock.patch("sinks.redis.positions.FINISH", loose),
         mock.patch.object(Redis, "position", position),
     ):
         yield

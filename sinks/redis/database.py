@@ -1,0 +1,79 @@
+"""A database of the cache's server, as the driver asks it: the pipeline's keys, scripts, errors."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import redis
+
+from cdc.sink.lane_run import reported_error
+from sinks.redis.server import (
+    COMMANDS,
+    HINTS,
+    at_database,
+    client,
+    database,
+    failure,
+    glob_literal,
+    position_key,
+    view_key,
+)
+
+SCAN_ROWS = 2000
+"""Keys of a page: one request reads, removes or copies so many rows."""
+Script = Callable[[Sequence[str], Sequence[str | int | bytes]], Any]
+"""A script of the server: takes KEYS and ARGV, returns its answer."""
+
+
+class Database:
+    """The pipeline's keys in one database of the server, for one sink.
+
+    sink: name of the sink in messages. prefix: what the pipeline's keys begin with. hints: what a
+    person can do about a failure, by its kind.
+
+    Any thread may use it. What asks the server raises SinkUnavailable where trying again can help,
+    and SinkRejected where it can't.
+    """
+
+    def __init__(self, sink: str, url: str, prefix: str) -> None:
+        """Raises SettingsError: the url names no server and database."""
+        self.sink, self.url, self.prefix = sink, url, prefix
+        self.number = database(url)
+        allowed = " ".join(f"+{command}" for command in COMMANDS.split())
+        self.hints = {
+            **HINTS,
+            "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`",
+        }
+
+    @property
+    def names_key(self) -> str:
+        """Key of the set that names the tables in this database."""
+        return f"{self.prefix}:_cdc"
+
+    def at(self, number: int) -> "Database":
+        """Build another database of the same server, which has the same keys."""
+        return Database(self.sink, at_database(self.url, number), self.prefix)
+
+    def position_key(self, table: str) -> str:
+        """Return the key of the hash that holds a table's checkpoint."""
+        return position_key(self.prefix, table)
+
+    def ask(self, question: Callable[[redis.Redis], Any]) -> Any:
+        """Ask the server a question; returns its answer."""
+        try:
+            return question(client(self.url))
+        except redis.exceptions.RedisError as error:
+            kind, message = failure(error, self.url, self.sink)
+            raise reported_error(kind, message, self.hints, sink=self.sink) from None
+
+    def script(self, source: str) -> Script:
+        """Register a script; returns the function that calls it."""
+        script = client(self.url).register_script(source)
+        return lambda keys, arguments: self.ask(lambda _: script(keys=keys, args=arguments))
+
+    def row_keys(self, table: str) -> Iterator[list[str]]:
+        """Scan the keys of a table's rows, in pages of up to `SCAN_ROWS`."""
+        match = glob_literal(view_key(self.prefix, table)) + "*"
+        keys = client(self.url).scan_iter(match=match, count=SCAN_ROWS)
+        while page := self.ask(lambda _: list(itertools.islice(keys, SCAN_ROWS))):
+            yield page

@@ -1,0 +1,154 @@
+"""How far each table has got in a database: read, taken over by a writer, and moved by it."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import redis
+
+from cdc.model.generation import new_generation
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import ViewCheckpoint, distance
+from cdc.model.table import Table
+from cdc.sink.contract import GenerationReplaced
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
+from sinks.redis.checkpoint import checkpoint_of, extra_fields
+from sinks.redis.database import Database
+from sinks.redis.executor import PendingAdvance
+from sinks.redis.scripts import FINISH, TAKE
+
+
+class Positions:
+    """The positions of a generation's tables, in the database where it lies.
+
+    generation_names: by table; None or empty for the generation that readers see. A position of
+    another generation is refused, because two databases may have changed places.
+
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Database`; a method that
+    reads raises GenerationReplaced as well.
+    """
+
+    def __init__(self, database: Database, generation_names: Mapping[str, str] | None) -> None:
+        self.database, self._generation_names = database, generation_names
+        self._last_generation: dict[str, str] = {}
+
+    def generation(self, table: Table) -> str:
+        """Return the name of this generation of a table; '' for the live one, whatever its name."""
+        return self._generation_names[table.qualified] if self._generation_names else ""
+
+    def last_generation(self, table: Table) -> str | None:
+        """Return the generation of the position that was read last; '' if it had none, None when
+        none was read.
+        """
+        return self._last_generation.get(table.qualified)
+
+    def create(self, table: Table) -> None:
+        """Create the position of a table; does nothing when it is there."""
+        generation, key = self.generation(table) or new_generation(), self._key(table)
+        self._last_generation.pop(table.qualified, None)
+        self.database.ask(lambda server: server.hsetnx(key, "generation", generation))
+
+    def checkpoint(self, table: Table) -> ViewCheckpoint | None:
+        """Read a table's checkpoint, with one HGETALL."""
+        return checkpoint_of(self._read(table))
+
+    def read_all(self, tables: Sequence[Table]) -> list[dict[str, str]]:
+        """Read the fields of many positions in one round trip; empty for one that isn't there."""
+
+        def ask(server: redis.Redis) -> list[dict[str, str]]:
+            pipeline = server.pipeline(transaction=False)
+            for table in tables:
+                pipeline.hgetall(self._key(table))
+            return list(pipeline.execute())
+
+        return [
+            self._checked(table, fields)
+            for table, fields in zip(tables, self.database.ask(ask), strict=True)
+        ]
+
+    def take(self, advance: Advance, writer: str) -> PendingAdvance | None:
+        """Become the writer that moves a position, and return the rest of an advance.
+
+        None when the advance is done: an earlier try may have applied a part of it, or all.
+
+        Raises:
+            Fenced, PositionLost: see `Sink.apply`.
+        """
+        fields, start, end = self._read(advance.table), advance.start_offsets, advance.end
+        stored = checkpoint_of(fields)
+        if (
+            stored
+            and stored.writer == writer
+            and not advance.is_repair
+            and distance(stored, end).comparable
+        ):
+            offsets = stored.position.offsets
+            if offsets == end.offsets:
+                return None
+            if all(
+                low <= offset <= high
+                for low, offset, high in zip(start, offsets, end.offsets, strict=True)
+            ):
+                start = offsets
+        if start == advance.start_offsets:
+            must_apply(advance, stored, writer)
+        generation = fields.get("generation", "")
+        checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
+        pending = PendingAdvance(
+            advance,
+            start,
+            generation,
+            writer,
+            () if advance.is_repair else extra_fields(checkpoint),
+        )
+        if fields.get("writer") != writer:
+            self._take_over(pending, fields)
+        return pending
+
+    def finish(self, pending: PendingAdvance) -> None:
+        """Move the partitions that held transaction markers only: no row carried their position."""
+        script, end = self.database.script(FINISH), pending.advance.end.offsets
+        partitions = zip(range(len(end)), pending.offsets, end, strict=True)
+        arguments = pending.arguments(*itertools.chain.from_iterable(partitions))
+        answer = script([self._key(pending.advance.table)], arguments)
+        if answer[0] != "ok":
+            start = pending.offsets[int(answer[-1])]
+            pending.offset(answer, start, start)
+
+    def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> None:
+        """Become the writer that moves this position, if it is still where it was read."""
+        script, table = self.database.script(TAKE), pending.advance.table
+        offsets = (
+            (text, fields.get(text, "0"))
+            for text in map(str, range(pending.advance.end.partition_count))
+        )
+        arguments = [
+            pending.writer,
+            pending.generation,
+            fields.get("topic_id", ""),
+            *itertools.chain.from_iterable(offsets),
+        ]
+        if not script([self._key(table)], arguments):
+            checkpoint = self.checkpoint(table)
+            raise mismatch(
+                table,
+                pending.advance.start,
+                checkpoint.position if checkpoint else None,
+                ours=checkpoint is None,
+            )
+
+    def _key(self, table: Table) -> str:
+        return self.database.position_key(table.qualified)
+
+    def _read(self, table: Table) -> dict[str, str]:
+        """Read the fields of a position; empty when there is none."""
+        fields: dict[str, str] = self.database.ask(lambda server: server.hgetall(self._key(table)))
+        return self._checked(table, fields)
+
+    def _checked(self, table: Table, fields: dict[str, str]) -> dict[str, str]:
+        self._last_generation[table.qualified] = fields.get("generation", "")
+        if self._generation_names and fields.get("generation") not in (
+            None,
+            self.generation(table),
+        ):
+            raise GenerationReplaced(table.qualified, self.generation(table), self.database.sink)
+        return fields

@@ -1,0 +1,77 @@
+"""The tables of a database of the cache: named, emptied, copied and dropped."""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import redis
+
+from cdc.errors import SinkUnavailable
+from cdc.model.generation import new_generation
+from sinks.redis.database import Database
+from sinks.redis.scripts import REMOVE
+
+
+def add_name(database: Database, name: str) -> None:
+    """Note that a table lies in a database."""
+    database.ask(lambda server: server.sadd(database.names_key, name))
+
+
+def other_tables(database: Database, names: Collection[str]) -> list[str]:
+    """List tables in a database that aren't of these names."""
+    return sorted(database.ask(lambda server: server.smembers(database.names_key)) - set(names))
+
+
+def empty_table(
+    database: Database, name: str, generation_after: str, expected_generation: str | None = None
+) -> None:
+    """Remove rows, then the position: if this ends half-way, the position still says that it has to
+    be done.
+
+    generation_after: of the table from then on; '' for none. expected_generation: of the position
+    that was read. The table is left alone if it has another one by now.
+
+    Raises:
+        SinkUnavailable: it has another one.
+    """
+    key, script = database.position_key(name), database.script(REMOVE)
+    generation = (
+        expected_generation
+        if expected_generation is not None
+        else database.ask(lambda server: server.hget(key, "generation")) or ""
+    )
+
+    def remove(rows: Sequence[str], *position: str) -> None:
+        if not script([key, *rows], [generation, *position]):
+            raise SinkUnavailable(
+                f"Generations of {name} have changed places while one was made empty.",
+                hint="nothing to do: it is tried again",
+                sink=database.sink,
+            )
+
+    for page in database.row_keys(name):
+        remove(page, "", "")
+    remove([], "position", generation_after)
+
+
+def copy_table(name: str, source: Database, target: Database) -> None:
+    """Copy a table under another generation, so that emptying the one never empties the other."""
+    key = source.position_key(name)
+    add_name(target, name)
+    source.ask(lambda server: server.copy(key, key, str(target.number), replace=True))
+    target.ask(lambda server: server.hset(key, "generation", new_generation()))
+    for page in source.row_keys(name):
+        source.ask(partial(_copy_keys, page, target.number))
+
+
+def drop_table(database: Database, name: str) -> None:
+    """Remove a table's rows, its position and its name."""
+    empty_table(database, name, "")
+    database.ask(lambda server: server.srem(database.names_key, name))
+
+
+def _copy_keys(keys: Sequence[str], number: int, server: redis.Redis) -> None:
+    """Copy keys to another database under the same names, in one round trip."""
+    pipeline = server.pipeline(transaction=False)
+    for key in keys:
+        pipeline.copy(key, key, str(number), replace=True)
+    pipeline.execute()
