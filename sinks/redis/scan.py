@@ -4,7 +4,7 @@ one pass over all keys.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinks.redis.server import client, glob_literal
 
@@ -90,5 +90,5 @@ def _rows(url: str, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":
 
 def _values(url: str, keys: Sequence[str]) -> list[tuple[str, str]]:
     # A key that SCAN returned may have been deleted since; MGET needs one key at least.
-    values = client(url).mget(keys) if keys else []
+    values: Any = client(url).mget(keys) if keys else []
     return [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
