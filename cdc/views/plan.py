@@ -124,8 +124,11 @@ class View:
 
 
 def is_key(table: Table, values: Values) -> bool:
-    """Whether values are those of the table's key, in its order: a row is found by its id then."""
-    return tuple(value.text for value in values) == table.key
+    """Whether values are those of the table's key: its id is their text then, and finds the row.
+
+    Only of a key of one column. A row with a key of several is found by an index, as by any others.
+    """
+    return len(table.key) == 1 and tuple(value.text for value in values) == table.key
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,189 @@
+"""Assemble documents from the rows that the state holds now, by splicing texts.
+
+A level of the tree is read at once, for all documents of a slice. The root's own members stay as
+the connector writes them. What is nested has the form of documents (docs/use/types.md) and travels
+as a text, as the connector sends json columns; so the view's topic reads as any table's.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from cdc.codec.members import encode, members
+from cdc.codec.table import codec
+from cdc.views.aggregates import aggregate
+from cdc.views.lookup import find_rows
+from cdc.views.ordering import code_points, sort_key
+from cdc.views.plan import Node, Order, StatePlan, View
+from cdc.views.rows import StoredRow, document_values, narrowed, value_of
+from cdc.views.state import State
+
+Member = tuple[str, bytes]
+"""A name, and a value as JSON."""
+Values = Mapping[str, Any]
+"""A row's values by column, in the form of documents."""
+
+
+class Document(NamedTuple):
+    """A document for the view's topic. row: the connector's JSON; None where there is none now."""
+
+    key: bytes
+    row: bytes | None
+
+
+def assemble(plan: StatePlan, state: State, view: View, ids: Collection[str]) -> list[Document]:
+    """Return the documents of these root ids as they are now.
+
+    An id of which nothing is known is left out: it has had no document.
+    """
+    root = view.root
+    stored = state.rows(root.table.qualified, ids)
+    rows = _matching(root, stored)
+    nested = _members(plan, state, root, rows, encode_nested=True)
+    shown = _shown(root)
+    documents = []
+    for row_id, row in rows.items():
+        own = members(row.row)
+        parts = [(name, bytes(own[name])) for name in shown]
+        documents.append(Document(row.key, _object([*parts, *nested[row_id]])))
+    hidden = [Document(row.key, None) for row_id, row in stored.items() if row_id not in rows]
+    absent = [row_id for row_id in ids if row_id not in stored]
+    deleted = state.deleted_keys(view.name, absent) if absent else {}
+    return [*documents, *hidden, *(Document(key, None) for key in deleted.values())]
+
+
+def _matching(node: Node, rows: Mapping[str, StoredRow]) -> dict[str, StoredRow]:
+    """Select the rows that meet the node's condition; one that is NULL isn't met."""
+    condition = node.where
+    if condition is None:
+        return dict(rows)
+    table = narrowed(node.table, frozenset(condition.columns))
+    return {
+        row_id: row
+        for row_id, row in rows.items()
+        if condition.evaluate(document_values(row.row, table)) is True
+    }
+
+
+def _members(
+    plan: StatePlan,
+    state: State,
+    node: Node,
+    rows: Mapping[str, StoredRow],
+    *,
+    encode_nested: bool = False,
+) -> dict[str, list[Member]]:
+    """Return what each row gets besides its own columns: aggregates, then nested members."""
+    numbers: dict[str, list[Member]] = {row_id: [] for row_id in rows}
+    nested: dict[str, list[Member]] = {row_id: [] for row_id in rows}
+    for child in node.children:
+        assert child.join is not None
+        texts = {
+            row_id: value_of(plan, node.table, child.join.parent, row_id, row.entries)
+            for row_id, row in rows.items()
+        }
+        present = {text for text in texts.values() if text is not None}
+        ids_by_text = find_rows(plan, state, child.table, child.join.child, present)
+        found = set().union(*ids_by_text.values()) if ids_by_text else set()
+        children = _Children(plan, state, child, state.rows(child.table.qualified, found))
+        for row_id, text in texts.items():
+            ids = ids_by_text.get(text, ()) if text is not None else ()
+            matching = [child_id for child_id in ids if child_id in children.rows]
+            numbers[row_id] += children.aggregates(matching)
+            if child.shows:
+                value = children.value(matching)
+                nested[row_id].append((child.field, _as_text(value) if encode_nested else value))
+    return {row_id: [*numbers[row_id], *nested[row_id]] for row_id in rows}
+
+
+class _Children:
+    """The rows of a node, for all parents of a slice: each is read and written once."""
+
+    def __init__(
+        self, plan: StatePlan, state: State, node: Node, stored: Mapping[str, StoredRow]
+    ) -> None:
+        self._node, self.rows = node, _matching(node, stored)
+        ordering = frozenset(
+            [
+                *(order.column for order in node.order_by),
+                *(part.argument for part in node.aggregates if part.argument),
+            ]
+        )
+        table = narrowed(node.table, ordering)
+        self._values: dict[str, Values] = {
+            row_id: document_values(row.row, table) if ordering else {}
+            for row_id, row in self.rows.items()
+        }
+        self._documents = self._write(plan, state) if node.shows else {}
+
+    def _write(self, plan: StatePlan, state: State) -> dict[str, bytes]:
+        node = self._node
+        nested = _members(plan, state, node, self.rows)
+        if node.flatten is not None and node.flatten not in node.columns:
+            return {
+                row_id: dict(parts).get(node.flatten, b"null") for row_id, parts in nested.items()
+            }
+        if node.flatten is not None:
+            document = codec(narrowed(node.table, frozenset([node.flatten]))).document
+            return {
+                row_id: bytes(members(document(row.row))[node.flatten])
+                for row_id, row in self.rows.items()
+            }
+        document = codec(narrowed(node.table, frozenset(_shown(node)))).document
+        return {
+            row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in self.rows.items()
+        }
+
+    def value(self, ids: Sequence[str]) -> bytes:
+        """Return the member of a parent with these children: a list, or an object or null."""
+        node = self._node
+        if not node.many:
+            return self._documents[min(ids, key=code_points)] if ids else b"null"
+        ordered = sorted(ids, key=code_points)
+        for order in reversed(node.order_by):
+            ordered = self._sorted(ordered, order)
+        return (
+            b"[" + b",".join([self._documents[row_id] for row_id in ordered[: node.limit]]) + b"]"
+        )
+
+    def _sorted(self, ids: Sequence[str], order: Order) -> list[str]:
+        """Sort by a column, stably; NULL comes last, whatever the direction."""
+        convert = sort_key(self._node.table.column(order.column).type)
+        present = [
+            (convert(value), row_id)
+            for row_id in ids
+            if (value := self._values[row_id][order.column]) is not None
+        ]
+        # With `reverse` a sort stays stable: what is equal keeps its order.
+        present.sort(key=itemgetter(0), reverse=order.descending)
+        absent = [row_id for row_id in ids if self._values[row_id][order.column] is None]
+        return [*(row_id for _, row_id in present), *absent]
+
+    def aggregates(self, ids: Sequence[str]) -> Iterator[Member]:
+        """Return the numbers of a parent with these children."""
+        rows = [self._values[row_id] for row_id in ids]
+        for part in self._node.aggregates:
+            yield part.name, encode(aggregate(part, self._node.table, rows))
+
+
+def _shown(node: Node) -> list[str]:
+    """Name the columns of a document, in the table's order; a root always has its key."""
+    names = {*node.columns, *(node.table.key if node.join is None else ())}
+    return [column.name for column in node.table.columns if column.name in names]
+
+
+def _object(parts: Sequence[Member]) -> bytes:
+    return b"{" + b",".join([b"%b:%b" % (encode(name), value) for name, value in parts]) + b"}"
+
+
+def _spliced(document: bytes, parts: Sequence[Member]) -> bytes:
+    """Add members to an object without reading it."""
+    if not parts:
+        return document
+    added = b",".join([b"%b:%b" % (encode(name), value) for name, value in parts])
+    return b"{" + added + b"}" if document == b"{}" else document[:-1] + b"," + added + b"}"
+
+
+def _as_text(value: bytes) -> bytes:
+    """Write JSON as the JSON of a text; null stays null, as of a json column without a value."""
+    return value if value == b"null" else encode(value.decode())

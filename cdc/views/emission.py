@@ -1,0 +1,154 @@
+"""Send changed documents to their topics: one task, on an executor, between two batches.
+
+    pending rows -> dirty documents -> documents, in a transaction -> forgotten
+
+Every step may be repeated: a document is whole, and as the state is now. Order of effects, always:
+first noted in the state, then in the topic, then forgotten in the state. So what a crash leaves is
+done by the next task.
+
+The writer of a topic is fenced twice. An executor takes the name in Kafka only while the state
+names its owner: it looks before and after, so an owner that comes later takes the name later, too.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cdc.errors import Fenced, KafkaUnavailable
+from cdc.kafka.transactions import Outgoing, TransactionalWriter
+from cdc.sink.lane import Failure
+from cdc.views.assemble import Document, assemble
+from cdc.views.climb import climb
+from cdc.views.plan import StatePlan, View
+from cdc.views.state import State
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SLICE = 2000
+"""Documents that are assembled and sent at once: a transaction."""
+ROUND_S = 1.0
+"""Seconds after which a task sends no further slice: newer changes are applied first."""
+REPORT = "report binary"
+Write = Callable[[Sequence[Outgoing]], object]
+_writers: dict[tuple[str, str, str], TransactionalWriter] = {}
+"""This process' writers, by broker, name and owner; executors keep them across tasks."""
+_encode = msgspec.json.Encoder().encode
+
+
+class Report(msgspec.Struct):
+    """What a task has done. A failure travels as data: a key of `cdc.sink.remedy.REPORTED`."""
+
+    documents: int = 0
+    done: bool = False
+    """Whether nothing was dirty any more at its end."""
+    failure: str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What an executor needs to send documents. Can be pickled.
+
+    open_state  opens the state, in the executor's process
+    topics      by name of the view
+    name        `transactional.id` of the writer
+    owner       the run that the state has to name
+    """
+
+    plan: StatePlan
+    open_state: Callable[[], State]
+    bootstrap: str
+    topics: Mapping[str, str]
+    name: str
+    owner: str
+
+    def run(self, batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        """Run as a task of Spark: any input, one row of `REPORT` out."""
+        import pyarrow as pa
+
+        for _ in batches:
+            pass
+        report, state = Report(), self.open_state()
+        try:
+            self.send(state, report, partial(self._write, state))
+        except Failure as failure:
+            report.failure, report.message = failure.kind, failure.message
+        except Fenced as error:
+            report.failure, report.message = "fenced", error.message
+        except KafkaUnavailable as error:
+            report.failure, report.message = "broker", error.message
+        yield pa.RecordBatch.from_arrays([pa.array([_encode(report)], "binary")], names=["report"])
+
+    def send(self, state: State, report: Report, write: Write) -> None:
+        """Find and send dirty documents until there are none, or the round is over.
+
+        `write` is given a slice's records, and returns when they are durable.
+
+        Raises:
+            Failure: the state can't go on. Fenced, KafkaUnavailable: the topic can't.
+        """
+        deadline = time.monotonic() + ROUND_S
+        state.require_owner(self.owner)
+        for chunk in state.pending():
+            state.climbed(chunk, climb(self.plan, state, chunk))
+        for view in self.plan.views:
+            while marks := state.dirty(view.name, SLICE):
+                if time.monotonic() > deadline:
+                    return
+                self._send_slice(view, state, marks, write)
+                report.documents += len(marks)
+        report.done = True
+
+    def _send_slice(self, view: View, state: State, marks: Mapping[str, str], write: Write) -> None:
+        documents = assemble(self.plan, state, view, list(marks))
+        now_us = time.time_ns() // 1000
+        records = [
+            Outgoing(self.topics[view.name], document.key, _envelope(view.name, document, now_us))
+            for document in documents
+        ]
+        if records:
+            write(records)
+        state.sent(view.name, marks)
+
+    def _write(self, state: State, records: Sequence[Outgoing]) -> None:
+        """Write in a transaction. The writer of this process is fenced also by that of another
+        process, which had the task before.
+        """
+        try:
+            self._writer(state).write(records)
+        except Fenced:
+            self._close_writers()
+            self._writer(state).write(records)
+        except KafkaUnavailable:
+            self._close_writers()
+            raise
+
+    def _close_writers(self) -> None:
+        for identity in [known for known in _writers if known[:2] == (self.bootstrap, self.name)]:
+            _writers.pop(identity).close()
+
+    def _writer(self, state: State) -> TransactionalWriter:
+        identity = (self.bootstrap, self.name, self.owner)
+        if identity not in _writers:
+            writer = TransactionalWriter(self.bootstrap, self.name)
+            try:
+                state.require_owner(self.owner)
+            except BaseException:
+                writer.close()
+                raise
+            self._close_writers()
+            _writers[identity] = writer
+        return _writers[identity]
+
+
+def _envelope(view: str, document: Document, now_us: int) -> bytes | None:
+    """Build the record's value as the connector writes it; None deletes the document."""
+    if document.row is None:
+        return None
+    source = b'"source":{"schema":"view","table":%b,"ts_us":%d}' % (_encode(view), now_us)
+    return b'{"op":"u","after":%b,%b}' % (document.row, source)

@@ -1,0 +1,160 @@
+"""What the state holds of a row, as bytes: its entries, its key, and the row itself.
+
+    <slot> GS <text> [US <slot> GS <text> ...] RS <key> RS <row>
+
+An entry is the text of the values that a join compares. Key and row are the connector's JSON, which
+has none of the separators; in a text they are escaped.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cdc.codec.forms import FilledValue
+from cdc.codec.members import encode, joined, members
+from cdc.codec.table import codec
+from cdc.model.table import Table
+from cdc.views.plan import StatePlan, Values, is_key
+
+GROUP, RECORD, UNIT = "\x1d", "\x1e", "\x1f"
+"""Separators: within an entry, between the parts of a row, between entries."""
+ESCAPES = str.maketrans({"\x1b": "\x1b0", GROUP: "\x1b1", RECORD: "\x1b2", UNIT: "\x1b3"})
+_values = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+Entries = Mapping[int, str]
+"""By the number of a slot: the text of the row's values; none where one of them is NULL."""
+
+
+class StoredRow(NamedTuple):
+    """A row as the state holds it."""
+
+    entries: Entries
+    key: bytes
+    row: bytes
+
+
+def join_text(values: Sequence[Any]) -> str | None:
+    """Return the text that equal values share; None if one of them is NULL, which equals nothing.
+
+    Of one value it is the id of a row that has the value as its key.
+    """
+    if any(value is None for value in values):
+        return None
+    texts = [_text(value) for value in values]
+    return texts[0] if len(texts) == 1 else encode(texts).decode()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else encode(value).decode()
+
+
+def decode_row(stored: bytes) -> StoredRow:
+    """Take apart what the state holds of a row."""
+    head, key, row = stored.split(RECORD.encode(), 2)
+    return StoredRow(decode_entries(head.decode()), key, row)
+
+
+def decode_entries(head: str) -> dict[int, str]:
+    """Take entries apart."""
+    entries = {}
+    for entry in head.split(UNIT) if head else ():
+        slot, _, text = entry.partition(GROUP)
+        entries[int(slot)] = unescape(text)
+    return entries
+
+
+def encode_entries(entries: Entries) -> str:
+    """Write entries in the order of their slots."""
+    return UNIT.join(f"{slot}{GROUP}{escape(text)}" for slot, text in entries.items())
+
+
+def escape(text: str) -> str:
+    """Write a text without separators."""
+    return text.translate(ESCAPES)
+
+
+def unescape(text: str) -> str:
+    """Return the text that was escaped."""
+    if "\x1b" not in text:
+        return text
+    for number, character in enumerate((GROUP, RECORD, UNIT), start=1):
+        text = text.replace(f"\x1b{number}", character)
+    return text.replace("\x1b0", "\x1b")
+
+
+def document_values(row: bytes, table: Table) -> dict[str, Any]:
+    """Return the values of a row by column, in the form of documents, from the connector's JSON."""
+    return _values(codec(table).document(row))
+
+
+def narrowed(table: Table, columns: frozenset[str]) -> Table:
+    """Return the table with these columns alone."""
+    return replace(
+        table,
+        columns=tuple(column for column in table.columns if column.name in columns),
+        reshaped=True,
+    )
+
+
+def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], Entries]:
+    """Return the function from a row, as the connector writes it, to its entries."""
+    slots = plan.slots[table.qualified]
+    if not slots:
+        return lambda _: {}
+    needed = frozenset(name for values in slots for value in values for name in value.columns)
+    joining = narrowed(table, needed)
+
+    def entries(row: bytes) -> Entries:
+        values = document_values(row, joining)
+        texts = (join_text([part.evaluate(values) for part in slot]) for slot in slots)
+        return {number: text for number, text in enumerate(texts) if text is not None}
+
+    return entries
+
+
+def value_of(
+    plan: StatePlan, table: Table, values: Values, row_id: str, entries: Entries
+) -> str | None:
+    """Return the text of values in a row with this id and these entries; None where one is NULL."""
+    if is_key(table, values):
+        return row_id
+    return entries.get(plan.slots[table.qualified].index(values))
+
+
+class ConnectorRows:
+    """Rows as the connector writes them, reduced to the columns of the table: the form of the
+    state, see `cdc.codec.forms.Form`.
+    """
+
+    def converter(self, table: Table) -> Callable[[bytes], bytes]:
+        """Return the conversion, which raises Unreadable for a row that no document can hold."""
+        document, names = codec(table).document, [column.name for column in table.columns]
+        null = msgspec.Raw(b"null")
+
+        def convert(row: bytes) -> bytes:
+            document(row)
+            values = members(row)
+            return joined({name: values.get(name, null) for name in names})
+
+        return convert
+
+    def fill(
+        self,
+        table: Table,  # noqa: ARG002  # rows name their members
+        value: bytes,
+        missing: Sequence[str],
+        older: bytes,
+        older_missing: Sequence[str],
+    ) -> FilledValue:
+        """Copy missing members from the older row, as text."""
+        filled, source = members(value), members(older)
+        available = [name for name in missing if name in source and name not in older_missing]
+        filled.update((name, source[name]) for name in available)
+        remaining = tuple(name for name in missing if name not in available and name in filled)
+        return FilledValue(joined(filled), remaining)
+
+    def size(self, value: bytes) -> int:
+        """Count the bytes of the row."""
+        return len(value)

@@ -1,0 +1,67 @@
+"""The state that documents are made from, as executors and the engine use it."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from cdc.model.position import Position
+from cdc.views.rows import Entries, StoredRow
+
+
+class Chunk(NamedTuple):
+    """Changed rows of a table, whose documents aren't known yet.
+
+    rows  by id: the entries of the row as it was before the chunk
+    """
+
+    number: str
+    table: str
+    rows: Mapping[str, Entries]
+
+
+class State(Protocol):
+    """Rows by their id and by what joins compare; what is pending and what is dirty.
+
+    Rows get in through the lane of a `cdc.views.engine.StateSink`, which notes in the same step
+    what they make pending and dirty. Any thread may use a state. Every method may raise Failure of
+    `cdc.sink.lane`, and may be repeated.
+    """
+
+    def take(self, owner: str) -> None:
+        """Name the run whose tasks may send documents. Called once by an engine, before any task."""
+
+    def require_owner(self, owner: str) -> None:
+        """Raise Failure of the kind `fenced` when another run has been named since."""
+
+    def pending(self) -> Iterable[Chunk]:
+        """Read the chunks that haven't been climbed from, in their order."""
+
+    def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
+        """Mark root ids, by view, as dirty and forget the chunk, in one step. Does nothing when the
+        chunk is forgotten already.
+        """
+
+    def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
+        """Read rows by their ids; absent ones are left out."""
+
+    def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
+        """Read the ids of the rows that have these entries in a slot, by entry."""
+
+    def dirty(self, view: str, limit: int) -> dict[str, str]:
+        """Read ids of root rows whose document may be old, the longest dirty first, with their
+        marks.
+        """
+
+    def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
+        """Read the connector's keys of root rows that were deleted, by id."""
+
+    def sent(self, view: str, marks: Mapping[str, str]) -> None:
+        """Forget that ids are dirty whose mark is still the one that was read."""
+
+    def is_clean(self) -> bool:
+        """Say whether nothing is pending and nothing dirty."""
+
+    def note_current(self, reached: Mapping[str, Position | None]) -> None:
+        """Store the position up to which all documents have been sent, by topic."""
+
+    def current(self) -> Mapping[str, Position]:
+        """Read what `note_current` stored."""

@@ -1,0 +1,54 @@
+"""Names of the state's keys, all with the pipeline's prefix.
+
+<prefix>:_cdc:<table>                  hash    the table's position, as in the cache
+<prefix>:<table>:<id>                  string  a row, see `cdc.views.rows`
+<prefix>:_x:<table>:<slot> GS <text>   set     ids of the rows with that entry
+<prefix>:_pending                      hash    number of a chunk: table, [id, old entries, ...]
+<prefix>:_dirty:<view>                 zset    id of a root row: number of what made it dirty
+<prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
+<prefix>:_number                       string  counts chunks and marks
+<prefix>:_documents                    hash    owner, and by topic the position that is sent
+"""
+
+from cdc.views.rows import GROUP, escape
+from sinks.redis.server import view_key
+
+
+def row_prefix(prefix: str, table: str) -> str:
+    """Begin the keys of a table's rows."""
+    return view_key(prefix, table)
+
+
+def index_prefix(prefix: str, table: str) -> str:
+    """Begin the keys of a table's indexes; an entry follows."""
+    return view_key(f"{prefix}:_x", table)
+
+
+def index_key(prefix: str, table: str, slot: int, text: str) -> str:
+    """Name the set of the rows that have a text in a slot."""
+    return f"{index_prefix(prefix, table)}{slot}{GROUP}{escape(text)}"
+
+
+def pending_key(prefix: str) -> str:
+    """Name the hash of pending chunks."""
+    return f"{prefix}:_pending"
+
+
+def number_key(prefix: str) -> str:
+    """Name the counter of chunks."""
+    return f"{prefix}:_number"
+
+
+def dirty_key(prefix: str, view: str) -> str:
+    """Name the set of a view's dirty ids."""
+    return f"{prefix}:_dirty:{view}"
+
+
+def gone_key(prefix: str, view: str) -> str:
+    """Name the hash of a view's deleted rows."""
+    return f"{prefix}:_gone:{view}"
+
+
+def documents_key(prefix: str) -> str:
+    """Name the hash of the owner and of what has been sent."""
+    return f"{prefix}:_documents"

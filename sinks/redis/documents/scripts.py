@@ -1,0 +1,110 @@
+"""Scripts of the state. Each compares before it changes, and is one step for readers and crashes."""
+
+from sinks.redis.scripts import MOVING
+
+# `change(i)` makes one row what ARGV says from i on: id, entries, key, row; '' deletes. What stood
+# there before is undone: its entries, not those of the new row. ARGV from `fixed` on: the prefixes
+# of rows and of index sets, '1' if other tables' documents hold these rows, how many views have the
+# table as their root, and for each of these its dirty set and its hash of deleted rows.
+CHANGING = """
+local RS, US = '\\30', '\\31'
+local R, X, pends, views = ARGV[fixed], ARGV[fixed + 1], ARGV[fixed + 2] == '1', tonumber(ARGV[fixed + 3])
+local rows = fixed + 4 + 2 * views
+local number, pending, bytes, count = nil, {}, 0, 0
+local function change(i)
+  local id, entries, key, row = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local old, new
+  if row == '' then
+    old, entries = redis.call('GETDEL', R .. id), ''
+  else
+    new = entries .. RS .. key .. RS .. row
+    old = redis.call('SET', R .. id, new, 'GET')
+  end
+  if old == (new or false) then return end
+  number = number or redis.call('INCR', KEYS[2])
+  local before = ''
+  if old then
+    local a = string.find(old, RS, 1, true)
+    before = string.sub(old, 1, a - 1)
+    if not new then key = string.sub(old, a + 1, string.find(old, RS, a + 1, true) - 1) end
+    bytes, count = bytes - #old, count - 1
+  end
+  if new then bytes, count = bytes + #new, count + 1 end
+  if before ~= entries then
+    local undone = {}
+    for entry in string.gmatch(before, '[^' .. US .. ']+') do undone[entry] = true end
+    for entry in string.gmatch(entries, '[^' .. US .. ']+') do
+      if undone[entry] then undone[entry] = nil else redis.call('SADD', X .. entry, id) end
+    end
+    for entry in pairs(undone) do redis.call('SREM', X .. entry, id) end
+  end
+  for v = 0, views - 1 do
+    redis.call('ZADD', ARGV[fixed + 4 + 2 * v], number, id)
+    if not new then redis.call('HSET', ARGV[fixed + 5 + 2 * v], id, key) end
+  end
+  if pends then
+    pending[#pending + 1] = id
+    pending[#pending + 1] = before
+  end
+end
+local function note(table)
+  if #pending > 0 then redis.call('HSET', KEYS[3], number, cmsgpack.pack({table, pending})) end
+end
+"""
+
+# KEYS: position, number, pending. The rest of ARGV: partition, from, until, the table's name, then
+# what `CHANGING` takes.
+APPLY = (
+    MOVING
+    + """
+if not held or offset(ARGV[first]) ~= ARGV[first + 1] then return moved(ARGV[first]) end
+local fixed = first + 4
+"""
+    + CHANGING
+    + """
+local n = 0
+for i = rows, #ARGV, 4 do change(i); n = n + 1 end
+note(ARGV[first + 3])
+redis.call('HSET', KEYS[1], ARGV[first], ARGV[first + 2])
+redis.call('HINCRBY', KEYS[1], 'state_rows', count)
+redis.call('HINCRBY', KEYS[1], 'state_bytes', bytes)
+store(n)
+return {'ok'}
+"""
+)
+
+# KEYS: position, number, pending. ARGV: generation, the table's name, then what `CHANGING` takes.
+# 0 when the rows are another generation's.
+FORGET = (
+    """
+if (redis.call('HGET', KEYS[1], 'generation') or '') ~= ARGV[1] then return 0 end
+local fixed = 3
+"""
+    + CHANGING
+    + """
+for i = rows, #ARGV, 4 do change(i) end
+note(ARGV[2])
+return 1
+"""
+)
+
+# KEYS: pending, number. ARGV: the chunk's number, then dirty set, id, ... 0 when the chunk is
+# forgotten already.
+CLIMBED = """
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
+local number = redis.call('INCR', KEYS[2])
+for i = 2, #ARGV, 2 do redis.call('ZADD', ARGV[i], number, ARGV[i + 1]) end
+return 1
+"""
+
+# KEYS: dirty set, deleted rows. ARGV: id, mark, ... An id that has been marked again stays.
+SENT = """
+for i = 1, #ARGV, 2 do
+  local mark = redis.call('ZSCORE', KEYS[1], ARGV[i])
+  if mark and tonumber(mark) == tonumber(ARGV[i + 1]) then
+    redis.call('ZREM', KEYS[1], ARGV[i])
+    redis.call('HDEL', KEYS[2], ARGV[i])
+  end
+end
+return 1
+"""

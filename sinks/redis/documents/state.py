@@ -1,0 +1,203 @@
+"""The state as `cdc.views.state.State`: reads and small scripts, from any process."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+import redis
+
+from cdc.model.position import Position
+from cdc.sink.lane import Failure
+from cdc.views.plan import StatePlan
+from cdc.views.rows import StoredRow, decode_entries, decode_row
+from cdc.views.state import Chunk
+from sinks.redis.documents.keys import (
+    dirty_key,
+    documents_key,
+    gone_key,
+    index_key,
+    number_key,
+    pending_key,
+    row_prefix,
+)
+from sinks.redis.documents.scripts import CLIMBED, SENT
+from sinks.redis.server import failure
+
+PAGE = 2000
+"""Keys of one request."""
+_unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
+_connections: dict[str, redis.Redis] = {}
+Item = TypeVar("Item")
+
+
+def bytes_client(url: str) -> redis.Redis:
+    """Return this process' connections for answers as bytes. Any thread may use them."""
+    if url not in _connections:
+        _connections[url] = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
+    return _connections[url]
+
+
+@dataclass(frozen=True)
+class RedisState:
+    """The state under a prefix of a database. Can be pickled; connects where it is used."""
+
+    url: str
+    prefix: str
+    views: tuple[str, ...]
+    """Names of the views whose documents are made."""
+
+    def take(self, owner: str) -> None:
+        """Name the run that may send documents."""
+        self._ask(lambda server: server.hset(documents_key(self.prefix), "owner", owner))
+
+    def require_owner(self, owner: str) -> None:
+        """Raise Failure when another run has been named since."""
+        named = self._ask(lambda server: server.hget(documents_key(self.prefix), "owner"))
+        if named != owner.encode():
+            raise Failure("fenced", "Another run sends the documents of this pipeline now.")
+
+    def pending(self) -> Iterable[Chunk]:
+        """Read the numbers at once, and each chunk when it is its turn."""
+        numbers = self._ask(lambda server: server.hkeys(pending_key(self.prefix)))
+        for number in sorted(numbers, key=int):
+            packed = self._ask(partial(_field, pending_key(self.prefix), number))
+            if packed is not None:
+                table, flat = _unpack(packed)
+                entries = (decode_entries(head) for head in flat[1::2])
+                yield Chunk(number.decode(), table, dict(zip(flat[::2], entries, strict=True)))
+
+    def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
+        """Mark and forget with one script."""
+        flat = [
+            part
+            for view, ids in marks.items()
+            for row_id in ids
+            for part in (dirty_key(self.prefix, view), row_id)
+        ]
+        keys = [pending_key(self.prefix), number_key(self.prefix)]
+        self._call(CLIMBED, keys, [chunk.number, *flat])
+
+    def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
+        """Read rows with an MGET a page."""
+        begin, rows = row_prefix(self.prefix, table), dict[str, StoredRow]()
+        for page in _pages(ids):
+            keys = [begin + row_id for row_id in page]
+            values = self._ask(partial(_values, keys))
+            for row_id, value in zip(page, values, strict=True):
+                if value is not None:
+                    rows[row_id] = decode_row(value)
+        return rows
+
+    def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
+        """Read index sets, a page in a round trip."""
+        ids_by_text: dict[str, set[str]] = {}
+        for page in _pages(texts):
+            keys = [index_key(self.prefix, table, slot, text) for text in page]
+
+            def ask(server: redis.Redis, keys: Sequence[str] = keys) -> list[set[bytes]]:
+                pipeline = server.pipeline(transaction=False)
+                for key in keys:
+                    pipeline.smembers(key)
+                return list(pipeline.execute())
+
+            for text, ids in zip(page, self._ask(ask), strict=True):
+                if ids:
+                    ids_by_text[text] = {row_id.decode() for row_id in ids}
+        return ids_by_text
+
+    def dirty(self, view: str, limit: int) -> dict[str, str]:
+        """Read the lowest marks."""
+        key = dirty_key(self.prefix, view)
+        pairs = self._ask(lambda server: server.zrange(key, 0, limit - 1, withscores=True))
+        return {row_id.decode(): f"{mark:.0f}" for row_id, mark in pairs}
+
+    def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
+        """Read keys with an HMGET a page."""
+        keys: dict[str, bytes] = {}
+        for page in _pages(ids):
+            values = self._ask(partial(_fields, gone_key(self.prefix, view), page))
+            keys |= {row_id: key for row_id, key in zip(page, values, strict=True) if key}
+        return keys
+
+    def sent(self, view: str, marks: Mapping[str, str]) -> None:
+        """Forget with one script."""
+        flat = [part for pair in marks.items() for part in pair]
+        self._call(SENT, [dirty_key(self.prefix, view), gone_key(self.prefix, view)], flat)
+
+    def is_clean(self) -> bool:
+        """Ask for the sizes in one round trip."""
+
+        def ask(server: redis.Redis) -> list[int]:
+            pipeline = server.pipeline(transaction=False)
+            pipeline.hlen(pending_key(self.prefix))
+            for view in self.views:
+                pipeline.zcard(dirty_key(self.prefix, view))
+            return list(pipeline.execute())
+
+        return not any(self._ask(ask))
+
+    def note_current(self, reached: Mapping[str, Position | None]) -> None:
+        """Write a field per topic."""
+        fields: dict[Any, Any] = {
+            topic: json.dumps([position.topic_id, position.offsets])
+            for topic, position in reached.items()
+            if position
+        }
+        if fields:
+            self._ask(lambda server: server.hset(documents_key(self.prefix), mapping=fields))
+
+    def current(self) -> Mapping[str, Position]:
+        """Read a field per topic."""
+        fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
+        parsed = {
+            topic.decode(): json.loads(text) for topic, text in fields.items() if topic != b"owner"
+        }
+        return {
+            topic: Position(topic_id, tuple(offsets))
+            for topic, (topic_id, offsets) in parsed.items()
+        }
+
+    def _call(self, source: str, keys: Sequence[str], arguments: Sequence[str]) -> Any:
+        return self._ask(lambda server: server.register_script(source)(keys=keys, args=arguments))
+
+    def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:
+        try:
+            return question(bytes_client(self.url))
+        except redis.exceptions.RedisError as error:
+            raise Failure(*failure(error, self.url, "the state of documents")) from None
+
+
+@dataclass(frozen=True)
+class OpenState:
+    """Opens the state of a plan in any process; can be pickled."""
+
+    url: str
+    prefix: str
+    plan: StatePlan | None
+
+    def __call__(self) -> RedisState:
+        """Return the state; it connects at its first question."""
+        views = tuple(view.name for view in self.plan.views) if self.plan else ()
+        return RedisState(self.url, self.prefix, views)
+
+
+def _field(key: str, field: bytes, server: redis.Redis) -> Any:
+    return server.hget(key, field.decode())
+
+
+def _fields(key: str, fields: list[str], server: redis.Redis) -> Any:
+    return server.hmget(key, fields)
+
+
+def _values(keys: list[str], server: redis.Redis) -> Any:
+    return server.mget(keys)
+
+
+def _pages(items: Iterable[Item]) -> Iterable[list[Item]]:
+    remaining = iter(items)
+    while page := list(islice(remaining, PAGE)):
+        yield page

@@ -1,0 +1,488 @@
+"""Documents from the state, against a model: random transactions, cuts, chunks and crashes at every
+step; then each document is what the tables say, and nothing is left over.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from cdc.codec.decode_options import DecodeOptions
+from cdc.kafka.transactions import Outgoing
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
+from cdc.model.table import Column, Table
+from cdc.sink.lane import ChunkLimits, Lane, Part, Verdicts
+from cdc.sink.lane_task import LaneRun
+from cdc.sink.rejection import Stop
+from cdc.views.emission import Emission, Report
+from cdc.views.expression import Expression
+from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.views.state import Chunk
+from sinks.redis.database import Database
+from sinks.redis.documents.executor import StateWriter
+from sinks.redis.documents.state import OpenState, RedisState
+from sinks.redis.positions import Positions
+from tests.support.budget import SCALE
+from tests.support.cache import cache
+
+RUNS, CHANGES = 12 * SCALE, 250
+PREFIX, PARTITIONS = "library", 2
+Row = dict[str, Any]
+Rows = dict[str, dict[str, Row]]
+
+
+def table(name: str, key: tuple[str, ...], /, **types: str) -> Table:
+    columns = tuple(Column(column, type_) for column, type_ in types.items())
+    return Table("public", name, columns, key, f"library.public.{name}")
+
+
+AUTHORS = table("authors", ("id",), id="integer", name="text", agent_id="integer")
+BOOKS = table("books", ("id",), id="bigint", author_id="integer", title="text", year="integer")
+BOOK_TAGS = table("book_tags", ("book_id", "tag_id"), book_id="bigint", tag_id="integer")
+TAGS = table("tags", ("id",), id="integer", name="text", parent_id="integer")
+REVIEWS = table(
+    "reviews",
+    ("id",),
+    id="integer",
+    book_id="bigint",
+    user_id="integer",
+    city="text",
+    stars="integer",
+)
+USERS = table("users", ("id",), id="integer", city="text", name="text")
+TABLES = (AUTHORS, BOOKS, BOOK_TAGS, TAGS, REVIEWS, USERS)
+
+
+def columns(*names: str) -> tuple[Expression, ...]:
+    return tuple(Expression(name, (name,)) for name in names)
+
+
+def node(field: str, of: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:
+    join = Join(columns(on[0]), columns(on[1])) if on else None
+    shown = options.pop("columns", tuple(column.name for column in of.columns))
+    return Node(field, of, shown, join, **options)
+
+
+AUTHOR_DOCS = node(
+    "author_docs",
+    AUTHORS,
+    children=(
+        node(
+            "books",
+            BOOKS,
+            ("id", "author_id"),
+            many=True,
+            order_by=(Order("year", descending=True), Order("title")),
+            limit=3,
+            aggregates=(
+                Aggregate("books_count", "count"),
+                Aggregate("first_year", "min", "year"),
+                Aggregate("years", "sum", "year"),
+            ),
+            children=(
+                node(
+                    "tags",
+                    BOOK_TAGS,
+                    ("id", "book_id"),
+                    many=True,
+                    flatten="tag",
+                    columns=(),
+                    children=(node("tag", TAGS, ("tag_id", "id"), columns=("name",)),),
+                ),
+                node(
+                    "reviews",
+                    REVIEWS,
+                    ("id", "book_id"),
+                    many=True,
+                    children=(node("user", USERS, ("user_id", "id")),),
+                ),
+            ),
+        ),
+        node("agent", AUTHORS, ("agent_id", "id"), columns=("name",)),
+    ),
+)
+REVIEW_DOCS = node(
+    "review_docs",
+    REVIEWS,
+    children=(
+        node(
+            "book",
+            BOOKS,
+            ("book_id", "id"),
+            children=(node("author", AUTHORS, ("author_id", "id")),),
+        ),
+        node("same_city", USERS, ("city", "city"), many=True, columns=("id", "name")),
+    ),
+)
+TAG_DOCS = node(
+    "tag_docs",
+    TAGS,
+    children=(
+        node(
+            "links",
+            BOOK_TAGS,
+            ("id", "tag_id"),
+            many=True,
+            children=(node("book", BOOKS, ("book_id", "id"), columns=("title",)),),
+        ),
+        node("parent", TAGS, ("parent_id", "id")),
+    ),
+)
+PLAN = StatePlan(tuple(View(root.field, root, ()) for root in (AUTHOR_DOCS, REVIEW_DOCS, TAG_DOCS)))
+
+
+def expected(rows: Rows, place: Node, row: Row) -> Row:
+    """The document of a row, from the tables as they are: the model."""
+    document = {name: row[name] for name in row if name in place.columns}
+    for child in place.children:
+        assert child.join is not None
+        (parent_column,), (child_column,) = child.join.parent, child.join.child
+        value = row[parent_column.text]
+        matching = sorted(
+            (
+                (row_id.encode(), other)
+                for row_id, other in rows[child.table.name].items()
+                if value is not None and other[child_column.text] == value
+            ),
+            key=lambda pair: pair[0],
+        )
+        children = [other for _, other in matching]
+        for order in reversed(child.order_by):
+            present = [other for other in children if other[order.column] is not None]
+            present.sort(key=itemgetter(order.column), reverse=order.descending)
+            children = [*present, *(other for other in children if other[order.column] is None)]
+        years = [other["year"] for other in children if other.get("year") is not None]
+        for part in child.aggregates:
+            document[part.name] = {
+                "books_count": len(children),
+                "first_year": min(years, default=None),
+                "years": sum(years) if years else None,
+            }[part.name]
+        nested = [expected(rows, child, other) for other in children]
+        if child.flatten:
+            nested = [part[child.flatten] for part in nested]
+        document[child.field] = nested[: child.limit] if child.many else next(iter(nested), None)
+    return document
+
+
+def random_row(chance: random.Random, name: str) -> Row:
+    def some(count: int) -> int | None:
+        number = chance.randrange(-1, count)
+        return None if number < 0 else number
+
+    text = chance.choice(["", "a", "b", 'q"uote', "sep\x1e\x1f\x1darate", "süß 🎈"])
+    rows: dict[str, Row] = {
+        "authors": {"id": chance.randrange(6), "name": text, "agent_id": some(7)},
+        "books": {
+            "id": chance.randrange(12),
+            "author_id": some(8),
+            "title": text,
+            "year": some(4),
+        },
+        "book_tags": {"book_id": chance.randrange(12), "tag_id": chance.randrange(6)},
+        "tags": {"id": chance.randrange(6), "name": text, "parent_id": some(6)},
+        "reviews": {
+            "id": chance.randrange(15),
+            "book_id": some(14),
+            "user_id": some(6),
+            "city": chance.choice([None, "", "a", "sep\x1e\x1fb"]),
+            "stars": chance.randrange(5),
+        },
+        "users": {
+            "id": chance.randrange(6),
+            "city": chance.choice([None, "", "a", "sep\x1e\x1fb"]),
+            "name": text,
+        },
+    }
+    return rows[name]
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+class Crashing:
+    """A state, or whatever is called, that ends the process before or after any call."""
+
+    def __init__(self, target: Any, crash: Callable[[], None]) -> None:
+        self._target, self._crash = target, crash
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._target, name)
+
+        def call(*arguments: Any) -> Any:
+            self._crash()
+            answer = method(*arguments)
+            if isinstance(answer, Iterator):
+                answer = list(answer)
+            self._crash()
+            return answer
+
+        return call
+
+
+class Library:
+    """Tables, their log, the state, and the topics of the documents."""
+
+    def __init__(self, url: str, seed: int, plant: "Plant | None" = None) -> None:
+        """`plant` puts a bug in the way between the state and what is done with it."""
+        self.chance = random.Random(seed)
+        self.rows: Rows = {of.name: {} for of in TABLES}
+        self.log: dict[str, list[list[tuple[bytes, bytes | None]]]] = {
+            of.name: [[] for _ in range(PARTITIONS)] for of in TABLES
+        }
+        self.topics: dict[str, dict[bytes, bytes | None]] = {view.name: {} for view in PLAN.views}
+        self.url, self.writer = url, uuid4().hex
+        self.crash_share = self.chance.choice([0.0, 0.01, 0.05])
+        self.plant = plant
+        self.positions = Positions(Database("documents", url, PREFIX), None)
+        for of in PLAN.tables:
+            self.positions.create(of)
+
+    def crash(self) -> None:
+        if self.chance.random() < self.crash_share:
+            raise Crash
+
+    def transact(self) -> None:
+        """Change some rows, in any way."""
+        for _ in range(self.chance.choice([1, 3, 20])):
+            of = self.chance.choice(TABLES)
+            rows, row = self.rows[of.name], random_row(self.chance, of.name)
+            kind = self.chance.random()
+            if kind < 0.3:
+                self._delete(of, row)
+            elif kind < 0.4 and rows and len(of.key) == 1:
+                # A change of the key: a delete and an insert, in whichever partitions.
+                former = self.chance.choice(list(rows.values()))
+                self._delete(of, former)
+                self._write(of, {**former, "id": row["id"]})
+            else:
+                self._write(of, row)
+
+    def _key(self, of: Table, row: Row) -> tuple[str, bytes]:
+        values = [row[name] for name in of.key]
+        row_id = str(values[0]) if len(values) == 1 else json.dumps(values, separators=(",", ":"))
+        return row_id, json.dumps({name: row[name] for name in of.key}).encode()
+
+    def _append(self, of: Table, row: Row, value: bytes | None) -> None:
+        _, key = self._key(of, row)
+        self.log[of.name][sum(key) % PARTITIONS].append((key, value))
+
+    def _write(self, of: Table, row: Row) -> None:
+        self.rows[of.name][self._key(of, row)[0]] = row
+        source = {"lsn": 1, "schema": "public", "table": of.name}
+        self._append(of, row, json.dumps({"op": "u", "after": row, "source": source}).encode())
+
+    def _delete(self, of: Table, row: Row) -> None:
+        if self.rows[of.name].pop(self._key(of, row)[0], None) is not None:
+            self._append(of, row, None)
+
+    def ends(self, *, cut: bool) -> dict[str, list[int]]:
+        """The ends of the topics, or any place before them."""
+        ends = {}
+        for of in TABLES:
+            lengths = [len(part) for part in self.log[of.name]]
+            start = self.reached(of)
+            ends[of.name] = [
+                self.chance.randint(low, high) if cut else high
+                for low, high in zip(start, lengths, strict=True)
+            ]
+        return ends
+
+    def reached(self, of: Table) -> Sequence[int]:
+        stored = self.positions.checkpoint(of)
+        return stored.position.offsets if stored else (0,) * PARTITIONS
+
+    def apply(self, ends: dict[str, list[int]]) -> None:
+        """Apply a batch up to these ends, as the sink does, in this process."""
+        advances = []
+        for of in PLAN.tables:
+            stored, end = self.positions.checkpoint(of), tuple(ends[of.name])
+            start = stored.position.offsets if stored else (0,) * PARTITIONS
+            end = tuple(max(low, high) for low, high in zip(start, end, strict=True))
+            if end != start:
+                position = stored.position if stored else None
+                advances.append(Advance(of, position, Position(of.topic, end)))
+        steps = [step for one in advances if (step := self.positions.take(one, self.writer))]
+        writer = CrashingWriter(
+            self.url, PREFIX, PLAN, {step.advance.table.topic: step for step in steps}
+        )
+        writer.crash = self.crash
+        writer.limits = ChunkLimits(self.chance.choice([1, 3, 50]), 1 << 20)
+        run = LaneRun(Lane(tuple(advances), DecodeOptions(), writer, Stop()))
+        for step in steps:
+            of = step.advance.table
+            for partition, (low, high) in enumerate(
+                zip(step.offsets, step.advance.end.offsets, strict=True)
+            ):
+                records = self.log[of.name][partition][low:high]
+                numbered = [(key, value, low + place) for place, (key, value) in enumerate(records)]
+                if numbered:
+                    run.fold(of.topic, partition, numbered)
+        assert [report.message for report in run.finish() if report.failure] == []
+        for step in steps:
+            self.positions.finish(step)
+
+    def send(self) -> None:
+        """Send what is dirty, as the task on an executor does."""
+        open_state = OpenState(self.url, PREFIX, PLAN)
+        topics = {view.name: view.name for view in PLAN.views}
+        emission = Emission(PLAN, open_state, "", topics, "documents", self.writer)
+        state = open_state()
+        state.take(self.writer)
+
+        def write(records: Sequence[Outgoing]) -> None:
+            self.crash()
+            for record in records:
+                self.topics[record.topic][record.key] = record.value
+            self.crash()
+
+        report = Report()
+        planted = self.plant(state) if self.plant else state
+        emission.send(Crashing(planted, self.crash), report, write)
+        assert report.done
+
+    def documents(self, view: View) -> dict[str, Any]:
+        """The newest documents in a topic, by the text of the key."""
+        documents = {}
+        for key, value in self.topics[view.name].items():
+            if value is not None:
+                row = json.loads(value)["after"]
+                for child in view.root.children:
+                    if isinstance(text := row[child.field], str):
+                        row[child.field] = json.loads(text)
+                documents[key.decode()] = row
+        return documents
+
+
+class Planted:
+    """A state with a bug: it passes calls on, but for what a subclass does."""
+
+    def __init__(self, state: RedisState) -> None:
+        self.state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.state, name)
+
+
+class OldVersionsNotClimbed(Planted):
+    def pending(self) -> list[Chunk]:
+        chunks = self.state.pending()
+        return [chunk._replace(rows={key: {} for key in chunk.rows}) for chunk in chunks]
+
+
+class PendingLost(Planted):
+    def pending(self) -> list[Chunk]:
+        for chunk in self.state.pending():
+            self.state.climbed(chunk, {})
+        return []
+
+
+class ForgottenBeforeSent(Planted):
+    def dirty(self, view: str, limit: int) -> dict[str, str]:
+        marks = self.state.dirty(view, limit)
+        self.state.sent(view, marks)
+        return marks
+
+
+Plant = Callable[[RedisState], Planted]
+
+
+class CrashingWriter(StateWriter):
+    crash: Callable[[], None]
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        self.crash()
+        verdicts = super().write(parts)
+        self.crash()
+        return verdicts
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("state")
+    with cache(folder) as address:
+        yield address
+
+
+def run(library: Library) -> list[str]:
+    """Random transactions, batches and crashes, until some documents are wrong or enough was done;
+    returns the differences.
+    """
+    changes, wrong = 0, list[str]()
+    while changes < CHANGES and not wrong:
+        library.transact()
+        changes = sum(len(part) for parts in library.log.values() for part in parts)
+        cut = library.chance.random() < 0.3
+        ends = library.ends(cut=cut)
+        while True:
+            try:
+                library.apply(ends)
+                library.send()
+                wrong = [] if cut else differences(library)
+                break
+            except Crash:
+                if library.chance.random() < 0.5:
+                    library.writer = uuid4().hex
+                if library.chance.random() < 0.5:
+                    break
+    library.crash_share = 0.0
+    library.apply(library.ends(cut=False))
+    library.send()
+    return wrong or differences(library)
+
+
+def differences(library: Library) -> list[str]:
+    wrong = []
+    for view in PLAN.views:
+        of = view.root.table
+        rows = library.rows[of.name]
+        wanted = {
+            json.dumps({name: row[name] for name in of.key}): expected(library.rows, view.root, row)
+            for row in rows.values()
+        }
+        documents = library.documents(view)
+        wrong += [
+            f"{view.name} {key}: {documents.get(key)} instead of {wanted.get(key)}"
+            for key in wanted.keys() | documents.keys()
+            if wanted.get(key) != documents.get(key)
+        ]
+    return wrong
+
+
+@pytest.mark.parametrize("plant", [OldVersionsNotClimbed, PendingLost, ForgottenBeforeSent])
+def test_planted_bugs_are_found(url: str, plant: Plant) -> None:
+    for seed in range(10):
+        with redis.Redis.from_url(url) as server:
+            server.flushdb()
+        library = Library(url, seed, plant)
+        library.crash_share = 0.05 * (seed % 2)
+        if run(library):
+            return
+    pytest.fail("no difference was found")
+
+
+def test_documents_are_what_the_tables_say(url: str) -> None:
+    for seed in range(RUNS):
+        with redis.Redis.from_url(url) as server:
+            server.flushdb()
+            library = Library(url, seed)
+            assert run(library) == [], seed
+            # All that is left are rows, their indexes, positions and names.
+            left = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
+            assert left <= {"_cdc", "_x", "_number", "_documents", *(t.qualified for t in TABLES)}
+            for of in TABLES:
+                for row in list(library.rows[of.name].values()):
+                    library._delete(of, row)
+            library.apply(library.ends(cut=False))
+            library.send()
+            assert differences(library) == [], seed
+            left = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
+            assert left <= {"_cdc", "_number", "_documents"}
