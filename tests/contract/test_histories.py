@@ -49,11 +49,11 @@ class Consumer:
     world: World
     reader: Reader = field(default_factory=Reader)
     runs: "itertools.count[int]" = field(default_factory=itertools.count)
-    batches: list[Batch] = field(default_factory=list)
+    sent: list[Batch] = field(default_factory=list)
     versioned: bool = True
     """Whether rows that come again after a lost position leave newer ones alone."""
     ahead: tuple[int, ...] = ()
-    """The offsets up to which the rows may be ahead of the position."""
+    """How far the rows may be ahead of the position."""
 
     def __post_init__(self) -> None:
         self.start()
@@ -83,17 +83,17 @@ class Consumer:
             self.stand()
         ends = self.world.topic.ends
         reach = [
-            offset + round(share * (end - offset))
-            for offset, end, share in zip(self.offsets, ends, cut, strict=True)
+            at + round(share * (end - at))
+            for at, end, share in zip(self.offsets, ends, cut, strict=True)
         ]
-        end = tuple(reach if tuple(reach) != self.offsets else ends)
-        return None if end == self.offsets else self.between(self.place, end)
+        until = tuple(reach if tuple(reach) != self.offsets else ends)
+        return None if until == self.offsets else self.between(self.place, until)
 
-    def between(self, start: Position | None, ends: Sequence[int]) -> Batch:
+    def between(self, start: Position | None, until: Sequence[int]) -> Batch:
         world = self.world
-        advance = Advance(world.table, start, Position(TOPIC_ID, tuple(ends)), self.floor)
+        advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
         records = [
-            (world.table, record) for record in world.topic.between(advance.start_offsets, ends)
+            (world.table, record) for record in world.topic.between(advance.start_offsets, until)
         ]
         reading = DecodeOptions(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         return Batch(self.writer, (advance,), in_lanes(frame(self.spark, records)), reading)
@@ -113,7 +113,7 @@ class Consumer:
         expected = len(self.world.topic.between(advance.start_offsets, advance.end.offsets))
         assert (applied.read, applied.accounted) == (expected, expected)
         self.place = advance.end
-        self.batches.append(batch)
+        self.sent.append(batch)
         self.check()
 
     def check(self) -> None:
@@ -129,28 +129,25 @@ class Consumer:
         """
         log = deltalake.DeltaTable(sink.folder(self.world.table, "changes"))
         query = "SELECT _cdc_partition AS partition, _cdc_offset AS offset FROM t"
-        events = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
-        places = list(
-            zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True)
-        )
+        found = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
+        places = list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
         assert len(places) == len(set(places)), "an event twice in the log of changes"
-        records = [record for record in self.world.topic.records if record.value is not None]
+        records = [one for one in self.world.topic.records if one.value is not None]
         below = {
-            (record.partition, record.offset)
-            for record in records
-            if record.offset < self.offsets[record.partition]
+            (one.partition, one.offset)
+            for one in records
+            if one.offset < self.offsets[one.partition]
         }
-        assert below <= set(places) <= {(record.partition, record.offset) for record in records}
+        assert below <= set(places) <= {(one.partition, one.offset) for one in records}
 
     @property
     def behind(self) -> bool:
         return any(
-            offset < ahead
-            for offset, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True)
+            at < ahead for at, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True)
         )
 
-    def crashed(self, ends: Sequence[int]) -> None:
-        self.ahead = tuple(map(max, self.ahead or ends, ends))
+    def crashed(self, until: Sequence[int]) -> None:
+        self.ahead = tuple(map(max, self.ahead or until, until))
 
     def view(self) -> dict[str, Row]:
         if isinstance(self.sink, Memory):
@@ -220,23 +217,21 @@ class Histories(RuleBasedStateMachine):
                 self.consumer.place = batch.advances[0].end
             self.consumer.check()
 
-    @rule(age=st.integers(1, 5))
-    def send_an_old_batch_again(self, age: int) -> None:
-        """Send an old batch of a zombie, or of the same run: it is refused or has no effect."""
-        view, stored = (
+    @rule(back=st.integers(1, 5))
+    def send_an_old_batch_again(self, back: int) -> None:
+        """Of a zombie, or of the same run: refused or without effect."""
+        before, stored = (
             self.consumer.check_view(),
             self.consumer.sink.position(self.consumer.world.table),
         )
         position = stored.position if stored else None
         # One that starts where the view stands isn't old: of a view that was cleared, the first.
-        old_batches = [
-            batch for batch in self.consumer.batches if batch.advances[0].start != position
-        ]
-        if len(old_batches) < age:
+        old = [batch for batch in self.consumer.sent if batch.advances[0].start != position]
+        if len(old) < back:
             return
         with contextlib.suppress(CdcError):
-            self.consumer.send(old_batches[-age])
-        assert self.consumer.check_view() == view
+            self.consumer.send(old[-back])
+        assert self.consumer.check_view() == before
         assert self.consumer.sink.position(self.consumer.world.table) == stored
 
     @rule(seed=SEEDS)
@@ -254,9 +249,7 @@ class Histories(RuleBasedStateMachine):
         self.consumer.start()
 
     def teardown(self) -> None:
-        """Apply the rest of the log, which makes the view equal to the source, whatever has
-        happened.
-        """
+        """Whatever has happened: the rest of the log makes the view equal to the source."""
         if batch := self.consumer.batch((1.0, 1.0)):
             self.consumer.deliver(batch)
         assert self.consumer.check_view() == self.consumer.world.rows
@@ -285,9 +278,9 @@ class Remembered(Histories):
         sink = self.consumer.sink
         assert isinstance(sink, Memory)
         views, stored, ahead = self.snapshots[-1]
-        for target, now in ((sink.views, views), (sink.stored, stored)):
-            target.clear()
-            target.update(copy.deepcopy(now))
+        for held, now in ((sink.views, views), (sink.stored, stored)):
+            held.clear()
+            held.update(copy.deepcopy(now))
         self.consumer.reader.restart()
         self.consumer.ahead = ahead
         self.consumer.start()
@@ -312,13 +305,13 @@ def run_machine(
     covered: list[int] = []
 
     def build() -> Histories:
-        histories = machine()
-        histories.covered, histories.consumer = covered, make()
+        made = machine()
+        made.covered, made.consumer = covered, make()
         for name, value in set_.items():
-            setattr(histories, name, value)
+            setattr(made, name, value)
         # The first example is the emptiest one: it has something to look at as well.
-        histories.consumer.world.write(len(covered), histories.most)
-        return histories
+        made.consumer.world.write(len(covered), made.most)
+        return made
 
     run_state_machine_as_test(build, settings=budget(examples, steps=steps))  # type: ignore[arg-type]
     assert sum(covered) >= least * SCALE, f"only {sum(covered)} lives of rows were looked at"
