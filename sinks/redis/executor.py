@@ -62,14 +62,15 @@ class PendingAdvance(NamedTuple):
 
 
 @dataclass
-class RedisWriter:
-    """Writes rows into the cache. pending: by topic, the rest of each advance."""
+class ChunkWriter:
+    """Writes each part of a chunk with one Lua call, which moves the position, too.
+
+    pending: by topic, the rest of each advance.
+    """
 
     url: str
     prefix: str
     pending: Mapping[str, PendingAdvance]
-    form = Documents()
-    limits = CHUNK
     archives = False
 
     def start_offset(self, advance: Advance, partition: int) -> int:
@@ -81,17 +82,6 @@ class RedisWriter:
     def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
         """Keep nothing."""
         return 0
-
-    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
-        """Read documents with one MGET."""
-        keys = self._keys(part, [row.id for row in rows])
-        try:
-            texts: Any = client(self.url).mget(keys)
-        except redis.exceptions.RedisError as error:
-            raise self._failure(part, error) from None
-        return {
-            row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None
-        }
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         """Write each part with one Lua call; a part that an earlier try has written in part is
@@ -125,6 +115,30 @@ class RedisWriter:
                 raise Failure("fenced", error.message) from None
             end = max(start, end)
             stale = frozenset(row.id for row in part.rows.values() if row.offset < start)
+
+    def _call(
+        self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int
+    ) -> Sequence[str]:
+        """Call the script for these rows of a part; returns its answer, `ok` or `moved` ..."""
+        raise NotImplementedError
+
+
+class RedisWriter(ChunkWriter):
+    """Writes rows into the cache."""
+
+    form = Documents()
+    limits = CHUNK
+
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
+        """Read documents with one MGET."""
+        keys = self._keys(part, [row.id for row in rows])
+        try:
+            texts: Any = client(self.url).mget(keys)
+        except redis.exceptions.RedisError as error:
+            raise self._failure(part, error) from None
+        return {
+            row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None
+        }
 
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int

@@ -312,7 +312,7 @@ class Library:
                 advances.append(Advance(of, position, Position(of.topic, end)))
         steps = [step for one in advances if (step := self.positions.take(one, self.writer))]
         writer = CrashingWriter(
-            self.url, PREFIX, PLAN, {step.advance.table.topic: step for step in steps}
+            self.url, PREFIX, {step.advance.table.topic: step for step in steps}, PLAN
         )
         writer.crash = self.crash
         writer.limits = ChunkLimits(self.chance.choice([1, 3, 50]), 1 << 20)

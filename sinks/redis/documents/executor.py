@@ -6,12 +6,8 @@ from typing import Any
 
 import redis
 
-from cdc.codec.record import Change
-from cdc.errors import Fenced, SinkUnavailable
-from cdc.model.outcome import Advance
 from cdc.model.table import Table
-from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
-from cdc.sink.rejection import Source
+from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part
 from cdc.views.plan import StatePlan
 from cdc.views.rows import ConnectorRows, encode_entries, entry_maker
 from sinks.redis.documents.keys import (
@@ -24,7 +20,7 @@ from sinks.redis.documents.keys import (
 )
 from sinks.redis.documents.scripts import APPLY
 from sinks.redis.documents.state import RedisState
-from sinks.redis.executor import PendingAdvance
+from sinks.redis.executor import ChunkWriter, PendingAdvance
 from sinks.redis.server import client, failure, position_key
 
 CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
@@ -32,58 +28,18 @@ CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
 
 
 @dataclass
-class StateWriter:
-    """Writes rows into the state. pending: by topic, the rest of each advance."""
+class StateWriter(ChunkWriter):
+    """Writes rows into the state of a plan."""
 
-    url: str
-    prefix: str
     plan: StatePlan
-    pending: Mapping[str, PendingAdvance]
     form = ConnectorRows()
     limits = CHUNK
-    archives = False
-
-    def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return where the driver found the position."""
-        return self.pending[advance.table.topic].offsets[partition]
-
-    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
-        """Keep nothing."""
-        return 0
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
         """Read rows with one MGET."""
         state = RedisState(self.url, self.prefix, ())
         stored = state.rows(part.advance.table.qualified, [row.id for row in rows])
         return {row_id: row.row for row_id, row in stored.items()}
-
-    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write each part with one Lua call."""
-        return [self._write(part) for part in parts]
-
-    def finish(self) -> Mapping[str, Sequence[str]]:
-        """Hand over nothing."""
-        return {}
-
-    def _write(self, part: Part) -> Verdicts:
-        """Write a part; with another call where an earlier try of this task has written a part."""
-        pending, stale = self.pending[part.topic], frozenset[str]()
-        if not part.rows and part.end_offset == part.view_offset:
-            return Verdicts()
-        start, end = part.view_offset, part.end_offset
-        while True:
-            rows = [row for row in part.rows.values() if row.id not in stale]
-            answer = self._call(part, pending, rows, start, end)
-            if answer[0] == "ok":
-                return Verdicts(stale=stale)
-            try:
-                start = pending.offset(answer, start, pending.advance.end.offsets[part.partition])
-            except SinkUnavailable as error:
-                raise Failure("rewound", error.message) from None
-            except Fenced as error:
-                raise Failure("fenced", error.message) from None
-            end = max(start, end)
-            stale = frozenset(row.id for row in part.rows.values() if row.offset < start)
 
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int
