@@ -51,6 +51,8 @@ class Reason(StrEnum):
     VIEW = "view"
     QUARANTINE = "quarantine"
     BATCH_SIZE = "batch size"
+    DOCUMENTS = "documents"
+    """Not decided here: all is applied, and documents wait for more of the log."""
     FAILURE = "failure"
 
 

@@ -57,6 +57,11 @@ class State(Protocol):
     def sent(self, view: str, marks: Mapping[str, str]) -> None:
         """Forget that ids are dirty whose mark is still the one that was read."""
 
+    def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
+        """Mark root ids as dirty, given with the connector's keys, whether there are such rows or
+        not.
+        """
+
     def is_clean(self) -> bool:
         """Say whether nothing is pending and nothing dirty."""
 
