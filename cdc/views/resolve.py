@@ -1,0 +1,234 @@
+"""Resolve the views of a pipeline file with the tables that it captures, as Postgres describes
+them. What can't be kept right is refused, with its line in the file.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdc.config.settings import Pipeline
+from cdc.config.view_settings import (
+    AggregateCall,
+    IncludeSettings,
+    ViewSettings,
+    aggregate,
+    ordering,
+)
+from cdc.errors import SettingsError
+from cdc.model.table import Table
+from cdc.views.comparison import comparison, is_ordered, is_summed
+from cdc.views.expression import Expression
+from cdc.views.plan import Aggregate, Join, Node, Order, View
+
+Keys = tuple[str, ...]
+
+
+def resolve_views(pipeline: Pipeline, tables: Sequence[Table]) -> tuple[View, ...]:
+    """Return the plans of all views of the file. `tables` are those that it captures.
+
+    Raises:
+        SettingsError: a view names what isn't captured, or can't be kept as it is declared.
+    """
+    by_name = {table.qualified: table for table in tables}
+    resolver = _Resolver(pipeline, by_name)
+    return tuple(resolver.view(name, settings) for name, settings in pipeline.views.items())
+
+
+@dataclass(frozen=True)
+class _Resolver:
+    pipeline: Pipeline
+    tables: dict[str, Table]
+
+    def view(self, name: str, settings: ViewSettings) -> View:
+        keys = ("views", name)
+        table = self._table(settings.root, (*keys, "root"))
+        node = Node(
+            field=name,
+            table=table,
+            columns=self._columns(table, settings.columns, (*keys, "columns")),
+            where=self._condition(table, settings.where, (*keys, "where")),
+            children=self._children(table, settings, keys),
+        )
+        self._refuse_collisions(node, keys)
+        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
+        return View(name, node, sinks)
+
+    def _children(
+        self, parent: Table, settings: ViewSettings | IncludeSettings, keys: Keys
+    ) -> tuple[Node, ...]:
+        return tuple(
+            self._child(parent, name, include, (*keys, "include", name))
+            for name, include in settings.include.items()
+        )
+
+    def _child(self, parent: Table, name: str, settings: IncludeSettings, keys: Keys) -> Node:
+        table = self._table(settings.table, (*keys, "table"))
+        columns = self._columns(table, settings.columns, (*keys, "columns"))
+        if settings.flatten is not None:
+            columns = tuple(column for column in columns if column == settings.flatten)
+        node = Node(
+            field=name,
+            table=table,
+            columns=columns if settings.show else (),
+            join=self._join(parent, table, settings, keys),
+            many=settings.many,
+            order_by=tuple(
+                self._order(table, text, (*keys, "order_by", str(number)))
+                for number, text in enumerate(settings.order_by)
+            ),
+            limit=settings.limit,
+            flatten=settings.flatten,
+            where=self._condition(table, settings.where, (*keys, "where")),
+            aggregates=tuple(
+                self._aggregate(table, member, aggregate(text), (*keys, "aggregates", member))
+                for member, text in settings.aggregates.items()
+            ),
+            shows=settings.show,
+            children=self._children(table, settings, keys),
+        )
+        self._refuse_collisions(node, keys)
+        self._check_flatten(node, keys)
+        return node
+
+    def _table(self, name: str, keys: Keys) -> Table:
+        if name in self.tables:
+            return self.tables[name]
+        raise self.pipeline.mistake(
+            keys, f"{name} isn't captured", f"one of: {', '.join(sorted(self.tables))}"
+        )
+
+    def _columns(self, table: Table, names: Sequence[str] | None, keys: Keys) -> tuple[str, ...]:
+        for number, name in enumerate(names or ()):
+            self._require_column(table, name, (*keys, str(number)))
+        return tuple(
+            column.name for column in table.columns if names is None or column.name in names
+        )
+
+    def _require_column(self, table: Table, name: str, keys: Keys) -> None:
+        captured = [column.name for column in table.columns]
+        if name in captured:
+            return
+        entries = (entry for entry in self.pipeline.source.tables if entry.table == table.qualified)
+        if any(name in entry.exclude for entry in entries):
+            raise self.pipeline.mistake(
+                keys,
+                f"{table.qualified} excludes {name}",
+                f"take {name} out of exclude in source.tables, or out of the view",
+            )
+        near = difflib.get_close_matches(name, captured, n=1)
+        raise self.pipeline.mistake(
+            keys,
+            f"{table.qualified} has no column {name}",
+            f"did you mean {near[0]}?" if near else f"its columns: {', '.join(captured)}",
+        )
+
+    def _expression(self, table: Table, text: str, keys: Keys) -> Expression:
+        self._require_column(table, text, keys)
+        return Expression(text, (text,))
+
+    def _condition(self, table: Table, text: str | None, keys: Keys) -> Expression | None:
+        if text is None:
+            return None
+        condition = self._expression(table, text, keys)
+        if table.column(text).type != "boolean":
+            raise self.pipeline.mistake(
+                keys, "isn't true or false", "for example: where: is_active"
+            )
+        return condition
+
+    def _join(self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys) -> Join:
+        pairs = []
+        for left, right in settings.on.items():
+            place = (*keys, "on", left)
+            values = self._expression(parent, left, place), self._expression(table, right, place)
+            types = parent.column(left).type, table.column(right).type
+            if error := self._incomparable(types, place):
+                raise error
+            pairs.append(values)
+        return Join(tuple(left for left, _ in pairs), tuple(right for _, right in pairs))
+
+    def _incomparable(self, types: tuple[str, str], keys: Keys) -> SettingsError | None:
+        left, right = map(comparison, types)
+        if left is not None and left == right:
+            return None
+        strange = next(
+            (type_ for type_, kind in zip(types, (left, right), strict=True) if kind is None), None
+        )
+        problem = (
+            f"values of type {strange} can't be compared exactly"
+            if strange
+            else f"{types[0]} can't be compared with {types[1]}"
+        )
+        return self.pipeline.mistake(
+            keys,
+            problem,
+            "both sides have one type: integers, texts, uuid, boolean, date, timestamps,"
+            " numeric of one scale, the same enum",
+        )
+
+    def _order(self, table: Table, text: str, keys: Keys) -> Order:
+        column, descending = ordering(text)
+        self._require_column(table, column, keys)
+        type_ = table.column(column).type
+        if not is_ordered(type_):
+            raise self.pipeline.mistake(
+                keys,
+                f"values of type {type_} can't be ordered exactly",
+                "order by integers, numerics, texts, uuid, boolean, date, time or timestamps",
+            )
+        return Order(column, descending)
+
+    def _aggregate(self, table: Table, name: str, call: AggregateCall, keys: Keys) -> Aggregate:
+        if call.argument is None:
+            return Aggregate(name, call.function)
+        self._require_column(table, call.argument, keys)
+        type_ = table.column(call.argument).type
+        accepted = {
+            "count": True,
+            "sum": is_summed(type_),
+            "avg": is_summed(type_),
+            "min": is_ordered(type_) and type_ not in ("boolean", "uuid"),
+            "max": is_ordered(type_) and type_ not in ("boolean", "uuid"),
+        }
+        if not accepted[call.function]:
+            raise self.pipeline.mistake(
+                keys,
+                f"{call.function} of a {type_} can't be computed exactly",
+                "sum and avg take integers and numerics; min and max also texts, date, time and timestamps",
+            )
+        return Aggregate(name, call.function, call.argument)
+
+    def _refuse_collisions(self, node: Node, keys: Keys) -> None:
+        """Refuse two members with one name: a document would silently lose one."""
+        shown = [*node.columns]
+        if node.join is None:
+            shown += [name for name in node.table.key if name not in shown]
+        for child in node.children:
+            place = (*keys, "include", child.field)
+            members = [((*place, "aggregates", part.name), part.name) for part in child.aggregates]
+            if child.shows:
+                members.insert(0, (place, child.field))
+            for member_keys, member in members:
+                if member in shown:
+                    raise self.pipeline.mistake(
+                        member_keys,
+                        f"{node.field} has another member {member}",
+                        "give it another name, or leave the column out: columns: [...]",
+                    )
+                shown.append(member)
+
+    def _check_flatten(self, node: Node, keys: Keys) -> None:
+        if node.flatten is None or node.flatten in node.columns:
+            return
+        members = [
+            name
+            for child in node.children
+            for name in [child.field, *(part.name for part in child.aggregates)]
+        ]
+        if node.flatten not in members:
+            names = [*(column.name for column in node.table.columns), *members]
+            raise self.pipeline.mistake(
+                (*keys, "flatten"),
+                f"{node.field} has no member {node.flatten}",
+                f"one of: {', '.join(names)}",
+            )
