@@ -226,9 +226,12 @@ def _apply(
     from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
     from cdc.kafka.topics import Topics
+    from cdc.views.engine import STATE
 
     stopping = limits.stopping
-    pipeline, sinks = context.pipeline, context.sinks(chosen)
+    pipeline = context.pipeline
+    keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
+    sinks = context.sinks([name for name in chosen or pipeline.sinks if name != STATE])
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")
@@ -239,6 +242,9 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with spark_on(master) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
+        documents = (
+            [context.document_stream(spark)] if keeps_documents and not stopping.is_set() else []
+        )
         with (
             compare_periodically(context.load) as uncompared_s,
             render.live(err, quiet=quiet) as show,
@@ -248,16 +254,23 @@ def _apply(
                 publish(context.runs, progress, uncompared_s())
                 show(progress)
 
-            errors = supervise(
-                streams,
-                stopping,
-                until_caught_up=limits.until_caught_up,
-                for_s=limits.for_s,
-                on_tick=tick,
-            )
+            # A run that ends has to send documents before sinks look at what there is for them.
+            stages = [documents, streams] if limits.until_caught_up else [[*streams, *documents]]
+            errors = [
+                error
+                for stage in stages
+                if stage
+                for error in supervise(
+                    stage,
+                    stopping,
+                    until_caught_up=limits.until_caught_up,
+                    for_s=limits.for_s,
+                    on_tick=tick,
+                )
+            ]
     for sink in sinks:
         sink.close()
-    return [stream.progress for stream in streams], errors
+    return [stream.progress for stream in (*streams, *documents)], errors
 
 
 @app.command()

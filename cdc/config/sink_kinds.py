@@ -61,11 +61,8 @@ class SinkSettings(Section):
         """
         raise NotImplementedError
 
-    def build_state(self, pipeline: str, plan: Any) -> Any:
-        """The state of a pipeline's documents, a `cdc.views.engine.StateSink`.
-
-        `plan` is the `cdc.views.plan.StatePlan` of all views.
-        """
+    def build_state(self) -> Any:
+        """The state of the pipeline's documents, a `cdc.views.engine.StateSink`."""
         raise NotImplementedError
 
 

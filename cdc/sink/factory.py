@@ -19,7 +19,7 @@ def build(pipeline: Pipeline, name: str) -> Sink:
 def build_state(pipeline: Pipeline) -> Any:
     """The state of the pipeline's documents, a `cdc.views.engine.StateSink`. Its file has one."""
     assert pipeline.state is not None, "a file with views has a state"
-    return pipeline.state.build_state(pipeline.pipeline)
+    return pipeline.state.build_state()
 
 
 def open_documents(pipeline: Pipeline) -> Callable[[], Mapping[str, Position]]:

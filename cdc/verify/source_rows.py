@@ -215,7 +215,7 @@ def _relation(table: Table) -> sql.Composable:
     """Build what the rows are selected from: the table, or the query of a view."""
     if table.derivation:
         # The text is of the pipeline's own making, see `cdc.views.sql`.
-        query = sql.SQL(table.derivation.query)  # type: ignore[arg-type]
+        query = sql.SQL(table.derivation.query)
         return sql.SQL("({}) AS {}").format(query, sql.Identifier(table.name))
     return sql.Identifier(table.schema, table.name)
 

@@ -45,6 +45,8 @@ HINTS = {
     "unavailable": "it is tried again; is the server of `state` up?",
 }
 """What a person can do about a failure, by its kind."""
+STATE = "documents"
+"""The name of a state where a sink's is due: in logs, messages, quarantine and progress."""
 Positions = Mapping[str, Position | None]
 """By topic; None: offset zero."""
 ResolveViews = Callable[[Sequence[Table]], Sequence[View]]
@@ -105,7 +107,9 @@ class DocumentEngine:
         ends = self._kafka.ends(list(topics.values()))
         self._sink.plan = plan
         self._sink.needs = {
-            table.qualified: needs(plan, table, {name: ends[topics[name]].topic_id for name in topics})
+            table.qualified: needs(
+                plan, table, {name: ends[topics[name]].topic_id for name in topics}
+            )
             for table in plan.tables
         }
         return plan.tables
@@ -158,7 +162,9 @@ class DocumentEngine:
             noted = self._state.current()
         spans = _unnoted(ends, noted)
         if spans:
-            tables = {topics[view.name]: (view.name, view.root.table) for view in self._sink.plan.views}
+            tables = {
+                topics[view.name]: (view.name, view.root.table) for view in self._sink.plan.views
+            }
             keys = read_ranges(self._spark, self._pipeline.kafka, spans).select("topic", "key")
             self._run(keys, _Marking(self._sink.open_state(), tables).run)
         self._recovered = True
@@ -193,7 +199,9 @@ class DocumentEngine:
         one_task = self._spark.range(1, numPartitions=1)
         return self._run(one_task, emission.run).done
 
-    def _run(self, frame: Any, task: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]") -> Report:
+    def _run(
+        self, frame: Any, task: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
+    ) -> Report:
         """Run a task over a frame; returns the last report. Raises what it reports as failed."""
         report = Report(done=True)
         for row in frame.mapInArrow(freeze_gc_after(task), REPORT).collect():
@@ -241,7 +249,9 @@ class _Marking:
         try:
             for batch in batches:
                 keys: dict[str, dict[str, bytes]] = {}
-                for topic, key in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                for topic, key in zip(
+                    *(column.to_pylist() for column in batch.columns), strict=True
+                ):
                     view, table = self._tables[topic]
                     keys.setdefault(view, {})[codec(table).row_id(key)] = key
                 for view, keys_by_id in keys.items():

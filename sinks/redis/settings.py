@@ -13,6 +13,7 @@ from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
     from cdc.sink.contract import Sink
+    from cdc.views.engine import StateSink
 
 PORTS = {"redis": 6379, "rediss": 6379}
 
@@ -76,3 +77,8 @@ class Redis(SinkSettings):
         from sinks.redis import sink
 
         return sink.Redis(name, self.url, self.prefix, self.spare)
+
+    def build_state(self) -> "StateSink":
+        from sinks.redis.documents.sink import DocumentState
+
+        return DocumentState(self.url, self.prefix)

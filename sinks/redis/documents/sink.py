@@ -6,13 +6,14 @@ table of which something else is needed by now is read again from offset zero.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
+from cdc.views.engine import STATE
 from cdc.views.plan import StatePlan
 from sinks.redis import capacity
 from sinks.redis.checkpoint import checkpoint_of
@@ -41,12 +42,14 @@ class DocumentState:
     row_format: RowFormat = "documents"
     promotes_all_tables = True
 
-    def __init__(self, name: str, url: str, prefix: str) -> None:
+    name = STATE
+
+    def __init__(self, url: str, prefix: str) -> None:
         """Raises SettingsError: the url names no server and database."""
-        self.name, self.url, self.prefix = name, url, prefix
+        self.url, self.prefix = url, prefix
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
-        self._database = Database(name, url, prefix)
+        self._database = Database(STATE, url, prefix)
         self._positions = Positions(self._database, None)
 
     def open_state(self) -> OpenState:
@@ -134,22 +137,25 @@ class DocumentState:
     # What there is of readers and generations: none.
 
     def scan(
-        self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
+        self,
+        table: Table,  # noqa: ARG002
+        spark: "SparkSession",  # noqa: ARG002
+        ids: Sequence[str] | None = None,  # noqa: ARG002
     ) -> "DataFrame":
         """Refuse: nobody reads the state but the engine."""
-        self._refuse()
+        raise self._refusal
 
-    def for_generation(self, names: Mapping[str, str]) -> "DocumentState":
+    def for_generation(self, names: Mapping[str, str]) -> "DocumentState":  # noqa: ARG002
         """Refuse: there is one generation."""
-        self._refuse()
+        raise self._refusal
 
-    def check_capacity(self, tables: Sequence[Table]) -> None:
+    def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002
         """Refuse: there is one generation."""
-        self._refuse()
+        raise self._refusal
 
-    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:  # noqa: ARG002
         """Refuse: there is one generation."""
-        self._refuse()
+        raise self._refusal
 
     def generations(self, table: Table) -> list[str]:
         """Return the one generation."""
@@ -159,8 +165,9 @@ class DocumentState:
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Do nothing: there is one generation."""
 
-    def _refuse(self) -> NoReturn:
-        raise SinkRejected(
+    @property
+    def _refusal(self) -> SinkRejected:
+        return SinkRejected(
             "The state of documents isn't a view: nobody reads it, and it has one generation.",
             hint="name a sink of the pipeline file",
             sink=self.name,

@@ -130,7 +130,11 @@ class RedisState:
 
     def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
         """Mark a page of ids with one script."""
-        places = [dirty_key(self.prefix, view), gone_key(self.prefix, view), number_key(self.prefix)]
+        places = [
+            dirty_key(self.prefix, view),
+            gone_key(self.prefix, view),
+            number_key(self.prefix),
+        ]
         for page in _pages(keys.items()):
             self._call(MARK, places, [part for pair in page for part in pair])
 

@@ -1,0 +1,150 @@
+"""Documents of several tables in three views: equal to Postgres' own query, whatever happens on the
+way.
+"""
+
+import json
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import redis
+
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+TABLES = ("public.customers", "public.orders", "public.items", "public.products")
+SHOP = """
+CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL, city text);
+CREATE TABLE products (id int PRIMARY KEY, name text NOT NULL, price numeric(10,2));
+CREATE TABLE orders (
+    id int PRIMARY KEY, customer_id int, placed timestamptz NOT NULL, is_open boolean NOT NULL
+);
+CREATE TABLE items (
+    order_id int, line int, product_id int, quantity int NOT NULL, PRIMARY KEY (order_id, line)
+);
+"""
+VIEWS = """
+state: {{type: redis, url: "{state}", prefix: {name}}}
+views:
+  order_docs:
+    root: public.orders
+    include:
+      customer: {{table: public.customers, on: {{customer_id: id}}}}
+      items:
+        table: public.items
+        on: {{id: order_id}}
+        many: true
+        order_by: [line]
+        aggregates: {{pieces: sum(quantity), lines: count(*)}}
+        include:
+          product: {{table: public.products, on: {{product_id: id}}}}
+    to: [search, cache, warehouse]
+  customer_docs:
+    root: public.customers
+    columns: [name]
+    include:
+      open_orders:
+        table: public.orders
+        on: {{id: customer_id}}
+        where: is_open
+        many: true
+        order_by: [-placed]
+        limit: 3
+        columns: [id, placed]
+    to: [cache]
+"""
+
+
+def shop(world: "World") -> None:
+    """The tables with some rows, their connector, and the file with the views."""
+    world.write_file(*TABLES)
+    state = world.cache[:-1] + "4"
+    with redis.Redis.from_url(state) as server:
+        server.flushdb()
+    world.file.write_text(world.file.read_text() + VIEWS.format(state=state, name=world.name))
+    world.sql(*filter(str.strip, SHOP.split(";")))
+    change(world, random.Random(1), 60)
+    world.cdc("migrate")
+    world.cdc("register")
+
+
+def change(world: "World", chance: random.Random, transactions: int) -> None:
+    """Random transactions over all tables; one that a key refuses is left out."""
+    with psycopg.connect(world.dsn) as connection:
+        for _ in range(transactions):
+            with suppress(psycopg.errors.UniqueViolation), connection.transaction():
+                for _ in range(chance.choice([1, 2, 5])):
+                    connection.execute(*statement(chance))
+
+
+def statement(chance: random.Random) -> tuple[str, list[Any]]:
+    customer, order, product = chance.randrange(8), chance.randrange(20), chance.randrange(6)
+    name = chance.choice(["Ann", "", 'B "quoted" \\', "ü\x1e"])
+    return chance.choice(
+        [
+            (
+                "INSERT INTO customers VALUES (%s, %s, 'x')"
+                " ON CONFLICT (id) DO UPDATE SET name = excluded.name",
+                [customer, name],
+            ),
+            (
+                "INSERT INTO products VALUES (%s, %s, %s)"
+                " ON CONFLICT (id) DO UPDATE SET price = excluded.price",
+                [product, name, chance.randrange(1000)],
+            ),
+            (
+                "INSERT INTO orders VALUES (%s, %s, now(), %s)"
+                " ON CONFLICT (id) DO UPDATE SET customer_id = excluded.customer_id,"
+                " is_open = excluded.is_open",
+                [order, chance.choice([None, customer]), chance.random() < 0.7],
+            ),
+            (
+                "INSERT INTO items VALUES (%s, %s, %s, 2)"
+                " ON CONFLICT (order_id, line) DO UPDATE SET product_id = excluded.product_id,"
+                " quantity = items.quantity + 1",
+                [order, chance.randrange(4), product],
+            ),
+            ("DELETE FROM items WHERE order_id = %s AND line = 1", [order]),
+            ("DELETE FROM orders WHERE id = %s", [order]),
+            ("DELETE FROM customers WHERE id = %s", [customer]),
+            ("UPDATE orders SET id = id + 100 WHERE id = %s", [order]),
+        ]
+    )
+
+
+def verify(world: "World") -> dict[str, Any]:
+    result: dict[str, Any] = world.json("verify", "--timeout", "60")
+    return result
+
+
+def test_documents_follow_their_tables_through_kills(world: "World") -> None:
+    shop(world)
+    chance = random.Random(2)
+    for _ in range(2):
+        with world.process() as process:
+            change(world, chance, 100)
+            world.wait_for("cache", 1)
+            change(world, chance, 100)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        change(world, chance, 30)
+    with world.process():
+        change(world, chance, 50)
+        result = verify(world)
+        assert result["equal"], result
+        views = {(view["sink"], view["table"]) for view in result["views"]}
+        assert {
+            ("search", "view.order_docs"),
+            ("cache", "view.order_docs"),
+            ("warehouse", "view.order_docs"),
+            ("cache", "view.customer_docs"),
+        } <= views
+        assert ("search", "view.customer_docs") not in views
