@@ -189,11 +189,26 @@ class Context:
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
 
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
-        """Select a captured table or a view by its name, schema.table; all for None. Raises
+        """Select a captured table by its name, schema.table; all tables for None. Raises
         SettingsError.
+        """
+        return self.tables if name is None else (source.table_named(self.tables, name),)
+
+    def select_views(self, name: str | None) -> tuple[Table, ...]:
+        """Select what sinks have views of, captured tables and views of several, by its name; all
+        for None. Raises SettingsError.
         """
         everything = (*self.tables, *self.views)
         return everything if name is None else (source.table_named(everything, name),)
+
+    def tables_in(self, sink: str, name: str | None = None) -> tuple[Table, ...]:
+        """Select those of `select_views` that a sink has. Raises SettingsError."""
+        tables = tuple(table for table in self.select_views(name) if table.is_in(sink))
+        if not tables:
+            raise SettingsError(
+                f"{name} isn't in {sink}.", hint=f"add {sink} to its `to` in the pipeline file"
+            )
+        return tables
 
     @cached_property
     def placeholder(self) -> str:

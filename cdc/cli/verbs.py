@@ -29,6 +29,7 @@ from cdc.cli.console import (
     say,
 )
 from cdc.cli.extras import missing_extra
+from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
 from cdc.runtime import Context, local_stack, spark_on
@@ -226,7 +227,6 @@ def _apply(
     from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
     from cdc.kafka.topics import Topics
-    from cdc.views.engine import STATE
 
     stopping = limits.stopping
     pipeline = context.pipeline
@@ -281,12 +281,15 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     hangs. Exit 0 when all is well, otherwise the exit code of the worst problem's class.
     """
     from cdc.apply.progress import load_published
-    from cdc.observe.collection import collect
+    from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose, document, exit_code, sentence, slow_hop, verdict
     from cdc.sink.contract import positions
+    from cdc.sink.factory import documents_reader
 
     started, pipeline = time.monotonic(), context.obj.pipeline_to_show
-    readers = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
+    readers: Positions = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
+    if pipeline.views:
+        readers = {**readers, STATE: documents_reader(pipeline)}
     collected = collect(
         pipeline, positions=readers, progress=load_published(context.obj.runs), started=started
     )

@@ -30,6 +30,7 @@ from cdc.config.references import References
 from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.config.view_settings import SCHEMA, ViewName, ViewSettings, check_views
+from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.errors import SettingsError
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
@@ -232,6 +233,11 @@ class Pipeline(Section):
             raise InvalidSetting(
                 "views need a state, the rows that documents are made from",
                 "for example: state: {type: redis, url: redis://localhost:6379/2, prefix: shop}",
+            )
+        if views and STATE_NAME in info.data["sinks"]:
+            raise InvalidSetting(
+                f"what keeps documents is called {STATE_NAME}, and a sink has that name",
+                "give the sink another name",
             )
         tables = [entry.table for entry in info.data["source"].tables]
         check_views(views, info.data["sinks"], tables)

@@ -17,6 +17,8 @@ NAME = r"[a-z][a-z0-9_]{0,47}"
 TABLE = r"^[^.]+\.[^.]+$"
 SCHEMA = "view"
 """The schema that views stand under, in the names of their topics and in sinks."""
+STATE = "documents"
+"""What the state of documents is called where a sink's name is due: in logs, progress, quarantine."""
 TOPIC_ONLY = "topic"
 """In `to`: the view's topic, which every view has."""
 Function = Literal["count", "sum", "min", "max", "avg"]
@@ -188,6 +190,11 @@ def includes(settings: ViewSettings | IncludeSettings, keys: tuple[str, ...] = (
         place = (*keys, "include", name)
         yield place, include
         yield from includes(include, place)
+
+
+def tables_of(view: ViewSettings) -> list[str]:
+    """The names of the tables that a view is made of, sorted."""
+    return sorted({view.root, *(include.table for _, include in includes(view))})
 
 
 def check_views(

@@ -1,10 +1,11 @@
 """The destinations that a pipeline file names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cdc.config.settings import Pipeline
-from cdc.model.position import Position
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error
@@ -38,3 +39,23 @@ def open_documents(pipeline: Pipeline) -> Callable[[], Mapping[str, Position]]:
         return current
 
     return read
+
+
+def documents_reader(
+    pipeline: Pipeline,
+) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
+    """The function that reads up to where the documents are current, as checkpoints of the tables
+    that they are made of, by name.
+    """
+    read = open_documents(pipeline)
+
+    def checkpoints(tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
+        current = read()
+        return {
+            table.qualified: ViewCheckpoint(current[table.topic])
+            if table.topic in current
+            else None
+            for table in tables
+        }
+
+    return checkpoints

@@ -45,8 +45,6 @@ HINTS = {
     "unavailable": "it is tried again; is the server of `state` up?",
 }
 """What a person can do about a failure, by its kind."""
-STATE = "documents"
-"""The name of a state where a sink's is due: in logs, messages, quarantine and progress."""
 Positions = Mapping[str, Position | None]
 """By topic; None: offset zero."""
 ResolveViews = Callable[[Sequence[Table]], Sequence[View]]

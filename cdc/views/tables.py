@@ -33,6 +33,8 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
         tuple(columns),
         root.table.key,
         pipeline.view_topic(view.name),
+        # The topic may hold documents of an earlier definition, with members of their own.
+        reshaped=True,
         derivation=Derivation(document_query(view), tuple(sorted(nodes.items())), view.sinks),
     )
 

@@ -2,19 +2,14 @@
 way.
 """
 
-import json
 import random
 import signal
-import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 import redis
-
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -88,36 +83,35 @@ def change(world: "World", chance: random.Random, transactions: int) -> None:
 def statement(chance: random.Random) -> tuple[str, list[Any]]:
     customer, order, product = chance.randrange(8), chance.randrange(20), chance.randrange(6)
     name = chance.choice(["Ann", "", 'B "quoted" \\', "ü\x1e"])
-    return chance.choice(
-        [
-            (
-                "INSERT INTO customers VALUES (%s, %s, 'x')"
-                " ON CONFLICT (id) DO UPDATE SET name = excluded.name",
-                [customer, name],
-            ),
-            (
-                "INSERT INTO products VALUES (%s, %s, %s)"
-                " ON CONFLICT (id) DO UPDATE SET price = excluded.price",
-                [product, name, chance.randrange(1000)],
-            ),
-            (
-                "INSERT INTO orders VALUES (%s, %s, now(), %s)"
-                " ON CONFLICT (id) DO UPDATE SET customer_id = excluded.customer_id,"
-                " is_open = excluded.is_open",
-                [order, chance.choice([None, customer]), chance.random() < 0.7],
-            ),
-            (
-                "INSERT INTO items VALUES (%s, %s, %s, 2)"
-                " ON CONFLICT (order_id, line) DO UPDATE SET product_id = excluded.product_id,"
-                " quantity = items.quantity + 1",
-                [order, chance.randrange(4), product],
-            ),
-            ("DELETE FROM items WHERE order_id = %s AND line = 1", [order]),
-            ("DELETE FROM orders WHERE id = %s", [order]),
-            ("DELETE FROM customers WHERE id = %s", [customer]),
-            ("UPDATE orders SET id = id + 100 WHERE id = %s", [order]),
-        ]
-    )
+    statements: list[tuple[str, list[Any]]] = [
+        (
+            "INSERT INTO customers VALUES (%s, %s, 'x')"
+            " ON CONFLICT (id) DO UPDATE SET name = excluded.name",
+            [customer, name],
+        ),
+        (
+            "INSERT INTO products VALUES (%s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET price = excluded.price",
+            [product, name, chance.randrange(1000)],
+        ),
+        (
+            "INSERT INTO orders VALUES (%s, %s, now(), %s)"
+            " ON CONFLICT (id) DO UPDATE SET customer_id = excluded.customer_id,"
+            " is_open = excluded.is_open",
+            [order, chance.choice([None, customer]), chance.random() < 0.7],
+        ),
+        (
+            "INSERT INTO items VALUES (%s, %s, %s, 2)"
+            " ON CONFLICT (order_id, line) DO UPDATE SET product_id = excluded.product_id,"
+            " quantity = items.quantity + 1",
+            [order, chance.randrange(4), product],
+        ),
+        ("DELETE FROM items WHERE order_id = %s AND line = 1", [order]),
+        ("DELETE FROM orders WHERE id = %s", [order]),
+        ("DELETE FROM customers WHERE id = %s", [customer]),
+        ("UPDATE orders SET id = id + 100 WHERE id = %s", [order]),
+    ]
+    return chance.choice(statements)
 
 
 def verify(world: "World") -> dict[str, Any]:
@@ -148,3 +142,59 @@ def test_documents_follow_their_tables_through_kills(world: "World") -> None:
             ("cache", "view.customer_docs"),
         } <= views
         assert ("search", "view.customer_docs") not in views
+
+
+def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
+    """What works for tables works for documents: rebuild, rollback, tokens, TRUNCATE, status."""
+    shop(world)
+    with world.process():
+        assert verify(world)["equal"]
+        with psycopg.connect(world.dsn) as connection:
+            connection.execute("INSERT INTO products VALUES (77, 'new', 1.50)")
+            connection.execute("INSERT INTO orders VALUES (77, NULL, now(), true)")
+            connection.execute("INSERT INTO items VALUES (77, 0, 77, 3)")
+            connection.commit()
+            token = client.token(connection)
+        view = client.view(world.file, "cache", "view.order_docs")
+        client.wait_for(view, token, timeout_s=20)
+        document = cached(world, "order_docs", "77")
+        assert document["pieces"] == 3
+        assert document["items"][0]["product"]["name"] == "new"
+        view.close()
+        # The index is made again beside the live one, documents among it, and shown.
+        world.cdc("rebuild", "search")
+        world.sql("UPDATE products SET name = 'renamed' WHERE id = 77")
+        world.cdc("rollback", "search")
+        assert verify(world)["equal"]
+        world.sql("TRUNCATE items")
+        assert verify(world)["equal"]
+        assert cached(world, "order_docs", "77")["items"] == []
+        status = world.json("status")
+        hops = {sink["name"]: sink for sink in status["sinks"]}
+        assert hops["documents"]["state"] == "running"
+        assert {view["table"] for view in hops["documents"]["views"]} == set(TABLES)
+        assert "view.order_docs" in {view["table"] for view in hops["search"]["views"]}
+        assert all(view["lag_records"] == 0 for sink in status["sinks"] for view in sink["views"])
+
+
+def cached(world: "World", view: str, row_id: str) -> dict[str, Any]:
+    with redis.Redis.from_url(world.cache, decode_responses=True) as server:
+        text = server.get(f"{world.name}:view.{view}:{row_id}")
+    document: dict[str, Any] = json.loads(str(text))
+    return document
+
+
+def test_a_changed_view_and_a_lost_state_make_documents_again(world: "World") -> None:
+    shop(world)
+    with world.process():
+        assert verify(world)["equal"]
+    text = world.file.read_text()
+    world.file.write_text(text.replace("limit: 3", "limit: 1"))
+    change(world, random.Random(3), 30)
+    with world.process():
+        assert verify(world)["equal"]
+    change(world, random.Random(4), 30)
+    with redis.Redis.from_url(world.cache[:-1] + "4") as server:
+        server.flushdb()
+    with world.process():
+        assert verify(world)["equal"]

@@ -8,12 +8,12 @@ table of which something else is needed by now is read again from offset zero.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cdc.config.view_settings import STATE
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
-from cdc.views.engine import STATE
 from cdc.views.plan import StatePlan
 from sinks.redis import capacity
 from sinks.redis.checkpoint import checkpoint_of
