@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import (
     AggregateCall,
@@ -14,13 +15,27 @@ from cdc.config.view_settings import (
     aggregate,
     ordering,
 )
-from cdc.errors import SettingsError
 from cdc.model.table import Table
 from cdc.views.comparison import comparison, is_ordered, is_summed
 from cdc.views.expression import Expression
 from cdc.views.plan import Aggregate, Join, Node, Order, View
+from cdc.views.scalar.operators import quoted_name, sql_text
+from cdc.views.scalar.parser import UnknownColumn, parse
+from cdc.views.scalar.terms import (
+    BOOLEAN,
+    DATE,
+    INTEGERS,
+    TEXTS,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    Term,
+    group,
+)
 
 Keys = tuple[str, ...]
+JOINED = (BOOLEAN, INTEGERS, TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
+"""Groups whose equal values have equal texts, whatever computed them."""
 
 
 def resolve_views(pipeline: Pipeline, tables: Sequence[Table]) -> tuple[View, ...]:
@@ -122,17 +137,32 @@ class _Resolver:
             f"did you mean {near[0]}?" if near else f"its columns: {', '.join(captured)}",
         )
 
-    def _expression(self, table: Table, text: str, keys: Keys) -> Expression:
-        self._require_column(table, text, keys)
-        return Expression(text, (text,))
+    def _expression(self, table: Table, text: str, keys: Keys) -> tuple[Expression, Term]:
+        """Return an expression and its term; a column's name needn't be written as SQL has it."""
+        types = {column.name: column.type for column in table.columns}
+        try:
+            term = (
+                Term("column", group(types[text]), (), text)
+                if text in types
+                else parse(text, types)
+            )
+        except UnknownColumn as error:
+            self._require_column(table, error.name, keys)
+            raise
+        except InvalidSetting as error:
+            raise self.pipeline.mistake(keys, str(error), error.hint) from None
+        columns = term.columns()
+        if term.operator == "column":
+            return Expression(columns[0], columns), term
+        return Expression(sql_text(term, quoted_name), columns, term), term
 
     def _condition(self, table: Table, text: str | None, keys: Keys) -> Expression | None:
         if text is None:
             return None
-        condition = self._expression(table, text, keys)
-        if table.column(text).type != "boolean":
+        condition, term = self._expression(table, text, keys)
+        if term.group != BOOLEAN:
             raise self.pipeline.mistake(
-                keys, "isn't true or false", "for example: where: is_active"
+                keys, "isn't a condition", "for example: where: status <> 'draft'"
             )
         return condition
 
@@ -140,31 +170,30 @@ class _Resolver:
         pairs = []
         for left, right in settings.on.items():
             place = (*keys, "on", left)
-            values = self._expression(parent, left, place), self._expression(table, right, place)
-            types = parent.column(left).type, table.column(right).type
-            if error := self._incomparable(types, place):
-                raise error
-            pairs.append(values)
+            values, term = self._expression(parent, left, place)
+            other_values, other_term = self._expression(table, right, place)
+            self._require_comparable((parent, term), (table, other_term), place)
+            pairs.append((values, other_values))
         return Join(tuple(left for left, _ in pairs), tuple(right for _, right in pairs))
 
-    def _incomparable(self, types: tuple[str, str], keys: Keys) -> SettingsError | None:
-        left, right = map(comparison, types)
-        if left is not None and left == right:
-            return None
-        strange = next(
-            (type_ for type_, kind in zip(types, (left, right), strict=True) if kind is None), None
+    def _require_comparable(
+        self, left: tuple[Table, Term], right: tuple[Table, Term], keys: Keys
+    ) -> None:
+        """Refuse sides whose equal values wouldn't have equal texts."""
+        types = [_type_name(table, term) for table, term in (left, right)]
+        groups = [_comparison(table, term) for table, term in (left, right)]
+        if None not in groups and groups[0] == groups[1]:
+            return
+        accepted = (
+            "both sides have one type: integers, texts, uuid, boolean, date, time stamps,"
+            " numerics of one scale, the same enum"
         )
-        problem = (
-            f"values of type {strange} can't be compared exactly"
-            if strange
-            else f"{types[0]} can't be compared with {types[1]}"
-        )
-        return self.pipeline.mistake(
-            keys,
-            problem,
-            "both sides have one type: integers, texts, uuid, boolean, date, timestamps,"
-            " numeric of one scale, the same enum",
-        )
+        for type_, side in zip(types, groups, strict=True):
+            if side is None:
+                raise self.pipeline.mistake(
+                    keys, f"values of type {type_} can't be compared exactly", accepted
+                )
+        raise self.pipeline.mistake(keys, f"{types[0]} can't be compared with {types[1]}", accepted)
 
     def _order(self, table: Table, text: str, keys: Keys) -> Order:
         column, descending = ordering(text)
@@ -232,3 +261,15 @@ class _Resolver:
                 f"{node.field} has no member {node.flatten}",
                 f"one of: {', '.join(names)}",
             )
+
+
+def _type_name(table: Table, term: Term) -> str:
+    """Name the type of an expression for a person."""
+    return table.column(str(term.detail)).type if term.operator == "column" else term.group
+
+
+def _comparison(table: Table, term: Term) -> str | None:
+    """Return the group that a join compares an expression in; None where it can't."""
+    if term.operator == "column":
+        return comparison(table.column(str(term.detail)).type)
+    return term.group if term.group in JOINED else None

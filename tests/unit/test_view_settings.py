@@ -126,6 +126,23 @@ def test_a_declared_view_is_resolved(tmp_path: Path) -> None:
     assert arrivals.aggregates == (Aggregate("n", "count", "delay"),)
 
 
+def test_expressions_join_and_select(tmp_path: Path) -> None:
+    on = """{"Carrier || '/' || delay": carrier, flight + 1: length(name)}"""
+    text = GOOD.replace("{carrier: carrier}", on).replace(
+        "where: is_active", "where: is_active AND delay > 15"
+    )
+    root = resolve(tmp_path, text)[0].root
+    row = {"carrier": "UA", "delay": 20, "flight": 3, "is_active": None}
+    assert root.where is not None
+    assert root.where.columns == ("is_active", "delay")
+    assert root.where.evaluate(row) is None
+    join = root.children[0].join
+    assert join is not None
+    assert [part.evaluate(row) for part in join.parent] == ["UA/20", 4]
+    assert join.child[0].text == "carrier"
+    assert join.child[1].evaluate({"name": "12345"}) == 5
+
+
 def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
     assert load(tmp_path, GOOD).view_topic("flight_docs") == "airport.view.flight_docs"
 
@@ -192,14 +209,19 @@ def test_the_spare_database_of_a_sink_counts(tmp_path: Path) -> None:
     [
         ("[flight, delay]", "[flight, dellay]", 14, "columns.1: public.flights has no column dellay", "mean delay?"),
         ("columns: [name]", "columns: [nam]", 17, "public.airlines has no column nam", "mean name?"),
-        ("{tailnum: tailnum}", "{tailnun: tailnum}", 20, "on.tailnun: public.flights has no", ""),
+        ("{tailnum: tailnum}", "{tailnun: tailnum}", 20, "on.tailnun: public.flights has no column", ""),
         ("{tailnum: tailnum}", "{tailnum: tailnun}", 20, "on.tailnum: public.planes has no", ""),
         ("{tailnum: tailnum}", "{tailnum: speed}", 20, "public.planes excludes speed", "take speed"),
         ("{carrier: carrier}", "{delay: carrier}", 17, "integer can't be compared with text", ""),
         ("{carrier: carrier}", "{fuel: carrier}", 17, "type double precision can't be", ""),
         ("{carrier: carrier}", "{price: carrier}", 17, "type numeric can't be", "of one scale"),
         ("{faa: dest}", "{faa: gate}", 36, "text can't be compared with character(3)", ""),
-        ("where: is_active", "where: delay", 15, "where: isn't true or false", ""),
+        ("where: is_active", "where: delay", 15, "where: isn't a condition", ""),
+        ("where: is_active", "where: random() < delay", 15, "where: RAND isn't supported", "accepted"),
+        ("where: is_active", "where: dellay > 1", 15, "has no column dellay", "did you mean delay?"),
+        ("table: public.planes\n", "table: public.planes\n        where: speed > 1\n", 20, "excludes speed", ""),
+        ("{carrier: carrier}", "{delay + 1: carrier}", 17, "integers can't be compared with text", ""),
+        ("{carrier: carrier}", "{price: carrier || name}", 17, "type numeric can't be", ""),
         ("-day", "-fuel", 31, "order_by.0: values of type double precision can't be ordered", ""),
         ("flight desc", "fligt desc", 31, "order_by.1: public.flights has no column fligt", ""),
         ("MAX( delay )", "max(fuel)", 34, "late: max of a double precision can't", "sum and avg"),
