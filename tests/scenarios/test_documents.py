@@ -2,6 +2,7 @@
 way.
 """
 
+import json
 import random
 import signal
 from contextlib import suppress
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import redis
+
+from cdc.client import read_your_writes as client
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
