@@ -337,16 +337,17 @@ def compared(
     """
     views, tables = views_of(connection, folder)
     rows, plan = fill(connection, tables, random.Random(seed)), StatePlan(views)
-    differing = []
+    differing, documents = [], 0
     for view in views:
         planted = replace(view, root=altered(view.root, plant))
         actual, expected = assembled(planted, plan, rows), queried(view, connection)
-        assert len(expected) > 1
+        documents += len(expected)
         differing += [
             (view.name, actual.get(key), expected.get(key))
             for key in actual.keys() | expected.keys()
             if actual.get(key) != expected.get(key)
         ]
+    assert documents > 5
     return differing
 
 
