@@ -46,3 +46,11 @@ def is_ordered(type_: str) -> bool:
 def is_summed(type_: str) -> bool:
     """Whether sums are exact."""
     return not type_.endswith("[]") and base_type(type_) in (*INTEGERS, "numeric")
+
+
+def has_extremes(type_: str) -> bool:
+    """Whether `min` and `max` are exact, and can be sent: an aggregate has the form of documents, in
+    which the connector writes no date, no time and no time stamp without a zone.
+    """
+    bare = base_type(type_)
+    return is_ordered(type_) and bare in (*INTEGERS, *TEXTS, "numeric", "timestamp with time zone")

@@ -16,7 +16,7 @@ from cdc.config.view_settings import (
     ordering,
 )
 from cdc.model.table import Table
-from cdc.views.comparison import comparison, is_ordered, is_summed
+from cdc.views.comparison import comparison, has_extremes, is_ordered, is_summed
 from cdc.views.expression import Expression
 from cdc.views.plan import Aggregate, Join, Node, Order, View
 from cdc.views.scalar.operators import quoted_name, sql_text
@@ -216,14 +216,14 @@ class _Resolver:
             "count": True,
             "sum": is_summed(type_),
             "avg": is_summed(type_),
-            "min": is_ordered(type_) and type_ not in ("boolean", "uuid"),
-            "max": is_ordered(type_) and type_ not in ("boolean", "uuid"),
+            "min": has_extremes(type_),
+            "max": has_extremes(type_),
         }
         if not accepted[call.function]:
             raise self.pipeline.mistake(
                 keys,
                 f"{call.function} of a {type_} can't be computed exactly",
-                "sum and avg take integers and numerics; min and max also texts, date, time and timestamps",
+                "sum and avg take integers and numerics; min and max also texts and timestamptz",
             )
         return Aggregate(name, call.function, call.argument)
 

@@ -227,6 +227,7 @@ def test_the_spare_database_of_a_sink_counts(tmp_path: Path) -> None:
         ("MAX( delay )", "max(fuel)", 34, "late: max of a double precision can't", "sum and avg"),
         ("MAX( delay )", "sum(day)", 34, "late: sum of a date can't", "sum and avg"),
         ("MAX( delay )", "max(is_active)", 34, "late: max of a boolean can't", ""),
+        ("MAX( delay )", "min(day)", 34, "late: min of a date can't", "timestamptz"),
         ("MAX( delay )", "max(delai)", 34, "has no column delai", ""),
         ("departures_count:", "departures:", 34, "airport_docs has another member departures", ""),
         ("departures_count:", "name:", 34, "airport_docs has another member name", "another name"),
