@@ -140,7 +140,15 @@ class Context:
         log = self.state / "connect" / "log" / "connect.log"
         self.on_worker_log(log if log.exists() else None)
         stack_variables = endpoints.environment() if endpoints else {}
-        return settings.load(self.path, {**stack_variables, **os.environ})
+        pipeline = settings.load(self.path, {**stack_variables, **os.environ})
+        if pipeline.views:
+            # Nothing makes documents yet, and a view that is ignored would be wrong in silence.
+            raise pipeline.mistake(
+                ("views",),
+                "documents of several tables can be declared, but no verb makes them yet",
+                "take views and state out of the pipeline file",
+            )
+        return pipeline
 
     @property
     def runs(self) -> Path:

@@ -170,7 +170,9 @@ class Pipeline(Section):
     sinks: dict[SinkName, SinkSettings] = Field(min_length=1, description=SINKS)
     state: SinkSettings | None = Field(default=None, description=STATE)
     views: dict[ViewName, ViewSettings] = {}
-    """Documents of several tables, by a name of your own."""
+    """Documents of several tables, by a name of your own. No verb makes them yet: all refuse a file
+    that has some.
+    """
     kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
     """A broker, host:port."""
     connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])

@@ -29,7 +29,7 @@ class SinkSettings(Section):
     location_setting: ClassVar[str]
     """The setting to change if two sinks have the same location."""
     holds_state: ClassVar[bool] = False
-    """Whether `build_state` makes a state: a kind that the file's `state` can be of."""
+    """Whether the file's `state` can be of this kind."""
     territory_setting: ClassVar[str] = ""
     """The setting to change if a state's territory is a sink's, too."""
 
@@ -58,13 +58,6 @@ class SinkSettings(Section):
     def build(self, name: str, pipeline: str) -> Any:
         """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here, so that a file is
         read without it.
-        """
-        raise NotImplementedError
-
-    def build_state(self, pipeline: str, plan: Any) -> Any:
-        """The state of a pipeline's documents, a `cdc.views.engine.StateSink`.
-
-        `plan` is the `cdc.views.plan.StatePlan` of all views.
         """
         raise NotImplementedError
 

@@ -8,6 +8,7 @@ import pytest
 from cdc.config import settings
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
+from cdc.runtime import Context
 from cdc.views.plan import Aggregate, Node, Order, View
 from cdc.views.resolve import resolve_views
 
@@ -251,3 +252,10 @@ def test_a_table_that_a_pattern_leaves_out_is_named(tmp_path: Path) -> None:
     tables = [table for table in TABLES if table.name != "airlines"]
     with pytest.raises(SettingsError, match=r":17: views\..*public.airlines isn't captured"):
         resolve(tmp_path, GOOD, tables)
+
+
+def test_verbs_refuse_views_that_nothing_makes_yet(tmp_path: Path) -> None:
+    path = tmp_path / "airport.yaml"
+    path.write_text(GOOD)
+    with pytest.raises(SettingsError, match=r":11: views: .* no verb makes them yet"):
+        Context(path, tmp_path).load()
