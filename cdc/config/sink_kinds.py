@@ -29,7 +29,7 @@ class SinkSettings(Section):
     location_setting: ClassVar[str]
     """The setting to change if two sinks have the same location."""
     holds_state: ClassVar[bool] = False
-    """Whether `build_state` makes a state: a kind that the file's `state` can be of."""
+    """Whether the file's `state` can be of this kind."""
     territory_setting: ClassVar[str] = ""
     """The setting to change if a state's territory is a sink's, too."""
 
@@ -62,7 +62,7 @@ class SinkSettings(Section):
         raise NotImplementedError
 
     def build_state(self) -> Any:
-        """The state of the pipeline's documents, a `cdc.views.engine.StateSink`."""
+        """The state of the pipeline's documents, a `cdc.views.state.StateSink`."""
         raise NotImplementedError
 
 

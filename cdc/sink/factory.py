@@ -18,7 +18,7 @@ def build(pipeline: Pipeline, name: str) -> Sink:
 
 
 def build_state(pipeline: Pipeline) -> Any:
-    """The state of the pipeline's documents, a `cdc.views.engine.StateSink`. Its file has one."""
+    """The state of the pipeline's documents, a `cdc.views.state.StateSink`. Its file has one."""
     assert pipeline.state is not None, "a file with views has a state"
     return pipeline.state.build_state()
 

@@ -15,7 +15,7 @@ are (release). The same makes a state that is built anew take documents back tha
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
@@ -28,13 +28,12 @@ from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
-from cdc.sink.contract import Sink
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
 from cdc.views.emission import REPORT, Emission, Report
 from cdc.views.plan import StatePlan, View
-from cdc.views.state import State
+from cdc.views.state import State, StateSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,21 +50,6 @@ ResolveViews = Callable[[Sequence[Table]], Sequence[View]]
 """Takes the captured tables as they are now; raises SettingsError for a view that can't be kept."""
 _decode = msgspec.json.Decoder(Report).decode
 log = structlog.get_logger()
-
-
-class StateSink(Sink, Protocol):
-    """A state as the destination of a stream.
-
-    plan   which tables the state has, and what it keeps of their rows
-    needs  by table, a text that changes with what the rows are stored for: rows that were stored
-           for something else are as none
-    """
-
-    plan: StatePlan
-    needs: Mapping[str, str]
-
-    def open_state(self) -> Callable[[], State]:
-        """Return what opens the state of the plan in any process; can be pickled."""
 
 
 class DocumentEngine:

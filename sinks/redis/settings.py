@@ -13,7 +13,7 @@ from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
     from cdc.sink.contract import Sink
-    from cdc.views.engine import StateSink
+    from cdc.views.state import StateSink
 
 PORTS = {"redis": 6379, "rediss": 6379}
 

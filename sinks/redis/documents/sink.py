@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class DocumentState:
-    """The state as a sink, see `cdc.views.engine.StateSink`."""
+    """The state as a sink, see `cdc.views.state.StateSink`."""
 
     row_format: RowFormat = "documents"
     promotes_all_tables = True
