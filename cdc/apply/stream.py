@@ -269,10 +269,17 @@ class Stream:
         while self._worker and self._worker.work(plan.positions):
             if self._stopping.is_set():
                 return Stop(RunState.STOPPED)
-        if self._worker and not self._worker.is_current(plan.positions):
+        unfinished = self._worker is not None and not self._worker.is_current(plan.positions)
+        if unfinished:
+            # The log has to go on first; the connector may be in its snapshot.
             self._stopping.wait(FIRST_PAUSE_S)
-            return Restart(Reason.DOCUMENTS)
-        return decide(plan, Observed(self._views.control, query_ended=True))
+        observed = Observed(
+            self._views.control,
+            query_ended=True,
+            unfinished=unfinished,
+            stopping=self._stopping.is_set(),
+        )
+        return decide(plan, observed)
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         plan, handover = self._views.plan, self._handover

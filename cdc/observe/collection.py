@@ -131,7 +131,7 @@ def _ask_servers(
     """The answers of sinks by name, and of postgres, connect, kafka, registration and
     definitions.
     """
-    patience_s = max(ANSWER_S, *(len(of_sink) * TABLE_S for of_sink in tables.values()))
+    patience_s = max([ANSWER_S, *(len(of_sink) * TABLE_S for of_sink in tables.values())])
     requests = {
         name: _start_request(name, _stored(position, tables[name]))
         for name, position in positions.items()

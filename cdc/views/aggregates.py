@@ -6,8 +6,8 @@ from fractions import Fraction
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.ordering import sort_key
 from cdc.views.plan import Aggregate
+from cdc.views.scalar.ordering import sort_key
 
 EXACT = Context(prec=200_000, traps=[])
 """Enough for every numeric. Nothing is raised: infinity minus infinity is NaN, as in Postgres."""

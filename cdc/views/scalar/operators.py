@@ -13,8 +13,8 @@ from functools import cache, partial
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any
 
-from cdc.views.ordering import code_points, number_key, time_key
 from cdc.views.scalar import terms
+from cdc.views.scalar.ordering import code_points, number_key, time_key
 from cdc.views.scalar.terms import Term
 
 Row = Mapping[str, Any]
