@@ -226,17 +226,10 @@ def view(path: str | Path, sink: str, table: str) -> View:
     """
     context = Context(Path(path), None)
     (destination,) = context.sinks([sink])
-    return View(
-        context.pipeline,
-        destination,
-        source.table_named(
-            [
-                *source.tables_by_name_only(context.pipeline),
-                *source.views_by_name_only(context.pipeline),
-            ],
-            table,
-        ),
-    )
+    pipeline = context.pipeline
+    everything = [*source.tables_by_name_only(pipeline), *source.views_by_name_only(pipeline)]
+    in_sink = [candidate for candidate in everything if candidate.is_in(sink)]
+    return View(pipeline, destination, source.table_named(in_sink, table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

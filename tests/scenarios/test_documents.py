@@ -164,6 +164,12 @@ def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
         assert document["pieces"] == 3
         assert document["items"][0]["product"]["name"] == "new"
         view.close()
+        # A document that somebody has changed in the cache is found, and sent again.
+        with redis.Redis.from_url(world.cache) as server:
+            server.set(f"{world.name}:view.order_docs:77", json.dumps({**document, "pieces": 4}))
+        assert not world.json("verify", "--timeout", "60", code=8)["equal"]
+        assert world.json("verify", "--timeout", "60", "--repair")["equal"]
+        assert cached(world, "order_docs", "77") == document
         # The index is made again beside the live one, documents among it, and shown.
         world.cdc("rebuild", "search")
         world.sql("UPDATE products SET name = 'renamed' WHERE id = 77")

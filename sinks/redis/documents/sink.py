@@ -29,11 +29,14 @@ from sinks.redis.documents.keys import (
 from sinks.redis.documents.scripts import FORGET
 from sinks.redis.documents.state import OpenState
 from sinks.redis.positions import Positions
-from sinks.redis.server import forget
+from sinks.redis.server import COMMANDS, forget
 from sinks.redis.tables import add_name, empty_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+STATE_COMMANDS = "set getdel incr hdel hkeys hlen smembers zadd zrem zscore zrange zcard"
+"""Commands that the state uses besides those of the cache."""
 
 
 class DocumentState:
@@ -49,7 +52,7 @@ class DocumentState:
         self.url, self.prefix = url, prefix
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
-        self._database = Database(STATE, url, prefix)
+        self._database = Database(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
         self._positions = Positions(self._database, None)
 
     def open_state(self) -> OpenState:
