@@ -43,8 +43,8 @@ def repair(
     A view with MAX_DIFFERENCES wrong rows or more is left as it is; so is a row that the warehouse
     holds twice, since a change goes to both copies. The topic first gets a tombstone for each row
     that the source lacks, then all rows as the source has them: a row that was inserted meanwhile
-    exists in the end. Documents are put together and sent again instead. Tombstones count only together with these rows (`backfill`): a repair that
-    ends half way has deleted nothing.
+    exists in the end. Tombstones count only together with these rows (`backfill`): a repair that
+    ends half way has deleted nothing. Documents are put together and sent again instead.
 
     Raises:
         ConnectorError: the rows didn't come in time, or a view didn't apply them.
