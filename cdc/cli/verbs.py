@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import structlog
 import typer
 
-from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify
+from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify, views
 from cdc.cli.console import (
     Json,
     Master,
@@ -49,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(topics.app, name="topics")
+app.add_typer(views.app, name="views")
 init.add_to(app)
 plan.add_to(app)
 migrate.add_to(app)
