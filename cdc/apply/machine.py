@@ -11,7 +11,7 @@ decided here: after a full batch the owner restarts where another batch size sui
 | any     | a failure that may pass, not the same for ever      | waiting, then starting    | the view goes on     |
 | running | another writer while readers are shown other views  | starting: switched        | one writer a view    |
 | running | all that was there is applied, and no more is asked | caught up                 | none blocked in it   |
-| running | the same, but documents wait for more of the log  | starting: documents       | none with a late row |
+| running | the same, but documents wait for more of the log    | starting: documents       | none with a late row |
 | running | the registration, a floor, a definition is new      | starting: registration... | floors, columns first|
 | running | readers are being shown views that must draw level  | waits, 5 s at most        | no reader goes back  |
 | running | readers see another generation                      | starting: switched        | what is seen goes on |

@@ -232,7 +232,8 @@ def _apply(
     stopping = limits.stopping
     pipeline = context.pipeline
     keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
-    sinks = context.sinks([name for name in chosen or pipeline.sinks if name != STATE])
+    names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
+    sinks = context.sinks(names) if names else []
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from cdc.codec.table import codec
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
 from cdc.model.table import Table
 from cdc.sink.factory import build_state
@@ -33,4 +34,4 @@ def send_documents_again(
                 )
             time.sleep(POLL_S)
     except Failure as failure:
-        raise reported_error(failure.kind, failure.message, {}, sink="documents") from None
+        raise reported_error(failure.kind, failure.message, {}, sink=STATE) from None

@@ -16,6 +16,7 @@ from cdc.client import read_your_writes as client
 from cdc.runtime import Context
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import Options, verify
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -129,6 +130,10 @@ def compare(world: "World") -> list[Comparison]:
     return results
 
 
+def states(world: "World") -> dict[str, str]:
+    return {sink["name"]: sink["state"] for sink in world.json("status")["sinks"]}
+
+
 def test_documents_follow_their_tables_through_kills(world: "World") -> None:
     shop(world)
     chance = random.Random(2)
@@ -140,6 +145,9 @@ def test_documents_follow_their_tables_through_kills(world: "World") -> None:
             process.send_signal(signal.SIGKILL)
             process.wait()
         change(world, chance, 30)
+    with world.process("--sink", "documents"):
+        wait_until(lambda: states(world)["documents"] == "running", 60, "the documents' stream")
+        assert "running" not in [states(world)[name] for name in world.pipeline.sinks]
     with world.process():
         change(world, chance, 50)
         views = {(result.sink, result.table) for result in compare(world)}
