@@ -5,7 +5,7 @@ import json
 import re
 from dataclasses import replace
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
