@@ -390,7 +390,7 @@ def test_names_that_are_carried(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
     harness = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
