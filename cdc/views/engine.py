@@ -15,6 +15,7 @@ are (release). The same makes a state that is built anew take documents back tha
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -27,12 +28,13 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
-from cdc.model.table import Table
+from cdc.model.table import IndexOptions, Table
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
 from cdc.views.emission import REPORT, Emission, Report
-from cdc.views.plan import StatePlan, View
+from cdc.views.plan import Node, StatePlan, View
+from cdc.views.rows import narrowed
 from cdc.views.state import State, StateSink
 
 if TYPE_CHECKING:
@@ -267,6 +269,14 @@ def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
     parts = [
         repr((table.columns, table.key)),
         repr(plan.slots[table.qualified]),
-        *(repr((view.root, topic_ids[view.name])) for view in views),
+        *(repr((_in_use(view.root), topic_ids[view.name])) for view in views),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _in_use(node: Node) -> Node:
+    """The tree without what documents don't depend on: columns that only the tables have, and
+    settings of their indexes.
+    """
+    table = replace(narrowed(node.table, node.columns_in_use), index=IndexOptions())
+    return replace(node, table=table, children=tuple(map(_in_use, node.children)))
