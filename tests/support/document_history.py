@@ -10,8 +10,9 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import redis
@@ -21,6 +22,8 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.config.settings import Pipeline
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
 from cdc.model.pg_types import base_type
@@ -45,10 +48,10 @@ from tests.support.envelopes import PLACEHOLDER
 
 PREFIX, PARTITIONS, SCHEMA = "lib", 2, "lib"
 HEAD = """\
-pipeline: lib
+pipeline: {name}
 kafka: {kafka}
 connect: http://localhost:8083
-source: {{dsn: "{dsn}", tables: ["lib.*"]}}
+source: {{dsn: "{dsn}", tables: [{{table: "lib.*", partitions: 2}}]}}
 sinks:
   cache: {{type: redis, url: "redis://localhost/0", prefix: lib}}
 state: {{type: redis, url: "{state}", prefix: lib}}
@@ -71,11 +74,17 @@ WIRE = {
     ),
 }
 """SQL for a value as the connector writes it, by type; others travel as they are."""
-Row = dict[str, Any]
 Documents = dict[str, str]
 """Texts of documents, by id."""
 Partition = tuple[str, int]
 """A table's name and a number."""
+
+
+class Broker(NamedTuple):
+    """A broker, and the name of the pipeline, which begins the names of its topics."""
+
+    pipeline: str
+    bootstrap: str
 
 
 class Crash(Exception):
@@ -132,10 +141,11 @@ class History:
         connection: source.Connection,
         state_url: str,
         folder: Path,
-        kafka: str = "localhost:1",
+        broker: "Broker | None" = None,
     ) -> None:
+        """`broker`: where the log is written to besides."""
         self.connection, self.url, self._folder = connection, state_url, folder
-        self.writer, self.lsn, self._kafka = uuid4().hex, 0, kafka
+        self.writer, self.lsn, self._broker = uuid4().hex, 0, broker
         self.log: dict[Partition, list[Record]] = {}
         self.ends: dict[Partition, int] = {}
         self.rows: dict[str, dict[str, tuple[bytes, bytes]]] = {}
@@ -150,7 +160,8 @@ class History:
 
     def declare(self, views: str) -> None:
         """Resolve views, given as the section of a pipeline file, with the tables as they are."""
-        head = HEAD.format(dsn=self.connection.info.dsn, state=self.url, kafka=self._kafka)
+        name, bootstrap = self._broker or ("lib", "localhost:1")
+        head = HEAD.format(name=name, dsn=self.connection.info.dsn, state=self.url, kafka=bootstrap)
         path = self._folder / "lib.yaml"
         path.write_text(f"{head}views:\n{views}")
         pipeline = settings.load(path, {})
@@ -159,6 +170,9 @@ class History:
         self.tables = source.describe(self.connection, self.pipeline)
         self.views = {view.name: view for view in resolve_views(self.pipeline, self.tables)}
         self.plan = StatePlan(tuple(self.views.values()))
+        self.topic_ids = {table.topic: table.topic for table in self.tables}
+        if self._broker:
+            self._make_topics()
         self.sink = DocumentState(self.url, PREFIX)
         self.sink.plan = self.plan
         self.sink.needs = {
@@ -167,10 +181,22 @@ class History:
         }
         self._positions = Positions(Database("documents", self.url, PREFIX), None)
         self.topics |= {name: {} for name in self.views if name not in self.topics}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make the tables of the state ready, as a stream does; those that lack something begin
+        anew.
+        """
         for table in self.plan.tables:
             if self.sink.position(table) is None:
                 self.sink.clear(table)
             self.sink.prepare(table)
+
+    def _make_topics(self) -> None:
+        with Topics(self.pipeline.kafka) as topics:
+            topics.ensure(self.pipeline)
+            ends = topics.ends([table.topic for table in self.tables])
+            self.topic_ids = {topic: end.topic_id for topic, end in ends.items()}
 
     def table(self, name: str) -> Table:
         return next(table for table in self.tables if table.name == name)
@@ -210,6 +236,10 @@ class History:
         offset = self.ends.get(place, 0)
         self.log.setdefault(place, []).append(Record(offset, key, value))
         self.ends[place] = offset + 1
+        if self._broker:
+            producer = _producer(self._broker.bootstrap)
+            producer.send(table.topic, key=key, value=value, partition=place[1])
+            producer.flush()
 
     def compact(self) -> None:
         """Leave the newest record of each key, as a compacted topic may."""
@@ -230,6 +260,15 @@ class History:
 
     # Batches
 
+    @property
+    def positions(self) -> dict[str, Position | None]:
+        """How far the state has got, by topic."""
+        checkpoints = self.sink.positions(self.plan.tables)
+        return {
+            table.topic: stored.position if (stored := checkpoints[table.qualified]) else None
+            for table in self.plan.tables
+        }
+
     def reached(self, table: Table) -> tuple[int, ...]:
         stored = self._positions.checkpoint(table)
         offsets = stored.position.offsets if stored else ()
@@ -249,7 +288,9 @@ class History:
             if end != start:
                 stored = self._positions.checkpoint(table)
                 position = stored.position if stored else None
-                advances.append(Advance(table, position, Position(table.topic, end)))
+                advances.append(
+                    Advance(table, position, Position(self.topic_ids[table.topic], end))
+                )
         steps = [step for part in advances if (step := self._positions.take(part, self.writer))]
         writer = StateWriter(
             self.url, PREFIX, {step.advance.table.topic: step for step in steps}, self.plan
@@ -382,6 +423,11 @@ class History:
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
             keys: Collection[str] = list(server.scan_iter(f"{PREFIX}:_x:*"))
             return {key: set(server.smembers(key)) for key in keys}
+
+
+@cache
+def _producer(bootstrap: str) -> Any:
+    return kafka.KafkaProducer(bootstrap_servers=bootstrap)
 
 
 def _wire(column: Column) -> sql.Composable:
