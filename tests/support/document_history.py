@@ -321,9 +321,8 @@ class History:
         """
         open_state = OpenState(self.url, PREFIX, self.plan)
         topics = {name: name for name in self.views}
-        emission = Emission(self.plan, open_state, "", topics, "documents", self.writer)
         state: Any = open_state()
-        state.take(self.writer)
+        emission = Emission(self.plan, open_state, "", topics, "documents", state.take(self.writer))
         when, _, method = (crash or "").partition(" ")
         if crash and method != "write":
             state = _CrashingState(state, method, when)
