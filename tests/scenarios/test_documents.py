@@ -271,7 +271,7 @@ def test_documents_are_made_without_the_source_and_without_a_sink(world: "World"
             # The first load, changes of all tables, and the wait: nobody has read a table.
             assert reads(world) == before
             # While documents are kept there are the connector and what looks for other tables.
-            held = dict(connection.execute(PEOPLE).fetchall())
+            held: dict[str, int] = dict(connection.execute(PEOPLE).fetchall())
             assert sum(held.values()) <= 4, held
         # Making all again from the topics reads no table either.
         documents.close()
