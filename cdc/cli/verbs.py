@@ -156,6 +156,7 @@ def register(
     with source.connect(catalog_context.load().source.dsn) as connection:
         catalog.refuse_published(connection, catalog_context.pipeline)
         catalog_context.require_supported_columns(connection)
+        catalog_context.check_views(connection)
     registered = register_connector(
         catalog_context.pipeline,
         catalog_context.tables,
