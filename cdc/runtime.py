@@ -207,6 +207,12 @@ class Context:
             )
         return [factory.build(pipeline, name) for name in chosen or names]
 
+    def executors(self, chosen: list[str] | None) -> list[str]:
+        """The modules that Spark's workers run for the sinks of these names, or for all."""
+        settings_by_name = self.load().sinks
+        modules = (settings_by_name[name].executor for name in chosen or settings_by_name)
+        return sorted({module for module in modules if module})
+
     @cached_property
     def follower(self) -> "SchemaFollower":
         """Follows the pipeline file and the table definitions, for all streams of a run."""
@@ -258,8 +264,8 @@ def local_stack(kind: str | None, state: Path) -> Stack:
 
 
 @contextmanager
-def spark_on(master: str) -> "Iterator[SparkSession]":
-    """Start a Spark session for one verb, and stop it afterwards.
+def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession]":
+    """Start a Spark session for one verb, and stop it afterwards; `modules`: see `session`.
 
     Raises:
         SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
@@ -268,7 +274,7 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     from cdc.spark.session import exit_error, session
     from compose import artifacts
 
-    spark = session(master, artifacts.spark_jars())
+    spark = session(master, artifacts.spark_jars(), modules=modules)
     try:
         try:
             yield spark

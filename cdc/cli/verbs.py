@@ -237,7 +237,7 @@ def _apply(
     if stopping.is_set():
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
-    with spark_on(master) as spark:
+    with spark_on(master, context.executors(chosen)) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
         with (
             compare_periodically(context.load) as uncompared_s,

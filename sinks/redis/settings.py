@@ -33,6 +33,7 @@ def _cache(url: str) -> str:
 
 
 class Redis(SinkSettings):
+    executor = "sinks.redis.executor"
     location_setting = "prefix"
     type: Literal["redis"]
     """Which kind of sink it is."""
