@@ -12,6 +12,7 @@ standard input.
 import gc
 import os
 import signal
+from contextlib import suppress
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,9 @@ def _import_modules() -> None:
     A worker that collected them would write to their pages, and so get copies of its own.
     """
     for name in filter(None, os.environ.get(MODULES, "").split(",")):
-        import_module(name)
+        # What is missing is reported by the task that needs it.
+        with suppress(ModuleNotFoundError):
+            import_module(name)
     gc.collect()
     gc.freeze()
 

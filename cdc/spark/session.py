@@ -105,8 +105,10 @@ STARTUP_NOISE = (
     "To adjust logging level",
     "Using Spark's",
 )
-WORKER_MODULES = ("pyspark.worker", "pyarrow", "cdc.sink.lane_run")
-"""Modules that every worker needs."""
+WORKER_MODULES = ("pyspark.worker", "pyarrow", "pandas", "pyarrow.parquet", "cdc.sink.lane_run")
+"""Modules that every worker needs. With its first array Arrow imports pandas, where it is
+installed.
+"""
 PACKAGES = ("cdc", "sinks")
 """Packages of this project that executors import; client libraries come with the worker's own
 Python.
