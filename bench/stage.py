@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.batches import REMEMBERED, Watched
 from bench.cost import Meter
 from bench.workload import Data
+from cdc.apply.stream import StreamOptions
 from cdc.apply.supervisor import supervise
 from cdc.config import settings
 from cdc.control.heartbeat import last_heartbeat
@@ -181,8 +182,14 @@ class Stage:
         return read_until(self.spark, self.pipeline.kafka, self.ends())
 
     def stream(self, sink: Sink) -> Watched:
+        options = StreamOptions(self.pipeline.sinks[sink.name].trigger_s)
         return Watched(
-            self.spark, sink, self.pipeline, self.context.follower, self.context.placeholder
+            self.spark,
+            sink,
+            self.pipeline,
+            self.context.follower,
+            self.context.placeholder,
+            options,
         )
 
     def apply(self, sink: Sink) -> Watched:

@@ -7,11 +7,11 @@ servers.
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from cdc.apply.schema_follower import SchemaFollower
     from cdc.apply.stream import Stream
+    from cdc.apply.views import DescribeTables
+    from cdc.control.registrations import Registration
+    from cdc.postgres.schema_changes import Definition
     from cdc.sink.contract import Sink
     from compose.endpoints import Endpoints
 
@@ -178,11 +181,34 @@ class Context:
         """
         return self.sinks(None)
 
+    @cached_property
+    def views(self) -> tuple[Table, ...]:
+        """The views of several tables that the file declares, as tables. Raises SettingsError."""
+        from cdc.views.tables import view_tables
+
+        return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
+
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
         """Select a captured table by its name, schema.table; all tables for None. Raises
         SettingsError.
         """
         return self.tables if name is None else (source.table_named(self.tables, name),)
+
+    def select_views(self, name: str | None) -> tuple[Table, ...]:
+        """Select what sinks have views of, captured tables and views of several, by its name; all
+        for None. Raises SettingsError.
+        """
+        everything = (*self.tables, *self.views)
+        return everything if name is None else (source.table_named(everything, name),)
+
+    def tables_in(self, sink: str, name: str | None = None) -> tuple[Table, ...]:
+        """Select those of `select_views` that a sink has. Raises SettingsError."""
+        tables = tuple(table for table in self.select_views(name) if table.is_in(sink))
+        if not tables:
+            raise SettingsError(
+                f"{name} isn't in {sink}.", hint=f"add {sink} to its `to` in the pipeline file"
+            )
+        return tables
 
     @cached_property
     def placeholder(self) -> str:
@@ -229,11 +255,56 @@ class Context:
         """Make a stream per sink, which applies all tables and follows the file and the table
         definitions.
         """
-        from cdc.apply.stream import Stream
+        from cdc.apply.stream import Stream, StreamOptions
 
         return [
-            Stream(spark, sink, self.pipeline, self.follower, self.placeholder) for sink in sinks
+            Stream(
+                spark,
+                sink,
+                self.pipeline,
+                self.describe(sink.name),
+                self.placeholder,
+                StreamOptions(self.pipeline.sinks[sink.name].trigger_s),
+            )
+            for sink in sinks
         ]
+
+    def describe(self, sink: str) -> "DescribeTables":
+        """The function that describes the tables of a sink as they are now: captured ones, and
+        views of several.
+        """
+        if not self.pipeline.views:
+            return self.follower
+        from cdc.views.tables import with_views
+
+        def describe(
+            history: "Sequence[Definition]", registration: "Registration"
+        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
+            captured, problems = self.follower(history, registration)
+            tables, broken = with_views(self.pipeline, captured, sink)
+            return tables, {**problems, **broken}
+
+        return describe
+
+    def document_stream(self, spark: "SparkSession") -> "Stream":
+        """Make the stream that keeps the state of documents, and sends them."""
+        from cdc.apply.stream import Stream, StreamOptions
+        from cdc.views.engine import DocumentEngine
+        from cdc.views.resolve import resolve_views
+
+        state, pipeline = factory.build_state(self.pipeline), self.pipeline
+        engine = DocumentEngine(spark, state, pipeline, partial(resolve_views, pipeline))
+
+        def describe(
+            history: "Sequence[Definition]", registration: "Registration"
+        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
+            captured, problems = self.follower(history, registration)
+            used = engine.tables(captured)
+            names = {table.qualified for table in used}
+            return used, {name: text for name, text in problems.items() if name in names}
+
+        options = StreamOptions(pipeline.state.trigger_s if pipeline.state else 0.0, worker=engine)
+        return Stream(spark, state, pipeline, describe, self.placeholder, options)
 
 
 class Stack(Protocol):

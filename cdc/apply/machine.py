@@ -11,6 +11,7 @@ decided here: after a full batch the owner restarts where another batch size sui
 | any     | a failure that may pass, not the same for ever      | waiting, then starting    | the view goes on     |
 | running | another writer while readers are shown other views  | starting: switched        | one writer a view    |
 | running | all that was there is applied, and no more is asked | caught up                 | none blocked in it   |
+| running | the same, but documents wait for more of the log    | starting: documents       | none with a late row |
 | running | the registration, a floor, a definition is new      | starting: registration... | floors, columns first|
 | running | readers are being shown views that must draw level  | waits, 5 s at most        | no reader goes back  |
 | running | readers see another generation                      | starting: switched        | what is seen goes on |
@@ -51,6 +52,7 @@ class Reason(StrEnum):
     VIEW = "view"
     QUARANTINE = "quarantine"
     BATCH_SIZE = "batch size"
+    DOCUMENTS = "documents"
     FAILURE = "failure"
 
 
@@ -117,6 +119,8 @@ class Observed:
     stopping: bool = False
     query_ended: bool = False
     """The query has applied all records that existed when it started."""
+    unfinished: bool = False
+    """What the records give rise to besides isn't done, and needs more of the log."""
     failure: CdcError | None = None
     tolerable: bool = False
     """The failure may pass, and hasn't come back too often: see `cdc.sink.remedy.Patience`."""
@@ -131,7 +135,7 @@ def decide(plan: ResumePlan, observed: Observed) -> Decision:
     if observed.stopping:
         return Stop(RunState.STOPPED)
     if observed.query_ended:
-        return _at_end(plan)
+        return Restart(Reason.DOCUMENTS) if observed.unfinished else _at_end(plan)
     if observed.control.version != plan.control.version:
         return _after_control(plan.control, observed.control)
     if observed.promoting and observed.waited_s < HOLD_S:

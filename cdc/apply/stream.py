@@ -14,7 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 from uuid import uuid4
 
 import structlog
@@ -52,6 +53,7 @@ from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, Fenced
 from cdc.kafka.topics import Topics
+from cdc.model.position import Position
 from cdc.sink.contract import Sink
 from cdc.sink.lane import COLUMNS
 from cdc.sink.remedy import Patience, Remedy, remedy
@@ -75,6 +77,40 @@ class Planned(NamedTuple):
     number: int
 
 
+class BackgroundWorker(Protocol):
+    """Work that a stream does besides its batches, in its own thread. `positions`, by topic, are
+    those of the batches that are applied; None stands for offset zero.
+
+    Every method may raise CdcError, which is treated as if a batch had.
+    """
+
+    def begin(self) -> None:
+        """Begin anew. Called whenever a plan has been loaded, before its first batch."""
+
+    def work(self, positions: Mapping[str, Position | None]) -> bool:
+        """Work for about a second at most; returns whether there is more to do at once.
+
+        Called after each batch, and every second while there is none.
+        """
+
+    def is_current(self, positions: Mapping[str, Position | None]) -> bool:
+        """Say whether all work is done that these positions give rise to. Asks no server."""
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options of a stream.
+
+    trigger_s   seconds from the start of a batch to that of the next, at least
+    names       the generation to apply to, by table, if readers don't see it
+    worker      what is done besides the batches
+    """
+
+    trigger_s: float
+    names: Mapping[str, str] | None = None
+    worker: BackgroundWorker | None = None
+
+
 class Stream:
     """Applies all tables to one sink, in the thread that calls `run`."""
 
@@ -85,18 +121,18 @@ class Stream:
         pipeline: Pipeline,
         describe: DescribeTables,
         placeholder: str,
-        *,
-        names: Mapping[str, str] | None = None,
+        options: StreamOptions,
     ) -> None:
         """`describe` returns the tables as they are now, at every start; `placeholder` is the
         connector's.
-
-        `names`: the generation to apply to, by table, if readers don't see it.
         """
         self.sink, self.progress = sink, Progress(sink.name)
         spark = light(spark) if sink.row_format == "documents" else spark
         self._spark, self._pipeline, self._writer = spark, pipeline, uuid4().hex
-        self._kafka = Topics(pipeline.kafka)
+        self._kafka, names = Topics(pipeline.kafka), options.names
+        self._trigger_s, self._worker = options.trigger_s, options.worker
+        self._is_working = False
+        """Whether the worker has more to do."""
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
         self._watch = Watch(self._views)
         self._batches = BatchWriter(
@@ -186,6 +222,8 @@ class Stream:
     def _run_query(self, until_caught_up: bool) -> Decision:
         plan = self._views.load()
         self._watch.begin()
+        if self._worker:
+            self._worker.begin()
         self._batches.process_redrives()
         self._lag.begin({topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()})
         self._handover = Handover()
@@ -210,7 +248,7 @@ class Stream:
         """
         decision: Decision = Continue()
         while isinstance(decision, Continue | WaitForPromotion):
-            with self._handover.receive(LOOK_S) as batch:
+            with self._handover.receive(0.0 if self._is_working else LOOK_S) as batch:
                 if self._stopping.is_set():
                     return Stop(RunState.STOPPED)
                 if batch is not None:
@@ -220,8 +258,28 @@ class Stream:
                 elif (error := query.exception()) is not None:
                     raise error
                 else:
-                    return decide(self._views.plan, Observed(self._views.control, query_ended=True))
+                    return self._finish_work()
+            if self._worker and isinstance(decision, Continue):
+                self._is_working = self._worker.work(self._views.plan.positions)
         return decision
+
+    def _finish_work(self) -> Decision:
+        """Decide what follows the query's end, once all is done that its batches gave rise to."""
+        plan = self._views.plan
+        while self._worker and self._worker.work(plan.positions):
+            if self._stopping.is_set():
+                return Stop(RunState.STOPPED)
+        unfinished = self._worker is not None and not self._worker.is_current(plan.positions)
+        if unfinished:
+            # The log has to go on first; the connector may be in its snapshot.
+            self._stopping.wait(FIRST_PAUSE_S)
+        observed = Observed(
+            self._views.control,
+            query_ended=True,
+            unfinished=unfinished,
+            stopping=self._stopping.is_set(),
+        )
+        return decide(plan, observed)
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
         plan, handover = self._views.plan, self._handover
@@ -241,8 +299,8 @@ class Stream:
         if until_caught_up:
             writer = writer.trigger(availableNow=True)
         else:
-            trigger_s = self._pipeline.sinks[self.sink.name].trigger_s
-            writer = writer.trigger(processingTime=f"{int(trigger_s * 1000)} milliseconds")
+            milliseconds = int(self._trigger_s * 1000)
+            writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
         return writer.foreachBatch(
             lambda frame, number: handover.give(Planned(frame, number))
         ).start()

@@ -55,7 +55,7 @@ def rebuild(
 
     (destination,) = context.obj.sinks([sink])
     # A sink that can only switch all of its views builds all of them.
-    tables = context.obj.select_tables(None if destination.promotes_all_tables else table)
+    tables = context.obj.tables_in(sink, None if destination.promotes_all_tables else table)
     if reasons := [
         reason
         for captured in tables
@@ -79,7 +79,6 @@ def build(
     """Build a new generation and promote it. Returns the generations retained for a rollback, by
     table.
     """
-    from cdc.apply.schema_follower import SchemaFollower
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
@@ -102,12 +101,12 @@ def build(
     with Topics(context.pipeline.kafka) as kafka:
         kafka.ensure(context.pipeline)
         settle_rollback(
-            Registry(context.pipeline, kafka), sink, context.select_tables(None), kept_s
+            Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), kept_s
         )
         job = RebuildJob(
             sink,
             tables,
-            SchemaFollower(context.load, tables),
+            context.describe(sink.name),
             context.placeholder,
             retention_s=kept_s,
             verify=require_equal,
@@ -132,7 +131,9 @@ def rollback(
     pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
     needs_spark = destination.row_format == "events"
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
-        retained = run(Registry(pipeline, kafka), destination, context.obj.tables, keep * 3600)
+        retained = run(
+            Registry(pipeline, kafka), destination, context.obj.tables_in(sink), keep * 3600
+        )
     _print_result(sink, retained, as_json, "readers see the previous generation")
 
 
@@ -152,15 +153,17 @@ def generations(
     from cdc.generations.registry import Registry
     from cdc.kafka.topics import Topics
 
-    pipeline, sinks, tables = context.obj.pipeline, context.obj.sinks(None), context.obj.tables
+    pipeline, sinks = context.obj.pipeline, context.obj.sinks(None)
     with Topics(pipeline.kafka) as kafka, spark_on("local[2]"):
         registry = Registry(pipeline, kafka)
         if clean:
             for sink in sinks:
-                _clean(registry, sink, tables)
+                _clean(registry, sink, context.obj.tables_in(sink.name))
         registry.read()
         rows = [
-            _to_row(registry.for_sink(sink.name), sink, table) for sink in sinks for table in tables
+            _to_row(registry.for_sink(sink.name), sink, table)
+            for sink in sinks
+            for table in context.obj.tables_in(sink.name)
         ]
     if as_json:
         return print_json({"generations": rows})

@@ -78,6 +78,16 @@ def topics(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return grid
 
 
+def views(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Draw views of several tables, with what they are made of."""
+    table = _grid("view", "made of", "in")
+    for row in rows:
+        sinks = ", ".join(row["sinks"]) or "its topic only"
+        for number, name in enumerate(row["tables"]):
+            table.add_row(*((row["view"], name, sinks) if number == 0 else ("", name, "")))
+    return table
+
+
 def progress(sinks: Sequence[Progress]) -> RenderableType:
     """Draw one line per sink, as `cdc run` shows it on a terminal, and what the sinks wait for."""
     grid = _grid("sink", "state", ">changes", ">per s", ">waiting", ">behind for")

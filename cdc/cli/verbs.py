@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import structlog
 import typer
 
-from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify
+from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify, views
 from cdc.cli.console import (
     Json,
     Master,
@@ -29,6 +29,7 @@ from cdc.cli.console import (
     say,
 )
 from cdc.cli.extras import missing_extra
+from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
 from cdc.runtime import Context, local_stack, spark_on
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(topics.app, name="topics")
+app.add_typer(views.app, name="views")
 init.add_to(app)
 plan.add_to(app)
 migrate.add_to(app)
@@ -228,7 +230,10 @@ def _apply(
     from cdc.kafka.topics import Topics
 
     stopping = limits.stopping
-    pipeline, sinks = context.pipeline, context.sinks(chosen)
+    pipeline = context.pipeline
+    keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
+    names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
+    sinks = context.sinks(names) if names else []
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")
@@ -239,6 +244,9 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with spark_on(master, context.executors(chosen)) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
+        documents = (
+            [context.document_stream(spark)] if keeps_documents and not stopping.is_set() else []
+        )
         with (
             compare_periodically(context.load) as uncompared_s,
             render.live(err, quiet=quiet) as show,
@@ -248,16 +256,23 @@ def _apply(
                 publish(context.runs, progress, uncompared_s())
                 show(progress)
 
-            errors = supervise(
-                streams,
-                stopping,
-                until_caught_up=limits.until_caught_up,
-                for_s=limits.for_s,
-                on_tick=tick,
-            )
+            # A run that ends has to send documents before sinks look at what there is for them.
+            stages = [documents, streams] if limits.until_caught_up else [[*streams, *documents]]
+            errors = [
+                error
+                for stage in stages
+                if stage
+                for error in supervise(
+                    stage,
+                    stopping,
+                    until_caught_up=limits.until_caught_up,
+                    for_s=limits.for_s,
+                    on_tick=tick,
+                )
+            ]
     for sink in sinks:
         sink.close()
-    return [stream.progress for stream in streams], errors
+    return [stream.progress for stream in (*streams, *documents)], errors
 
 
 @app.command()
@@ -268,12 +283,15 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     hangs. Exit 0 when all is well, otherwise the exit code of the worst problem's class.
     """
     from cdc.apply.progress import load_published
-    from cdc.observe.collection import collect
+    from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose, document, exit_code, sentence, slow_hop, verdict
     from cdc.sink.contract import positions
+    from cdc.sink.factory import documents_reader
 
     started, pipeline = time.monotonic(), context.obj.pipeline_to_show
-    readers = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
+    readers: Positions = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
+    if pipeline.views:
+        readers = {**readers, STATE: documents_reader(pipeline)}
     collected = collect(
         pipeline, positions=readers, progress=load_published(context.obj.runs), started=started
     )

@@ -84,7 +84,7 @@ def verify(
     pipeline, sinks, tables = (
         context.obj.pipeline,
         context.obj.sinks(sink),
-        context.obj.select_tables(table),
+        context.obj.select_views(table),
     )
 
     def compare(spark: "SparkSession") -> "list[Comparison]":

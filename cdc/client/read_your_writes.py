@@ -25,6 +25,7 @@ import json
 import threading
 import time
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -45,6 +46,7 @@ from cdc.postgres import source
 from cdc.postgres.schema_changes import lsn_number
 from cdc.runtime import Context
 from cdc.sink.contract import Sink
+from cdc.sink.factory import open_documents
 
 POLL_S = 0.01
 # The LSN is read before the message is written, so the message's own LSN is later.
@@ -96,27 +98,31 @@ class Token:
         return cls(lsn_number(place), server)
 
 
+Ends = Mapping[str, Position]
+"""By topic."""
+
+
 class TokenEnds:
-    """The newest token of each server, and the end that a table's topic had after it."""
+    """The newest token of each server, and the ends that topics had after it."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, tuple[int, Position]] = {}
+        self._ends: dict[str, tuple[int, Ends]] = {}
         self._last_server = ""
 
     def lacks(self, token: Token) -> bool:
         """Whether no message of the token's server has its LSN or a later one yet."""
-        lsn, _ = self._ends.get(token.server or self._last_server, (-1, None))
+        lsn, _ = self._ends.get(token.server or self._last_server, (-1, {}))
         return lsn < token.lsn
 
-    def add(self, token: Token, end: Position) -> None:
-        """Record that everything before the token is in the table's topic, whose end is given."""
-        self._ends[token.server] = token.lsn, end
+    def add(self, token: Token, ends: Ends) -> None:
+        """Record that everything before the token is in the topics, whose ends are given."""
+        self._ends[token.server] = token.lsn, ends
         self._last_server = token.server
 
-    def end(self, token: Token) -> Position | None:
-        """Return an end of the topic that has everything before the token.
+    def ends(self, token: Token) -> Ends | None:
+        """Return ends of the topics that have everything before the token.
 
-        None: no message proves one yet.
+        None: no message proves them yet.
         """
         return None if self.lacks(token) else self._ends[token.server or self._last_server][1]
 
@@ -130,7 +136,11 @@ class Searchable(Protocol):
 
 
 class View:
-    """A view that readers wait for: one table in one sink. Threads may share it."""
+    """A view that readers wait for: of one table, or of several, in one sink. Threads may share it.
+
+    A document has two hops: a token is in its topic once the documents are current in all topics
+    that they are made of.
+    """
 
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
         self.sink, self.table = sink, table
@@ -140,6 +150,10 @@ class View:
         self._message_topic, self._read_offset = pipeline.message_topic, 0
         self._lock = threading.Lock()
         self._token_ends = TokenEnds()
+        self._source_topics = (
+            [topic for _, topic in table.derivation.tables] if table.derivation else [table.topic]
+        )
+        self._read_documents = open_documents(pipeline) if table.derivation else None
         self._start_at_newest()
 
     def close(self) -> None:
@@ -155,8 +169,17 @@ class View:
         with self._lock:
             if self._token_ends.lacks(token):
                 self._read_messages()
-            end = self._token_ends.end(token)
-            return (end, self._control.floors.number(self.table.qualified)) if end else None
+            ends = self._token_ends.ends(token)
+            if not ends:
+                return None
+            floor = self._control.floors.number(self.table.qualified)
+            if self._read_documents is None:
+                return ends[self.table.topic], floor
+            current = self._read_documents()
+            if not all(distance(current.get(topic), end).reached for topic, end in ends.items()):
+                return None
+            topic = self.table.topic
+            return self._kafka.ends([topic], decided=False)[topic], floor
 
     def has_passed(self, barrier: Position, floor: int) -> bool:
         """Whether the view has passed a barrier.
@@ -188,13 +211,13 @@ class View:
         # Floors are read after the message: a truncation before the message is in its topic by now.
         if self._control.has_changed():
             self._control.read()
-        topic_end = self._kafka.ends([self.table.topic], decided=False)[self.table.topic]
+        ends = self._kafka.ends(self._source_topics, decided=False)
         for token in newest.values():
-            self._token_ends.add(token, topic_end)
+            self._token_ends.add(token, ends)
 
 
 def view(path: str | Path, sink: str, table: str) -> View:
-    """Open the view of a table (schema.table) in a sink of a pipeline file.
+    """Open the view of a table (schema.table), or of several (view.NAME), in a sink of a pipeline file.
 
     Environment references are filled in.
 
@@ -203,11 +226,10 @@ def view(path: str | Path, sink: str, table: str) -> View:
     """
     context = Context(Path(path), None)
     (destination,) = context.sinks([sink])
-    return View(
-        context.pipeline,
-        destination,
-        source.table_named(source.tables_by_name_only(context.pipeline), table),
-    )
+    pipeline = context.pipeline
+    everything = [*source.tables_by_name_only(pipeline), *source.views_by_name_only(pipeline)]
+    in_sink = [candidate for candidate in everything if candidate.is_in(sink)]
+    return View(pipeline, destination, source.table_named(in_sink, table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

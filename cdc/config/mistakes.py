@@ -51,11 +51,15 @@ PROBLEMS: Mapping[str, str] = {
 
 
 class InvalidSetting(ValueError):
-    """A check refuses the value of a setting: the problem, and a hint what to write instead."""
+    """A check refuses the value of a setting: the problem, and a hint what to write instead.
 
-    def __init__(self, problem: str, hint: str) -> None:
+    `keys` lead from the setting that is checked to the one within it that is wrong.
+    """
+
+    def __init__(self, problem: str, hint: str, keys: Sequence[str] = ()) -> None:
         super().__init__(problem)
         self.hint = hint
+        self.keys = tuple(keys)
 
 
 def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
@@ -148,6 +152,15 @@ def validation_error(
     first = listed[0]
     keys, kinds = _resolve(model, first["loc"])
     problem, hint = _describe(first, keys, kinds)
+    if first["type"] == "value_error":
+        keys += getattr(first["ctx"]["error"], "keys", ())
+    return setting_error(path, text, keys, problem, hint)
+
+
+def setting_error(
+    path: Path, text: str, keys: Sequence[str], problem: str, hint: str
+) -> SettingsError:
+    """The error for the setting that these keys lead to."""
     return SettingsError(
         f"{place(path, text, keys)}: {'.'.join(keys) or 'the file'}: {problem}.", hint=hint
     )

@@ -4,7 +4,7 @@ accepted form.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
@@ -29,6 +29,8 @@ from cdc.config.mistakes import InvalidSetting
 from cdc.config.references import References
 from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
+from cdc.config.view_settings import SCHEMA, ViewName, ViewSettings, check_views
+from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.errors import SettingsError
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
@@ -149,6 +151,9 @@ class Source(Section):
 
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 SINKS = "Where the views are, by a name of your own."
+STATE = """Where the rows are that documents are made from, as a sink's place: needed where there are
+`views`. A server's database of its own.
+"""
 
 
 class Pipeline(Section):
@@ -164,6 +169,9 @@ class Pipeline(Section):
     source: Source
     """What is captured."""
     sinks: dict[SinkName, SinkSettings] = Field(min_length=1, description=SINKS)
+    state: SinkSettings | None = Field(default=None, description=STATE)
+    views: dict[ViewName, ViewSettings] = {}
+    """Documents of several tables, by a name of your own."""
     kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
     """A broker, host:port."""
     connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
@@ -203,6 +211,47 @@ class Pipeline(Section):
             sink.refuse_strangers(name, listed)
         return sinks
 
+    @field_validator("state")
+    @classmethod
+    def _check_state(cls, state: SinkSettings | None, info: ValidationInfo) -> SinkSettings | None:
+        for name, sink in info.data.get("sinks", {}).items():
+            if state is not None and not state.territory.isdisjoint(sink.territory):
+                raise InvalidSetting(
+                    f"the state is where {name} has its views or makes the next ones",
+                    f"give it a place of its own: another {state.territory_setting}",
+                )
+        return state
+
+    @field_validator("views")
+    @classmethod
+    def _check_views(
+        cls, views: dict[str, ViewSettings], info: ValidationInfo
+    ) -> dict[str, ViewSettings]:
+        if not info.data.keys() >= {"source", "sinks", "state"}:
+            return views
+        if views and info.data["state"] is None:
+            raise InvalidSetting(
+                "views need a state, the rows that documents are made from",
+                "for example: state: {type: redis, url: redis://localhost:6379/2, prefix: shop}",
+            )
+        if views and STATE_NAME in info.data["sinks"]:
+            raise InvalidSetting(
+                f"what keeps documents is called {STATE_NAME}, and a sink has that name",
+                "give the sink another name",
+            )
+        tables = [entry.table for entry in info.data["source"].tables]
+        check_views(views, info.data["sinks"], tables)
+        owners = {shared: table for table in tables for shared in shared_names(table)}
+        for name in views:
+            for shared in shared_names(f"{SCHEMA}.{name}"):
+                if shared in owners:
+                    raise InvalidSetting(
+                        f"{owners[shared]} has the same name in sinks and topics",
+                        "give the view another name",
+                        (name,),
+                    )
+        return views
+
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any], folder: Path | None = None) -> "Pipeline":
         """A pipeline from a file's tree, whose sinks are checked by the settings of their kinds.
@@ -217,6 +266,14 @@ class Pipeline(Section):
         return cls.model_construct(checked.model_fields_set, **values)
 
     _listed: tuple[TableSettings, ...] | None = PrivateAttr(None)
+    _file: tuple[Path, str] | None = PrivateAttr(None)
+
+    def mistake(self, keys: Sequence[str], problem: str, hint: str) -> SettingsError:
+        """The error for a setting that the database shows to be wrong, with its line in the
+        file.
+        """
+        path, text = self._file or (Path("the pipeline file"), "")
+        return mistakes.setting_error(path, text, keys, problem, hint)
 
     @property
     def listed(self) -> tuple[TableSettings, ...]:
@@ -265,6 +322,10 @@ class Pipeline(Section):
         """The topic of a table, schema.table."""
         return f"{self.pipeline}.{table}"
 
+    def view_topic(self, view: str) -> str:
+        """The topic of a view's documents."""
+        return self.topic(f"{SCHEMA}.{view}")
+
     @property
     def heartbeat_topic(self) -> str:
         """The topic of `cdc.heartbeat`."""
@@ -310,9 +371,11 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
     if references.unresolved:
         raise mistakes.reference_error(path, text, references.unresolved[0])
     try:
-        return Pipeline.from_tree(resolved, path.absolute().parent)
+        pipeline = Pipeline.from_tree(resolved, path.absolute().parent)
     except ValidationError as error:
         raise mistakes.validation_error(path, text, error, file_model()) from None
+    pipeline._file = (path, text)
+    return pipeline
 
 
 @cache
@@ -321,16 +384,21 @@ def file_model() -> type[Pipeline]:
     file is read.
     """
     installed = kinds()
-    kind: Any = (
-        Annotated[reduce(or_, installed), Field(discriminator="type")]
-        if len(installed) > 1
-        else installed[0]
-    )
+    sink: Any = _any_of(installed)
+    state: Any = _any_of([kind for kind in installed if kind.holds_state]) | None
     return create_model(
         "Pipeline",
         __base__=Pipeline,
-        sinks=(dict[SinkName, kind], Field(min_length=1, description=SINKS)),
+        sinks=(dict[SinkName, sink], Field(min_length=1, description=SINKS)),
+        state=(state, Field(default=None, description=STATE)),
     )
+
+
+def _any_of(classes: Sequence[type[SinkSettings]]) -> Any:
+    """The type of a section that one of these classes reads, by its `type`."""
+    if len(classes) < 2:
+        return classes[0] if classes else SinkSettings
+    return Annotated[reduce(or_, classes), Field(discriminator="type")]
 
 
 def name_of(path: Path) -> str:
@@ -343,6 +411,16 @@ def name_of(path: Path) -> str:
             hint="for example: pipeline: shop",
         )
     return name
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML, but for keys that YAML 1.1 takes for truth values: `on` is a name here."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
@@ -358,7 +436,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
             f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.INIT_HINT
         ) from None
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
     except yaml.YAMLError as error:
         raise mistakes.yaml_error(path, text, error) from None
     if not isinstance(tree, dict):

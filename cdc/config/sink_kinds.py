@@ -30,6 +30,10 @@ class SinkSettings(Section):
     """The module that Spark's workers run, if it is to be imported once for all of them."""
     location_setting: ClassVar[str]
     """The setting to change if two sinks have the same location."""
+    holds_state: ClassVar[bool] = False
+    """Whether the file's `state` can be of this kind."""
+    territory_setting: ClassVar[str] = ""
+    """The setting to change if a state's territory is a sink's, too."""
 
     if TYPE_CHECKING:
         type: str
@@ -43,6 +47,11 @@ class SinkSettings(Section):
         """
         raise NotImplementedError
 
+    @property
+    def territory(self) -> frozenset[Hashable]:
+        """All that the sink may empty or replace: a state can't lie there."""
+        return frozenset([self.place])
+
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
         """Raise InvalidSetting for a table that the settings name and `source.tables` doesn't;
         `name` is the sink's.
@@ -52,6 +61,10 @@ class SinkSettings(Section):
         """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here, so that a file is
         read without it.
         """
+        raise NotImplementedError
+
+    def build_state(self) -> Any:
+        """The state of the pipeline's documents, a `cdc.views.state.StateSink`."""
         raise NotImplementedError
 
 

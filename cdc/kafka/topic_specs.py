@@ -19,6 +19,10 @@ SEGMENT_MS = 10 * 60_000
 def topic_specs(pipeline: Pipeline) -> dict[str, int]:
     """Every topic of the pipeline, with its number of partitions."""
     tables = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
+    views = {
+        pipeline.view_topic(name): _view_partitions(pipeline, view.root)
+        for name, view in pipeline.views.items()
+    }
     control = {pipeline.topic(table): 1 for table in CONTROL_TABLES}
     internal = (
         pipeline.quarantine_topic,
@@ -29,10 +33,19 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
     )
     return {
         **tables,
+        **views,
         **control,
         f"__debezium-heartbeat.{pipeline.pipeline}": 1,
         **dict.fromkeys(internal, 1),
     }
+
+
+def _view_partitions(pipeline: Pipeline, root: str) -> int:
+    """As many as the root's topic has; an entry names the table, or is a pattern."""
+    entries = pipeline.source.tables
+    named = [entry for entry in entries if entry.table == root]
+    matching = [entry for entry in entries if entry.pattern and entry.matches(root)]
+    return next(iter([*named, *matching])).partitions
 
 
 def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -62,5 +75,6 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
     special = {
         **dict.fromkeys(internal, followed),
         **{pipeline.topic(entry.table): {**settings, **lag} for entry in pipeline.source.tables},
+        **{pipeline.view_topic(view): {**settings, **lag} for view in pipeline.views},
     }
     return {topic: special.get(topic, settings) for topic in topics}

@@ -31,9 +31,23 @@ class IndexOptions:
 
 
 @dataclass(frozen=True)
+class Derivation:
+    """What the rows of a view are made of.
+
+    query   the same rows as Postgres selects them, with the columns of the view's table
+    tables  the captured tables that it reads: their names and topics
+    sinks   names of the sinks that hold the view
+    """
+
+    query: str
+    tables: tuple[tuple[str, str], ...]
+    sinks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Table:
-    """A captured table; `key` names the columns that identify a row, in the order of the primary
-    key.
+    """A captured table, or a view of several; `key` names the columns that identify a row, in the
+    order of the primary key.
     """
 
     schema: str
@@ -46,11 +60,17 @@ class Table:
     out.
     """
     index: IndexOptions = field(default=IndexOptions(), hash=False)
+    derivation: Derivation | None = None
+    """None for a captured table."""
 
     @property
     def qualified(self) -> str:
         """The name with its schema: public.orders."""
         return f"{self.schema}.{self.name}"
+
+    def is_in(self, sink: str) -> bool:
+        """Whether a sink holds a view of the table: captured ones are in all sinks."""
+        return self.derivation is None or sink in self.derivation.sinks
 
     def column(self, name: str) -> Column:
         """The column of that name. Raises StopIteration if the table has none."""

@@ -18,6 +18,7 @@ import structlog
 
 from cdc.apply.progress import WORKING, Progress
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import STATE, tables_of
 from cdc.control import registrations
 from cdc.control.definitions import Watch, watch
 from cdc.control.heartbeat import last_heartbeat
@@ -84,7 +85,8 @@ def collect(
 
     `started`: when the caller began, by the monotonic clock.
     """
-    tables, started = source.tables_by_name_only(pipeline), started or time.monotonic()
+    started = started or time.monotonic()
+    tables = {name: _tables_of(pipeline, name) for name in positions}
     answers = _ask_servers(pipeline, tables, positions, started)
     report: TopicReport = answers["kafka"][0] or (None, {}, None)
     heartbeat, views, lowered = report
@@ -103,7 +105,7 @@ def collect(
             _sink_status(
                 name,
                 progress.get(name),
-                views.get(name) or _unmeasured_views(tables, answers[name][0]),
+                views.get(name) or _unmeasured_views(tables[name], answers[name][0]),
             )
             for name in positions
         ),
@@ -112,15 +114,26 @@ def collect(
     )
 
 
+def _tables_of(pipeline: Pipeline, sink: str) -> tuple[Table, ...]:
+    """The tables that a sink has views of, by name only; for the state of documents, those that
+    documents are made of.
+    """
+    captured, views = source.tables_by_name_only(pipeline), source.views_by_name_only(pipeline)
+    if sink == STATE:
+        used = {name for view in pipeline.views.values() for name in tables_of(view)}
+        return tuple(table for table in captured if table.qualified in used)
+    return (*captured, *(view for view in views if view.is_in(sink)))
+
+
 def _ask_servers(
-    pipeline: Pipeline, tables: Sequence[Table], positions: Positions, started: float
+    pipeline: Pipeline, tables: Mapping[str, Sequence[Table]], positions: Positions, started: float
 ) -> "dict[str, Answer]":
     """The answers of sinks by name, and of postgres, connect, kafka, registration and
     definitions.
     """
-    patience_s = max(ANSWER_S, len(tables) * TABLE_S)
+    patience_s = max([ANSWER_S, *(len(of_sink) * TABLE_S for of_sink in tables.values())])
     requests = {
-        name: _start_request(name, _stored(position, tables))
+        name: _start_request(name, _stored(position, tables[name]))
         for name, position in positions.items()
     }
 
@@ -240,14 +253,15 @@ def _stored(
 
 def _log(
     pipeline: Pipeline,
-    tables: Sequence[Table],
+    tables: Mapping[str, Sequence[Table]],
     read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
 ) -> TopicReport:
     """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises
     ConnectorError.
     """
     with Topics(pipeline.kafka) as topics:
-        continuity = Continuity(pipeline, topics).read([table.topic for table in tables])
+        names = {table.topic: None for of_sink in tables.values() for table in of_sink}
+        continuity = Continuity(pipeline, topics).read(list(names))
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
         beat = last_heartbeat(topics, pipeline)
         quarantined = Counter(
@@ -258,12 +272,14 @@ def _log(
         stored_by_sink = read_positions()
         oldest = topics.write_times(
             place
-            for stored in stored_by_sink.values()
-            for table in tables
+            for name, stored in stored_by_sink.items()
+            for table in tables[name]
             for place in pending_records(table.topic, stored[table.topic], ends[table.topic])
         )
         continuity.load_next_records(
-            (table, stored[table.topic]) for stored in stored_by_sink.values() for table in tables
+            (table, stored[table.topic])
+            for name, stored in stored_by_sink.items()
+            for table in tables[name]
         )
         views = {
             name: tuple(
@@ -271,7 +287,7 @@ def _log(
                     _inspect_view(continuity, name, table, stored[table.topic], oldest),
                     quarantined=quarantined[name, table.topic],
                 )
-                for table in tables
+                for table in tables[name]
             )
             for name, stored in stored_by_sink.items()
         }

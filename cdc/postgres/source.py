@@ -19,11 +19,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
 from cdc.config.settings import Pipeline, TableSettings
+from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model import column_names, pg_types
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
-from cdc.model.table import Column, IndexOptions, Table
+from cdc.model.table import Column, Derivation, IndexOptions, Table
 from cdc.postgres import catalog, row_identity
 
 Connection = row_identity.Connection
@@ -348,6 +349,25 @@ def tables_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
         Table(schema, name, (), (), pipeline.topic(entry.table))
         for entry in pipeline.source.tables
         for schema, name in [entry.table.split(".")]
+    )
+
+
+def views_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
+    """The views of several tables, also without columns and key."""
+    return tuple(
+        Table(
+            SCHEMA,
+            name,
+            (),
+            (),
+            pipeline.view_topic(name),
+            derivation=Derivation(
+                "",
+                tuple((table, pipeline.topic(table)) for table in tables_of(view)),
+                tuple(sink for sink in view.to if sink in pipeline.sinks),
+            ),
+        )
+        for name, view in pipeline.views.items()
     )
 
 

@@ -24,7 +24,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 from tenacity.wait import wait_exponential
 
 from cdc.apply.batch_writer import BatchWriter
-from cdc.apply.stream import Stream
+from cdc.apply.stream import Stream, StreamOptions
 from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
@@ -286,7 +286,8 @@ def keep_current(
     A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand
     still.
     """
-    stream = Stream(spark, sink, pipeline, describe, placeholder, names=names)
+    options = StreamOptions(pipeline.sinks[sink.name].trigger_s, names)
+    stream = Stream(spark, sink, pipeline, describe, placeholder, options)
 
     def run() -> None:
         try:

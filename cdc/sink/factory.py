@@ -1,10 +1,61 @@
-"""The sink that a name in the pipeline file stands for."""
+"""The destinations that a pipeline file names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cdc.config.settings import Pipeline
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.table import Table
 from cdc.sink.contract import Sink
+from cdc.sink.lane import Failure
+from cdc.sink.lane_run import reported_error
 
 
 def build(pipeline: Pipeline, name: str) -> Sink:
     """The sink of that name, of whatever kind. Clients are imported only when used."""
     sink: Sink = pipeline.sinks[name].build(name, pipeline.pipeline)
     return sink
+
+
+def build_state(pipeline: Pipeline) -> Any:
+    """The state of the pipeline's documents, a `cdc.views.state.StateSink`. Its file has one."""
+    assert pipeline.state is not None, "a file with views has a state"
+    return pipeline.state.build_state()
+
+
+def open_documents(pipeline: Pipeline) -> Callable[[], Mapping[str, Position]]:
+    """The function that reads up to where the documents are current, by topic.
+
+    It raises SinkUnavailable or SinkRejected.
+    """
+    sink = build_state(pipeline)
+    state = sink.open_state()()
+
+    def read() -> Mapping[str, Position]:
+        try:
+            current: Mapping[str, Position] = state.current()
+        except Failure as failure:
+            raise reported_error(failure.kind, failure.message, {}, sink=sink.name) from None
+        return current
+
+    return read
+
+
+def documents_reader(
+    pipeline: Pipeline,
+) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
+    """The function that reads up to where the documents are current, as checkpoints of the tables
+    that they are made of, by name.
+    """
+    read = open_documents(pipeline)
+
+    def checkpoints(tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
+        current = read()
+        return {
+            table.qualified: ViewCheckpoint(current[table.topic])
+            if table.topic in current
+            else None
+            for table in tables
+        }
+
+    return checkpoints

@@ -16,6 +16,7 @@ from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
 from cdc.sink.contract import Sink, positions
+from cdc.sink.factory import open_documents
 
 POLL_S = 0.25
 SILENT_S = 4.0
@@ -116,8 +117,11 @@ def place_barrier(
     committed in Kafka or not: the heartbeat's transaction may hold changes as well, and reaches the
     topics one by one.
 
+    A view of several tables has a second hop: what was committed is in its topic once the documents
+    are current in all topics that they are made of.
+
     Raises:
-        ConnectorError: no heartbeat in time.
+        ConnectorError: no heartbeat in time, or documents aren't current.
     """
 
     def missing_heartbeat() -> list[str]:
@@ -127,10 +131,32 @@ def place_barrier(
         return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
 
     _wait_while(missing_heartbeat, options)
-    ends = kafka.ends([table.topic for table in tables], decided=False)
     truncations = Truncations(pipeline, kafka)
+    derived = [table for table in tables if table.derivation]
+    if derived:
+        _await_documents(pipeline, kafka, derived, options)
+    ends = kafka.ends([table.topic for table in tables], decided=False)
     truncations.read()
     return Barrier(ends, truncations.floors)
+
+
+def _await_documents(
+    pipeline: Pipeline, kafka: Topics, views: Sequence[Table], options: WaitOptions
+) -> None:
+    """Wait until the documents of views are current in what their tables' topics hold now."""
+    topics = {topic for view in views if view.derivation for _, topic in view.derivation.tables}
+    ends = kafka.ends(sorted(topics))
+    read = open_documents(pipeline)
+
+    def lagging_documents() -> list[str]:
+        current = read()
+        return [
+            f"documents are behind in {topic}: is `cdc run` at work?"
+            for topic, end in ends.items()
+            if not distance(current.get(topic), end).reached
+        ]
+
+    _wait_while(lagging_documents, options)
 
 
 def await_barrier(
@@ -142,7 +168,7 @@ def await_barrier(
         ConnectorError: not in time; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
-    waiting = [(sink, list(tables)) for sink in sinks]
+    waiting = [(sink, [table for table in tables if table.is_in(sink.name)]) for sink in sinks]
     last_answer = time.monotonic()
 
     def lagging_views() -> list[str]:

@@ -20,6 +20,7 @@ from cdc.sink.contract import Sink
 from cdc.verify import recent_changes
 from cdc.verify.backfill import backfill
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison
+from cdc.verify.documents import send_documents_again
 from cdc.verify.verification import Options, verify_rows
 
 INTEGERS = ("smallint", "integer", "bigint")
@@ -43,7 +44,7 @@ def repair(
     holds twice, since a change goes to both copies. The topic first gets a tombstone for each row
     that the source lacks, then all rows as the source has them: a row that was inserted meanwhile
     exists in the end. Tombstones count only together with these rows (`backfill`): a repair that
-    ends half way has deleted nothing.
+    ends half way has deleted nothing. Documents are put together and sent again instead.
 
     Raises:
         ConnectorError: the rows didn't come in time, or a view didn't apply them.
@@ -59,8 +60,12 @@ def repair(
         ids = sorted({row.id for row in differences})
         extra_ids = sorted({row.id for row in differences if row.kind == "extra"})
         with Topics(pipeline.kafka) as kafka:
-            keys = _tombstone_keys(spark, pipeline, table, extra_ids)
-            backfill(pipeline, kafka, table, ids, timeout_s=options.timeout_s, delete_keys=keys)
+            if table.derivation:
+                keys = _tombstone_keys(spark, pipeline, table, ids)
+                send_documents_again(pipeline, table, keys, options.timeout_s)
+            else:
+                keys = _tombstone_keys(spark, pipeline, table, extra_ids)
+                backfill(pipeline, kafka, table, ids, timeout_s=options.timeout_s, delete_keys=keys)
         repaired_sinks = [sink for sink in sinks if sink.name in repairable]
         for recheck in verify_rows(spark, pipeline, table, repaired_sinks, options, ids):
             comparison = repairable[recheck.sink]

@@ -69,8 +69,11 @@ class SourceSnapshot:
             raise
 
     def _open(self) -> None:
-        name = sql.Identifier(self.table.schema, self.table.name)
-        names = [sql.Identifier(table.schema, table.name) for table in self.tables]
+        names = [
+            sql.Identifier(*name.split("."))
+            for table in self.tables
+            for name in source_names(table)
+        ]
         self._connection.execute(READ_ONLY)
         self._connection.execute(
             sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names))
@@ -79,7 +82,11 @@ class SourceSnapshot:
         (self.taken_ms,) = self._fetch_row(
             "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
         )
-        (self.pages,) = self._fetch_row(PAGES, {"table": name.as_string(None)})
+        if self.table.derivation:
+            self.pages = 0
+        else:
+            name = sql.Identifier(self.table.schema, self.table.name)
+            (self.pages,) = self._fetch_row(PAGES, {"table": name.as_string(None)})
 
     def __enter__(self) -> "SourceSnapshot":
         return self
@@ -122,12 +129,13 @@ class SourceReader:
             snapshot_statement(snapshot),
         )
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
-        queries = [
-            row_query(
-                snapshot.table, _both_conditions(condition, _page_condition(low, high))
-            ).as_string(None)
-            for low, high in zip(bounds, [*bounds[1:], None], strict=True)
-        ]
+        pages = zip(bounds, [*bounds[1:], None], strict=True)
+        conditions = (
+            [condition]
+            if snapshot.table.derivation
+            else [_both_conditions(condition, _page_condition(low, high)) for low, high in pages]
+        )
+        queries = [row_query(snapshot.table, part).as_string(None) for part in conditions]
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             for task in (task for part in parts for task in part.column("id").to_pylist()):
@@ -193,9 +201,23 @@ def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Comp
     columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
     members = sql.SQL(", ").join([member(column.name) for column in columns])
     query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
-        identity(table), members, sql.Identifier(table.schema, table.name)
+        identity(table), members, _relation(table)
     )
     return query + sql.SQL(" WHERE ") + condition if condition else query
+
+
+def source_names(table: Table) -> list[str]:
+    """Name the captured tables that the rows of a table are made of."""
+    return [name for name, _ in table.derivation.tables] if table.derivation else [table.qualified]
+
+
+def _relation(table: Table) -> sql.Composable:
+    """Build what the rows are selected from: the table, or the query of a view."""
+    if table.derivation:
+        # The text is of the pipeline's own making, see `cdc.views.sql`.
+        query = sql.SQL(table.derivation.query)
+        return sql.SQL("({}) AS {}").format(query, sql.Identifier(table.name))
+    return sql.Identifier(table.schema, table.name)
 
 
 def identity(table: Table) -> sql.Composable:

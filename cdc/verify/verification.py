@@ -103,7 +103,11 @@ def verify(
         }
     with Topics(pipeline.kafka) as kafka:
         for number, table in enumerate(tables, start=1):
-            pending = [sink for sink in sinks if (sink.name, table.qualified) not in compared]
+            pending = [
+                sink
+                for sink in sinks
+                if table.is_in(sink.name) and (sink.name, table.qualified) not in compared
+            ]
             if not pending:
                 continue
             names = ", ".join(sink.name for sink in pending)
@@ -111,7 +115,12 @@ def verify(
             task = _Task(table, pending, options, sample, tell)
             results = _Verification(spark, pipeline, kafka, task).result()
             compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
-    return [compared[sink.name, table.qualified] for table in tables for sink in sinks]
+    return [
+        compared[sink.name, table.qualified]
+        for table in tables
+        for sink in sinks
+        if table.is_in(sink.name)
+    ]
 
 
 def verify_rows(

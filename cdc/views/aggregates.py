@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
+from fractions import Fraction
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.ordering import sort_key
 from cdc.views.plan import Aggregate
+from cdc.views.scalar.ordering import sort_key
 
-EXACT = Context(prec=100_000)
+EXACT = Context(prec=200_000, traps=[])
+"""Enough for every numeric. Nothing is raised: infinity minus infinity is NaN, as in Postgres."""
 WHOLE = ("smallint", "integer")
 """Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
 
@@ -24,16 +26,48 @@ def aggregate(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) 
 
 
 def _reduce(part: Aggregate, type_: str, values: Sequence[Any]) -> Any:
-    if part.function == "min":
-        return min(values, key=sort_key(type_))
-    if part.function == "max":
-        return max(values, key=sort_key(type_))
-    if type_ in WHOLE:
+    if part.function in ("min", "max"):
+        extreme = (min if part.function == "min" else max)(values, key=sort_key(type_))
+        return trimmed(extreme) if type_ == "numeric" else extreme
+    if type_ in WHOLE and part.function == "sum":
         return sum(values)
     total = Decimal(0)
     for value in values:
         total = EXACT.add(total, Decimal(value))
-    return format(total, "f")
+    return format(total if part.function == "sum" else _mean(total, len(values)), "f")
+
+
+def trimmed(number: str) -> str:
+    """Write a numeric without zeros at its end: equal ones then have one text, whichever comes
+    first.
+    """
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def _mean(total: Decimal, count: int) -> Decimal:
+    """Divide as Postgres divides numerics: with as many decimals as make 16 digits certain, in
+    groups of four, and no fewer than the total has.
+    """
+    if not total.is_finite():
+        return total
+    weight, first = _leading_group(total)
+    count_weight, count_first = _leading_group(Decimal(count))
+    quotient_weight = weight - count_weight - (first <= count_first)
+    exponent = total.as_tuple().exponent
+    assert isinstance(exponent, int)
+    decimals = min(max(16 - 4 * quotient_weight, -exponent, 0), 1000)
+    exact = abs(Fraction(total)) / count * 10**decimals
+    rounded = (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
+    mean = EXACT.scaleb(Decimal(rounded), -decimals)
+    return mean if total >= 0 else mean.copy_negate()
+
+
+def _leading_group(number: Decimal) -> tuple[int, int]:
+    """Return the power of 10,000 of a number's first digits, and these digits as a number."""
+    if not number:
+        return 0, 0
+    weight = number.adjusted() // 4
+    return weight, int(EXACT.scaleb(number.copy_abs(), -4 * weight))
 
 
 def result_type(part: Aggregate, table: Table) -> str:
@@ -43,4 +77,4 @@ def result_type(part: Aggregate, table: Table) -> str:
     type_ = table.column(part.argument).type
     if part.function in ("min", "max"):
         return type_
-    return "bigint" if type_ in WHOLE else "numeric"
+    return "bigint" if type_ in WHOLE and part.function == "sum" else "numeric"

@@ -13,9 +13,9 @@ from cdc.codec.members import encode, members
 from cdc.codec.table import codec
 from cdc.views.aggregates import aggregate
 from cdc.views.lookup import find_rows
-from cdc.views.ordering import code_points, sort_key
 from cdc.views.plan import Node, Order, StatePlan, View
 from cdc.views.rows import StoredRow, document_values, narrowed, value_of
+from cdc.views.scalar.ordering import code_points, sort_key
 from cdc.views.state import State
 
 Member = tuple[str, bytes]

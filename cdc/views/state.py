@@ -1,9 +1,11 @@
 """The state that documents are made from, as executors and the engine use it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from cdc.model.position import Position
+from cdc.sink.contract import Sink
+from cdc.views.plan import StatePlan
 from cdc.views.rows import Entries, StoredRow
 
 
@@ -21,7 +23,7 @@ class Chunk(NamedTuple):
 class State(Protocol):
     """Rows by their id and by what joins compare; what is pending and what is dirty.
 
-    Rows get in through the lane of a `cdc.views.engine.StateSink`, which notes in the same step
+    Rows get in through the lane of a `StateSink`, which notes in the same step
     what they make pending and dirty. Any thread may use a state. Every method may raise Failure of
     `cdc.sink.lane`, and may be repeated.
     """
@@ -57,6 +59,11 @@ class State(Protocol):
     def sent(self, view: str, marks: Mapping[str, str]) -> None:
         """Forget that ids are dirty whose mark is still the one that was read."""
 
+    def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
+        """Mark root ids as dirty, given with the connector's keys, whether there are such rows or
+        not.
+        """
+
     def is_clean(self) -> bool:
         """Say whether nothing is pending and nothing dirty."""
 
@@ -65,3 +72,18 @@ class State(Protocol):
 
     def current(self) -> Mapping[str, Position]:
         """Read what `note_current` stored."""
+
+
+class StateSink(Sink, Protocol):
+    """A state as the destination of a stream.
+
+    plan   which tables the state has, and what it keeps of their rows
+    needs  by table, a text that changes with what the rows are stored for: rows that were stored
+           for something else are as none
+    """
+
+    plan: StatePlan
+    needs: Mapping[str, str]
+
+    def open_state(self) -> Callable[[], State]:
+        """Return what opens the state of the plan in any process; can be pickled."""

@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 
 from cdc.config.index_settings import IndexSettings
 from cdc.config.settings import Pipeline, Source, TableSettings
+from cdc.config.view_settings import IncludeSettings, ViewSettings
 from sinks import SETTINGS
 
 HEAD = """\
@@ -26,11 +27,14 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
         (f"A sink of `type: {typing.get_args(kind.model_fields['type'].annotation)[0]}`", kind)
         for kind in SETTINGS
     ),
+    ("A view", ViewSettings),
+    ("An entry of `include`, of a view or of another entry", IncludeSettings),
 )
 WORDS = {
     str: "text",
     int: "whole number",
     float: "number",
+    bool: "true or false",
     SecretStr: "text",
     tuple: "list",
     dict: "mapping",

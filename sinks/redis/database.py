@@ -35,11 +35,15 @@ class Database:
     and SinkRejected where it can't.
     """
 
-    def __init__(self, sink: str, url: str, prefix: str) -> None:
-        """Raises SettingsError: the url names no server and database."""
+    def __init__(self, sink: str, url: str, prefix: str, commands: str = COMMANDS) -> None:
+        """`commands` are those that the user has to be allowed.
+
+        Raises:
+            SettingsError: the url names no server and database.
+        """
         self.sink, self.url, self.prefix = sink, url, prefix
         self.number = database(url)
-        allowed = " ".join(f"+{command}" for command in COMMANDS.split())
+        allowed = " ".join(f"+{command}" for command in commands.split())
         self.hints = {
             **HINTS,
             "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`",

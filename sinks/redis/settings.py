@@ -13,6 +13,7 @@ from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
     from cdc.sink.contract import Sink
+    from cdc.views.state import StateSink
 
 PORTS = {"redis": 6379, "rediss": 6379}
 
@@ -35,6 +36,8 @@ def _cache(url: str) -> str:
 class Redis(SinkSettings):
     executor = "sinks.redis.executor"
     location_setting = "prefix"
+    holds_state = True
+    territory_setting = "database in its url, or another spare"
     type: Literal["redis"]
     """Which kind of sink it is."""
     url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
@@ -50,12 +53,33 @@ class Redis(SinkSettings):
 
     @property
     def place(self) -> Hashable:
+        return *self._server, self._number, self.prefix
+
+    @property
+    def territory(self) -> frozenset[Hashable]:
+        """Two databases as a whole: a rebuild exchanges them."""
+        spare = str(self.spare) if self.spare is not None else ""
+        if not spare and self._number.isdecimal():
+            spare = str(int(self._number) + 1)
+        return frozenset((*self._server, number) for number in (self._number, spare))
+
+    @property
+    def _server(self) -> tuple[Hashable, ...]:
         parts = urlsplit(self.url)
-        socket = parts.path if parts.scheme == "unix" else ""
-        number = parse_qs(parts.query).get("db", ["" if socket else parts.path.strip("/")])[0]
-        return "redis", *server(self.url, PORTS), socket, number or "0", self.prefix
+        return "redis", *server(self.url, PORTS), parts.path if parts.scheme == "unix" else ""
+
+    @property
+    def _number(self) -> str:
+        parts = urlsplit(self.url)
+        path = "" if parts.scheme == "unix" else parts.path.strip("/")
+        return parse_qs(parts.query).get("db", [path])[0] or "0"
 
     def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
         from sinks.redis import sink
 
         return sink.Redis(name, self.url, self.prefix, self.spare)
+
+    def build_state(self) -> "StateSink":
+        from sinks.redis.documents.sink import DocumentState
+
+        return DocumentState(self.url, self.prefix)

@@ -49,11 +49,11 @@ class Consumer:
     world: World
     reader: Reader = field(default_factory=Reader)
     runs: "itertools.count[int]" = field(default_factory=itertools.count)
-    sent: list[Batch] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
     versioned: bool = True
     """Whether rows that come again after a lost position leave newer ones alone."""
     ahead: tuple[int, ...] = ()
-    """How far the rows may be ahead of the position."""
+    """The offsets up to which the rows may be ahead of the position."""
 
     def __post_init__(self) -> None:
         self.start()
@@ -83,17 +83,17 @@ class Consumer:
             self.stand()
         ends = self.world.topic.ends
         reach = [
-            at + round(share * (end - at))
-            for at, end, share in zip(self.offsets, ends, cut, strict=True)
+            offset + round(share * (end - offset))
+            for offset, end, share in zip(self.offsets, ends, cut, strict=True)
         ]
-        until = tuple(reach if tuple(reach) != self.offsets else ends)
-        return None if until == self.offsets else self.between(self.place, until)
+        end = tuple(reach if tuple(reach) != self.offsets else ends)
+        return None if end == self.offsets else self.between(self.place, end)
 
-    def between(self, start: Position | None, until: Sequence[int]) -> Batch:
+    def between(self, start: Position | None, ends: Sequence[int]) -> Batch:
         world = self.world
-        advance = Advance(world.table, start, Position(TOPIC_ID, tuple(until)), self.floor)
+        advance = Advance(world.table, start, Position(TOPIC_ID, tuple(ends)), self.floor)
         records = [
-            (world.table, record) for record in world.topic.between(advance.start_offsets, until)
+            (world.table, record) for record in world.topic.between(advance.start_offsets, ends)
         ]
         reading = DecodeOptions(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
         return Batch(self.writer, (advance,), in_lanes(frame(self.spark, records)), reading)
@@ -113,7 +113,7 @@ class Consumer:
         expected = len(self.world.topic.between(advance.start_offsets, advance.end.offsets))
         assert (applied.read, applied.accounted) == (expected, expected)
         self.place = advance.end
-        self.sent.append(batch)
+        self.batches.append(batch)
         self.check()
 
     def check(self) -> None:
@@ -129,25 +129,28 @@ class Consumer:
         """
         log = deltalake.DeltaTable(sink.folder(self.world.table, "changes"))
         query = "SELECT _cdc_partition AS partition, _cdc_offset AS offset FROM t"
-        found = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
-        places = list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
+        events = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
+        places = list(
+            zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True)
+        )
         assert len(places) == len(set(places)), "an event twice in the log of changes"
-        records = [one for one in self.world.topic.records if one.value is not None]
+        records = [record for record in self.world.topic.records if record.value is not None]
         below = {
-            (one.partition, one.offset)
-            for one in records
-            if one.offset < self.offsets[one.partition]
+            (record.partition, record.offset)
+            for record in records
+            if record.offset < self.offsets[record.partition]
         }
-        assert below <= set(places) <= {(one.partition, one.offset) for one in records}
+        assert below <= set(places) <= {(record.partition, record.offset) for record in records}
 
     @property
     def behind(self) -> bool:
         return any(
-            at < ahead for at, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True)
+            offset < ahead
+            for offset, ahead in zip(self.offsets, self.ahead or self.offsets, strict=True)
         )
 
-    def crashed(self, until: Sequence[int]) -> None:
-        self.ahead = tuple(map(max, self.ahead or until, until))
+    def crashed(self, ends: Sequence[int]) -> None:
+        self.ahead = tuple(map(max, self.ahead or ends, ends))
 
     def view(self) -> dict[str, Row]:
         if isinstance(self.sink, Memory):
@@ -217,21 +220,23 @@ class Histories(RuleBasedStateMachine):
                 self.consumer.place = batch.advances[0].end
             self.consumer.check()
 
-    @rule(back=st.integers(1, 5))
-    def send_an_old_batch_again(self, back: int) -> None:
-        """Of a zombie, or of the same run: refused or without effect."""
-        before, stored = (
+    @rule(age=st.integers(1, 5))
+    def send_an_old_batch_again(self, age: int) -> None:
+        """Send an old batch of a zombie, or of the same run: it is refused or has no effect."""
+        view, stored = (
             self.consumer.check_view(),
             self.consumer.sink.position(self.consumer.world.table),
         )
         position = stored.position if stored else None
         # One that starts where the view stands isn't old: of a view that was cleared, the first.
-        old = [batch for batch in self.consumer.sent if batch.advances[0].start != position]
-        if len(old) < back:
+        old_batches = [
+            batch for batch in self.consumer.batches if batch.advances[0].start != position
+        ]
+        if len(old_batches) < age:
             return
         with contextlib.suppress(CdcError):
-            self.consumer.send(old[-back])
-        assert self.consumer.check_view() == before
+            self.consumer.send(old_batches[-age])
+        assert self.consumer.check_view() == view
         assert self.consumer.sink.position(self.consumer.world.table) == stored
 
     @rule(seed=SEEDS)
@@ -249,7 +254,9 @@ class Histories(RuleBasedStateMachine):
         self.consumer.start()
 
     def teardown(self) -> None:
-        """Whatever has happened: the rest of the log makes the view equal to the source."""
+        """Apply the rest of the log, which makes the view equal to the source, whatever has
+        happened.
+        """
         if batch := self.consumer.batch((1.0, 1.0)):
             self.consumer.deliver(batch)
         assert self.consumer.check_view() == self.consumer.world.rows
@@ -278,9 +285,9 @@ class Remembered(Histories):
         sink = self.consumer.sink
         assert isinstance(sink, Memory)
         views, stored, ahead = self.snapshots[-1]
-        for held, now in ((sink.views, views), (sink.stored, stored)):
-            held.clear()
-            held.update(copy.deepcopy(now))
+        for target, now in ((sink.views, views), (sink.stored, stored)):
+            target.clear()
+            target.update(copy.deepcopy(now))
         self.consumer.reader.restart()
         self.consumer.ahead = ahead
         self.consumer.start()
@@ -305,13 +312,13 @@ def run_machine(
     covered: list[int] = []
 
     def build() -> Histories:
-        made = machine()
-        made.covered, made.consumer = covered, make()
+        histories = machine()
+        histories.covered, histories.consumer = covered, make()
         for name, value in set_.items():
-            setattr(made, name, value)
+            setattr(histories, name, value)
         # The first example is the emptiest one: it has something to look at as well.
-        made.consumer.world.write(len(covered), made.most)
-        return made
+        histories.consumer.world.write(len(covered), histories.most)
+        return histories
 
     run_state_machine_as_test(build, settings=budget(examples, steps=steps))  # type: ignore[arg-type]
     assert sum(covered) >= least * SCALE, f"only {sum(covered)} lives of rows were looked at"

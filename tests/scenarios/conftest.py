@@ -162,12 +162,12 @@ class World:
         """`cdc rebuild`, in this process; what readers saw before is kept for an hour."""
         context = Context(self.file, self.folder)
         (sink,) = context.sinks([name])
-        return build(context, self.spark, sink, context.select_tables(table), KEPT_S, show)
+        return build(context, self.spark, sink, context.tables_in(name, table), KEPT_S, show)
 
     def rollback(self, name: str) -> float:
         """`cdc rollback`, in this process; the seconds that it took."""
         context = Context(self.file, self.folder)
-        (sink,), tables = context.sinks([name]), context.tables
+        (sink,), tables = context.sinks([name]), context.tables_in(name)
         with Topics(context.pipeline.kafka) as kafka:
             began = time.monotonic()
             rollback(Registry(context.pipeline, kafka), sink, tables, KEPT_S)

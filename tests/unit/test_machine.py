@@ -66,6 +66,8 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"stopping": True}, Stop(RunState.STOPPED)),
     ({"stopping": True, "control": ControlState(4)}, Stop(RunState.STOPPED)),
     ({"query_ended": True}, Stop(RunState.CAUGHT_UP)),
+    ({"query_ended": True, "unfinished": True}, Restart(Reason.DOCUMENTS)),
+    ({"query_ended": True, "unfinished": True, "stopping": True}, Stop(RunState.STOPPED)),
     ({"failure": AWAY, "tolerable": True}, Restart(Reason.FAILURE)),
     ({"failure": AWAY, "tolerable": True, "stopping": True}, Stop(RunState.STOPPED)),
     ({"failure": LOST, "tolerable": True}, Restart(Reason.FAILURE)),

@@ -5,7 +5,7 @@ import pytest
 from cdc.client.read_your_writes import Token, TokenEnds
 from cdc.model.position import Position
 
-FIRST, SECOND = Position("id", (10,)), Position("id", (20,))
+FIRST, SECOND = {"t": Position("id", (10,))}, {"t": Position("id", (20,))}
 OLD_SERVER, NEW_SERVER = "77.1", "77.2"
 
 
@@ -22,22 +22,22 @@ def test_a_place_in_another_log_proves_nothing() -> None:
     with them.
     """
     ends = TokenEnds()
-    assert ends.end(Token(1, OLD_SERVER)) is None
+    assert ends.ends(Token(1, OLD_SERVER)) is None
     ends.add(Token(1000, OLD_SERVER), FIRST)
-    assert ends.end(Token(1000, OLD_SERVER)) == FIRST
-    assert ends.end(Token(1001, OLD_SERVER)) is None
-    assert ends.end(Token(500, NEW_SERVER)) is None
+    assert ends.ends(Token(1000, OLD_SERVER)) == FIRST
+    assert ends.ends(Token(1001, OLD_SERVER)) is None
+    assert ends.ends(Token(500, NEW_SERVER)) is None
     ends.add(Token(600, NEW_SERVER), SECOND)
-    assert ends.end(Token(500, NEW_SERVER)) == SECOND
-    assert ends.end(Token(601, NEW_SERVER)) is None
+    assert ends.ends(Token(500, NEW_SERVER)) == SECOND
+    assert ends.ends(Token(601, NEW_SERVER)) is None
     # What the old one's tokens stand for stays true.
-    assert ends.end(Token(999, OLD_SERVER)) == FIRST
+    assert ends.ends(Token(999, OLD_SERVER)) == FIRST
 
 
 def test_a_place_alone_is_one_of_the_server_that_was_heard_last() -> None:
     ends = TokenEnds()
     ends.add(Token(1000, OLD_SERVER), FIRST)
-    assert ends.end(Token(900)) == FIRST
+    assert ends.ends(Token(900)) == FIRST
     ends.add(Token(600, NEW_SERVER), SECOND)
-    assert ends.end(Token(900)) is None
-    assert ends.end(Token(600)) == SECOND
+    assert ends.ends(Token(900)) is None
+    assert ends.ends(Token(600)) == SECOND

@@ -8,6 +8,7 @@
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
 <prefix>:_number                       string  counts chunks and marks
 <prefix>:_documents                    hash    owner, and by topic the position that is sent
+<prefix>:_needs                        hash    by table, what its rows are stored for
 """
 
 from cdc.views.rows import GROUP, escape
@@ -47,6 +48,11 @@ def dirty_key(prefix: str, view: str) -> str:
 def gone_key(prefix: str, view: str) -> str:
     """Name the hash of a view's deleted rows."""
     return f"{prefix}:_gone:{view}"
+
+
+def needs_key(prefix: str) -> str:
+    """Name the hash of what views need of each table."""
+    return f"{prefix}:_needs"
 
 
 def documents_key(prefix: str) -> str:

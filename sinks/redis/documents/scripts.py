@@ -97,6 +97,17 @@ for i = 2, #ARGV, 2 do redis.call('ZADD', ARGV[i], number, ARGV[i + 1]) end
 return 1
 """
 
+# KEYS: dirty set, deleted rows, number. ARGV: id, the connector's key, ... The key is needed only
+# where there is no row.
+MARK = """
+local number = redis.call('INCR', KEYS[3])
+for i = 1, #ARGV, 2 do
+  redis.call('ZADD', KEYS[1], number, ARGV[i])
+  redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+end
+return 1
+"""
+
 # KEYS: dirty set, deleted rows. ARGV: id, mark, ... An id that has been marked again stays.
 SENT = """
 for i = 1, #ARGV, 2 do

@@ -24,7 +24,7 @@ from sinks.redis.documents.keys import (
     pending_key,
     row_prefix,
 )
-from sinks.redis.documents.scripts import CLIMBED, SENT
+from sinks.redis.documents.scripts import CLIMBED, MARK, SENT
 from sinks.redis.server import failure
 
 PAGE = 2000
@@ -128,6 +128,16 @@ class RedisState:
         flat = [part for pair in marks.items() for part in pair]
         self._call(SENT, [dirty_key(self.prefix, view), gone_key(self.prefix, view)], flat)
 
+    def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
+        """Mark a page of ids with one script."""
+        places = [
+            dirty_key(self.prefix, view),
+            gone_key(self.prefix, view),
+            number_key(self.prefix),
+        ]
+        for page in _pages(keys.items()):
+            self._call(MARK, places, [part for pair in page for part in pair])
+
     def is_clean(self) -> bool:
         """Ask for the sizes in one round trip."""
 
@@ -161,7 +171,7 @@ class RedisState:
             for topic, (topic_id, offsets) in parsed.items()
         }
 
-    def _call(self, source: str, keys: Sequence[str], arguments: Sequence[str]) -> Any:
+    def _call(self, source: str, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Any:
         return self._ask(lambda server: server.register_script(source)(keys=keys, args=arguments))
 
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:

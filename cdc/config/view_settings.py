@@ -1,0 +1,222 @@
+"""What the pipeline file says of a view: a document of several tables.
+
+Structure is YAML, every expression over the columns of a row is SQL. Here is what can be checked
+without the database; `cdc.views.resolve` checks the rest.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from cdc.config.mistakes import InvalidSetting
+from cdc.config.section import Section
+
+NAME = r"[a-z][a-z0-9_]{0,47}"
+TABLE = r"^[^.]+\.[^.]+$"
+SCHEMA = "view"
+"""The schema that views stand under, in the names of their topics and in sinks."""
+STATE = "documents"
+"""What the state of documents is called where a sink's name is due: in logs, progress, quarantine."""
+TOPIC_ONLY = "topic"
+"""In `to`: the view's topic, which every view has."""
+Function = Literal["count", "sum", "min", "max", "avg"]
+AGGREGATE = re.compile(r"\s*([a-zA-Z]+)\s*\(\s*(.*?)\s*\)\s*", re.DOTALL)
+FUNCTIONS = ("count", "sum", "min", "max", "avg")
+LATER = ("from", "window", "group_by", "select", "pattern", "event", "as_of", "join")
+"""Settings of kinds of views that there aren't yet."""
+
+
+class Ordering(NamedTuple):
+    """A column that a list is ordered by."""
+
+    column: str
+    descending: bool
+
+
+class AggregateCall(NamedTuple):
+    """An aggregate as the file has it; the argument is None for count(*)."""
+
+    function: Function
+    argument: str | None
+
+
+def ordering(text: str) -> Ordering:
+    """Read `column`, `-column`, `column asc` or `column desc`."""
+    column, _, direction = text.strip().rpartition(" ")
+    if column and direction.lower() in ("asc", "desc"):
+        return Ordering(column.strip(), direction.lower() == "desc")
+    return Ordering(text.strip().removeprefix("-"), text.strip().startswith("-"))
+
+
+def aggregate(text: str) -> AggregateCall:
+    """Read `count(*)` or `function(column)`. Raises InvalidSetting."""
+    match = AGGREGATE.fullmatch(text)
+    function = match[1].lower() if match else ""
+    argument = match[2] if match else ""
+    if function not in FUNCTIONS or not argument or (argument == "*" and function != "count"):
+        raise InvalidSetting(
+            f"an aggregate is one of {', '.join(FUNCTIONS)} of a column of the included table",
+            "for example: {late: count(*), longest: max(dep_delay)}",
+        )
+    return AggregateCall(cast(Function, function), None if argument == "*" else argument)
+
+
+def _aggregates(texts: dict[str, str]) -> dict[str, str]:
+    for text in texts.values():
+        aggregate(text)
+    return texts
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _member(name: str) -> str:
+    if not name or name.startswith("_cdc"):
+        raise InvalidSetting(
+            "a member's name isn't empty and doesn't begin with _cdc", "for example: airline"
+        )
+    return name
+
+
+def _view_name(name: str) -> str:
+    if not re.fullmatch(NAME, name):
+        raise InvalidSetting(
+            "a view's name is a letter and up to 47 lower case letters, digits and _",
+            "for example: flight_docs",
+        )
+    return name
+
+
+Member = Annotated[str, AfterValidator(_member)]
+ViewName = Annotated[str, AfterValidator(_view_name)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Aggregates = Annotated[dict[Member, str], AfterValidator(_aggregates)]
+
+
+class IncludeSettings(Section):
+    """Rows of another table, in the document of a row."""
+
+    table: str = Field(pattern=TABLE, description="schema.table", examples=["public.airlines"])
+    on: dict[str, str] = Field(min_length=1, examples=["{carrier: carrier}"])
+    """Which rows: those whose column (at the right) equals the parent's column (at the left). SQL
+    expressions are accepted on both sides; NULL equals nothing.
+    """
+    many: bool = False
+    """Whether the member is a list; else it is one object or null, and at most one row can match.
+    """
+    order_by: Texts = Field(default=(), examples=["[-year, title]"])
+    """Columns that a list is ordered by, `-column` or `column desc` from the largest on. NULL comes
+    last, texts are ordered by their code points (COLLATE "C"), equal rows by their ids.
+    """
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    """The longest that a list gets; what it is ordered by decides who stays."""
+    flatten: str | None = Field(default=None, examples=["name"])
+    """A column or a member whose value stands for the whole object."""
+    columns: tuple[str, ...] | None = Field(default=None, examples=["[name, city]"])
+    """What the document shows of a row: all captured columns when None."""
+    where: str | None = Field(default=None, examples=["\"status <> 'draft'\""])
+    """The condition in SQL that a row has to meet; others are as if they weren't there."""
+    aggregates: Aggregates = Field(default={}, examples=["{late: count(*), mean: avg(dep_delay)}"])
+    """Members of the parent, by name: count, sum, min, max or avg over all its rows of this table
+    that meet `where`, whatever the limit.
+    """
+    show: bool = True
+    """Whether the document has the member itself; false where only its aggregates are wanted."""
+    include: dict[Member, "IncludeSettings"] = {}
+    """Members of its objects, by name."""
+
+    @model_validator(mode="after")
+    def _check_many(self) -> "IncludeSettings":
+        listed = self.model_fields_set
+        lists = [name for name in ("order_by", "limit", "aggregates") if name in listed]
+        if lists and not self.many:
+            raise InvalidSetting(
+                f"{lists[0]} is a list's, and this is one object", "add many: true"
+            )
+        shown = ("order_by", "limit", "flatten", "columns", "include")
+        if not self.show and not self.aggregates:
+            raise InvalidSetting(
+                "shows nothing: no member and no aggregates",
+                "for example: aggregates: {n: count(*)}",
+            )
+        if unseen := [name for name in shown if name in listed and not self.show]:
+            raise InvalidSetting(
+                f"{unseen[0]} says how the member looks, which isn't shown",
+                f"take out {unseen[0]} or show: false",
+            )
+        if self.flatten is not None and self.columns is not None:
+            raise InvalidSetting(
+                "flatten leaves one value, so columns mean nothing", "take out columns"
+            )
+        return self
+
+
+class ViewSettings(Section):
+    """A view: a document for each row of its root."""
+
+    root: str = Field(pattern=TABLE, description="schema.table", examples=["public.flights"])
+    """The table whose rows have a document each, under their own keys."""
+    columns: tuple[str, ...] | None = Field(default=None, examples=["[carrier, flight]"])
+    """What the document shows of the row, besides its key: all captured columns when None."""
+    where: str | None = Field(default=None, examples=["\"status <> 'scheduled'\""])
+    """The condition in SQL that a row has to meet to have a document."""
+    include: dict[Member, IncludeSettings] = {}
+    """Members from other tables, by name."""
+    to: tuple[str, ...] = Field(min_length=1, examples=["[search, cache]"])
+    """The sinks that hold the documents; `topic` for none but the view's topic, which it always
+    has.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and (later := [name for name in LATER if name in tree]):
+            raise InvalidSetting(
+                f"{later[0]} isn't supported: the only views are documents, a root with what it includes",
+                "accepted here: columns, include, root, to, where",
+            )
+        return tree
+
+
+Includes = Iterator[tuple[tuple[str, ...], IncludeSettings]]
+
+
+def includes(settings: ViewSettings | IncludeSettings, keys: tuple[str, ...] = ()) -> Includes:
+    """Yield every include of a view, at whatever depth, with the keys that lead to it."""
+    for name, include in settings.include.items():
+        place = (*keys, "include", name)
+        yield place, include
+        yield from includes(include, place)
+
+
+def tables_of(view: ViewSettings) -> list[str]:
+    """The names of the tables that a view is made of, sorted."""
+    return sorted({view.root, *(include.table for _, include in includes(view))})
+
+
+def check_views(
+    views: Mapping[str, ViewSettings], sinks: Collection[str], tables: Sequence[str]
+) -> None:
+    """Check what views name of the rest of the file: sinks, and entries of `source.tables`.
+
+    `tables` may be patterns, as `fnmatch` has them. Raises InvalidSetting.
+    """
+    patterns = [re.escape(entry).replace(r"\*", "[^.]*") for entry in tables]
+    for name, view in views.items():
+        for number, sink in enumerate(view.to):
+            if sink != TOPIC_ONLY and sink not in sinks:
+                raise InvalidSetting(
+                    "there is no such sink",
+                    f"one of: {', '.join([*sinks, TOPIC_ONLY])}",
+                    (name, "to", str(number)),
+                )
+        places: list[tuple[tuple[str, ...], str]] = [((name, "root"), view.root)]
+        places += [((name, *keys, "table"), part.table) for keys, part in includes(view)]
+        for keys, table in places:
+            if not any(re.fullmatch(pattern, table) for pattern in patterns):
+                raise InvalidSetting(
+                    "the table isn't captured", f"add {table} to source.tables", keys
+                )

@@ -1,0 +1,37 @@
+"""Have documents sent again, as the state has them now."""
+
+import time
+from collections.abc import Sequence
+
+from cdc.codec.table import codec
+from cdc.config.settings import Pipeline
+from cdc.config.view_settings import STATE
+from cdc.errors import ConnectorError
+from cdc.model.table import Table
+from cdc.sink.factory import build_state
+from cdc.sink.lane import Failure
+from cdc.sink.lane_run import reported_error
+
+POLL_S = 0.25
+
+
+def send_documents_again(
+    pipeline: Pipeline, view: Table, keys: Sequence[bytes], timeout_s: float
+) -> None:
+    """Mark the documents of these record keys as dirty, and wait until `cdc run` has sent them.
+
+    Raises:
+        ConnectorError: not in time. SinkUnavailable, SinkRejected: the state can't be asked.
+    """
+    state, deadline = build_state(pipeline).open_state()(), time.monotonic() + timeout_s
+    try:
+        state.mark(view.name, {codec(view).row_id(key): key for key in keys})
+        while state.dirty(view.name, 1):
+            if time.monotonic() > deadline:
+                raise ConnectorError(
+                    f"Documents of {view.qualified} weren't sent again within {timeout_s:g} s.",
+                    hint="is `cdc run` at work? then cdc -p FILE status names the slow hop",
+                )
+            time.sleep(POLL_S)
+    except Failure as failure:
+        raise reported_error(failure.kind, failure.message, {}, sink=STATE) from None

@@ -1,0 +1,272 @@
+"""Keep documents current: what a stream of the state does besides its batches.
+
+    load      the tables that the views of the file need now; a new owner of the documents
+    recover   mark what the views' topics were told since the state last was noted as current
+    release   nothing is sent before the state has all that was in the log when it was loaded
+    send      find dirty documents, put them together and send them, on an executor
+    note      once nothing is dirty: up to where the documents are current
+
+A state that has lost its last second, with its server, has lost marks as well: documents that the
+topics have been told stand for rows that the state may never meet again, since a log is folded when
+it is read again. So these are marked dirty (recover), and sent when the state is no older than they
+are (release). The same makes a state that is built anew take documents back that are no more.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from cdc.codec.table import codec
+from cdc.config.settings import Pipeline
+from cdc.control.heartbeat import last_heartbeat
+from cdc.errors import ConnectorError
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position, distance
+from cdc.model.table import Table
+from cdc.sink.lane import Failure
+from cdc.sink.lane_run import freeze_gc_after, reported_error
+from cdc.spark.kafka_source import OffsetRanges, read_ranges
+from cdc.views.emission import REPORT, Emission, Report
+from cdc.views.plan import StatePlan, View
+from cdc.views.state import State, StateSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+HINTS = {
+    "fenced": "run one `cdc run` per pipeline; start this one again when the other has ended",
+    "unavailable": "it is tried again; is the server of `state` up?",
+}
+"""What a person can do about a failure, by its kind."""
+Positions = Mapping[str, Position | None]
+"""By topic; None: offset zero."""
+ResolveViews = Callable[[Sequence[Table]], Sequence[View]]
+"""Takes the captured tables as they are now; raises SettingsError for a view that can't be kept."""
+_decode = msgspec.json.Decoder(Report).decode
+log = structlog.get_logger()
+
+
+class DocumentEngine:
+    """The documents of a pipeline, behind the stream of its state. One thread uses it: the
+    stream's.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        state: StateSink,
+        pipeline: Pipeline,
+        resolve: ResolveViews,
+    ) -> None:
+        self._spark, self._sink, self._pipeline, self._resolve = spark, state, pipeline, resolve
+        self._owner, self._kafka = uuid4().hex, Topics(pipeline.kafka)
+        self._recovered = self._released = False
+        self._release: Mapping[str, Position] | None = None
+        self._noted: Positions | None = None
+
+    def tables(self, captured: Sequence[Table]) -> Sequence[Table]:
+        """Return the tables of the state, with the columns in use, for the captured ones as they
+        are now. Called whenever the stream loads its plan, before anything else is.
+
+        Raises:
+            SettingsError: a view can't be kept. ConnectorError: its topic isn't there.
+        """
+        plan = StatePlan(tuple(self._resolve(captured)))
+        topics = {view.name: self._pipeline.view_topic(view.name) for view in plan.views}
+        missing = topics.keys() - {
+            name for name in topics if topics[name] in self._kafka.existing(topics.values())
+        }
+        if missing:
+            raise ConnectorError(
+                f"There is no topic {topics[min(missing)]} yet.", hint="cdc -p FILE register"
+            )
+        ends = self._kafka.ends(list(topics.values()))
+        self._sink.plan = plan
+        self._sink.needs = {
+            table.qualified: needs(
+                plan, table, {name: ends[topics[name]].topic_id for name in topics}
+            )
+            for table in plan.tables
+        }
+        return plan.tables
+
+    def begin(self) -> None:
+        """Become the owner of the documents: tasks of another one are refused from now on. Called
+        once a plan is loaded.
+        """
+        self._recovered = self._released = False
+        self._release = self._noted = None
+        with self._failures():
+            self._state.take(self._owner)
+
+    def work(self, positions: Positions) -> bool:
+        """Send documents for about a second at most; returns whether there are more.
+
+        `positions`: how far the state has got. Called after each batch, and every second while
+        there is none.
+
+        Raises:
+            CdcError: the state, the broker or another run is in the way.
+        """
+        if not self._recovered:
+            self._recover()
+        if not self._is_released(positions):
+            return False
+        with self._failures():
+            done = self._state.is_clean() or self._send()
+            if done and positions != self._noted:
+                self._note(positions)
+        return not done
+
+    def is_current(self, positions: Positions) -> bool:
+        """Say whether the documents are as of these positions."""
+        return self._noted == positions
+
+    @property
+    def _state(self) -> State:
+        return self._sink.open_state()()
+
+    @property
+    def _topics(self) -> dict[str, str]:
+        return {view.name: self._pipeline.view_topic(view.name) for view in self._sink.plan.views}
+
+    def _recover(self) -> None:
+        """Mark every document that the topics have been told since the last note as dirty."""
+        topics = self._topics
+        ends = self._kafka.ends(list(topics.values()))
+        with self._failures():
+            noted = self._state.current()
+        spans = _unnoted(ends, noted)
+        if spans:
+            tables = {
+                topics[view.name]: (view.name, view.root.table) for view in self._sink.plan.views
+            }
+            keys = read_ranges(self._spark, self._pipeline.kafka, spans).select("topic", "key")
+            self._run(keys, _Marking(self._sink.open_state(), tables).run)
+        self._recovered = True
+
+    def _is_released(self, positions: Positions) -> bool:
+        """Say whether the state has all that was in the log when it was loaded.
+
+        The connector sends no heartbeat before its snapshot is complete: so the first one proves
+        that no row is merely late.
+        """
+        if self._released:
+            return True
+        if self._release is None:
+            if last_heartbeat(self._kafka, self._pipeline) is None:
+                return False
+            self._release = self._kafka.ends([table.topic for table in self._sink.plan.tables])
+        self._released = all(
+            distance(positions.get(topic), end).reached for topic, end in self._release.items()
+        )
+        return self._released
+
+    def _send(self) -> bool:
+        """Run the task that sends documents; returns whether nothing is dirty any more."""
+        emission = Emission(
+            self._sink.plan,
+            self._sink.open_state(),
+            self._pipeline.kafka,
+            self._topics,
+            f"{self._pipeline.pipeline}.documents",
+            self._owner,
+        )
+        one_task = self._spark.range(1, numPartitions=1)
+        return self._run(one_task, emission.run).done
+
+    def _run(
+        self, frame: Any, task: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
+    ) -> Report:
+        """Run a task over a frame; returns the last report. Raises what it reports as failed."""
+        report = Report(done=True)
+        for row in frame.mapInArrow(freeze_gc_after(task), REPORT).collect():
+            report = _decode(row["report"])
+            if report.failure:
+                raise Failure(report.failure, report.message)
+        return report
+
+    def _note(self, positions: Positions) -> None:
+        """Note that documents are current, and up to where the topics were told so.
+
+        The topics' ends are read first: what is below them was made of the state before this note,
+        so a state that has the note lacks nothing of it.
+        """
+        told = self._kafka.ends(list(self._topics.values()))
+        self._state.note_current({**positions, **told})
+        self._noted = dict(positions)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Failure as failure:
+            raise reported_error(
+                failure.kind, failure.message, HINTS, sink=self._sink.name
+            ) from None
+
+
+class _Marking:
+    """Marks the documents of records as dirty. Can be pickled.
+
+    tables: by topic, the view's name and the table of its root.
+    """
+
+    def __init__(
+        self, open_state: Callable[[], State], tables: Mapping[str, tuple[str, Table]]
+    ) -> None:
+        self._open_state, self._tables = open_state, tables
+
+    def run(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        """Run as a task of Spark over records: topic string, key binary."""
+        import pyarrow as pa
+
+        report, state = Report(done=True), self._open_state()
+        try:
+            for batch in batches:
+                keys: dict[str, dict[str, bytes]] = {}
+                for topic, key in zip(
+                    *(column.to_pylist() for column in batch.columns), strict=True
+                ):
+                    view, table = self._tables[topic]
+                    keys.setdefault(view, {})[codec(table).row_id(key)] = key
+                for view, keys_by_id in keys.items():
+                    state.mark(view, keys_by_id)
+        except Failure as failure:
+            report.failure, report.message = failure.kind, failure.message
+        encoded = msgspec.json.encode(report)
+        yield pa.RecordBatch.from_arrays([pa.array([encoded], "binary")], names=["report"])
+
+
+def _unnoted(ends: Mapping[str, Position], noted: Mapping[str, Position]) -> OffsetRanges:
+    """The ranges of topics that a note doesn't cover: all of a topic that it doesn't know."""
+    spans: OffsetRanges = {}
+    for topic, end in ends.items():
+        former = noted.get(topic)
+        known = former is not None and distance(former, end).comparable
+        starts = former.offsets if former and known else (0,) * end.partition_count
+        for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
+            if start < stop:
+                spans[topic, partition] = start, stop
+    return spans
+
+
+def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
+    """Return a text that changes with what the rows of a table are stored for.
+
+    That is their columns and indexes; of a root also the whole view and its topic: when these
+    change, all documents are made again, and reading the root's rows again marks them all.
+    """
+    views = [view for view in plan.views if view.root.table.qualified == table.qualified]
+    parts = [
+        repr((table.columns, table.key)),
+        repr(plan.slots[table.qualified]),
+        *(repr((view.root, topic_ids[view.name])) for view in views),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

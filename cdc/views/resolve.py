@@ -1,0 +1,275 @@
+"""Resolve the views of a pipeline file with the tables that it captures, as Postgres describes
+them. What can't be kept right is refused, with its line in the file.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdc.config.mistakes import InvalidSetting
+from cdc.config.settings import Pipeline
+from cdc.config.view_settings import (
+    AggregateCall,
+    IncludeSettings,
+    ViewSettings,
+    aggregate,
+    ordering,
+)
+from cdc.model.table import Table
+from cdc.views.expression import Expression
+from cdc.views.plan import Aggregate, Join, Node, Order, View
+from cdc.views.scalar.comparison import comparison, has_extremes, is_ordered, is_summed
+from cdc.views.scalar.operators import quoted_name, sql_text
+from cdc.views.scalar.parser import UnknownColumn, parse
+from cdc.views.scalar.terms import (
+    BOOLEAN,
+    DATE,
+    INTEGERS,
+    TEXTS,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    Term,
+    group,
+)
+
+Keys = tuple[str, ...]
+JOINED = (BOOLEAN, INTEGERS, TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
+"""Groups whose equal values have equal texts, whatever computed them."""
+
+
+def resolve_views(pipeline: Pipeline, tables: Sequence[Table]) -> tuple[View, ...]:
+    """Return the plans of all views of the file. `tables` are those that it captures.
+
+    Raises:
+        SettingsError: a view names what isn't captured, or can't be kept as it is declared.
+    """
+    by_name = {table.qualified: table for table in tables}
+    resolver = _Resolver(pipeline, by_name)
+    return tuple(resolver.view(name, settings) for name, settings in pipeline.views.items())
+
+
+@dataclass(frozen=True)
+class _Resolver:
+    pipeline: Pipeline
+    tables: dict[str, Table]
+
+    def view(self, name: str, settings: ViewSettings) -> View:
+        keys = ("views", name)
+        table = self._table(settings.root, (*keys, "root"))
+        node = Node(
+            field=name,
+            table=table,
+            columns=self._columns(table, settings.columns, (*keys, "columns")),
+            where=self._condition(table, settings.where, (*keys, "where")),
+            children=self._children(table, settings, keys),
+        )
+        self._refuse_collisions(node, keys)
+        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
+        return View(name, node, sinks)
+
+    def _children(
+        self, parent: Table, settings: ViewSettings | IncludeSettings, keys: Keys
+    ) -> tuple[Node, ...]:
+        return tuple(
+            self._child(parent, name, include, (*keys, "include", name))
+            for name, include in settings.include.items()
+        )
+
+    def _child(self, parent: Table, name: str, settings: IncludeSettings, keys: Keys) -> Node:
+        table = self._table(settings.table, (*keys, "table"))
+        columns = self._columns(table, settings.columns, (*keys, "columns"))
+        if settings.flatten is not None:
+            columns = tuple(column for column in columns if column == settings.flatten)
+        node = Node(
+            field=name,
+            table=table,
+            columns=columns if settings.show else (),
+            join=self._join(parent, table, settings, keys),
+            many=settings.many,
+            order_by=tuple(
+                self._order(table, text, (*keys, "order_by", str(number)))
+                for number, text in enumerate(settings.order_by)
+            ),
+            limit=settings.limit,
+            flatten=settings.flatten,
+            where=self._condition(table, settings.where, (*keys, "where")),
+            aggregates=tuple(
+                self._aggregate(table, member, aggregate(text), (*keys, "aggregates", member))
+                for member, text in settings.aggregates.items()
+            ),
+            shows=settings.show,
+            children=self._children(table, settings, keys),
+        )
+        self._refuse_collisions(node, keys)
+        self._check_flatten(node, keys)
+        return node
+
+    def _table(self, name: str, keys: Keys) -> Table:
+        if name in self.tables:
+            return self.tables[name]
+        raise self.pipeline.mistake(
+            keys, f"{name} isn't captured", f"one of: {', '.join(sorted(self.tables))}"
+        )
+
+    def _columns(self, table: Table, names: Sequence[str] | None, keys: Keys) -> tuple[str, ...]:
+        for number, name in enumerate(names or ()):
+            self._require_column(table, name, (*keys, str(number)))
+        return tuple(
+            column.name for column in table.columns if names is None or column.name in names
+        )
+
+    def _require_column(self, table: Table, name: str, keys: Keys) -> None:
+        captured = [column.name for column in table.columns]
+        if name in captured:
+            return
+        entries = (entry for entry in self.pipeline.source.tables if entry.table == table.qualified)
+        if any(name in entry.exclude for entry in entries):
+            raise self.pipeline.mistake(
+                keys,
+                f"{table.qualified} excludes {name}",
+                f"take {name} out of exclude in source.tables, or out of the view",
+            )
+        near = difflib.get_close_matches(name, captured, n=1)
+        raise self.pipeline.mistake(
+            keys,
+            f"{table.qualified} has no column {name}",
+            f"did you mean {near[0]}?" if near else f"its columns: {', '.join(captured)}",
+        )
+
+    def _expression(self, table: Table, text: str, keys: Keys) -> tuple[Expression, Term]:
+        """Return an expression and its term; a column's name needn't be written as SQL has it."""
+        types = {column.name: column.type for column in table.columns}
+        try:
+            term = (
+                Term("column", group(types[text]), (), text)
+                if text in types
+                else parse(text, types)
+            )
+        except UnknownColumn as error:
+            self._require_column(table, error.name, keys)
+            raise
+        except InvalidSetting as error:
+            raise self.pipeline.mistake(keys, str(error), error.hint) from None
+        columns = term.columns()
+        if term.operator == "column":
+            return Expression(columns[0], columns), term
+        return Expression(sql_text(term, quoted_name), columns, term), term
+
+    def _condition(self, table: Table, text: str | None, keys: Keys) -> Expression | None:
+        if text is None:
+            return None
+        condition, term = self._expression(table, text, keys)
+        if term.group != BOOLEAN:
+            raise self.pipeline.mistake(
+                keys, "isn't a condition", "for example: where: status <> 'draft'"
+            )
+        return condition
+
+    def _join(self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys) -> Join:
+        pairs = []
+        for left, right in settings.on.items():
+            place = (*keys, "on", left)
+            values, term = self._expression(parent, left, place)
+            other_values, other_term = self._expression(table, right, place)
+            self._require_comparable((parent, term), (table, other_term), place)
+            pairs.append((values, other_values))
+        return Join(tuple(left for left, _ in pairs), tuple(right for _, right in pairs))
+
+    def _require_comparable(
+        self, left: tuple[Table, Term], right: tuple[Table, Term], keys: Keys
+    ) -> None:
+        """Refuse sides whose equal values wouldn't have equal texts."""
+        types = [_type_name(table, term) for table, term in (left, right)]
+        groups = [_comparison(table, term) for table, term in (left, right)]
+        if None not in groups and groups[0] == groups[1]:
+            return
+        accepted = (
+            "both sides have one type: integers, texts, uuid, boolean, date, time stamps,"
+            " numerics of one scale, the same enum"
+        )
+        for type_, side in zip(types, groups, strict=True):
+            if side is None:
+                raise self.pipeline.mistake(
+                    keys, f"values of type {type_} can't be compared exactly", accepted
+                )
+        raise self.pipeline.mistake(keys, f"{types[0]} can't be compared with {types[1]}", accepted)
+
+    def _order(self, table: Table, text: str, keys: Keys) -> Order:
+        column, descending = ordering(text)
+        self._require_column(table, column, keys)
+        type_ = table.column(column).type
+        if not is_ordered(type_):
+            raise self.pipeline.mistake(
+                keys,
+                f"values of type {type_} can't be ordered exactly",
+                "order by integers, numerics, texts, uuid, boolean, date, time or timestamps",
+            )
+        return Order(column, descending)
+
+    def _aggregate(self, table: Table, name: str, call: AggregateCall, keys: Keys) -> Aggregate:
+        if call.argument is None:
+            return Aggregate(name, call.function)
+        self._require_column(table, call.argument, keys)
+        type_ = table.column(call.argument).type
+        accepted = {
+            "count": True,
+            "sum": is_summed(type_),
+            "avg": is_summed(type_),
+            "min": has_extremes(type_),
+            "max": has_extremes(type_),
+        }
+        if not accepted[call.function]:
+            raise self.pipeline.mistake(
+                keys,
+                f"{call.function} of a {type_} can't be computed exactly",
+                "sum and avg take integers and numerics; min and max also texts and timestamptz",
+            )
+        return Aggregate(name, call.function, call.argument)
+
+    def _refuse_collisions(self, node: Node, keys: Keys) -> None:
+        """Refuse two members with one name: a document would silently lose one."""
+        shown = [*node.columns]
+        if node.join is None:
+            shown += [name for name in node.table.key if name not in shown]
+        for child in node.children:
+            place = (*keys, "include", child.field)
+            members = [((*place, "aggregates", part.name), part.name) for part in child.aggregates]
+            if child.shows:
+                members.insert(0, (place, child.field))
+            for member_keys, member in members:
+                if member in shown:
+                    raise self.pipeline.mistake(
+                        member_keys,
+                        f"{node.field} has another member {member}",
+                        "give it another name, or leave the column out: columns: [...]",
+                    )
+                shown.append(member)
+
+    def _check_flatten(self, node: Node, keys: Keys) -> None:
+        if node.flatten is None or node.flatten in node.columns:
+            return
+        members = [
+            name
+            for child in node.children
+            for name in [child.field, *(part.name for part in child.aggregates)]
+        ]
+        if node.flatten not in members:
+            names = [*(column.name for column in node.table.columns), *members]
+            raise self.pipeline.mistake(
+                (*keys, "flatten"),
+                f"{node.field} has no member {node.flatten}",
+                f"one of: {', '.join(names)}",
+            )
+
+
+def _type_name(table: Table, term: Term) -> str:
+    """Name the type of an expression for a person."""
+    return table.column(str(term.detail)).type if term.operator == "column" else term.group
+
+
+def _comparison(table: Table, term: Term) -> str | None:
+    """Return the group that a join compares an expression in; None where it can't."""
+    if term.operator == "column":
+        return comparison(table.column(str(term.detail)).type)
+    return term.group if term.group in JOINED else None

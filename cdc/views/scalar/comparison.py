@@ -1,0 +1,56 @@
+"""Which values of which types documents compare, order and add up exactly as Postgres does."""
+
+import re
+
+from cdc.model.pg_types import base_type
+
+INTEGERS = ("smallint", "integer", "bigint")
+TEXTS = ("text", "character varying", "name")
+SAME = (
+    "uuid",
+    "boolean",
+    "oid",
+    "date",
+    "timestamp without time zone",
+    "timestamp with time zone",
+    "time without time zone",
+)
+"""Types with one text a value, the same in every column."""
+ORDERED = (*INTEGERS, *TEXTS, *SAME, "numeric")
+
+
+def comparison(type_: str) -> str | None:
+    """Name the group of types whose equal values have equal texts in documents.
+
+    Values of two groups don't compare. None where equal values may have different texts: floats,
+    numerics without a scale, citext, and whatever isn't listed.
+    """
+    bare = base_type(type_)
+    if type_.endswith("[]"):
+        return None
+    if bare in INTEGERS or bare in TEXTS:
+        return "integers" if bare in INTEGERS else "texts"
+    if scale := re.fullmatch(r"numeric\(\d+,(-?\d+)\)", type_):
+        return f"numeric of scale {scale[1]}"
+    if bare in SAME:
+        return bare
+    is_enum = "." in bare
+    return type_ if type_.startswith("character(") or is_enum else None
+
+
+def is_ordered(type_: str) -> bool:
+    """Whether values are ordered in documents as Postgres orders them, texts by COLLATE "C"."""
+    return not type_.endswith("[]") and base_type(type_) in ORDERED
+
+
+def is_summed(type_: str) -> bool:
+    """Whether sums are exact."""
+    return not type_.endswith("[]") and base_type(type_) in (*INTEGERS, "numeric")
+
+
+def has_extremes(type_: str) -> bool:
+    """Whether `min` and `max` are exact, and can be sent: an aggregate has the form of documents, in
+    which the connector writes no date, no time and no time stamp without a zone.
+    """
+    bare = base_type(type_)
+    return is_ordered(type_) and bare in (*INTEGERS, *TEXTS, "numeric", "timestamp with time zone")

@@ -1,0 +1,278 @@
+"""Every operator twice: as a Python function, and as Postgres' SQL. That both give the same for
+every value is the promise of this module, and `tests/integration/test_expressions.py` its proof.
+
+Values have the document form (docs/use/types.md), NULL is None. Integers are exact: where Postgres'
+own would overflow, the SQL computes with numerics. Texts are ordered by COLLATE "C", times are in
+UTC. Nothing here raises for a value of its type.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from operator import eq, ge, gt, itemgetter, le, lt, ne
+from typing import Any
+
+from cdc.views.scalar import terms
+from cdc.views.scalar.ordering import code_points, number_key, time_key
+from cdc.views.scalar.terms import Term
+
+Row = Mapping[str, Any]
+Evaluate = Callable[[Row], Any]
+ColumnSql = Callable[[str], str]
+LOWER = str.maketrans({chr(code): chr(code + 32) for code in range(ord("A"), ord("Z") + 1)})
+UPPER = str.maketrans({chr(code + 32): chr(code) for code in range(ord("A"), ord("Z") + 1)})
+UNITS = {"year": 0, "quarter": 1, "month": 1, "day": 2, "hour": 3, "minute": 4, "second": 5}
+"""What `date_trunc` takes: how many of the parts after the year a unit leaves."""
+STARTS = ("01", "01", "00", "00", "00")
+"""What it puts into the others, from the month on."""
+DATED = re.compile(r"([+-]?\d+)-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)\.\d{6})?Z?", re.ASCII)
+FIRST_MONTHS = {"year": (-4712, 1), "quarter": (-4712, 1), "month": (-4713, 12)}
+"""The first year and month whose beginning is a time stamp, by unit: the first is 4714-11-24 BC."""
+FIRST_MONTH = (-4713, 11)
+LAST_YEAR = 294276
+COLLATION = ' COLLATE "C"'
+SQL_TYPES = {
+    terms.TEXTS: "text",
+    terms.NUMERIC: "numeric",
+    terms.CHARACTER: "bpchar",
+    terms.UUID: "uuid",
+    terms.DATE: "date",
+    terms.TIMESTAMP: "timestamp",
+    terms.TIMESTAMPTZ: "timestamptz",
+}
+"""What a constant is cast to."""
+
+
+@dataclass(frozen=True)
+class Strict:
+    """An operator whose value is NULL where one of its arguments is.
+
+    compute  of the values of the arguments
+    sql      with {} for each argument
+    """
+
+    compute: Callable[..., Any]
+    sql: str
+
+
+def evaluator(term: Term) -> Evaluate:
+    """Return the function from a row to the value of a term."""
+    if term.operator == "column":
+        return itemgetter(term.detail)
+    if term.operator == "constant":
+        return lambda _: term.detail
+    arguments = [evaluator(part) for part in term.arguments]
+    if term.operator in LENIENT:
+        return partial(LENIENT[term.operator], arguments)
+    return partial(_compute, strict(term).compute, arguments)
+
+
+def sql_text(term: Term, column: ColumnSql) -> str:
+    """Write a term as Postgres' SQL, in which `column` writes the columns of its row."""
+    if term.operator == "column":
+        name = column(str(term.detail))
+        # Labels of an enum that a text isn't one of are no error, only unequal.
+        return f"{name}::text" if term.group == terms.ENUM else name
+    if term.operator == "constant":
+        return _constant_sql(term)
+    arguments = [sql_text(part, column) for part in term.arguments]
+    if term.operator in INFIXES:
+        return f"({INFIXES[term.operator].join(arguments)})"
+    if term.operator in LENIENT:
+        return LENIENT_SQL[term.operator].format(*arguments, all=", ".join(arguments))
+    return strict(term).sql.format(*arguments)
+
+
+def quoted(text: str) -> str:
+    """Write a text as a literal, whatever `standard_conforming_strings` says."""
+    escaped = text.replace("'", "''")
+    return "E'" + escaped.replace("\\", "\\\\") + "'" if "\\" in text else f"'{escaped}'"
+
+
+def quoted_name(name: str) -> str:
+    """Write a column's name as an identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _constant_sql(term: Term) -> str:
+    if term.group in (terms.BOOLEAN, terms.INTEGERS):
+        return f"({str(term.detail).lower()})"
+    return f"{quoted(str(term.detail))}::{SQL_TYPES[term.group]}"
+
+
+def _compute(compute: Callable[..., Any], arguments: Sequence[Evaluate], row: Row) -> Any:
+    values = []
+    for argument in arguments:
+        value = argument(row)
+        if value is None:
+            return None
+        values.append(value)
+    return compute(*values)
+
+
+@cache
+def strict(term: Term) -> Strict:
+    """Return the operator of a term that is neither column nor constant nor lenient."""
+    operator = term.operator
+    if operator in COMPARISONS:
+        return _comparison(operator, term.arguments[0].group)
+    if operator == "date_trunc":
+        return _truncation(str(term.detail), term.arguments[0].group)
+    if operator == "like":
+        pattern = like_pattern(str(term.detail))
+        sql = f"({{}} LIKE {_braced(quoted(str(term.detail)))}{COLLATION})"
+        return Strict(lambda text: pattern.fullmatch(text) is not None, sql)
+    if operator == "text":
+        return _text(term.arguments[0].group)
+    if operator == "date":
+        zone = " AT TIME ZONE 'UTC'" if term.arguments[0].group == terms.TIMESTAMPTZ else ""
+        return Strict(lambda text: text.partition("T")[0], f"({{}}{zone})::date")
+    return OPERATORS[operator]
+
+
+def _braced(text: str) -> str:
+    """Write a text so that `str.format` gives it back."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": eq,
+    "<>": ne,
+    "<": lt,
+    "<=": le,
+    ">": gt,
+    ">=": ge,
+}
+
+
+def comparison_key(group: str) -> Callable[[Any], Any]:
+    """Return the conversion to what Python compares and orders as Postgres does."""
+    if group in (terms.INTEGERS, terms.BOOLEAN, terms.UUID):
+        return lambda value: value
+    if group == terms.NUMERIC:
+        return number_key
+    if group == terms.CHARACTER:
+        return lambda text: code_points(text.rstrip(" "))
+    return code_points if group in (terms.TEXTS, terms.ENUM) else time_key
+
+
+def _comparison(operator: str, group: str) -> Strict:
+    compare, key = COMPARISONS[operator], comparison_key(group)
+    collation = COLLATION if group in (terms.TEXTS, terms.CHARACTER, terms.ENUM) else ""
+    sql = f"({{}} {operator} {{}}{collation})"
+    return Strict(lambda left, right: compare(key(left), key(right)), sql)
+
+
+def _text(group: str) -> Strict:
+    if group == terms.CHARACTER:
+        return Strict(lambda text: text.rstrip(" "), "({})::text")
+    if group == terms.BOOLEAN:
+        return Strict(lambda value: "true" if value else "false", "({})::text")
+    return Strict(str, "({})::text")
+
+
+def _truncation(unit: str, group: str) -> Strict:
+    """Cut a time. A date becomes a time stamp with a zone, as Postgres reads it in UTC; where it is
+    beyond these, or the result would be, it is NULL instead of Postgres' error.
+    """
+    local = {
+        terms.TIMESTAMP: "{0}",
+        terms.TIMESTAMPTZ: "({0} AT TIME ZONE 'UTC')",
+        terms.DATE: (
+            f"CASE WHEN {{0}} <= '{LAST_YEAR}-12-31'::date OR NOT isfinite({{0}}) THEN {{0}}::timestamp END"
+        ),
+    }[group]
+    zone = "" if group == terms.TIMESTAMP else " AT TIME ZONE 'UTC'"
+    year, month = FIRST_MONTHS.get(unit, FIRST_MONTH)
+    first = f"{1 - year}-{month:02d}-{'01' if unit in FIRST_MONTHS else '24'} BC"
+    sql = (
+        f"(SELECT CASE WHEN t >= '{first}'::timestamp OR NOT isfinite(t)"
+        f" THEN date_trunc('{unit}', t){zone} END FROM (SELECT {local} AS t) AS local)"
+    )
+    return Strict(partial(truncate, unit, "" if group == terms.TIMESTAMP else "Z"), sql)
+
+
+def truncate(unit: str, suffix: str, text: str) -> str | None:
+    """Cut a date or a time stamp, as documents hold it, to the beginning of a unit."""
+    match = DATED.fullmatch(text)
+    if match is None:
+        return text
+    year, *parts = match.groups(default="00")
+    if int(year) > LAST_YEAR or (int(year), int(parts[0])) < FIRST_MONTHS.get(unit, FIRST_MONTH):
+        return None
+    if unit == "quarter":
+        parts[0] = f"{(int(parts[0]) - 1) // 3 * 3 + 1:02d}"
+    month, day, hour, minute, second = [*parts[: UNITS[unit]], *STARTS[UNITS[unit] :]]
+    return f"{year}-{month}-{day}T{hour}:{minute}:{second}.000000{suffix}"
+
+
+def like_pattern(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern of LIKE. Raises ValueError if it ends with its escape character."""
+    parts, characters = [], iter(pattern)
+    for character in characters:
+        if character == "\\":
+            literal = next(characters, None)
+            if literal is None:
+                raise ValueError("a pattern ends with its escape character")
+            parts.append(re.escape(literal))
+        else:
+            parts.append({"%": ".*", "_": "."}.get(character, re.escape(character)))
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def _both(arguments: Sequence[Evaluate], row: Row) -> bool | None:
+    values = [argument(row) for argument in arguments]
+    return False if False in values else None if None in values else True
+
+
+def _either(arguments: Sequence[Evaluate], row: Row) -> bool | None:
+    values = [argument(row) for argument in arguments]
+    return True if True in values else None if None in values else False
+
+
+def _is_null(arguments: Sequence[Evaluate], row: Row) -> bool:
+    return arguments[0](row) is None
+
+
+def _is_true(arguments: Sequence[Evaluate], row: Row) -> bool:
+    return arguments[0](row) is True
+
+
+def _is_false(arguments: Sequence[Evaluate], row: Row) -> bool:
+    return arguments[0](row) is False
+
+
+def _first_value(arguments: Sequence[Evaluate], row: Row) -> Any:
+    values = (argument(row) for argument in arguments)
+    return next((value for value in values if value is not None), None)
+
+
+LENIENT: dict[str, Callable[[Sequence[Evaluate], Row], Any]] = {
+    "and": _both,
+    "or": _either,
+    "is null": _is_null,
+    "is true": _is_true,
+    "is false": _is_false,
+    "coalesce": _first_value,
+}
+"""Operators that have a value although an argument is NULL."""
+INFIXES = {"and": " AND ", "or": " OR "}
+LENIENT_SQL = {
+    "is null": "({} IS NOT DISTINCT FROM NULL)",
+    "is true": "({} IS TRUE)",
+    "is false": "({} IS FALSE)",
+    "coalesce": "COALESCE({all})",
+}
+OPERATORS = {
+    "not": Strict(lambda value: not value, "(NOT {})"),
+    "+": Strict(lambda left, right: left + right, "({}::numeric + {}::numeric)"),
+    "-": Strict(lambda left, right: left - right, "({}::numeric - {}::numeric)"),
+    "*": Strict(lambda left, right: left * right, "({}::numeric * {}::numeric)"),
+    "negative": Strict(lambda value: -value, "(- {}::numeric)"),
+    "||": Strict(lambda left, right: left + right, "({} || {})"),
+    "lower": Strict(lambda text: text.translate(LOWER), 'lower({} COLLATE "C")'),
+    "upper": Strict(lambda text: text.translate(UPPER), 'upper({} COLLATE "C")'),
+    "length": Strict(len, "length({})"),
+}
+"""The others that are NULL where an argument is."""

@@ -1,0 +1,399 @@
+"""Parse SQL into terms. Only what is listed here passes: anything else is refused by its name.
+
+Refused is also what Postgres takes in a way that depends on settings (the collation of LOWER, the
+time zone of a literal) or that can fail for a row (division, casts of texts).
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import reduce
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from cdc.config.mistakes import InvalidSetting
+from cdc.views.scalar import terms
+from cdc.views.scalar.operators import UNITS, like_pattern
+from cdc.views.scalar.terms import Term
+
+ACCEPTED = (
+    "accepted: columns, numbers, texts, = <> < <= > >=, AND, OR, NOT, IS [NOT] NULL, IN, BETWEEN, LIKE,"
+    " + - * of integers, ||, COALESCE, LENGTH, date_trunc, casts to text and date,"
+    ' LOWER and UPPER of a text COLLATE "C"'
+)
+UNKNOWN = "unknown"
+"""The group of a text in quotes until what it is compared with gives it one."""
+COMPARISONS: Mapping[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+ARITHMETIC: Mapping[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
+CASES: Mapping[type[exp.Expr], str] = {exp.Lower: "lower", exp.Upper: "upper"}
+LOOSE = (*COMPARISONS, exp.And, exp.Or, exp.Not, exp.Is, exp.In, exp.Between, exp.Like)
+"""What is an operand of something else only in parentheses: Postgres has rules of its own there."""
+TIGHT = (*COMPARISONS, *ARITHMETIC, exp.DPipe, exp.Is, exp.In, exp.Between, exp.Like, exp.Neg)
+CASTS = {
+    "TEXT": terms.TEXTS,
+    "VARCHAR": terms.TEXTS,
+    "DATE": terms.DATE,
+    "TIMESTAMP": terms.TIMESTAMP,
+    "TIMESTAMPTZ": terms.TIMESTAMPTZ,
+    "UUID": terms.UUID,
+}
+TEXTUAL = (
+    *(terms.TEXTS, terms.CHARACTER, terms.ENUM, terms.INTEGERS, terms.NUMERIC),
+    *(terms.UUID, terms.BOOLEAN),
+)
+"""Groups with one text, whatever the session's settings."""
+UNORDERED = (terms.ENUM,)
+COMPARED = (
+    *(terms.BOOLEAN, terms.INTEGERS, terms.NUMERIC, terms.TEXTS, terms.CHARACTER, terms.ENUM),
+    *(terms.UUID, terms.DATE, terms.TIMESTAMP, terms.TIMESTAMPTZ),
+)
+NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
+UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|\+00(?::?00)?)?",
+    re.ASCII,
+)
+ColumnTypes = Mapping[str, str]
+"""Of a table: Postgres types by the names of columns."""
+
+
+def parse(text: str, columns: ColumnTypes) -> Term:
+    """Parse an expression over the columns of a table. Raises InvalidSetting."""
+    try:
+        tree = sqlglot.maybe_parse(text, into=exp.Condition, dialect="postgres")
+        return _settled(_Parser(columns).term(tree), terms.TEXTS)
+    except SqlglotError:
+        raise InvalidSetting("is no SQL expression", ACCEPTED) from None
+    except RecursionError:
+        raise InvalidSetting("is nested too deeply", "take it apart") from None
+
+
+class UnknownColumn(InvalidSetting):
+    """An expression names a column that the table doesn't have."""
+
+    def __init__(self, name: str, columns: ColumnTypes) -> None:
+        super().__init__(f"the table has no column {name}", f"its columns: {', '.join(columns)}")
+        self.name = name
+
+
+class _Parser:
+    def __init__(self, columns: ColumnTypes) -> None:
+        self._columns = columns
+        self._rules: Mapping[type[exp.Expr], Callable[[Any], Term]] = {
+            exp.Column: self._column,
+            exp.Paren: self._inside,
+            exp.Literal: self._literal,
+            exp.Boolean: self._truth,
+            exp.Not: self._not,
+            exp.And: self._connection,
+            exp.Or: self._connection,
+            exp.Is: self._is,
+            exp.In: self._in,
+            exp.Between: self._between,
+            exp.Like: self._like,
+            exp.Neg: self._negative,
+            exp.DPipe: self._concatenation,
+            exp.Coalesce: self._coalesce,
+            exp.Lower: self._case,
+            exp.Upper: self._case,
+            exp.Length: self._length,
+            exp.Cast: self._cast,
+            exp.TimestampTrunc: self._truncation,
+            **dict.fromkeys(COMPARISONS, self._comparison),
+            **dict.fromkeys(ARITHMETIC, self._arithmetic),
+        }
+
+    def term(self, node: exp.Expr) -> Term:
+        """Parse a node of sqlglot's tree."""
+        rule = self._rules.get(type(node))
+        if rule is None:
+            raise InvalidSetting(f"{_name(node)} isn't supported in expressions", ACCEPTED)
+        if isinstance(node, TIGHT) and any(isinstance(part, LOOSE) for part in _operands(node)):
+            raise InvalidSetting(
+                "a condition is part of another expression", "put it in parentheses: (a = b) = c"
+            )
+        return rule(node)
+
+    def _column(self, node: exp.Column) -> Term:
+        _require_only(node, "this")
+        identifier = node.this
+        if not isinstance(identifier, exp.Identifier):
+            raise InvalidSetting(f"{_name(identifier)} isn't supported in expressions", ACCEPTED)
+        name = identifier.this if identifier.args.get("quoted") else identifier.this.lower()
+        if name not in self._columns:
+            raise UnknownColumn(name, self._columns)
+        return Term("column", terms.group(self._columns[name]), (), name)
+
+    def _inside(self, node: exp.Paren) -> Term:
+        _require_only(node, "this")
+        return self.term(node.this)
+
+    def _literal(self, node: exp.Literal) -> Term:
+        return Term("constant", UNKNOWN, (), node.this) if node.is_string else _number(node.this)
+
+    def _truth(self, node: exp.Boolean) -> Term:
+        return Term("constant", terms.BOOLEAN, (), bool(node.this))
+
+    def _not(self, node: exp.Not) -> Term:
+        return Term("not", terms.BOOLEAN, (self._boolean(node.this),))
+
+    def _boolean(self, node: exp.Expr) -> Term:
+        term = self.term(node)
+        if term.group != terms.BOOLEAN:
+            raise InvalidSetting("AND, OR and NOT take conditions", "for example: a = 1 AND b")
+        return term
+
+    def _connection(self, node: exp.And | exp.Or) -> Term:
+        operator = "and" if isinstance(node, exp.And) else "or"
+        return Term(
+            operator, terms.BOOLEAN, tuple(map(self._boolean, (node.this, node.expression)))
+        )
+
+    def _is(self, node: exp.Is) -> Term:
+        _require_only(node, "this", "expression", "negate")
+        argument, tested = self.term(node.this), node.expression
+        if isinstance(tested, exp.Null):
+            if argument.group == terms.JSON:
+                raise InvalidSetting(
+                    "NULL and JSON's null look alike in a document", "test another column"
+                )
+            operator = "is null"
+        elif isinstance(tested, exp.Boolean) and argument.group == terms.BOOLEAN:
+            operator = "is true" if tested.this else "is false"
+        else:
+            raise InvalidSetting("IS takes NULL, TRUE and FALSE", "for example: a IS NOT NULL")
+        term = Term(operator, terms.BOOLEAN, (_settled(argument, terms.TEXTS),))
+        return Term("not", terms.BOOLEAN, (term,)) if node.args.get("negate") else term
+
+    def _in(self, node: exp.In) -> Term:
+        _require_only(node, "this", "expressions")
+        if not node.expressions:
+            raise InvalidSetting("IN takes values", "for example: status IN ('open', 'late')")
+        left = self.term(node.this)
+        tests = [_compared("=", left, self.term(value)) for value in node.expressions]
+        return reduce(lambda first, second: Term("or", terms.BOOLEAN, (first, second)), tests)
+
+    def _between(self, node: exp.Between) -> Term:
+        _require_only(node, "this", "low", "high")
+        value = self.term(node.this)
+        low = _compared(">=", value, self.term(node.args["low"]))
+        high = _compared("<=", value, self.term(node.args["high"]))
+        return Term("and", terms.BOOLEAN, (low, high))
+
+    def _comparison(self, node: exp.Expr) -> Term:
+        operator = COMPARISONS[type(node)]
+        return _compared(operator, self.term(node.this), self.term(node.expression))
+
+    def _like(self, node: exp.Like) -> Term:
+        _require_only(node, "this", "expression", "negate")
+        text, pattern = _settled(self.term(node.this), terms.TEXTS), node.expression
+        if text.group != terms.TEXTS:
+            raise InvalidSetting("LIKE takes a text", "for example: name LIKE 'A%'")
+        if not isinstance(pattern, exp.Literal) or not pattern.is_string:
+            raise InvalidSetting("LIKE takes a pattern in quotes", "for example: name LIKE 'A%'")
+        try:
+            like_pattern(pattern.this)
+        except ValueError as error:
+            raise InvalidSetting(str(error), "write it twice") from None
+        term = Term("like", terms.BOOLEAN, (text,), pattern.this)
+        return Term("not", terms.BOOLEAN, (term,)) if node.args.get("negate") else term
+
+    def _arithmetic(self, node: exp.Expr) -> Term:
+        operator = ARITHMETIC[type(node)]
+        arguments = self.term(node.this), self.term(node.expression)
+        if any(part.group != terms.INTEGERS for part in arguments):
+            raise InvalidSetting(f"{operator} takes integers only", "for example: a + 1")
+        return Term(operator, terms.INTEGERS, arguments)
+
+    def _negative(self, node: exp.Neg) -> Term:
+        if isinstance(node.this, exp.Literal) and not node.this.is_string:
+            return _number(node.this.this, "-")
+        argument = self.term(node.this)
+        if argument.group != terms.INTEGERS:
+            raise InvalidSetting("- takes integers only", "for example: -a")
+        return Term("negative", terms.INTEGERS, (argument,))
+
+    def _concatenation(self, node: exp.DPipe) -> Term:
+        arguments = self.term(node.this), self.term(node.expression)
+        groups = {part.group for part in arguments}
+        if not groups <= {terms.TEXTS, UNKNOWN, terms.INTEGERS} or groups == {terms.INTEGERS}:
+            raise InvalidSetting("|| takes texts and integers", "for example: carrier || flight")
+        texts = tuple(
+            Term("text", terms.TEXTS, (part,))
+            if part.group == terms.INTEGERS
+            else _settled(part, terms.TEXTS)
+            for part in arguments
+        )
+        return Term("||", terms.TEXTS, texts)
+
+    def _coalesce(self, node: exp.Coalesce) -> Term:
+        _require_only(node, "this", "expressions")
+        arguments = [self.term(part) for part in (node.this, *node.expressions)]
+        group = _common_group([part.group for part in arguments])
+        return Term("coalesce", group, tuple(_settled(part, group) for part in arguments))
+
+    def _case(self, node: exp.Lower | exp.Upper) -> Term:
+        name, collated = CASES[type(node)], node.this
+        _require_only(node, "this")
+        collation = collated.expression if isinstance(collated, exp.Collate) else None
+        if not isinstance(collation, exp.Identifier) or collation.this != "C":
+            raise InvalidSetting(
+                f"the result of {name} depends on the collation",
+                f'write {name}(column COLLATE "C"), which changes the letters A to Z only',
+            )
+        text = _settled(self.term(collated.this), terms.TEXTS)
+        if text.group != terms.TEXTS:
+            raise InvalidSetting(f"{name} takes a text", f'for example: {name}(name COLLATE "C")')
+        return Term(name, terms.TEXTS, (text,))
+
+    def _length(self, node: exp.Length) -> Term:
+        _require_only(node, "this")
+        text = _settled(self.term(node.this), terms.TEXTS)
+        if text.group != terms.TEXTS:
+            raise InvalidSetting("length takes a text", "for example: length(name) > 3")
+        return Term("length", terms.INTEGERS, (text,))
+
+    def _cast(self, node: exp.Cast) -> Term:
+        _require_only(node, "this", "to")
+        target = node.args["to"]
+        group = CASTS.get(target.this.name) if not target.expressions else None
+        argument = self.term(node.this)
+        if group is not None and argument.operator == "constant" and argument.group == UNKNOWN:
+            return _settled(argument, group)
+        if group == terms.TEXTS and argument.group in TEXTUAL:
+            return Term("text", terms.TEXTS, (argument,))
+        if group == terms.DATE and argument.group in (terms.TIMESTAMP, terms.TIMESTAMPTZ):
+            return Term("date", terms.DATE, (argument,))
+        raise InvalidSetting(
+            "this cast isn't supported",
+            "accepted: integers, numerics, booleans, uuid and enums to text, time stamps to date",
+        )
+
+    def _truncation(self, node: exp.TimestampTrunc) -> Term:
+        _require_only(node, "this", "unit")
+        unit = node.args["unit"].name.lower()
+        if unit not in UNITS:
+            raise InvalidSetting("date_trunc doesn't take this unit", f"one of: {', '.join(UNITS)}")
+        argument = self.term(node.this)
+        if argument.group not in (terms.DATE, terms.TIMESTAMP, terms.TIMESTAMPTZ):
+            raise InvalidSetting(
+                "date_trunc takes a date or a time stamp",
+                "for example: date_trunc('hour', made_at)",
+            )
+        group = terms.TIMESTAMP if argument.group == terms.TIMESTAMP else terms.TIMESTAMPTZ
+        return Term("date_trunc", group, (argument,), unit)
+
+
+def _operands(node: exp.Expr) -> list[exp.Expr]:
+    """Return the direct parts of a node, values of IN included."""
+    parts = [node.args.get(name) for name in ("this", "expression", "low", "high")]
+    return [part for part in (*parts, *node.expressions) if isinstance(part, exp.Expr)]
+
+
+def _require_only(node: exp.Expr, *names: str) -> None:
+    """Raise InvalidSetting if the node has other parts than these."""
+    if any(value for name, value in node.args.items() if name not in names):
+        raise InvalidSetting(f"{_name(node)} isn't supported in this form", ACCEPTED)
+
+
+def _name(node: exp.Expr) -> str:
+    if isinstance(node, exp.Anonymous):
+        return str(node.this).upper()
+    return node.sql_name() if isinstance(node, exp.Func) else node.key.upper()
+
+
+def _number(digits: str, sign: str = "") -> Term:
+    if not NUMBER.fullmatch(digits):
+        raise InvalidSetting("a number has digits and a decimal point", "for example: 10.5")
+    if "." not in digits:
+        return Term("constant", terms.INTEGERS, (), int(sign + digits))
+    sign = sign if digits.strip("0.") else ""
+    return Term("constant", terms.NUMERIC, (), sign + digits)
+
+
+def _common_group(groups: Sequence[str]) -> str:
+    """Return the group that values of these have in common. Raises InvalidSetting."""
+    typed = set(groups) - {UNKNOWN} or {terms.TEXTS}
+    if typed == {terms.INTEGERS, terms.NUMERIC}:
+        return terms.NUMERIC
+    if len(typed) > 1 or not typed <= set(COMPARED):
+        raise InvalidSetting(
+            f"{' and '.join(sorted(typed))} can't be compared", "compare values of one type"
+        )
+    return typed.pop()
+
+
+def _compared(operator: str, left: Term, right: Term) -> Term:
+    group = _common_group([left.group, right.group])
+    if operator not in ("=", "<>") and group in UNORDERED:
+        raise InvalidSetting("the order of an enum isn't in the log", "compare with = or IN")
+    return Term(operator, terms.BOOLEAN, (_settled(left, group), _settled(right, group)))
+
+
+def _settled(term: Term, group: str) -> Term:
+    """Give a text in quotes the group of what it is compared with. Raises InvalidSetting."""
+    if term.group == terms.INTEGERS and group == terms.NUMERIC:
+        return Term(term.operator, group, term.arguments, term.detail)
+    if term.group != UNKNOWN:
+        return term
+    text = str(term.detail)
+    settle = SETTLED.get(group)
+    value = settle(text) if settle else text if group in PLAIN else None
+    if value is None:
+        raise InvalidSetting(
+            f"a text in quotes is no {group} here",
+            "for example: '2013-01-31', '2013-01-31 10:00:00', with a zone '2013-01-31 10:00:00Z'",
+        )
+    return Term("constant", terms.TEXTS if group == terms.ENUM else group, (), value)
+
+
+PLAIN = (terms.TEXTS, terms.CHARACTER, terms.ENUM)
+"""Groups whose constants are what stands between the quotes."""
+
+
+def _date(text: str) -> str | None:
+    match = TIME.fullmatch(text)
+    if match is None or match[2] or match[4]:
+        return None
+    return _existing(f"{match[1]}T00:00:00") and match[1]
+
+
+def _stamp(text: str, *, zone: bool) -> str | None:
+    match = TIME.fullmatch(text)
+    if match is None or (match[5] is not None) != zone:
+        return None
+    clock = f"{match[1]}T{match[2] or '00:00'}:{match[3] or '00'}"
+    fraction = (match[4] or "").ljust(6, "0")
+    return _existing(clock) and f"{clock}.{fraction}{'Z' if zone else ''}"
+
+
+def _existing(text: str) -> str | None:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return text
+
+
+def _uuid(text: str) -> str | None:
+    return text.lower() if UUID_TEXT.fullmatch(text) else None
+
+
+SETTLED: Mapping[str, Callable[[str], str | None]] = {
+    terms.DATE: _date,
+    terms.TIMESTAMP: lambda text: _stamp(text, zone=False),
+    terms.TIMESTAMPTZ: lambda text: _stamp(text, zone=True),
+    terms.UUID: _uuid,
+    terms.NUMERIC: lambda text: text if re.fullmatch(r"-?\d+(\.\d+)?", text, re.ASCII) else None,
+}
+"""The document form of a text in quotes; None where it is none."""

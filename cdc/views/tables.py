@@ -1,0 +1,60 @@
+"""Views as tables: what sinks apply and `cdc verify` compares, as if they were captured."""
+
+from collections.abc import Mapping, Sequence
+
+from cdc.config.settings import Pipeline
+from cdc.config.view_settings import SCHEMA
+from cdc.errors import SettingsError
+from cdc.model.table import Column, Derivation, Table
+from cdc.views.aggregates import result_type
+from cdc.views.plan import View
+from cdc.views.resolve import resolve_views
+from cdc.views.sql import document_query
+
+NESTED = "jsonb"
+"""The type of a member that is made of other tables' rows: its text is JSON in the view's topic."""
+
+
+def view_table(pipeline: Pipeline, view: View) -> Table:
+    """Return the table whose rows are a view's documents."""
+    root = view.root
+    shown = {*root.columns, *root.table.key}
+    columns = [column for column in root.table.columns if column.name in shown]
+    columns += [
+        Column(part.name, result_type(part, child.table), part.function != "count")
+        for child in root.children
+        for part in child.aggregates
+    ]
+    columns += [Column(child.field, NESTED) for child in root.children if child.shows]
+    nodes = {node.table.qualified: node.table.topic for node in root.walk()}
+    return Table(
+        SCHEMA,
+        view.name,
+        tuple(columns),
+        root.table.key,
+        pipeline.view_topic(view.name),
+        # The topic may hold documents of an earlier definition, with members of their own.
+        reshaped=True,
+        derivation=Derivation(document_query(view), tuple(sorted(nodes.items())), view.sinks),
+    )
+
+
+def view_tables(pipeline: Pipeline, captured: Sequence[Table]) -> list[Table]:
+    """Return the tables of all views, for the captured tables as they are now. Raises SettingsError."""
+    return [view_table(pipeline, view) for view in resolve_views(pipeline, captured)]
+
+
+def with_views(
+    pipeline: Pipeline, captured: Sequence[Table], sink: str
+) -> tuple[list[Table], Mapping[str, list[str]]]:
+    """Return the tables of a sink: captured ones and views; and why views have none, by name.
+
+    A view that a change of definitions has broken waits, and the other tables go on.
+    """
+    try:
+        views = view_tables(pipeline, captured)
+    except SettingsError as error:
+        names = [name for name, view in pipeline.views.items() if sink in view.to]
+        problem = [error.message, error.hint]
+        return [*captured], {f"{SCHEMA}.{name}": problem for name in names}
+    return [*captured, *(table for table in views if table.is_in(sink))], {}

@@ -1,0 +1,177 @@
+"""The state as the loop sees it: a sink whose views are the tables that documents are made from.
+
+Rows get in as into the cache: one Lua call per part of a chunk, together with the position. The
+state has one generation; what the file's views need of a table is noted beside its position, and a
+table of which something else is needed by now is read again from offset zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cdc.config.view_settings import STATE
+from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.model.position import ViewCheckpoint
+from cdc.model.table import RowFormat, Table
+from cdc.sink.contract import Batch, Outcome
+from cdc.sink.lane_run import run_on_executors
+from cdc.views.plan import StatePlan
+from sinks.redis import capacity
+from sinks.redis.checkpoint import checkpoint_of
+from sinks.redis.database import Database
+from sinks.redis.documents.executor import StateWriter, changing
+from sinks.redis.documents.keys import (
+    documents_key,
+    needs_key,
+    number_key,
+    pending_key,
+    row_prefix,
+)
+from sinks.redis.documents.scripts import FORGET
+from sinks.redis.documents.state import OpenState
+from sinks.redis.positions import Positions
+from sinks.redis.server import COMMANDS, forget
+from sinks.redis.tables import add_name, empty_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STATE_COMMANDS = "set getdel incr hdel hkeys hlen smembers zadd zrem zscore zrange zcard"
+"""Commands that the state uses besides those of the cache."""
+
+
+class DocumentState:
+    """The state as a sink, see `cdc.views.state.StateSink`."""
+
+    row_format: RowFormat = "documents"
+    promotes_all_tables = True
+
+    name = STATE
+
+    def __init__(self, url: str, prefix: str) -> None:
+        """Raises SettingsError: the url names no server and database."""
+        self.url, self.prefix = url, prefix
+        self.plan = StatePlan(())
+        self.needs: Mapping[str, str] = {}
+        self._database = Database(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
+        self._positions = Positions(self._database, None)
+
+    def open_state(self) -> OpenState:
+        """Return what opens the state in any process."""
+        return OpenState(self.url, self.prefix, self.plan)
+
+    def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a row may have any names
+        """Return nothing: a row may have any names."""
+        return []
+
+    def prepare(self, table: Table) -> None:
+        """Create the position, and note what is needed of the table."""
+        capacity.require_no_eviction(self._database, table.qualified)
+        self._positions.create(table)
+        add_name(self._database, table.qualified)
+        needs = self.needs[table.qualified]
+        self._database.ask(
+            lambda server: server.hset(needs_key(self.prefix), table.qualified, needs)
+        )
+
+    def position(self, table: Table) -> ViewCheckpoint | None:
+        """Read the position; None also where the rows lack what is needed of the table now."""
+        return self.positions([table])[table.qualified]
+
+    def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
+        """Read positions in two round trips."""
+        noted = self._database.ask(lambda server: server.hgetall(needs_key(self.prefix)))
+        fields = self._positions.read_all(tables)
+        return {
+            table.qualified: checkpoint_of(stored)
+            if noted.get(table.qualified) == self.needs[table.qualified]
+            else None
+            for table, stored in zip(tables, fields, strict=True)
+        }
+
+    def apply(self, batch: Batch) -> Outcome:
+        """Take over the positions, run the lane, and move partitions that had no rows."""
+        pending = [
+            step
+            for advance in batch.advances
+            if (step := self._positions.take(advance, batch.writer))
+        ]
+        if not pending:
+            return Outcome()
+        rest = {step.advance.table.topic: step for step in pending}
+        outcome = run_on_executors(
+            batch.lane(
+                StateWriter(self.url, self.prefix, rest, self.plan),
+                [step.advance for step in pending],
+            ),
+            batch.records,
+            self.name,
+            self._database.hints,
+        )
+        for step in pending:
+            self._positions.finish(step)
+        return outcome
+
+    def clear(self, table: Table) -> None:
+        """Undo all rows of a table, so that documents which hold them are made again; then forget
+        the position, and that documents were current in it.
+        """
+        name = table.qualified
+        key, script = self._database.position_key(name), self._database.script(FORGET)
+        generation = self._database.ask(lambda server: server.hget(key, "generation")) or ""
+        documents = documents_key(self.prefix)
+        self._database.ask(lambda server: server.hdel(documents, table.topic))
+        head = changing(self.plan, self.prefix, table)
+        begin = row_prefix(self.prefix, name)
+        for page in self._database.row_keys(name):
+            rows = [part for row in page for part in (row.removeprefix(begin), "", "", "")]
+            keys = [key, number_key(self.prefix), pending_key(self.prefix)]
+            if not script(keys, [generation, name, *head, *rows]):
+                raise SinkUnavailable(
+                    f"The rows of {name} have another generation by now.",
+                    hint="nothing to do: it is tried again",
+                    sink=self.name,
+                )
+        empty_table(self._database, name, "", generation)
+
+    def close(self) -> None:
+        """Close this process' connection."""
+        forget(self.url)
+
+    # What there is of readers and generations: none.
+
+    def scan(
+        self,
+        table: Table,  # noqa: ARG002
+        spark: "SparkSession",  # noqa: ARG002
+        ids: Sequence[str] | None = None,  # noqa: ARG002
+    ) -> "DataFrame":
+        """Refuse: nobody reads the state but the engine."""
+        raise self._refusal
+
+    def for_generation(self, names: Mapping[str, str]) -> "DocumentState":  # noqa: ARG002
+        """Refuse: there is one generation."""
+        raise self._refusal
+
+    def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002
+        """Refuse: there is one generation."""
+        raise self._refusal
+
+    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:  # noqa: ARG002
+        """Refuse: there is one generation."""
+        raise self._refusal
+
+    def generations(self, table: Table) -> list[str]:
+        """Return the one generation."""
+        checkpoint = self.position(table)
+        return [checkpoint.generation] if checkpoint else []
+
+    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Do nothing: there is one generation."""
+
+    @property
+    def _refusal(self) -> SinkRejected:
+        return SinkRejected(
+            "The state of documents isn't a view: nobody reads it, and it has one generation.",
+            hint="name a sink of the pipeline file",
+            sink=self.name,
+        )

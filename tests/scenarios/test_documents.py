@@ -1,0 +1,232 @@
+"""Documents of several tables in three views: equal to Postgres' own query, whatever happens on the
+way.
+"""
+
+import json
+import random
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import redis
+
+from cdc.client import read_your_writes as client
+from cdc.runtime import Context
+from cdc.verify.comparison import Comparison
+from cdc.verify.verification import Options, verify
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+TABLES = ("public.customers", "public.orders", "public.items", "public.products")
+SHOP = """
+CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL, city text);
+CREATE TABLE products (id int PRIMARY KEY, name text NOT NULL, price numeric(10,2));
+CREATE TABLE orders (
+    id int PRIMARY KEY, customer_id int, placed timestamptz NOT NULL, is_open boolean NOT NULL
+);
+CREATE TABLE items (
+    order_id int, line int, product_id int, quantity int NOT NULL, PRIMARY KEY (order_id, line)
+);
+"""
+VIEWS = """
+state: {{type: redis, url: "{state}", prefix: {name}}}
+views:
+  order_docs:
+    root: public.orders
+    include:
+      customer: {{table: public.customers, on: {{customer_id: id}}}}
+      items:
+        table: public.items
+        on: {{id: order_id}}
+        many: true
+        order_by: [line]
+        aggregates: {{pieces: sum(quantity), lines: count(*)}}
+        include:
+          product: {{table: public.products, on: {{product_id: id}}}}
+    to: [search, cache, warehouse]
+  customer_docs:
+    root: public.customers
+    columns: [name]
+    include:
+      open_orders:
+        table: public.orders
+        on: {{id: customer_id}}
+        where: is_open
+        many: true
+        order_by: [-placed]
+        limit: 3
+        columns: [id, placed]
+    to: [cache]
+"""
+
+
+def shop(world: "World") -> None:
+    """The tables with some rows, their connector, and the file with the views."""
+    world.write_file(*TABLES)
+    state = world.cache[:-1] + "4"
+    with redis.Redis.from_url(state) as server:
+        server.flushdb()
+    world.file.write_text(world.file.read_text() + VIEWS.format(state=state, name=world.name))
+    world.sql(*filter(str.strip, SHOP.split(";")))
+    change(world, random.Random(1), 60)
+    world.cdc("migrate")
+    world.cdc("register")
+
+
+def change(world: "World", chance: random.Random, transactions: int) -> None:
+    """Random transactions over all tables; one that a key refuses is left out."""
+    with psycopg.connect(world.dsn) as connection:
+        for _ in range(transactions):
+            with suppress(psycopg.errors.UniqueViolation), connection.transaction():
+                for _ in range(chance.choice([1, 2, 5])):
+                    connection.execute(*statement(chance))
+
+
+def statement(chance: random.Random) -> tuple[str, list[Any]]:
+    customer, order, product = chance.randrange(8), chance.randrange(20), chance.randrange(6)
+    name = chance.choice(["Ann", "", 'B "quoted" \\', "ü\x1e"])
+    statements: list[tuple[str, list[Any]]] = [
+        (
+            "INSERT INTO customers VALUES (%s, %s, 'x')"
+            " ON CONFLICT (id) DO UPDATE SET name = excluded.name",
+            [customer, name],
+        ),
+        (
+            "INSERT INTO products VALUES (%s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET price = excluded.price",
+            [product, name, chance.randrange(1000)],
+        ),
+        (
+            "INSERT INTO orders VALUES (%s, %s, now(), %s)"
+            " ON CONFLICT (id) DO UPDATE SET customer_id = excluded.customer_id,"
+            " is_open = excluded.is_open",
+            [order, chance.choice([None, customer]), chance.random() < 0.7],
+        ),
+        (
+            "INSERT INTO items VALUES (%s, %s, %s, 2)"
+            " ON CONFLICT (order_id, line) DO UPDATE SET product_id = excluded.product_id,"
+            " quantity = items.quantity + 1",
+            [order, chance.randrange(4), product],
+        ),
+        ("DELETE FROM items WHERE order_id = %s AND line = 1", [order]),
+        ("DELETE FROM orders WHERE id = %s", [order]),
+        ("DELETE FROM customers WHERE id = %s", [customer]),
+        ("UPDATE orders SET id = id + 100 WHERE id = %s", [order]),
+    ]
+    return chance.choice(statements)
+
+
+def compare(world: "World") -> list[Comparison]:
+    """`cdc verify`, in this process, whose Spark is warm; all views must be equal."""
+    context = Context(world.file, world.folder)
+    sinks, tables = context.sinks(None), context.select_views(None)
+    results = verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=60))
+    assert [result.to_dict() for result in results if not result.equal] == []
+    return results
+
+
+def states(world: "World") -> dict[str, str]:
+    return {sink["name"]: sink["state"] for sink in world.json("status")["sinks"]}
+
+
+def test_documents_follow_their_tables_through_kills(world: "World") -> None:
+    shop(world)
+    chance = random.Random(2)
+    for _ in range(2):
+        with world.process() as process:
+            change(world, chance, 100)
+            world.wait_for("cache", 1)
+            change(world, chance, 100)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        change(world, chance, 30)
+    with world.process("--sink", "documents"):
+        wait_until(lambda: states(world)["documents"] == "running", 60, "the documents' stream")
+        assert "running" not in [states(world)[name] for name in world.pipeline.sinks]
+    with world.process():
+        change(world, chance, 50)
+        views = {(result.sink, result.table) for result in compare(world)}
+        assert {
+            ("search", "view.order_docs"),
+            ("cache", "view.order_docs"),
+            ("warehouse", "view.order_docs"),
+            ("cache", "view.customer_docs"),
+        } <= views
+        assert ("search", "view.customer_docs") not in views
+
+
+def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
+    """What works for tables works for documents: rebuild, rollback, tokens, TRUNCATE, status."""
+    shop(world)
+    with world.process():
+        compare(world)
+        with psycopg.connect(world.dsn) as connection:
+            connection.execute("INSERT INTO products VALUES (77, 'new', 1.50)")
+            connection.execute("INSERT INTO orders VALUES (77, NULL, now(), true)")
+            connection.execute("INSERT INTO items VALUES (77, 0, 77, 3)")
+            connection.commit()
+            token = client.token(connection)
+        view = client.view(world.file, "cache", "view.order_docs")
+        client.wait_for(view, token, timeout_s=20)
+        document = cached(world, "order_docs", "77")
+        assert document["pieces"] == 3
+        assert document["items"][0]["product"]["name"] == "new"
+        view.close()
+        # A document that somebody has changed in the cache is found, and sent again.
+        with redis.Redis.from_url(world.cache) as server:
+            server.set(f"{world.name}:view.order_docs:77", json.dumps({**document, "pieces": 4}))
+        assert not world.json("verify", "--timeout", "60", code=8)["equal"]
+        assert world.json("verify", "--timeout", "60", "--repair")["equal"]
+        assert cached(world, "order_docs", "77") == document
+        # The index is made again beside the live one, documents among it, and shown.
+        world.rebuild("search")
+        world.sql("UPDATE products SET name = 'renamed' WHERE id = 77")
+        world.rollback("search")
+        compare(world)
+        world.sql("TRUNCATE items")
+        compare(world)
+        assert cached(world, "order_docs", "77")["items"] == []
+        (listed,) = [v for v in world.json("views", "list")["views"] if v["view"] == "order_docs"]
+        assert (listed["tables"], listed["sinks"]) == (
+            sorted(TABLES),
+            ["search", "cache", "warehouse"],
+        )
+        query = world.cdc("views", "sql", "order_docs").stdout.rstrip().removesuffix(";")
+        with psycopg.connect(world.dsn) as connection:
+            where = "WHERE id = 77"
+            row = connection.execute(f"SELECT pieces FROM ({query}) AS it {where}").fetchone()
+        assert row == (None,)
+        status = world.json("status")
+        hops = {sink["name"]: sink for sink in status["sinks"]}
+        assert hops["documents"]["state"] == "running"
+        assert {view["table"] for view in hops["documents"]["views"]} == set(TABLES)
+        assert "view.order_docs" in {view["table"] for view in hops["search"]["views"]}
+        assert all(view["lag_records"] == 0 for sink in status["sinks"] for view in sink["views"])
+
+
+def cached(world: "World", view: str, row_id: str) -> dict[str, Any]:
+    with redis.Redis.from_url(world.cache, decode_responses=True) as server:
+        text = server.get(f"{world.name}:view.{view}:{row_id}")
+    document: dict[str, Any] = json.loads(str(text))
+    return document
+
+
+def test_a_changed_view_and_a_lost_state_make_documents_again(world: "World") -> None:
+    shop(world)
+    with world.process():
+        compare(world)
+    text = world.file.read_text()
+    world.file.write_text(text.replace("limit: 3", "limit: 1"))
+    change(world, random.Random(3), 30)
+    with world.process():
+        compare(world)
+    change(world, random.Random(4), 30)
+    with redis.Redis.from_url(world.cache[:-1] + "4") as server:
+        server.flushdb()
+    with world.process():
+        compare(world)
