@@ -233,11 +233,12 @@ class Context:
             )
         return [factory.build(pipeline, name) for name in chosen or names]
 
-    def executors(self, chosen: list[str] | None) -> list[str]:
-        """The modules that Spark's workers run for the sinks of these names, or for all."""
-        settings_by_name = self.load().sinks
-        modules = (settings_by_name[name].executor for name in chosen or settings_by_name)
-        return sorted({module for module in modules if module})
+    def executors(self, names: Sequence[str]) -> list[str]:
+        """The modules that Spark's workers run for the sinks of these names, and for the state."""
+        pipeline = self.load()
+        settings = [pipeline.sinks[name] for name in names]
+        settings += [pipeline.state] if pipeline.state else []
+        return sorted({kind.executor for kind in settings if kind.executor})
 
     @cached_property
     def follower(self) -> "SchemaFollower":
