@@ -188,6 +188,15 @@ class Context:
 
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
 
+    def check_views(self, connection: source.Connection) -> None:
+        """Check the views of several tables against the source. Raises SettingsError, SourceError."""
+        if self.pipeline.views:
+            from cdc.views.resolve import resolve_views
+            from cdc.views.source_checks import check_views
+
+            tables = source.describe(connection, self.pipeline)
+            check_views(connection, self.pipeline, resolve_views(self.pipeline, tables))
+
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
         """Select a captured table by its name, schema.table; all tables for None. Raises
         SettingsError.
@@ -289,12 +298,18 @@ class Context:
 
     def document_stream(self, spark: "SparkSession") -> "Stream":
         """Make the stream that keeps the state of documents, and sends them."""
+        from cdc.apply.schema_follower import patience_s
         from cdc.apply.stream import Stream, StreamOptions
         from cdc.views.engine import DocumentEngine
         from cdc.views.resolve import resolve_views
 
         state, pipeline = factory.build_state(self.pipeline), self.pipeline
         engine = DocumentEngine(spark, state, pipeline, partial(resolve_views, pipeline))
+        with (
+            source.connect(pipeline.source.dsn) as connection,
+            source.within(connection, patience_s(pipeline)),
+        ):
+            self.check_views(connection)
 
         def describe(
             history: "Sequence[Definition]", registration: "Registration"

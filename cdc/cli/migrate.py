@@ -97,6 +97,8 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
         if not as_json:
             _print_lines([*(f"applied {name}" for name in now), *error.messages])
         raise
+    # Once the tables have their replica identity.
+    context.check_views(connection)
     if as_json:
         recorded = [migration.name for migration in applied]
         return print_json(

@@ -8,6 +8,7 @@ done by the next task.
 
 The writer of a topic is fenced twice. An executor takes the name in Kafka only while the state
 names its owner: it looks before and after, so an owner that comes later takes the name later, too.
+The same look tells a state that has gone back, with its server: its documents would be older.
 """
 
 import time
@@ -24,7 +25,7 @@ from cdc.sink.lane import Failure
 from cdc.views.assemble import Document, assemble
 from cdc.views.climb import climb
 from cdc.views.plan import StatePlan, View
-from cdc.views.state import State
+from cdc.views.state import State, Turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +58,7 @@ class Emission:
     open_state  opens the state, in the executor's process
     topics      by name of the view
     name        `transactional.id` of the writer
-    owner       the run that the state has to name
+    turn        the one that it has to be, in the state
     """
 
     plan: StatePlan
@@ -65,7 +66,7 @@ class Emission:
     bootstrap: str
     topics: Mapping[str, str]
     name: str
-    owner: str
+    turn: Turn
 
     def run(self, batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         """Run as a task of Spark: any input, one row of `REPORT` out."""
@@ -93,7 +94,7 @@ class Emission:
             Failure: the state can't go on. Fenced, KafkaUnavailable: the topic can't.
         """
         deadline = time.monotonic() + ROUND_S
-        state.require_owner(self.owner)
+        state.require_turn(self.turn)
         for chunk in state.pending():
             state.climbed(chunk, climb(self.plan, state, chunk))
         for view in self.plan.views:
@@ -112,6 +113,9 @@ class Emission:
             for document in documents
         ]
         if records:
+            # Rows are applied between turns only. So a state in which it is still this turn has been
+            # no older while they were read.
+            state.require_turn(self.turn)
             write(records)
         state.sent(view.name, marks)
 
@@ -133,11 +137,11 @@ class Emission:
             _writers.pop(identity).close()
 
     def _writer(self, state: State) -> TransactionalWriter:
-        identity = (self.bootstrap, self.name, self.owner)
+        identity = (self.bootstrap, self.name, self.turn.owner)
         if identity not in _writers:
             writer = TransactionalWriter(self.bootstrap, self.name)
             try:
-                state.require_owner(self.owner)
+                state.require_turn(self.turn)
             except BaseException:
                 writer.close()
                 raise

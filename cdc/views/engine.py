@@ -9,12 +9,14 @@
 A state that has lost its last second, with its server, has lost marks as well: documents that the
 topics have been told stand for rows that the state may never meet again, since a log is folded when
 it is read again. So these are marked dirty (recover), and sent when the state is no older than they
-are (release). The same makes a state that is built anew take documents back that are no more.
+are (release). Each turn asks whether it has gone back. The same makes a state that is built anew
+take documents back that are no more.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -27,13 +29,15 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
-from cdc.model.table import Table
+from cdc.model.table import IndexOptions, Table
+from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
 from cdc.views.emission import REPORT, Emission, Report
-from cdc.views.plan import StatePlan, View
-from cdc.views.state import State, StateSink
+from cdc.views.plan import Node, StatePlan, View
+from cdc.views.rows import narrowed
+from cdc.views.state import State, StateSink, Turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 HINTS = {
     "fenced": "run one `cdc run` per pipeline; start this one again when the other has ended",
     "unavailable": "it is tried again; is the server of `state` up?",
+    "rewound": "nothing to do: its changes are applied again from where it stands",
 }
 """What a person can do about a failure, by its kind."""
 Positions = Mapping[str, Position | None]
@@ -65,7 +70,7 @@ class DocumentEngine:
         resolve: ResolveViews,
     ) -> None:
         self._spark, self._sink, self._pipeline, self._resolve = spark, state, pipeline, resolve
-        self._owner, self._kafka = uuid4().hex, Topics(pipeline.kafka)
+        self._turn, self._kafka = Turn(uuid4().hex, 0), Topics(pipeline.kafka)
         self._recovered = self._released = False
         self._release: Mapping[str, Position] | None = None
         self._noted: Positions | None = None
@@ -103,7 +108,7 @@ class DocumentEngine:
         self._recovered = self._released = False
         self._release = self._noted = None
         with self._failures():
-            self._state.take(self._owner)
+            self._turn = self._state.take(self._turn.owner)
 
     def work(self, positions: Positions) -> bool:
         """Send documents for about a second at most; returns whether there are more.
@@ -119,6 +124,10 @@ class DocumentEngine:
         if not self._is_released(positions):
             return False
         with self._failures():
+            if positions == self._noted and self._state.is_clean():
+                return False
+            self._state.begin_turn(self._turn.next)
+            self._turn = self._turn.next
             done = self._state.is_clean() or self._send()
             if done and positions != self._noted:
                 self._note(positions)
@@ -176,7 +185,7 @@ class DocumentEngine:
             self._pipeline.kafka,
             self._topics,
             f"{self._pipeline.pipeline}.documents",
-            self._owner,
+            self._turn,
         )
         one_task = self._spark.range(1, numPartitions=1)
         return self._run(one_task, emission.run).done
@@ -196,10 +205,17 @@ class DocumentEngine:
         """Note that documents are current, and up to where the topics were told so.
 
         The topics' ends are read first: what is below them was made of the state before this note,
-        so a state that has the note lacks nothing of it.
+        so a state that has the note lacks nothing of it. And only if it has got to these positions:
+        it may have gone back since they were written to it.
         """
+        stored = checkpoints(self._sink, self._sink.plan.tables)
+        for table in self._sink.plan.tables:
+            checkpoint, wanted = stored[table.qualified], positions.get(table.topic)
+            reached = checkpoint.position if checkpoint else None
+            if wanted and not distance(reached, wanted).reached:
+                raise Failure("rewound", f"The state of {table.qualified} lost its last writes.")
         told = self._kafka.ends(list(self._topics.values()))
-        self._state.note_current({**positions, **told})
+        self._state.note_current(self._turn, {**positions, **told})
         self._noted = dict(positions)
 
     @contextmanager
@@ -267,6 +283,14 @@ def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
     parts = [
         repr((table.columns, table.key)),
         repr(plan.slots[table.qualified]),
-        *(repr((view.root, topic_ids[view.name])) for view in views),
+        *(repr((_in_use(view.root), topic_ids[view.name])) for view in views),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _in_use(node: Node) -> Node:
+    """The tree without what documents don't depend on: columns that only the tables have, and
+    settings of their indexes.
+    """
+    table = replace(narrowed(node.table, node.columns_in_use), index=IndexOptions())
+    return replace(node, table=table, children=tuple(map(_in_use, node.children)))

@@ -20,6 +20,22 @@ class Chunk(NamedTuple):
     rows: Mapping[str, Entries]
 
 
+class Turn(NamedTuple):
+    """A round of an engine's work. The state holds the current one, so a state that has gone back,
+    with its server, is told from the one that the engine has worked with.
+
+    number  grows with each turn of any run
+    """
+
+    owner: str
+    number: int
+
+    @property
+    def next(self) -> "Turn":
+        """The turn after this one."""
+        return self._replace(number=self.number + 1)
+
+
 class State(Protocol):
     """Rows by their id and by what joins compare; what is pending and what is dirty.
 
@@ -28,11 +44,18 @@ class State(Protocol):
     `cdc.sink.lane`, and may be repeated.
     """
 
-    def take(self, owner: str) -> None:
-        """Name the run whose tasks may send documents. Called once by an engine, before any task."""
+    def take(self, owner: str) -> Turn:
+        """Name the run whose tasks may send documents; returns its turn, later than any before it.
+        Called by an engine before any task.
+        """
 
-    def require_owner(self, owner: str) -> None:
-        """Raise Failure of the kind `fenced` when another run has been named since."""
+    def begin_turn(self, turn: Turn) -> None:
+        """Go on from the turn before to this one, in one step, or raise as `require_turn` does."""
+
+    def require_turn(self, turn: Turn) -> None:
+        """Raise Failure unless it is this turn: of the kind `fenced` when another run has been named
+        since, `rewound` when the state has gone back to before the turn.
+        """
 
     def pending(self) -> Iterable[Chunk]:
         """Read the chunks that haven't been climbed from, in their order."""
@@ -67,8 +90,10 @@ class State(Protocol):
     def is_clean(self) -> bool:
         """Say whether nothing is pending and nothing dirty."""
 
-    def note_current(self, reached: Mapping[str, Position | None]) -> None:
-        """Store the position up to which all documents have been sent, by topic."""
+    def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
+        """Store the position up to which all documents have been sent, by topic, if it is still
+        this turn; else raise as `require_turn` does.
+        """
 
     def current(self) -> Mapping[str, Position]:
         """Read what `note_current` stored."""

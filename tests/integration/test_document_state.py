@@ -334,9 +334,8 @@ class Library:
         """Send what is dirty, as the task on an executor does."""
         open_state = OpenState(self.url, PREFIX, PLAN)
         topics = {view.name: view.name for view in PLAN.views}
-        emission = Emission(PLAN, open_state, "", topics, "documents", self.writer)
         state = open_state()
-        state.take(self.writer)
+        emission = Emission(PLAN, open_state, "", topics, "documents", state.take(self.writer))
 
         def write(records: Sequence[Outgoing]) -> None:
             self.crash()

@@ -5,9 +5,11 @@ way.
 import json
 import random
 import signal
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import psycopg
 import pytest
 import redis
@@ -27,7 +29,7 @@ SHOP = """
 CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL, city text);
 CREATE TABLE products (id int PRIMARY KEY, name text NOT NULL, price numeric(10,2));
 CREATE TABLE orders (
-    id int PRIMARY KEY, customer_id int, placed timestamptz NOT NULL, is_open boolean NOT NULL
+    id int PRIMARY KEY, customer_id int, placed timestamptz NOT NULL, is_open boolean NOT NULL DEFAULT true
 );
 CREATE TABLE items (
     order_id int, line int, product_id int, quantity int NOT NULL, PRIMARY KEY (order_id, line)
@@ -230,3 +232,54 @@ def test_a_changed_view_and_a_lost_state_make_documents_again(world: "World") ->
         server.flushdb()
     with world.process():
         compare(world)
+
+
+READS = """
+SELECT relname, seq_scan + coalesce(idx_scan, 0) FROM pg_stat_user_tables
+WHERE schemaname = 'public' ORDER BY 1
+"""
+PEOPLE = """
+SELECT application_name, count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+GROUP BY 1
+"""
+
+
+def reads(world: "World") -> dict[str, int]:
+    """How often each table has been read, by whomever."""
+    with psycopg.connect(world.dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        # Other sessions report what they have done within a second.
+        time.sleep(1.5)
+        return dict(connection.execute(READS).fetchall())
+
+
+def test_documents_are_made_without_the_source_and_without_a_sink(world: "World") -> None:
+    shop(world)
+    before = reads(world)
+    with world.process():
+        documents = client.view(world.file, "cache", "view.order_docs")
+        with psycopg.connect(world.dsn) as connection:
+            for number in range(1100, 1140):
+                connection.execute("INSERT INTO customers VALUES (%s, 'x')", [number])
+                connection.execute("INSERT INTO orders VALUES (%s, %s, now())", [number, number])
+                connection.execute("INSERT INTO items VALUES (%s, 0, 1, 2)", [number])
+                connection.commit()
+            token = client.token(connection)
+            client.wait_for(documents, token, timeout_s=90)
+            assert cached(world, "order_docs", "1139")["customer"]["name"] == "x"
+            # The first load, changes of all tables, and the wait: nobody has read a table.
+            assert reads(world) == before
+            # While documents are kept there are the connector and what looks for other tables.
+            held: dict[str, int] = dict(connection.execute(PEOPLE).fetchall())
+            assert sum(held.values()) <= 4, held
+        # Making all again from the topics reads no table either.
+        documents.close()
+    with redis.Redis.from_url(world.cache[:-1] + "4") as server:
+        server.flushdb()
+    with world.process("--until-caught-up"):
+        wait_until(lambda: states(world)["documents"] == "caught up", 120, "all documents")
+    assert reads(world) == before
+    address = str(world.pipeline.sinks["search"].model_dump()["url"])
+    stats = httpx.get(f"{address}/{world.name}*/_stats/search,get").json()["_all"]["total"]
+    assert (stats["search"]["query_total"], stats["get"]["total"]) == (0, 0)

@@ -119,3 +119,19 @@ for i = 1, #ARGV, 2 do
 end
 return 1
 """
+
+# KEYS: documents. ARGV: owner. Returns the number of its turn.
+TAKE_TURN = """
+redis.call('HSET', KEYS[1], 'owner', ARGV[1])
+return redis.call('HINCRBY', KEYS[1], 'turn', 1)
+"""
+
+# KEYS: documents. ARGV: owner, turn, then fields to set, while it is that turn. A later turn is of
+# another run; an earlier one of a state that has gone back.
+WHILE_TURN = """
+local held = redis.call('HMGET', KEYS[1], 'owner', 'turn')
+if tonumber(held[2] or 0) < tonumber(ARGV[2]) then return 'rewound' end
+if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return 'fenced' end
+for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 'ok'
+"""

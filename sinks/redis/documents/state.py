@@ -14,7 +14,7 @@ from cdc.model.position import Position
 from cdc.sink.lane import Failure
 from cdc.views.plan import StatePlan
 from cdc.views.rows import StoredRow, decode_entries, decode_row
-from cdc.views.state import Chunk
+from cdc.views.state import Chunk, Turn
 from sinks.redis.documents.keys import (
     dirty_key,
     documents_key,
@@ -24,11 +24,15 @@ from sinks.redis.documents.keys import (
     pending_key,
     row_prefix,
 )
-from sinks.redis.documents.scripts import CLIMBED, MARK, SENT
+from sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
 from sinks.redis.server import failure
 
 PAGE = 2000
 """Keys of one request."""
+REFUSALS = {
+    "fenced": "Another run sends the documents of this pipeline now.",
+    "rewound": "The state of documents has lost its last writes.",
+}
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 _connections: dict[str, redis.Redis] = {}
 Item = TypeVar("Item")
@@ -50,15 +54,22 @@ class RedisState:
     views: tuple[str, ...]
     """Names of the views whose documents are made."""
 
-    def take(self, owner: str) -> None:
-        """Name the run that may send documents."""
-        self._ask(lambda server: server.hset(documents_key(self.prefix), "owner", owner))
+    def take(self, owner: str) -> Turn:
+        """Name the run, and count."""
+        return Turn(owner, self._call(TAKE_TURN, [documents_key(self.prefix)], [owner]))
 
-    def require_owner(self, owner: str) -> None:
-        """Raise Failure when another run has been named since."""
-        named = self._ask(lambda server: server.hget(documents_key(self.prefix), "owner"))
-        if named != owner.encode():
-            raise Failure("fenced", "Another run sends the documents of this pipeline now.")
+    def begin_turn(self, turn: Turn) -> None:
+        """Compare and set."""
+        self._during(turn._replace(number=turn.number - 1), ["turn", turn.number])
+
+    def require_turn(self, turn: Turn) -> None:
+        """Compare."""
+        self._during(turn, [])
+
+    def _during(self, turn: Turn, fields: Sequence[Any]) -> None:
+        answer = self._call(WHILE_TURN, [documents_key(self.prefix)], [*turn, *fields])
+        if answer != b"ok":
+            raise Failure(answer.decode(), REFUSALS[answer.decode()])
 
     def pending(self) -> Iterable[Chunk]:
         """Read the numbers at once, and each chunk when it is its turn."""
@@ -150,28 +161,30 @@ class RedisState:
 
         return not any(self._ask(ask))
 
-    def note_current(self, reached: Mapping[str, Position | None]) -> None:
+    def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
         """Write a field per topic."""
-        fields: dict[Any, Any] = {
-            topic: json.dumps([position.topic_id, position.offsets])
+        fields = [
+            part
             for topic, position in reached.items()
             if position
-        }
-        if fields:
-            self._ask(lambda server: server.hset(documents_key(self.prefix), mapping=fields))
+            for part in (topic, json.dumps([position.topic_id, position.offsets]))
+        ]
+        self._during(turn, fields)
 
     def current(self) -> Mapping[str, Position]:
         """Read a field per topic."""
         fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
         parsed = {
-            topic.decode(): json.loads(text) for topic, text in fields.items() if topic != b"owner"
+            topic.decode(): json.loads(text)
+            for topic, text in fields.items()
+            if topic not in (b"owner", b"turn")
         }
         return {
             topic: Position(topic_id, tuple(offsets))
             for topic, (topic_id, offsets) in parsed.items()
         }
 
-    def _call(self, source: str, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Any:
+    def _call(self, source: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         return self._ask(lambda server: server.register_script(source)(keys=keys, args=arguments))
 
     def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:

@@ -1,0 +1,126 @@
+"""Check views against the source: what the catalog shows can't be kept right is refused, with its
+line in the file.
+
+`resolve` needs the tables alone. This needs a connection, so it is for commands that a person runs,
+and for the start of a run.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import psycopg
+
+from cdc.config.settings import Pipeline
+from cdc.errors import SettingsError
+from cdc.postgres.column_facts import TableFacts, column_facts
+from cdc.postgres.row_identity import Connection
+from cdc.views.expression import Expression
+from cdc.views.plan import Node, View
+from cdc.views.resolve import Keys
+from cdc.views.scalar.operators import quoted_name
+from cdc.views.sql import document_query
+
+
+def check_views(conn: Connection, pipeline: Pipeline, views: Sequence[View]) -> None:
+    """Check all views, and that Postgres plans their queries.
+
+    Raises:
+        SettingsError: the first that can't be kept right.
+    """
+    tables = {node.table.qualified for view in views for node in view.root.walk()}
+    checks = _Checks(pipeline, column_facts(conn, tables))
+    for view in views:
+        checks.check_children(view.root, ("views", view.name))
+    for view in views:
+        _explain(conn, pipeline, view)
+
+
+class _Checks:
+    def __init__(self, pipeline: Pipeline, facts: Mapping[str, TableFacts]) -> None:
+        self._pipeline, self._facts = pipeline, facts
+
+    def check_children(self, node: Node, keys: Keys) -> None:
+        """Check all edges below a node, whose place in the file is `keys`."""
+        for child in node.children:
+            place = (*keys, "include", child.field)
+            self._require_one(child, place)
+            self._require_exact(node, child, place)
+            self.check_children(child, place)
+
+    def _require_one(self, node: Node, keys: Keys) -> None:
+        """Refuse an object that several rows might be."""
+        assert node.join is not None
+        columns = [value.text for value in node.join.child if value.term is None]
+        facts = self._facts.get(node.table.qualified)
+        if node.many or not node.shows or facts is None or facts.is_unique(columns):
+            return
+        joined = ", ".join(value.text for value in node.join.child)
+        table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
+        index = ", ".join(map(quoted_name, columns)) or "..."
+        raise self._pipeline.mistake(
+            (*keys, "on"),
+            f"several rows of {node.table.qualified} may have the same {joined},"
+            " and the document has place for one",
+            f"add many: true, or: CREATE UNIQUE INDEX ON {table} ({index})",
+        )
+
+    def _require_exact(self, parent: Node, child: Node, keys: Keys) -> None:
+        """Refuse joined columns whose values Postgres compares in a way of its own, or that a record
+        may lack.
+        """
+        assert child.join is not None
+        place = (*keys, "on")
+        for left, right in zip(child.join.parent, child.join.child, strict=True):
+            collations = set()
+            for node, value in ((parent, left), (child, right)):
+                self._require_logged(node, value, place)
+                self._require_strict(node, value, place)
+                if value.term is None and (facts := self._facts.get(node.table.qualified)):
+                    collations.add(facts.collations.get(value.text))
+            if len(collations - {None}) > 1:
+                names = " and ".join(sorted(name for name in collations if name))
+                raise self._pipeline.mistake(
+                    place,
+                    f"the columns have different collations, {names}: Postgres doesn't compare them",
+                    "ALTER TABLE ... ALTER COLUMN ... TYPE ... COLLATE ..., the same for both",
+                )
+
+    def _require_strict(self, node: Node, value: Expression, keys: Keys) -> None:
+        facts = self._facts.get(node.table.qualified)
+        loose = [name for name in value.columns if facts and name in facts.loose]
+        if facts and loose:
+            raise self._pipeline.mistake(
+                keys,
+                f"{node.table.qualified}.{loose[0]} has a nondeterministic collation,"
+                f" {facts.collations.get(loose[0])}: texts that differ may be equal",
+                "join by another column",
+            )
+
+    def _require_logged(self, node: Node, value: Expression, keys: Keys) -> None:
+        facts = self._facts.get(node.table.qualified)
+        missing = [name for name in value.columns if facts and name in facts.unlogged]
+        if missing:
+            table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
+            raise self._pipeline.mistake(
+                keys,
+                f"an update may leave {missing[0]} of {node.table.qualified} out of the log,"
+                " so a join could not be made again from it",
+                f"cdc -p FILE migrate, or: ALTER TABLE {table} REPLICA IDENTITY FULL",
+            )
+
+
+def _explain(conn: Connection, pipeline: Pipeline, view: View) -> None:
+    """Let Postgres plan the query of a view, without running it."""
+    try:
+        with conn.transaction(force_rollback=True):
+            conn.execute(f"EXPLAIN {document_query(view)}".encode())
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+        raise _query_error(pipeline, view, error) from None
+
+
+def _query_error(pipeline: Pipeline, view: View, error: psycopg.Error) -> SettingsError:
+    reason = error.diag.message_primary or str(error).splitlines()[0]
+    return pipeline.mistake(
+        ("views", view.name),
+        f"Postgres refuses the query of the view: {reason}",
+        f"cdc -p FILE views sql {view.name} prints it",
+    )

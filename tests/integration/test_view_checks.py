@@ -1,0 +1,147 @@
+"""Views that the source's catalog shows can't be kept right are refused, with their line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.config import settings
+from cdc.errors import SettingsError
+from cdc.postgres import catalog, source
+from cdc.views.resolve import resolve_views
+from cdc.views.source_checks import check_views
+
+TABLES = """
+CREATE SCHEMA lib;
+CREATE COLLATION lib.loose (provider = libc, locale = 'C');
+CREATE TABLE lib.a (
+    id int PRIMARY KEY, b int, code text, loose text COLLATE lib.loose, german text COLLATE "C",
+    short varchar(3), plain text);
+CREATE TABLE lib.b (
+    id int PRIMARY KEY, n int, m int NOT NULL, code text, word text COLLATE lib.loose, unsure int,
+    french text COLLATE "POSIX", short varchar(3) UNIQUE, late int UNIQUE DEFERRABLE);
+CREATE UNIQUE INDEX ON lib.b (n, m);
+CREATE UNIQUE INDEX ON lib.b (unsure) WHERE n > 0;
+CREATE UNIQUE INDEX ON lib.b (lower(code));
+CREATE UNIQUE INDEX ON lib.b (word);
+CREATE UNIQUE INDEX ON lib.b (french);
+CREATE UNIQUE INDEX ON lib.b (code) INCLUDE (n);
+-- As ICU makes one, which not every server has.
+UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'loose';
+"""
+FILE = """\
+pipeline: lib
+kafka: localhost:9092
+connect: http://localhost:8083
+source: {{dsn: "{dsn}", tables: ["lib.*"]}}
+sinks:
+  cache: {{type: redis, url: "redis://localhost/0", prefix: lib}}
+state: {{type: redis, url: "redis://localhost/2", prefix: lib}}
+views:
+  a_docs:
+    root: lib.a
+    include:
+      first: {{table: lib.b, on: {{id: id}}, columns: [id], include: {{
+        second: {{table: lib.b, on: {on}, {options}columns: [m]}}}}}}
+    to: [topic]
+"""
+
+
+@pytest.fixture
+def connection(postgres_dsn: str) -> Iterator[source.Connection]:
+    with source.connect(postgres_dsn) as connection:
+        connection.execute(TABLES)
+        for name in "ab":
+            connection.execute(f"ALTER TABLE lib.{name} REPLICA IDENTITY FULL".encode())
+        yield connection
+
+
+def check(connection: source.Connection, folder: Path, text: str) -> None:
+    (folder / "lib.yaml").write_text(text)
+    pipeline = settings.load(folder / "lib.yaml", {})
+    pipeline = pipeline.with_tables(catalog.find_tables(connection, pipeline).names)
+    tables = source.describe(connection, pipeline)
+    check_views(connection, pipeline, resolve_views(pipeline, tables))
+
+
+@pytest.mark.parametrize(
+    ("on", "options"),
+    [
+        ("{m: id}", ""),
+        ("{n: n, m: m}", ""),
+        ("{code: code}", ""),
+        ("{code: code, n: m}", ""),
+        ("{m: late}", ""),
+        ("{short: short}", ""),
+        ("{m: unsure}", "many: true, "),
+        ("{code || 'x': code}", ""),
+    ],
+)
+def test_what_can_be_kept_is_accepted(
+    connection: source.Connection, tmp_path: Path, on: str, options: str
+) -> None:
+    check(connection, tmp_path, FILE.format(dsn=connection.info.dsn, on=on, options=options))
+
+
+@pytest.mark.parametrize(
+    ("on", "options", "message", "hint"),
+    [
+        ("{m: m}", "", "several rows of lib.b may have the same m", 'INDEX ON "lib"."b" ("m")'),
+        ("{m: n}", "", "several rows of lib.b may have the same n", "add many: true"),
+        ("{m: unsure}", "", "several rows of lib.b", "many: true"),
+        ("{code: code || 'x'}", "", "several rows of lib.b may have the same", "many"),
+        ("{word: code}", "", "lib.b.word has a nondeterministic collation, lib.loose", "another"),
+        ("{word || 'x': code}", "", "lib.b.word has a nondeterministic collation", ""),
+        ("{code: word}", "many: true, ", "lib.b.word has a nondeterministic collation", ""),
+    ],
+)
+def test_what_can_not_be_kept_is_refused_with_its_line(
+    connection: source.Connection, tmp_path: Path, on: str, options: str, message: str, hint: str
+) -> None:
+    text = FILE.format(dsn=connection.info.dsn, on=on, options=options)
+    with pytest.raises(SettingsError) as caught:
+        check(connection, tmp_path, text)
+    assert "lib.yaml:13: views.a_docs.include.first.include.second.on" in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_two_collations_are_refused(connection: source.Connection, tmp_path: Path) -> None:
+    text = FILE.format(dsn=connection.info.dsn, on="{m: id}", options="")
+    with pytest.raises(SettingsError, match='different collations, "C" and "POSIX"'):
+        check(connection, tmp_path, text.replace("on: {id: id}", "on: {german: french}"))
+
+
+def test_a_joined_column_that_the_log_may_lack_is_refused(
+    connection: source.Connection, tmp_path: Path
+) -> None:
+    connection.execute("ALTER TABLE lib.b REPLICA IDENTITY DEFAULT")
+    for on in ("{code: code}", "{code || short: code}"):
+        text = FILE.format(dsn=connection.info.dsn, on=on, options="")
+        with pytest.raises(SettingsError, match=r"leave code of lib\.b out of the log") as caught:
+            check(connection, tmp_path, text)
+        assert 'ALTER TABLE "lib"."b" REPLICA IDENTITY FULL' in caught.value.hint
+    # A text of three characters is always in its row.
+    check(
+        connection,
+        tmp_path,
+        FILE.format(dsn=connection.info.dsn, on="{short: short}", options=""),
+    )
+
+
+def test_a_query_that_postgres_refuses_is_named(
+    connection: source.Connection, tmp_path: Path
+) -> None:
+    connection.execute("CREATE ROLE blind_reader")
+    try:
+        connection.execute("GRANT USAGE ON SCHEMA lib TO blind_reader")
+        connection.execute("GRANT SELECT ON lib.a TO blind_reader")
+        connection.execute("SET ROLE blind_reader")
+        text = FILE.format(dsn=connection.info.dsn, on="{m: id}", options="")
+        with pytest.raises(SettingsError, match=r"lib\.yaml:9: .*permission denied") as caught:
+            check(connection, tmp_path, text)
+        assert "views sql a_docs" in caught.value.hint
+    finally:
+        connection.execute("RESET ROLE")
+        connection.execute("DROP OWNED BY blind_reader")
+        connection.execute("DROP ROLE blind_reader")

@@ -1,0 +1,364 @@
+"""The engine of documents behind a real broker, Spark and a state that is lost, or goes back.
+
+What the state was given stays in the log, and what the topics of documents were told stays in them:
+so documents never go back, and become right again.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from cdc.control.heartbeat import last_heartbeat
+from cdc.errors import Fenced
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position
+from cdc.postgres import source
+from cdc.sink.contract import PositionLost
+from cdc.views.engine import DocumentEngine
+from cdc.views.resolve import resolve_views
+from compose.wheels import redis_server
+from tests.support.cache import free_port
+from tests.support.document_history import Broker, History
+from tests.support.shop import read
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Stack
+
+pytestmark = pytest.mark.timeout(600)
+TABLES = """
+CREATE TABLE lib.authors (id int PRIMARY KEY, version int);
+CREATE TABLE lib.books (id int PRIMARY KEY, author_id int, version int);
+"""
+VIEWS = """
+  author_docs:
+    root: lib.authors
+    include:
+      books: {table: lib.books, on: {id: author_id}, many: true}
+    to: [topic]
+"""
+Positions = Mapping[str, Position | None]
+
+
+class StateServer:
+    """A server of the state that can be killed, and started again with what it had saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port = folder, free_port()
+        self.url = f"redis://127.0.0.1:{self._port}/1"
+        self._start()
+
+    def save(self) -> None:
+        """Save what the server has now."""
+        with redis.Redis.from_url(self.url) as server:
+            server.save()
+        shutil.copy(self._folder / "dump.rdb", self._folder / "saved.rdb")
+
+    def go_back(self) -> None:
+        """Kill the server and start it with what was saved last."""
+        self.kill()
+        shutil.copy(self._folder / "saved.rdb", self._folder / "dump.rdb")
+        self._start()
+
+    def kill(self) -> None:
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _start(self) -> None:
+        words: list[str | Path] = [redis_server(), "--port", str(self._port)]
+        words += ["--bind", "127.0.0.1", "--save", "", "--dir", self._folder]
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+
+        def answers() -> bool:
+            with suppress(redis.RedisError), redis.Redis.from_url(self.url) as server:
+                return bool(server.ping())
+            return False
+
+        wait_until(answers, 20, "the state's server to start")
+
+
+class Engine:
+    """An engine, and the history whose documents it sends."""
+
+    def __init__(self, spark: "SparkSession", history: History) -> None:
+        self.history = history
+        self.engine = DocumentEngine(
+            spark, history.sink, history.pipeline, partial(resolve_views, history.pipeline)
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin as a stream does when it loads its plan."""
+        self.engine.tables(self.history.tables)
+        self.history.prepare()
+        self.engine.begin()
+
+    def work(self, positions: Positions | None = None) -> None:
+        """Work until nothing is left to do."""
+        while self.engine.work(self.history.positions if positions is None else positions):
+            pass
+
+    @property
+    def is_current(self) -> bool:
+        return self.engine.is_current(self.history.positions)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StateServer]:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    state_server = StateServer(folder)
+    yield state_server
+    state_server.kill()
+
+
+@pytest.fixture
+def history(
+    server: StateServer, postgres_dsn: str, tmp_path: Path, stack: "Stack", unique: str
+) -> Iterator[History]:
+    broker = Broker(unique, stack.endpoints.kafka)
+    with source.connect(postgres_dsn) as connection:
+        connection.execute("CREATE SCHEMA lib")
+        connection.execute(TABLES)
+        history = History(connection, server.url, tmp_path, broker)
+        history.declare(VIEWS)
+        beat(history)
+        yield history
+
+
+def beat(history: History) -> None:
+    """A heartbeat of the connector: its snapshot is complete."""
+    row = {"pipeline": history.pipeline.pipeline}
+    value = {"op": "u", "after": row, "source": {"ts_ms": 1}}
+    producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
+    producer.send(history.pipeline.heartbeat_topic, key=b"{}", value=json.dumps(value).encode())
+    producer.flush()
+    producer.close()
+    with Topics(history.pipeline.kafka) as topics:
+        assert last_heartbeat(topics, history.pipeline)
+
+
+def documents(history: History) -> list[tuple[int, dict[str, Any] | None]]:
+    """All documents that were sent, in the order of each id's: id, document."""
+    records = read(history.pipeline.kafka, history.pipeline.view_topic("author_docs"))
+    return [
+        (
+            record.key["id"],
+            record.after and {**record.after, "books": json.loads(record.after["books"])},
+        )
+        for record in records
+    ]
+
+
+def newest(history: History) -> dict[int, Any]:
+    return {row_id: document for row_id, document in documents(history) if document}
+
+
+def expected(history: History) -> dict[int, Any]:
+    (view,) = history.views.values()
+    rows = history.queried(view).values()
+    return {row["id"]: row for row in map(json.loads, rows)}
+
+
+def gone_back(history: History) -> list[str]:
+    """Documents that hold an older version of a row than one before them, in whichever document."""
+    seen: dict[tuple[int, str], int] = {}
+    wrong = []
+    for row_id, document in documents(history):
+        for book in [*document["books"], {"id": "", **document}] if document else []:
+            key = row_id, str(book["id"] if "author_id" in book else "")
+            if book["version"] < seen.get(key, 0):
+                wrong.append(f"document {row_id}: {book} after version {seen[key]}")
+            seen[key] = max(seen.get(key, 0), book["version"])
+    return wrong
+
+
+def fill(history: History) -> None:
+    history.do(
+        "INSERT INTO lib.authors SELECT n, 1 FROM generate_series(1, 3) n",
+        "INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(1, 4) n",
+    )
+
+
+def bump(history: History, author: int) -> None:
+    """Move books to an author; all rows get another version."""
+    history.do(
+        f"UPDATE lib.books SET version = version + 1, author_id = {author}",
+        "UPDATE lib.authors SET version = version + 1",
+    )
+
+
+def lose_a_while(history: History, server: StateServer, engine: Engine) -> None:
+    """Documents of A, then of B; then the state is back at A, and the log goes on to C."""
+    fill(history)
+    history.apply()
+    engine.work()
+    server.save()
+    bump(history, 2)
+    history.apply()
+    engine.work()
+    assert newest(history) == expected(history)
+    server.go_back()
+    bump(history, 3)
+
+
+def test_documents_do_not_go_back_with_the_state(
+    history: History, server: StateServer, spark: "SparkSession"
+) -> None:
+    lose_a_while(history, server, Engine(spark, history))
+    sent = len(documents(history))
+    engine = Engine(spark, history)
+    engine.work()
+    # The state lacks what documents were made of: none is sent, however long that takes.
+    history.apply("authors")
+    engine.work()
+    assert len(documents(history)) == sent
+    assert not engine.is_current
+    history.apply()
+    engine.work()
+    assert gone_back(history) == []
+    assert newest(history) == expected(history)
+    assert engine.is_current
+
+
+def test_without_the_hold_documents_would_go_back(
+    history: History, server: StateServer, spark: "SparkSession"
+) -> None:
+    """The test above is red when the state is taken for complete."""
+    lose_a_while(history, server, Engine(spark, history))
+    with Topics(history.pipeline.kafka) as topics:
+        ends = topics.ends([table.topic for table in history.plan.tables])
+    engine = Engine(spark, history)
+    with suppress(PositionLost):
+        engine.work(ends)
+    assert gone_back(history) != []
+
+
+@pytest.mark.parametrize("begun", ["before it is told", "after it is told"])
+def test_a_state_that_goes_back_under_a_running_engine_is_noticed(
+    history: History, server: StateServer, spark: "SparkSession", begun: str
+) -> None:
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    if begun == "after it is told":
+        engine.work()
+    # Something is dirty when it is saved.
+    bump(history, 1)
+    history.apply()
+    server.save()
+    engine.work()
+    bump(history, 2)
+    history.apply()
+    engine.work()
+    positions = history.positions
+    assert newest(history) == expected(history)
+    server.go_back()
+    # Nobody has told the engine; the server answers again, with an older state.
+    with pytest.raises(PositionLost):
+        engine.work(positions)
+    assert gone_back(history) == []
+    engine.begin()
+    engine.work()
+    history.apply()
+    engine.work()
+    assert gone_back(history) == []
+    assert newest(history) == expected(history)
+
+
+def test_what_was_not_sent_is_not_noted_as_sent(
+    history: History, server: StateServer, spark: "SparkSession"
+) -> None:
+    """The state loses a batch before any document of it is sent: nobody may take it for sent."""
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    server.save()
+    bump(history, 2)
+    history.apply()
+    positions = history.positions
+    server.go_back()
+    with suppress(PositionLost):
+        engine.work(positions)
+    noted = history.sink.open_state()().current()
+    topic = history.table("books").topic
+    assert noted[topic] != positions[topic]
+    engine.begin()
+    engine.work()
+    history.apply()
+    engine.work()
+    assert newest(history) == expected(history)
+
+
+@pytest.mark.parametrize("emptied", ["state", "topic", "both"])
+def test_an_empty_state_or_topic_is_filled_again(
+    history: History, server: StateServer, spark: "SparkSession", emptied: str
+) -> None:
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    history.do("DELETE FROM lib.authors WHERE id = 3")
+    if emptied != "topic":
+        with redis.Redis.from_url(server.url) as client:
+            client.flushdb()
+    if emptied != "state":
+        topic = history.pipeline.view_topic("author_docs")
+        with kafka.KafkaAdminClient(bootstrap_servers=history.pipeline.kafka) as admin:
+            admin.delete_topics([topic])
+            wait_until(lambda: topic not in admin.list_topics(), 20, "the topic to go")
+        history.declare(VIEWS)
+    engine = Engine(spark, history)
+    engine.work()
+    history.apply()
+    engine.work()
+    last = dict(documents(history))
+    assert {row_id: row for row_id, row in last.items() if row} == expected(history)
+    assert gone_back(history) == []
+
+
+def test_topics_with_different_backlogs_make_no_document_with_a_late_row(
+    history: History, spark: "SparkSession"
+) -> None:
+    fill(history)
+    engine = Engine(spark, history)
+    for part in (("authors", 0), ("authors", 1), ("books", 1)):
+        history.apply(part)
+        engine.work()
+        assert documents(history) == []
+    history.apply()
+    engine.work()
+    assert sorted(row_id for row_id, _ in documents(history)) == [1, 2, 3]
+    assert newest(history) == expected(history)
+
+
+def test_of_two_engines_the_first_is_fenced(history: History, spark: "SparkSession") -> None:
+    first = Engine(spark, history)
+    fill(history)
+    history.apply()
+    first.work()
+    second = Engine(spark, history)
+    bump(history, 2)
+    history.apply()
+    second.work()
+    bump(history, 3)
+    history.apply()
+    with pytest.raises(Fenced):
+        first.work()
+    second.work()
+    assert gone_back(history) == []
+    assert newest(history) == expected(history)

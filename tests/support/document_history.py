@@ -1,0 +1,447 @@
+"""Histories of documents without a connector: statements run in Postgres, what they changed is
+written to a log as the connector would write it, and batches of the log are applied to a state in
+Valkey and sent. At any place the documents can be compared with Postgres' own query.
+
+A history is in one process and one thread, so a test chooses the cuts: which tables and partitions a
+batch takes, and after which step the process ends.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import redis
+from psycopg import sql
+
+from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.table import codec
+from cdc.config import settings
+from cdc.config.settings import Pipeline
+from cdc.kafka.records import kafka
+from cdc.kafka.topics import Topics
+from cdc.kafka.transactions import Outgoing
+from cdc.model.outcome import Advance
+from cdc.model.pg_types import base_type
+from cdc.model.position import Position
+from cdc.model.table import Column, Table
+from cdc.postgres import catalog, source
+from cdc.sink.lane import ChunkLimits, Lane
+from cdc.sink.lane_task import LaneRun
+from cdc.sink.rejection import Rejected, Skip
+from cdc.verify.source_rows import row_query
+from cdc.views.emission import Emission, Report
+from cdc.views.engine import needs
+from cdc.views.plan import StatePlan, View
+from cdc.views.resolve import resolve_views
+from cdc.views.tables import view_table
+from sinks.redis.database import Database
+from sinks.redis.documents.executor import StateWriter
+from sinks.redis.documents.sink import DocumentState
+from sinks.redis.documents.state import OpenState
+from sinks.redis.positions import Positions
+from tests.support.envelopes import PLACEHOLDER
+
+PREFIX, PARTITIONS, SCHEMA = "lib", 2, "lib"
+HEAD = """\
+pipeline: {name}
+kafka: {kafka}
+connect: http://localhost:8083
+source: {{dsn: "{dsn}", tables: [{{table: "lib.*", partitions: 2}}]}}
+sinks:
+  cache: {{type: redis, url: "redis://localhost/0", prefix: lib}}
+state: {{type: redis, url: "{state}", prefix: lib}}
+"""
+WIRE = {
+    "date": "({0} - date '1970-01-01')",
+    "timestamp without time zone": "(extract(epoch FROM {0}) * 1000000)::bigint",
+    "timestamp with time zone": (
+        "CASE WHEN {0} < '0001-01-01 00:00+00'::timestamptz THEN '-' ||"
+        " lpad((-1 - extract(year FROM {0} AT TIME ZONE 'UTC'))::text, 4, '0') ELSE"
+        " to_char({0} AT TIME ZONE 'UTC', 'YYYY') END ||"
+        """ to_char({0} AT TIME ZONE 'UTC', '-MM-DD"T"HH24:MI:SS.US"Z"')"""
+    ),
+    "json": "{0}::text",
+    "jsonb": "{0}::text",
+    "uuid": "{0}::text",
+    "numeric": (
+        "CASE {0}::text WHEN 'NaN' THEN 'NAN' WHEN 'Infinity' THEN 'POSITIVE_INFINITY'"
+        " WHEN '-Infinity' THEN 'NEGATIVE_INFINITY' ELSE {0}::text END"
+    ),
+}
+"""SQL for a value as the connector writes it, by type; others travel as they are."""
+Documents = dict[str, str]
+"""Texts of documents, by id."""
+Partition = tuple[str, int]
+"""A table's name and a number."""
+
+
+class Broker(NamedTuple):
+    """A broker, and the name of the pipeline, which begins the names of its topics."""
+
+    pipeline: str
+    bootstrap: str
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+@dataclass
+class Record:
+    """A record of the log. lsn: of the change; None for a tombstone."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class Collecting(Skip):
+    """Records that can't be applied are left out, and named here."""
+
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def put(self, records: Any) -> None:
+        self.rejected.extend(rejected for rejected, _ in records)
+
+
+class _CrashingState:
+    """A state that ends the process at one of its methods: before the call, or after it."""
+
+    def __init__(self, target: Any, method: str, when: str) -> None:
+        self._target, self._method, self._when = target, method, when
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._target, name)
+        if name != self._method:
+            return method
+
+        def call(*arguments: Any) -> Any:
+            if self._when == "before":
+                raise Crash
+            method(*arguments)
+            raise Crash
+
+        return call
+
+
+class History:
+    """Tables in Postgres, their log, a state, and the topics of documents.
+
+    emitted  what was sent since `forget_emitted`: view, id, value
+    """
+
+    def __init__(
+        self,
+        connection: source.Connection,
+        state_url: str,
+        folder: Path,
+        broker: "Broker | None" = None,
+    ) -> None:
+        """`broker`: where the log is written to besides."""
+        self.connection, self.url, self._folder = connection, state_url, folder
+        self.writer, self.lsn, self._broker = uuid4().hex, 0, broker
+        self.log: dict[Partition, list[Record]] = {}
+        self.ends: dict[Partition, int] = {}
+        self.rows: dict[str, dict[str, tuple[bytes, bytes]]] = {}
+        self.topics: dict[str, dict[str, str]] = {}
+        self.emitted: list[tuple[str, str, bytes | None]] = []
+        self.floors: dict[str, int] = {}
+        self.rejection = Collecting()
+        self.chunk_rows = 500
+        connection.execute("SET timezone = 'UTC'")
+
+    # Tables and views
+
+    def declare(self, views: str) -> None:
+        """Resolve views, given as the section of a pipeline file, with the tables as they are."""
+        name, bootstrap = self._broker or ("lib", "localhost:1")
+        head = HEAD.format(name=name, dsn=self.connection.info.dsn, state=self.url, kafka=bootstrap)
+        path = self._folder / "lib.yaml"
+        path.write_text(f"{head}views:\n{views}")
+        pipeline = settings.load(path, {})
+        names = catalog.find_tables(self.connection, pipeline).names
+        self.pipeline: Pipeline = pipeline.with_tables(names)
+        self.tables = source.describe(self.connection, self.pipeline)
+        self.views = {view.name: view for view in resolve_views(self.pipeline, self.tables)}
+        self.plan = StatePlan(tuple(self.views.values()))
+        self.topic_ids = {table.topic: table.topic for table in self.tables}
+        if self._broker:
+            self._make_topics()
+        self.sink = DocumentState(self.url, PREFIX)
+        self.sink.plan = self.plan
+        self.sink.needs = {
+            table.qualified: needs(self.plan, table, dict.fromkeys(self.views, "topic"))
+            for table in self.plan.tables
+        }
+        self._positions = Positions(Database("documents", self.url, PREFIX), None)
+        self.topics |= {name: {} for name in self.views if name not in self.topics}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make the tables of the state ready, as a stream does; those that lack something begin
+        anew.
+        """
+        for table in self.plan.tables:
+            if self.sink.position(table) is None:
+                self.sink.clear(table)
+            self.sink.prepare(table)
+
+    def _make_topics(self) -> None:
+        with Topics(self.pipeline.kafka) as topics:
+            topics.ensure(self.pipeline)
+            ends = topics.ends([table.topic for table in self.tables])
+            self.topic_ids = {topic: end.topic_id for topic, end in ends.items()}
+
+    def table(self, name: str) -> Table:
+        return next(table for table in self.tables if table.name == name)
+
+    # Changes
+
+    def do(self, *statements: str) -> None:
+        """Run statements in one transaction, and write what they changed to the log."""
+        with self.connection.transaction():
+            for statement in statements:
+                self.connection.execute(statement.encode())
+        self.capture()
+
+    def capture(self) -> None:
+        """Write to the log in what the tables differ from what the log has."""
+        self.lsn += 1
+        for table in self.tables:
+            former, current = self.rows.get(table.name, {}), dict(self._wire_rows(table))
+            for row_id, (key, _) in former.items():
+                if row_id not in current:
+                    self.append(table, row_id, key, None)
+            for row_id, (key, row) in current.items():
+                if row_id not in former or former[row_id][1] != row:
+                    self.append(table, row_id, key, self.envelope(table, row))
+            self.rows[table.name] = current
+
+    def envelope(self, table: Table, row: bytes) -> bytes:
+        source_part = b'"source":{"schema":"lib","table":"%b","lsn":%d}' % (
+            table.name.encode(),
+            self.lsn,
+        )
+        return b'{"op":"u","after":%b,%b}' % (row, source_part)
+
+    def append(self, table: Table, row_id: str, key: bytes, value: bytes | None) -> None:
+        """Append a record to the partition of its key."""
+        place = table.name, sum(row_id.encode()) % PARTITIONS
+        offset = self.ends.get(place, 0)
+        self.log.setdefault(place, []).append(Record(offset, key, value))
+        self.ends[place] = offset + 1
+        if self._broker:
+            producer = _producer(self._broker.bootstrap)
+            producer.send(table.topic, key=key, value=value, partition=place[1])
+            producer.flush()
+
+    def compact(self) -> None:
+        """Leave the newest record of each key, as a compacted topic may."""
+        for records in self.log.values():
+            newest = {record.key: record.offset for record in records}
+            records[:] = [record for record in records if newest[record.key] == record.offset]
+
+    def _wire_rows(self, table: Table) -> Iterator[tuple[str, tuple[bytes, bytes]]]:
+        columns = sql.SQL(", ").join([_wire(column) for column in table.columns])
+        query = sql.SQL("SELECT {} FROM {}").format(
+            columns, sql.Identifier(table.schema, table.name)
+        )
+        names = [column.name for column in table.columns]
+        for values in self.connection.execute(query):
+            row = dict(zip(names, values, strict=True))
+            key = _json({name: row[name] for name in table.key})
+            yield codec(table).row_id(key), (key, _json(row))
+
+    # Batches
+
+    @property
+    def positions(self) -> dict[str, Position | None]:
+        """How far the state has got, by topic."""
+        checkpoints = self.sink.positions(self.plan.tables)
+        return {
+            table.topic: stored.position if (stored := checkpoints[table.qualified]) else None
+            for table in self.plan.tables
+        }
+
+    def reached(self, table: Table) -> tuple[int, ...]:
+        stored = self._positions.checkpoint(table)
+        offsets = stored.position.offsets if stored else ()
+        return (*offsets, *(0,) * (PARTITIONS - len(offsets)))
+
+    def apply(self, *only: str | Partition) -> None:
+        """Apply what is in the log of tables, or of partitions; of all if none is named."""
+        advances = []
+        for table in self.plan.tables:
+            start = self.reached(table)
+            end = tuple(
+                self.ends.get((table.name, number), 0)
+                if not only or table.name in only or (table.name, number) in only
+                else start[number]
+                for number in range(PARTITIONS)
+            )
+            if end != start:
+                stored = self._positions.checkpoint(table)
+                position = stored.position if stored else None
+                advances.append(
+                    Advance(table, position, Position(self.topic_ids[table.topic], end))
+                )
+        steps = [step for part in advances if (step := self._positions.take(part, self.writer))]
+        writer = StateWriter(
+            self.url, PREFIX, {step.advance.table.topic: step for step in steps}, self.plan
+        )
+        writer.limits = ChunkLimits(self.chunk_rows, 1 << 20)
+        reading = DecodeOptions(PLACEHOLDER, floors=self.floors)
+        run = LaneRun(Lane(tuple(advances), reading, writer, self.rejection))
+        for step in steps:
+            table = step.advance.table
+            for number, (low, high) in enumerate(
+                zip(step.offsets, step.advance.end.offsets, strict=True)
+            ):
+                records = [
+                    (record.key, record.value, record.offset)
+                    for record in self.log.get((table.name, number), [])
+                    if low <= record.offset < high
+                ]
+                if records:
+                    run.fold(table.topic, number, records)
+        failures = [report.message for report in run.finish() if report.failure]
+        assert failures == []
+        for step in steps:
+            self._positions.finish(step)
+
+    def send(self, crash: str | None = None) -> None:
+        """Send what is dirty. `crash`: "before climbed", "after sent" and the like, of a method of
+        the state, or "before write", "after write".
+        """
+        open_state = OpenState(self.url, PREFIX, self.plan)
+        topics = {name: name for name in self.views}
+        state: Any = open_state()
+        emission = Emission(self.plan, open_state, "", topics, "documents", state.take(self.writer))
+        when, _, method = (crash or "").partition(" ")
+        if crash and method != "write":
+            state = _CrashingState(state, method, when)
+
+        def write(records: Sequence[Outgoing]) -> None:
+            if crash == "before write":
+                raise Crash
+            for record in records:
+                self._receive(record)
+            if crash == "after write":
+                raise Crash
+
+        report = Report()
+        try:
+            emission.send(state, report, write)
+        except Crash:
+            # The next process is another writer.
+            self.writer = uuid4().hex
+        else:
+            assert report.done
+            assert crash is None, f"nothing came to {crash}"
+
+    def batch(self, *only: str | Partition) -> None:
+        """Apply and send."""
+        self.apply(*only)
+        self.send()
+
+    def _receive(self, record: Outgoing) -> None:
+        view = self.views[record.topic]
+        table = codec(view_table(self.pipeline, view))
+        row_id = table.row_id(record.key)
+        self.emitted.append((view.name, row_id, record.value))
+        if record.value is None:
+            self.topics[view.name].pop(row_id, None)
+        else:
+            after = json.loads(record.value, parse_float=Decimal)["after"]
+            assert isinstance(after, dict)
+            self.topics[view.name][row_id] = table.document(_after(record.value)).decode()
+
+    def forget_emitted(self) -> None:
+        self.emitted.clear()
+
+    @property
+    def emitted_ids(self) -> list[str]:
+        """Which documents were sent, as often as they were: view/id."""
+        return [f"{view}/{row_id}" for view, row_id, _ in self.emitted]
+
+    def clear(self, name: str) -> None:
+        """Begin a table anew, as after a TRUNCATE, whose floor is the next change."""
+        table = next(table for table in self.plan.tables if table.name == name)
+        self.floors[table.topic] = self.lsn + 1
+        self.sink.clear(table)
+        self.sink.prepare(table)
+
+    # What must hold
+
+    def queried(self, view: View) -> Documents:
+        """The documents as Postgres computes them now."""
+        query = row_query(view_table(self.pipeline, view)).as_string(None)
+        self.connection.execute("SET extra_float_digits = 1")
+        rows = self.connection.execute(query.encode()).fetchall()
+        return {row_id: text.replace("\n", " ") for row_id, text in rows}
+
+    def differences(self) -> list[tuple[str, str, str | None, str | None]]:
+        """Documents that aren't what Postgres says: view, id, both."""
+        return [
+            (name, row_id, self.topics[name].get(row_id), wanted.get(row_id))
+            for name, view in self.views.items()
+            for wanted in [self.queried(view)]
+            for row_id in sorted(wanted.keys() | self.topics[name].keys())
+            if wanted.get(row_id) != self.topics[name].get(row_id)
+        ]
+
+    def check(self) -> None:
+        """Each document equals Postgres' own query, and nothing is left to do in the state."""
+        assert self.differences() == []
+        with redis.Redis.from_url(self.url, decode_responses=True) as server:
+            left = [
+                key
+                for kind in ("_pending", "_dirty:*", "_gone:*")
+                for key in server.scan_iter(f"{PREFIX}:{kind}")
+            ]
+        assert left == []
+
+    def settle(self) -> None:
+        """Apply and send all that is in the log, and check."""
+        self.batch()
+        self.check()
+
+    def document(self, view: str, row_id: object) -> Any:
+        """A document as it was sent last; None if there is none."""
+        text = self.topics[view].get(str(row_id))
+        return None if text is None else json.loads(text, parse_float=Decimal)
+
+    def index_entries(self) -> dict[str, set[str]]:
+        """All index sets of the state, by key."""
+        with redis.Redis.from_url(self.url, decode_responses=True) as server:
+            keys: Collection[str] = list(server.scan_iter(f"{PREFIX}:_x:*"))
+            return {key: set(server.smembers(key)) for key in keys}
+
+
+@cache
+def _producer(bootstrap: str) -> Any:
+    return kafka.KafkaProducer(bootstrap_servers=bootstrap)
+
+
+def _wire(column: Column) -> sql.Composable:
+    form = WIRE.get(base_type(column.type), "{0}")
+    if "." in base_type(column.type):
+        form = "{0}::text"
+    return sql.SQL(form).format(sql.Identifier(column.name))
+
+
+def _json(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _after(value: bytes) -> bytes:
+    """The row of a document's envelope, as text."""
+    head, tail = b'{"op":"u","after":', b',"source":{"schema":"view"'
+    assert value.startswith(head)
+    return value[len(head) : value.rindex(tail)]
