@@ -5,6 +5,7 @@ and exit.
 import os
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -35,9 +36,11 @@ from cdc.model.trace import kind, trace
 from cdc.runtime import Context, local_stack, spark_on
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from threading import Event
 
     from cdc.apply.progress import Progress
+    from cdc.observe.status import Status
 
 app = typer.Typer(
     help="Apply changes of Postgres, in order, to a search index, a cache and a warehouse.\n\n"
@@ -181,6 +184,10 @@ def run(
         float | None, typer.Option("--for", help="Stop after this many seconds.")
     ] = None,
     master: Master = LOCAL,
+    metrics: Annotated[
+        int | None,
+        typer.Option(help="Serve /metrics, /livez and /readyz on this port of 127.0.0.1."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped.
@@ -191,7 +198,7 @@ def run(
 
     with stop_on_signal() as stopping:
         try:
-            limits = RunLimits(stopping, until_caught_up, for_s)
+            limits = RunLimits(stopping, until_caught_up, for_s, metrics)
             progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
         except Exception as error:
             if not stopping.is_set():
@@ -210,11 +217,12 @@ def run(
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of a run: a signal, having caught up, or a number of seconds."""
+    """Limits of a run: a signal, having caught up, or a number of seconds; and its port."""
 
     stopping: "Event"
     until_caught_up: bool
     for_s: float | None
+    port: int | None = None
 
 
 def _apply(
@@ -252,10 +260,12 @@ def _apply(
         with (
             compare_periodically(context.load) as uncompared_s,
             render.live(err, quiet=quiet) as show,
+            _served(context, limits.port) as serve,
         ):
 
             def tick(progress: "list[Progress]") -> None:
                 publish(context.runs, progress, uncompared_s())
+                serve(progress)
                 show(progress)
 
             # A run that ends has to send documents before sinks look at what there is for them.
@@ -277,6 +287,39 @@ def _apply(
     return [stream.progress for stream in (*streams, *documents)], errors
 
 
+@contextmanager
+def _served(context: Context, port: int | None) -> "Iterator[Callable[[list[Progress]], None]]":
+    """Serve the state of a run on a port, if it has one: a function that takes its progress."""
+    if port is None:
+        yield lambda _: None
+        return
+    from cdc.observe.run_endpoint import RunEndpoint
+
+    endpoint = RunEndpoint(context.pipeline.pipeline, port, lambda: _look(context))
+    say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
+    try:
+        yield endpoint.publish
+    finally:
+        endpoint.close()
+
+
+def _look(context: Context) -> "Status":
+    """Collect and diagnose the state of every hop."""
+    from cdc.apply.progress import load_published
+    from cdc.observe.collection import Positions, collect
+    from cdc.observe.diagnosis import diagnose
+    from cdc.sink.contract import positions
+    from cdc.sink.factory import documents_reader
+
+    started, pipeline = time.monotonic(), context.pipeline_to_show
+    readers: Positions = {sink.name: partial(positions, sink) for sink in context.sinks(None)}
+    if pipeline.views:
+        readers = {**readers, STATE: documents_reader(pipeline)}
+    return diagnose(
+        collect(pipeline, positions=readers, progress=load_published(context.runs), started=started)
+    )
+
+
 @app.command()
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Show what is wrong, and the state of each hop.
@@ -284,21 +327,10 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     Each finding comes with the command to run next. Answers within five seconds, even when a server
     hangs. Exit 0 when all is well, otherwise the exit code of the worst finding's class.
     """
-    from cdc.apply.progress import load_published
     from cdc.model.finding import exit_code
-    from cdc.observe.collection import Positions, collect
-    from cdc.observe.diagnosis import diagnose, document, slow_hop
-    from cdc.sink.contract import positions
-    from cdc.sink.factory import documents_reader
+    from cdc.observe.diagnosis import document, slow_hop
 
-    started, pipeline = time.monotonic(), context.obj.pipeline_to_show
-    readers: Positions = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
-    if pipeline.views:
-        readers = {**readers, STATE: documents_reader(pipeline)}
-    collected = collect(
-        pipeline, positions=readers, progress=load_published(context.obj.runs), started=started
-    )
-    health = diagnose(collected)
+    health = _look(context.obj)
     if as_json:
         print_json(document(health))
     else:
