@@ -287,14 +287,18 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose, document, exit_code, sentence, slow_hop, verdict
     from cdc.sink.contract import positions
-    from cdc.sink.factory import documents_reader
+    from cdc.sink.factory import documents_reader, sizes_reader
 
     started, pipeline = time.monotonic(), context.obj.pipeline_to_show
     readers: Positions = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
     if pipeline.views:
         readers = {**readers, STATE: documents_reader(pipeline)}
     collected = collect(
-        pipeline, positions=readers, progress=load_published(context.obj.runs), started=started
+        pipeline,
+        positions=readers,
+        progress=load_published(context.obj.runs),
+        sizes=sizes_reader(pipeline) if pipeline.views else None,
+        started=started,
     )
     health = diagnose(collected)
     if as_json:

@@ -36,6 +36,20 @@ class Turn(NamedTuple):
         return self._replace(number=self.number + 1)
 
 
+class StateSizes(NamedTuple):
+    """How much a state holds, and how much is to do.
+
+    rows, bytes  by table; bytes are those of rows and their entries, without indexes and keys
+    dirty        by view: documents that are to be sent, of a large fan-out those that remain
+    pending      chunks of changed rows whose documents aren't known yet
+    """
+
+    rows: Mapping[str, int]
+    bytes: Mapping[str, int]
+    dirty: Mapping[str, int]
+    pending: int
+
+
 class State(Protocol):
     """Rows by their id and by what joins compare; what is pending and what is dirty.
 
@@ -89,6 +103,9 @@ class State(Protocol):
 
     def is_clean(self) -> bool:
         """Say whether nothing is pending and nothing dirty."""
+
+    def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
+        """Read how much there is of these tables, and to do for these views."""
 
     def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
         """Store the position up to which all documents have been sent, by topic, if it is still

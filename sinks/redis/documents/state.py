@@ -14,7 +14,7 @@ from cdc.model.position import Position
 from cdc.sink.lane import Failure
 from cdc.views.plan import StatePlan
 from cdc.views.rows import StoredRow, decode_entries, decode_row
-from cdc.views.state import Chunk, Turn
+from cdc.views.state import Chunk, StateSizes, Turn
 from sinks.redis.documents.keys import (
     dirty_key,
     documents_key,
@@ -25,7 +25,7 @@ from sinks.redis.documents.keys import (
     row_prefix,
 )
 from sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
-from sinks.redis.server import failure
+from sinks.redis.server import failure, position_key
 
 PAGE = 2000
 """Keys of one request."""
@@ -160,6 +160,27 @@ class RedisState:
             return list(pipeline.execute())
 
         return not any(self._ask(ask))
+
+    def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
+        """Ask for counters and sizes in one round trip."""
+
+        def ask(server: redis.Redis) -> list[Any]:
+            pipeline = server.pipeline(transaction=False)
+            for table in tables:
+                pipeline.hmget(position_key(self.prefix, table), ["state_rows", "state_bytes"])
+            for view in views:
+                pipeline.zcard(dirty_key(self.prefix, view))
+            pipeline.hlen(pending_key(self.prefix))
+            return list(pipeline.execute())
+
+        *counts, pending = self._ask(ask)
+        counters = dict(zip(tables, counts, strict=False))
+        return StateSizes(
+            {table: int(rows or 0) for table, (rows, _) in counters.items()},
+            {table: int(size or 0) for table, (_, size) in counters.items()},
+            dict(zip(views, counts[len(tables) :], strict=True)),
+            pending,
+        )
 
     def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
         """Write a field per topic."""
