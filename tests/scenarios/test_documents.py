@@ -127,7 +127,7 @@ def compare(world: "World") -> list[Comparison]:
     """`cdc verify`, in this process, whose Spark is warm; all views must be equal."""
     context = Context(world.file, world.folder)
     sinks, tables = context.sinks(None), context.select_views(None)
-    results = verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=60))
+    results = verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=180))
     assert [result.to_dict() for result in results if not result.equal] == []
     return results
 
