@@ -86,8 +86,10 @@ class State(Protocol):
         """Read the ids of the rows that have these entries in a slot, by entry."""
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
-        """Read ids of root rows whose document may be old, the longest dirty first, with their
-        marks.
+        """Read ids of root rows whose document may be old, with their marks.
+
+        One half are the longest dirty ones, so that none waits for ever; the other half the newest,
+        so that a change isn't delayed by a large fan-out before it.
         """
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:

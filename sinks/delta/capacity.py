@@ -2,12 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
+from cdc.model.table import Table
 from cdc.sink.contract import require_free_space
 from sinks.delta.files import links
+from sinks.delta.log import add_files
+from sinks.delta.tables import Tables
 
 TEXT_FACTOR = 8
 """How much larger the newest rows are as the connector's text than in the mirror.
@@ -19,6 +21,16 @@ COPIES = 3
 
 Once as built, once as shown to readers, once as retained from before.
 """
+
+
+def check_capacity(views: Tables, tables: Sequence[Table]) -> None:
+    """Check the space for the files of second mirrors, and for the rows as text where Spark spills.
+
+    Raises SinkRejected when there is too little.
+    """
+    mirrors = (views.commits.table(views.folder(table, "mirror")) for table in tables)
+    size_bytes = sum(add_files.size_bytes(mirror) for mirror in mirrors if mirror)
+    require_capacity(size_bytes, views.path, views.sink)
 
 
 def require_capacity(size_bytes: int, warehouse: str, sink: str) -> None:
@@ -36,6 +48,8 @@ def spill_folder() -> str | None:
 
     None when Spark runs elsewhere, or hasn't been started yet.
     """
+    from pyspark.sql import SparkSession
+
     spark = SparkSession.getActiveSession()
     if spark is None or not str(spark.sparkContext.master).startswith("local"):
         return None

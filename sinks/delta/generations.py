@@ -5,39 +5,97 @@ linked into the live table's folder before (`links`). No data is copied, and of 
 commit at the same time one fails. The previous generation is retained as a table of the files of
 the version before, linked likewise. So each generation can be read, moved and removed by itself.
 Generations that earlier versions of this program have left are an exception:
-`referenced_folders` tells where they name files.
+`cleanup.referenced_folders` tells where they name files.
 """
 
-import re
-import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING
 
 import deltalake
-from pyspark.sql import SparkSession
 
-from cdc.errors import SinkUnavailable
+from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
+from cdc.model.table import Table
+from cdc.sink.contract import wait_until_caught_up
+from sinks.delta.cleanup import referenced_folders
 from sinks.delta.files import links
 from sinks.delta.files.failures import CommitConflict
+from sinks.delta.folders import generation_names, remove_paths
 from sinks.delta.log import add_files, spark_generations
 from sinks.delta.log.commits import CommitInfo, Commits, LastCommit
 from sinks.delta.log.history import CLEARED
+from sinks.delta.tables import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SWITCHES = ("Manual Update", "SWITCH")
 """How a table's history shows a switch: the operation of one through Spark, our mark of another."""
-UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-OUR_FILES = re.compile(rf"(^|/)(part-{UUID}\.parquet|deletion_vector_{UUID}\.bin)$")
-"""Names of files that only merges write: as `add_files` names them, and deletion vectors."""
-UNCOMMITTED_S = 7 * 24 * 3600.0
-"""Seconds that others may take from writing a file to committing it; VACUUM waits as long."""
 
 
-def switch(spark: SparkSession, commits: Commits, live: str, generation: str) -> bool:
+def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
+    """Make generations live in one commit a view; returns the names of the previous ones by table.
+
+    These are retained after all of the commits.
+    """
+    from pyspark.sql import SparkSession
+
+    spark, commits, retained = SparkSession.active(), views.commits, {}
+    for table in tables:
+        views.repair_changes(table)
+        live, name = views.folder(table, "mirror"), names[table.qualified]
+        checkpoint = commits.last_commit(live).checkpoint
+        if checkpoint is None or checkpoint.generation != name:
+            wait_until_caught_up(
+                partial(switch, spark, commits, live, f"{live}@{name}"), views.sink
+            )
+    for table in tables:
+        live, name = views.folder(table, "mirror"), new_generation()
+        if not views.may_have_deletion_vectors(table.qualified):
+            wait_until_caught_up(partial(drop_deletion_vectors, spark, commits, live), views.sink)
+        if retain_previous(spark, commits, live, f"{live}@{name}"):
+            retained[table.qualified] = name
+    return retained
+
+
+def list_names(views: Tables, table: Table) -> list[str]:
+    """List the generations of a view, the live one first."""
+    from pyspark.sql import SparkSession
+
+    live = views.folder(table, "mirror")
+    checkpoint = views.commits.last_commit(live).checkpoint
+    live_name = [checkpoint.generation] if checkpoint else []
+    others = generation_names(SparkSession.active(), live)
+    return live_name + [name for name in others if name not in live_name]
+
+
+def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+    """Remove the folders of generations that are neither live nor in `keep`.
+
+    A folder in which a remaining generation names files, as earlier versions did, stays until it
+    names none there.
+    """
+    from pyspark.sql import SparkSession
+
+    # Not the commits of a stream at work: the versions that it has opened mustn't move on.
+    spark, commits = SparkSession.active(), Commits()
+    for table in tables:
+        live = views.folder(table, "mirror")
+        folders = {f"{live}@{name}" for name in generation_names(spark, live)}
+        remaining = (live, f"{live}@{keep.get(table.qualified)}")
+        opened = {folder: commits.table(folder) for folder in remaining}
+        used = {folder: delta_table for folder, delta_table in opened.items() if delta_table}
+        referenced = {
+            f"{views.path}/{table.qualified}/{name}"
+            for folder, delta_table in used.items()
+            for name in referenced_folders(spark, delta_table, folder)
+        }
+        remove_paths(spark, folders - used.keys() - referenced)
+
+
+def switch(spark: "SparkSession", commits: Commits, live: str, generation: str) -> bool:
     """Commit the files of the table in `generation` as those of `live`; return whether it was done.
 
     It isn't done while the live table is ahead, or when somebody else commits to it meanwhile.
@@ -74,31 +132,7 @@ def switch(spark: SparkSession, commits: Commits, live: str, generation: str) ->
     return not features
 
 
-def link_foreign_files(spark: SparkSession, commits: Commits, live: str) -> None:
-    """Give the live table links to files that it names in other folders.
-
-    Earlier versions of this program committed such paths. When another commit comes in between the
-    table stays as it is, because that writer needs it more.
-    """
-    last_commit, table = commits.last_commit(live), commits.opened_table(live)
-    checkpoint = last_commit.checkpoint
-    if table is None or checkpoint is None or last_commit.trouble:
-        return
-    if not any(map(links.is_absolute, add_files.paths(table))) or not links.can_link(live):
-        # Without links there would be copies, and nobody has asked for the space that they take.
-        return
-    number = last_commit.number + 1
-    with suppress(SinkUnavailable):
-        if add_files.has_deleted_rows(table):
-            spark_generations.link_all_files(spark, live, table.version(), checkpoint, number)
-        else:
-            files = add_files.share_files(table, live, live)
-            add_files.commit(
-                table, files, "overwrite", table.schema(), CommitInfo(checkpoint, number)
-            )
-
-
-def drop_deletion_vectors(spark: SparkSession, commits: Commits, live: str) -> bool:
+def drop_deletion_vectors(spark: "SparkSession", commits: Commits, live: str) -> bool:
     """Stop demanding support of deletion vectors from readers of the live table, if it has none.
 
     Returns false when somebody else commits to it meanwhile.
@@ -122,7 +156,7 @@ def lags(generation: LastCommit, live: LastCommit) -> bool:
     return gap.comparable and not gap.reached
 
 
-def retain_previous(spark: SparkSession, commits: Commits, live: str, generation: str) -> bool:
+def retain_previous(spark: "SparkSession", commits: Commits, live: str, generation: str) -> bool:
     """Create a table in `generation` of what the live table was before its last switch.
 
     Returns false when there was nothing before, or its files have been removed.
@@ -152,73 +186,8 @@ def retain_previous(spark: SparkSession, commits: Commits, live: str, generation
     return True
 
 
-def remove_unreferenced(
-    spark: SparkSession, commits: Commits, folder: str, candidates: set[str]
-) -> set[str]:
-    """Remove those of some files that still belong to no generation.
-
-    Returns the candidates of the next call: the files that belong to none since then. So a query
-    may read replaced files for as long as lies between two calls. A file that was never committed
-    may be of somebody's OPTIMIZE at work: it stays longer, unless its name is one of ours.
-
-    Not by VACUUM. Neither deltalake's nor Spark's knows of other generations; the first doesn't
-    know of deletion vectors either, and the second takes half a minute.
-    """
-    table = commits.opened_table(folder)
-    if table is None:
-        return set()
-    used: set[str] = set()
-    live = _live_folder(folder)
-    for generation in (live, *(f"{live}@{name}" for name in names(spark, live))):
-        if generation_table := commits.table(generation):
-            used |= {_split(path)[1] for path in _paths(spark, generation_table, generation)}
-    replaced = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False)
-    listing = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
-    unused = {path for path in listing if _split(path)[1] not in used}
-    ours = {path for path in unused if path in replaced or OUR_FILES.search(path)}
-    abandoned = (
-        path for path in unused - ours if _age_s(spark, f"{folder}/{path}") > UNCOMMITTED_S
-    )
-    remove_paths(spark, (f"{folder}/{path}" for path in {*(ours & candidates), *abandoned}))
-    return ours - candidates
-
-
-def _live_folder(folder: str) -> str:
-    """Return the folder of the live generation."""
-    parent, _, name = folder.rpartition("/")
-    return f"{parent}/{name.partition('@')[0]}"
-
-
-def _age_s(spark: SparkSession, path: str) -> float:
-    files, hadoop_path = _file_system(spark, path)
-    return time.time() - float(files.getFileStatus(hadoop_path).getModificationTime()) / 1000
-
-
-def referenced_folders(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> set[str]:
-    """Name the folders in which a table has files by absolute paths; its own may be among them."""
-    return {_split(path)[0] for path in _paths(spark, table, folder) if links.is_absolute(path)}
-
-
-def names(spark: SparkSession, folder: str) -> list[str]:
-    """List the generations that have a folder beside the live one, the oldest first."""
-    parent, _, live = folder.rpartition("/")
-    files, path = _file_system(spark, parent)
-    if not files.exists(path):
-        return []
-    folders = (status.getPath().getName() for status in files.listStatus(path))
-    return sorted(name.removeprefix(f"{live}@") for name in folders if name.startswith(f"{live}@"))
-
-
-def remove_paths(spark: SparkSession, paths: Iterable[str]) -> None:
-    """Remove files, and folders with all that they contain, of one file system."""
-    files = None
-    for path in paths:
-        files = files or _file_system(spark, path)[0]
-        files.delete(_path(spark, path), True)
-
-
 def _clone(
-    spark: SparkSession,
+    spark: "SparkSession",
     source: deltalake.DeltaTable,
     folder: str,
     target: str,
@@ -234,25 +203,3 @@ def _clone(
     else:
         files = add_files.share_files(source, folder, target)
         add_files.create(target, files, source.schema(), CommitInfo(checkpoint, 1))
-
-
-def _paths(spark: SparkSession, table: deltalake.DeltaTable, folder: str) -> list[str]:
-    if add_files.has_deleted_rows(table):
-        return spark_generations.paths(spark, folder)
-    return add_files.paths(table)
-
-
-def _split(path: str) -> tuple[str, str]:
-    """Return the names of a file's folder and of the file."""
-    folder, _, name = unquote(path).rpartition("/")
-    return folder.rpartition("/")[2], name
-
-
-def _file_system(spark: SparkSession, folder: str) -> tuple[Any, Any]:
-    path = _path(spark, folder)
-    return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), path
-
-
-def _path(spark: SparkSession, path: str) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.hadoop.fs.Path(path)

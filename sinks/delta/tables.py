@@ -1,6 +1,6 @@
 """The Delta tables of a warehouse's views: created, emptied, repaired, and checked before use."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cdc.errors import SinkRejected, SinkUnavailable
@@ -23,10 +23,19 @@ class Tables:
     generation_names: by table, of the generation that is written; None for the live one. Such a
     generation is a mirror alone. The log of changes has one generation, because a compacted topic
     couldn't restore it.
+    without_deletion_vectors: tables, or patterns of them, whose mirror is for readers that don't
+    support deletion vectors.
     """
 
-    def __init__(self, sink: str, path: str, generation_names: Mapping[str, str] | None) -> None:
+    def __init__(
+        self,
+        sink: str,
+        path: str,
+        generation_names: Mapping[str, str] | None,
+        without_deletion_vectors: Collection[str] = (),
+    ) -> None:
         self.sink, self._generation_names = sink, generation_names
+        self.without_deletion_vectors = without_deletion_vectors
         folder = path.rstrip("/")
         # Absolute, because executors have a working directory of their own.
         self.path = folder if links.is_absolute(folder) else str(Path(folder).absolute())
@@ -47,6 +56,26 @@ class Tables:
     def generation(self, table: Table) -> str | None:
         """Return the name of the generation that is written; None when it is the live one."""
         return self._generation_names[table.qualified] if self._generation_names else None
+
+    def may_have_deletion_vectors(self, table: str) -> bool:
+        """Tell whether a table's mirror is for readers that support deletion vectors."""
+        return not add_files.matches_any(table, self.without_deletion_vectors)
+
+    def prepare(self, table: Table) -> None:
+        """Create what doesn't exist, without rows: readers find all captured tables and columns.
+
+        Raises SchemaMismatch: a table can't be stored, or what exists can't take it.
+        """
+        if reasons := refusals(table):
+            raise SchemaMismatch(
+                table,
+                self.sink,
+                f"{table.qualified} can't be held in {self.sink}: {'; '.join(reasons)}.",
+                hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
+                " cdc -p FILE migrate and cdc -p FILE register",
+            )
+        for kind in self.kinds:
+            self.create(table, kind)
 
     def create(self, table: Table, kind: str) -> None:
         """Create a Delta table with the source's columns, if there is none.

@@ -46,6 +46,21 @@ class Indices:
         """Return the name of the index of a generation."""
         return f"{self.alias(table)}@{generation}"
 
+    def generation(self, table: Table) -> str | None:
+        """Return the name of this generation of a table; None for the live one, whatever its
+        name.
+        """
+        return (
+            self._generation_names[table.qualified] if self._generation_names is not None else None
+        )
+
+    def readable_name(self, table: Table) -> str:
+        """Return the name under which a view is read: the readers' alias, or a generation's
+        index.
+        """
+        generation = self.generation(table)
+        return self.alias(table) if generation is None else self.name(table, generation)
+
     def find(self, tables: Sequence[Table]) -> dict[str, WritableIndex]:
         """Find the index of each table; by table name, for the tables that have one."""
         if self._generation_names is not None:

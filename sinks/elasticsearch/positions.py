@@ -8,12 +8,17 @@ begin at the same place only one gets as far as sending rows.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc.errors import SinkUnavailable
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import ViewCheckpoint
+from cdc.model.table import Table
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
+from sinks.elasticsearch.checkpoint import Record
 from sinks.elasticsearch.client import HINTS, unavailable
+from sinks.elasticsearch.indices import Indices, WritableIndex
 from sinks.elasticsearch.server import Server
 
 POSITIONS = "cdc-position"
@@ -29,116 +34,133 @@ class RecordChanged(Exception):
 
 
 @dataclass(frozen=True)
-class Record:
-    """What is stored of an index; without `condition` there is no record, and no row has ever been
-    sent to it.
+class PendingAdvance:
+    """A step that a batch brings to an index.
 
-    `visible`: how far rows may have got. `condition`: under which the record may be replaced.
+    record: what is stored of the index.
     """
 
-    stored: ViewCheckpoint | None = None
-    visible: Position | None = None
-    condition: Mapping[str, int] = field(default_factory=dict)
+    advance: Advance
+    place: WritableIndex
+    record: Record
 
     @property
-    def fresh(self) -> bool:
-        """Whether no row was ever sent, so that there is nothing to delete."""
-        return self.stored is None and self.visible is None
-
-    def visible_checkpoint(self, default: Position) -> ViewCheckpoint:
-        """Build the checkpoint of what readers may have seen, as if it was stored."""
-        return ViewCheckpoint(
-            self.visible or default, floor=self.stored.floor if self.stored else 0
-        )
-
-    def begins(self, end: Position) -> "Record":
-        """Build the record to store before rows of a batch are sent that ends at this position."""
-        return replace(self, visible=_furthest(self.visible, end))
-
-    def ends(self, stored: ViewCheckpoint) -> "Record":
-        """Build the record to store when the rows are durable.
-
-        Rows that an earlier batch has shown stay visible.
-        """
-        return replace(self, stored=stored, visible=_furthest(self.visible, stored.position))
-
-    def to_json(self) -> str:
-        """Write the record as the document of `cdc-position`."""
-        values: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
-        if self.visible:
-            values["visible"] = {
-                "topic_id": self.visible.topic_id,
-                "offsets": list(self.visible.offsets),
-            }
-        return json.dumps(values)
-
-    @classmethod
-    def from_item(cls, item: Mapping[str, Any], generation: str) -> "Record":
-        """Parse an item of an `_mget`'s answer."""
-        source = item["_source"]
-        condition = {"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]}
-        stored = (
-            replace(ViewCheckpoint.from_mapping(source), generation=generation)
-            if "topic_id" in source
-            else None
-        )
-        visible = stored.position if stored else None
-        # Records from before this was written down have none.
-        if visible_value := source.get("visible"):
-            visible = Position(visible_value["topic_id"], tuple(visible_value["offsets"]))
-        return cls(stored, visible, condition)
-
-
-def _furthest(visible: Position | None, end: Position) -> Position:
-    is_same_topic = visible and (visible.topic_id, visible.partition_count) == (
-        end.topic_id,
-        end.partition_count,
-    )
-    return (
-        replace(end, offsets=tuple(map(max, visible.offsets, end.offsets)))
-        if visible and is_same_topic
-        else end
-    )
+    def table(self) -> Table:
+        """The source's table."""
+        return self.advance.table
 
 
 class Positions:
-    """The records of a sink's indices."""
+    """The records of the indices of a pipeline, or of generations of it.
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
+    """
 
-    def read(self, indices: Mapping[str, str]) -> dict[str, Record]:
+    def __init__(self, server: Server, indices: Indices) -> None:
+        self.server, self.indices = server, indices
+
+    def checkpoints(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
+        """Read the checkpoint of each table; None for one without an index or a position."""
+        records = self.records(tables)
+        return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
+
+    def records(self, tables: Sequence[Table]) -> dict[str, Record]:
+        """Read the records by table, of the tables that have an index, in two requests."""
+        return self._read(self.indices.find(tables))
+
+    def take(self, advances: Sequence[Advance], writer: str) -> list[PendingAdvance]:
+        """Read where a batch's tables stand; returns the steps that aren't done.
+
+        Raises:
+            Fenced, PositionLost: see `Sink.apply`.
+        """
+        places = self.indices.find([advance.table for advance in advances])
+        _require_indices(advances, places)
+        records = self._read(places)
+        return [
+            PendingAdvance(
+                advance, places[advance.table.qualified], records[advance.table.qualified]
+            )
+            for advance in advances
+            if must_apply(advance, records[advance.table.qualified].stored, writer)
+        ]
+
+    def require_indices(self, pending: Sequence[PendingAdvance]) -> None:
+        """Raise PositionLost when an index is gone by now."""
+        places = self.indices.find([step.table for step in pending])
+        _require_indices([step.advance for step in pending], places)
+
+    def begin(self, pending: Sequence[PendingAdvance], writer: str) -> list[PendingAdvance]:
+        """Store how far rows may be visible from now on; returns the steps with what is stored.
+
+        Raises:
+            Fenced: another writer has stored a record since it was read.
+        """
+        return self._store(
+            [replace(step, record=step.record.begins(step.advance.end)) for step in pending], writer
+        )
+
+    def finish(
+        self, begun: Sequence[PendingAdvance], applied: Mapping[str, Applied], writer: str
+    ) -> None:
+        """Store the positions that the views have reached.
+
+        Raises:
+            Fenced: another writer has stored a record since `begin`.
+        """
+        final = []
+        for step in begun:
+            rows = applied[step.table.qualified]
+            checkpoint = checkpoint_after(step.advance, step.record.stored, rows, writer)
+            final.append(replace(step, record=step.record.ends(checkpoint)))
+        self._store(final, writer)
+
+    def forget(self, indices: Sequence[str]) -> None:
+        """Delete records; called before the indices are deleted, so that no index without rows has
+        a position.
+        """
+        if not indices:
+            return
+        lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]
+        answer = self.server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
+        statuses = [next(iter(item.values()))["status"] for item in answer["items"]]
+        if any(status >= 400 and status != 404 for status in statuses):
+            raise unavailable(f"Not all positions in {POSITIONS} could be removed.")
+
+    def _store(self, steps: Sequence[PendingAdvance], writer: str) -> list[PendingAdvance]:
+        try:
+            records = self._write([(step.place.index, step.record) for step in steps])
+        except RecordChanged as error:
+            advance = next(step.advance for step in steps if step.place.index == error.index)
+            checkpoint = self.checkpoints([advance.table])[advance.table.qualified]
+            ours = checkpoint is not None and checkpoint.writer == writer
+            raise mismatch(
+                advance.table, advance.start, checkpoint.position if checkpoint else None, ours=ours
+            ) from None
+        return [replace(step, record=record) for step, record in zip(steps, records, strict=True)]
+
+    def _read(self, places: Mapping[str, WritableIndex]) -> dict[str, Record]:
         """Read the record of each index, by the same keys. Only `found: false` says that there is
         none.
         """
-        if not indices:
+        if not places:
             return {}
-        answer = self._server.ask("POST", f"/{POSITIONS}/_mget", {"ids": list(indices.values())})
+        ids = [place.index for place in places.values()]
+        answer = self.server.ask("POST", f"/{POSITIONS}/_mget", {"ids": ids})
         items = answer.get("docs", ())
-        if len(items) != len(indices):
-            raise unavailable(
-                f"{POSITIONS} has answered for {len(items)} of {len(indices)} indices."
-            )
-        pairs = zip(indices.items(), items, strict=True)
-        return {key: self._record(index, item) for (key, index), item in pairs}
+        if len(items) != len(ids):
+            raise unavailable(f"{POSITIONS} has answered for {len(items)} of {len(ids)} indices.")
+        pairs = zip(places.items(), items, strict=True)
+        return {key: _record(place.index, item) for (key, place), item in pairs}
 
-    def _record(self, index: str, item: Mapping[str, Any]) -> Record:
-        kind = item.get("error", {}).get("type")
-        if item.get("found") is False or kind == "index_not_found_exception":
-            # The cluster itself says that there are no positions at all, as before the first start.
-            return Record()
-        if item.get("found") is True and item.get("_id") == index:
-            return Record.from_item(item, index.rsplit("@", 1)[1])
-        raise unavailable(f"The position of {index} can't be read: {kind or 'there is no answer'}.")
-
-    def write(self, records: Sequence[tuple[str, Record]]) -> list[Record]:
+    def _write(self, records: Sequence[tuple[str, Record]]) -> list[Record]:
         """Store the records that are still as they were read; returns them with the conditions of
         the next change.
 
         Durable on return.
 
         Raises:
-            Moved: one was not. The others are written.
+            RecordChanged: one was not. The others are written.
         """
         lines = []
         for index, record in records:
@@ -147,7 +169,7 @@ class Positions:
                 json.dumps({action: {"_index": POSITIONS, "_id": index, **record.condition}}),
                 record.to_json(),
             ]
-        answer = self._server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
+        answer = self.server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
         items = [next(iter(item.values())) for item in answer.get("items", ())]
         if len(items) != len(records):
             raise unavailable(
@@ -169,14 +191,19 @@ class Positions:
             for (_, record), item in zip(records, items, strict=True)
         ]
 
-    def forget(self, indices: Sequence[str]) -> None:
-        """Delete records; called before the indices are deleted, so that no index without rows has
-        a position.
-        """
-        if not indices:
-            return
-        lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]
-        answer = self._server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
-        statuses = [next(iter(item.values()))["status"] for item in answer["items"]]
-        if any(status >= 400 and status != 404 for status in statuses):
-            raise unavailable(f"Not all positions in {POSITIONS} could be removed.")
+
+def _require_indices(advances: Sequence[Advance], places: Mapping[str, WritableIndex]) -> None:
+    """Raise PositionLost for a deleted index: no other writer has taken over."""
+    for advance in advances:
+        if advance.table.qualified not in places:
+            raise mismatch(advance.table, advance.start, None, ours=True)
+
+
+def _record(index: str, item: Mapping[str, Any]) -> Record:
+    kind = item.get("error", {}).get("type")
+    if item.get("found") is False or kind == "index_not_found_exception":
+        # The cluster itself says that there are no positions at all, as before the first start.
+        return Record()
+    if item.get("found") is True and item.get("_id") == index:
+        return Record.from_item(item, index.rsplit("@", 1)[1])
+    raise unavailable(f"The position of {index} can't be read: {kind or 'there is no answer'}.")

@@ -15,6 +15,10 @@ from sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sinks.elasticsearch.server import Server
+
+SCANNED = "id string, document string"
+GROUPED = "table string, id string, document string"
 Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 PAGE_ROWS = 2000
 GROUP_ROWS = 5000
@@ -25,6 +29,30 @@ KEEP = "2m"
 COMPLETE_RESULTS = {"allow_partial_search_results": "false"}
 # A number may have more digits than Python takes for one; its value doesn't matter here.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+
+
+class PointsInTime:
+    """The points in time that the driver has opened for its scans.
+
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self._ids: list[str] = []
+
+    def open(self, index: str) -> str:
+        """Open a point in time at which all rows are seen that are written; returns its id."""
+        self._server.refresh([index])
+        self.close()
+        (answer,) = self._server.ask_groups("POST", [index], "/_pit", query={"keep_alive": KEEP})
+        self._ids.append(answer["id"])
+        return str(answer["id"])
+
+    def close(self) -> None:
+        """Close all of them: the server keeps what they may need."""
+        while self._ids:
+            self._server.ask("DELETE", "/_pit", {"id": self._ids.pop()}, absent={})
 
 
 def scanner(url: str, pit: str) -> Read:

@@ -19,8 +19,9 @@ from cdc.errors import Fenced, SinkUnavailable
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import ChunkLimits, Failure, Part, Verdicts
 from sinks.delta.sink import Delta
+from sinks.delta.table_commit import TableCommit
 from sinks.elasticsearch.executor import ElasticsearchWriter
-from sinks.elasticsearch.positions import POSITIONS
+from sinks.elasticsearch.positions import POSITIONS, Positions
 from sinks.elasticsearch.sink import Elasticsearch
 from sinks.memory import Memory
 from sinks.redis.executor import RedisWriter
@@ -140,27 +141,26 @@ def broken_elasticsearch(consumer: "Consumer", batch: Batch, seed: int) -> None:
         consumer.sink.apply(batch)
 
 
-def break_before(method: str) -> Crash:
-    """Dies where it would call a method of the sink."""
+def break_before(step: type, method: str) -> Crash:
+    """Dies where the sink would do a step of its batch."""
 
     def crash(consumer: "Consumer", batch: Batch, seed: int) -> None:
-        with survived(), mock.patch.object(consumer.sink, method, die):
+        with survived(), mock.patch.object(step, method, die):
             consumer.sink.apply(batch)
 
     return crash
 
 
-def break_after(method: str) -> Crash:
-    """Dies when a method of the sink has done its work."""
+def break_after(step: type, method: str) -> Crash:
+    """Dies when the sink has done a step of its batch."""
+    original = getattr(step, method)
+
+    def last(*arguments: Any, **options: Any) -> NoReturn:
+        original(*arguments, **options)
+        die()
 
     def crash(consumer: "Consumer", batch: Batch, seed: int) -> None:
-        original = getattr(consumer.sink, method)
-
-        def last(*arguments: Any) -> NoReturn:
-            original(*arguments)
-            die()
-
-        with survived(), mock.patch.object(consumer.sink, method, last):
+        with survived(), mock.patch.object(step, method, last):
             consumer.sink.apply(batch)
 
     return crash
@@ -197,15 +197,15 @@ SERVERS: Mapping[str, Sequence[Crash]] = {
     "redis": (broken_redis,),
     "elasticsearch": (
         broken_elasticsearch,
-        break_before("_commit"),
-        break_after("_commit"),
+        break_before(Positions, "finish"),
+        break_after(Positions, "finish"),
         lost_position,
     ),
     "delta": (
-        break_before("_append"),
-        break_after("_append"),
-        break_before("_merge"),
-        break_after("_merge"),
+        break_before(TableCommit, "append"),
+        break_after(TableCommit, "append"),
+        break_before(TableCommit, "merge"),
+        break_after(TableCommit, "merge"),
         restored("mirror"),
         restored("changes"),
     ),

@@ -66,7 +66,7 @@ def maker(
     if kind.startswith("delta"):
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
-            monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+            monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
             monkeypatch.setattr("sinks.delta.mirror.merge.SMALL_FILES", 3)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
@@ -95,7 +95,7 @@ def test_a_large_mirror_keeps_its_files(
     rows either way.
     """
     if large:
-        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.an_older_position_never_wins(harness)

@@ -23,6 +23,7 @@ from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
 from sinks.delta.log.history import Commit, Standing
 from sinks.delta.sink import Delta
+from sinks.delta.table_commit import TableCommit
 from tests.contract.crashes import die, survived
 from tests.contract.laws import Harness, row
 from tests.contract.switches import Moment
@@ -106,7 +107,7 @@ def change_everything(harness: Harness) -> None:
 def test_a_kill_between_the_two_commits_doubles_no_event(harness: Harness) -> None:
     """The next run cuts its batches another way."""
     batch = harness.batch(None, harness.topic.ends, "one")
-    with survived(), mock.patch.object(harness.sink, "_merge", die):
+    with survived(), mock.patch.object(TableCommit, "merge", die):
         harness.sink.apply(batch)
     harness.sink = harness.writer()
     for end in ((1, 1), (3, 1), None):
@@ -140,7 +141,7 @@ def test_a_batch_that_is_tried_again_with_changes_behind_goes_on(harness: Harnes
     rebuild(harness)
     change_everything(harness)
     batch = harness.batch(harness.position(), harness.topic.ends, "two")
-    with survived(), mock.patch.object(harness.sink, "_merge", die):
+    with survived(), mock.patch.object(TableCommit, "merge", die):
         harness.sink.apply(batch)
     harness.send(batch)
     assert_right(harness)
@@ -390,7 +391,7 @@ def test_names_that_are_carried(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
     harness = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)

@@ -14,7 +14,7 @@ from unittest import mock
 import deltalake
 import pytest
 
-import sinks.delta.sink
+import sinks.delta.batch_commit
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import DecodeError, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
@@ -109,7 +109,7 @@ class Warehouse:
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
     size: str = request.param
     return size
 
@@ -263,7 +263,7 @@ def without_word(text: str) -> Staged:
     return staged
 
 
-DECODE_STAGED = sinks.delta.sink._decode_staged
+DECODE_STAGED = sinks.delta.batch_commit._decode_staged
 
 
 class Mirrored(WarehouseWriter):
@@ -285,6 +285,6 @@ def test_planted(
     name: str,
     bug: object,
 ) -> None:
-    monkeypatch.setattr(sinks.delta.sink, name, bug)
+    monkeypatch.setattr(sinks.delta.batch_commit, name, bug)
     with pytest.raises(AssertionError):
         live(spark, unique, sink, monkeypatch)

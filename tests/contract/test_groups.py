@@ -216,7 +216,7 @@ def test_a_mirror_with_marked_rows_is_read_by_itself(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files still hold what was deleted."""
-    monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+    monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
     shelf.change(0, "d", laws.row("k1", 1))
     with psycopg.connect(shelf.dsn) as connection:
         connection.execute("DELETE FROM items0 WHERE a = 'k1'")

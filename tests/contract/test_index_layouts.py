@@ -192,7 +192,7 @@ def test_planted_changes_that_nobody_compares(
     server: httpx.Client, sink: Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server takes one more sub-field, and finds no older document by it."""
-    monkeypatch.setattr("sinks.elasticsearch.sink.require_same_fields", lambda *_: None)
+    monkeypatch.setattr("sinks.elasticsearch.tables.require_same_fields", lambda *_: None)
     sink.prepare(items("id name"))
     indexed(server, sink, items("id name"), {"name": "a"})
     table = items("id name", fields={"name": {"fields": {"raw": {"type": "keyword"}}}})

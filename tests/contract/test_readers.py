@@ -170,7 +170,7 @@ class History:
         self._note("rebuilt")
         self.roll_back()
         self._note("rolled back")
-        patch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+        patch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
         self.change()
         self._note("marked")
         self.rebuild()
@@ -299,7 +299,7 @@ def test_what_was_named_elsewhere_is_gathered(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
     """A warehouse of an earlier version: by the first batch of the next run, for every row."""
-    monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+    monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
     history = History(spark, tmp_path)
     fill(history.harness)
     names = {history.harness.table.qualified: new_generation()}

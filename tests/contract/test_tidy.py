@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from sinks.delta import generations
+from sinks.delta import cleanup, folders, generations
 from sinks.delta.log.commits import Commits
 from sinks.delta.sink import Delta
 from tests.contract import laws
@@ -27,9 +27,9 @@ def tidied(
     """A warehouse that looks after each batch for what is to be removed; with rows marked as
     deleted, or without.
     """
-    monkeypatch.setattr("sinks.delta.sink.CLEANUP_S", 0)
+    monkeypatch.setattr("sinks.delta.cleanup.CLEANUP_S", 0)
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.sink.REWRITE_BYTES", 0)
+        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
     return Delta("warehouse", str(tmp_path), unique)
 
 
@@ -59,7 +59,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     )
     for name in (orphan, foreign, old_file):
         (mirror / name).write_bytes(b"")
-    long_ago = time.time() - generations.UNCOMMITTED_S - 60
+    long_ago = time.time() - cleanup.UNCOMMITTED_S - 60
     os.utime(mirror / old_file, (long_ago, long_ago))
     commits = Commits()
     commit, live = commits.last_commit(str(mirror)), commits.opened_table(str(mirror))
@@ -75,7 +75,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     assert not (third - second - {foreign}) & fifth
     assert harness.view() == harness.topic.model()
     assert sorted(spark.read.format("delta").load(clone).collect()) == rows
-    generations.remove_paths(spark, [clone])
+    folders.remove_paths(spark, [clone])
     change(5)
     last = change(6)
     assert not last & second - {Path(path).name for path in in_use(spark, mirror)}
@@ -86,7 +86,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
 def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
     table = Commits().table(str(mirror))
     assert table
-    return generations._paths(spark, table, str(mirror))
+    return cleanup._paths(spark, table, str(mirror))
 
 
 def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:
@@ -101,7 +101,7 @@ def test_links_go_with_who_needs_them(
     """Those of a switch that was killed before its commit, those of what was shown and of what was
     kept.
     """
-    monkeypatch.setattr("sinks.delta.sink.CLEANUP_S", 0)
+    monkeypatch.setattr("sinks.delta.cleanup.CLEANUP_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.fill(harness)
@@ -148,7 +148,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
         harness.topic.add("u", laws.row("k1", 1, "later"))
         harness.apply(writer="later")
     assert not tidied.promote([harness.table], names)
-    assert generations.names(spark, live) == ["another"]
+    assert folders.generation_names(spark, live) == ["another"]
     assert harness.view() == harness.topic.model()
 
 
@@ -163,7 +163,7 @@ def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> No
     marks = list(Path(folder).glob("*/deletion_vector_*.bin"))
     assert marks
     assert commits.table(folder)
-    candidates = generations.remove_unreferenced(spark, commits, folder, set())
-    generations.remove_unreferenced(spark, commits, folder, candidates)
+    candidates = cleanup.remove_unreferenced(spark, commits, folder, set())
+    cleanup.remove_unreferenced(spark, commits, folder, candidates)
     assert all(path.exists() for path in marks)
     assert spark.read.format("delta").load(folder).count() == 9

@@ -27,6 +27,7 @@ import redis
 
 from cdc.errors import SettingsError
 from cdc.postgres import source
+from cdc.views.emission import SLICE
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 from tests.support.document_history import History
@@ -928,6 +929,29 @@ def case_43_compaction_takes_what_a_crashed_batch_applied(history: History) -> N
     history.compact()
     history.settle()
     assert history.index_entries() == {}
+
+
+@case
+def case_47_a_large_fan_out_delays_no_other_document(history: History) -> None:
+    library(history, BOOK_DOCS + "  tag_docs: {root: lib.tags, to: [topic]}\n")
+    history.do(
+        "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B')",
+        "INSERT INTO lib.books SELECT n, 1 + n / 9000, 't' FROM generate_series(1, 9000) n",
+        "INSERT INTO lib.tags VALUES (1, 'x')",
+    )
+    history.settle()
+    history.do("UPDATE lib.authors SET name = 'renamed' WHERE id = 1")
+    history.apply()
+    history.send("after sent")
+    history.forget_emitted()
+    # Meanwhile something else changes, in this view and in another.
+    history.do("UPDATE lib.books SET title = 'new' WHERE id = 9000")
+    history.do("UPDATE lib.tags SET name = 'y'")
+    history.settle()
+    order = history.emitted_ids
+    assert len(order) > 6000
+    assert order.index("book_docs/9000") < SLICE
+    assert order.index("tag_docs/1") <= 2 * SLICE
 
 
 @pytest.mark.parametrize("name", CASES)

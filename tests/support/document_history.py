@@ -340,12 +340,12 @@ class History:
 
         report = Report()
         try:
-            emission.send(state, report, write)
+            while not report.done:
+                emission.send(state, report, write)
         except Crash:
             # The next process is another writer.
             self.writer = uuid4().hex
         else:
-            assert report.done
             assert crash is None, f"nothing came to {crash}"
 
     def batch(self, *only: str | Partition) -> None:

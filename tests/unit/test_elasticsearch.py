@@ -9,10 +9,10 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome
+from sinks.elasticsearch.checkpoint import Record
 from sinks.elasticsearch.client import join_names
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.ids import LONGEST_ID, document_id
-from sinks.elasticsearch.positions import Record
 from sinks.elasticsearch.sink import Elasticsearch
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")

@@ -43,6 +43,6 @@ def test_a_view_is_outlined_in_the_words_of_the_file(tmp_path: Path) -> None:
 
 def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:
     documents = DocumentsStatus({"a.b": 7}, {"a.b": 2000}, {"b_docs": 60000, "c_docs": 0}, 1)
-    text = shown(render.status(Status("shop", documents=documents), "ok", ["Well."]))
+    text = shown(render.status(Status("shop", documents=documents), "Well."))
     rows = [line.split() for line in text.splitlines() if "_docs" in line]
     assert rows == [["b_docs", "60,000", "a.b", "7", "2.0", "kB"], ["c_docs", "0"]]

@@ -4,17 +4,17 @@ deltalake doesn't write deletion vectors, so such commits go through Spark.
 """
 
 from collections.abc import Sequence
-from typing import Any
-
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from cdc.model.position import ViewCheckpoint
 from sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from sinks.delta.log.commits import APPLICATION
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-def begin(spark: SparkSession, folder: str) -> Any:
+
+def begin(spark: "SparkSession", folder: str) -> Any:
     """Begin a transaction that fails after any other commit to the table."""
     transaction = log(spark, folder).startTransaction(*none(spark, 2))
     transaction.readWholeTable()
@@ -22,7 +22,7 @@ def begin(spark: SparkSession, folder: str) -> Any:
 
 
 def commit(
-    spark: SparkSession,
+    spark: "SparkSession",
     transaction: Any,
     actions: Sequence[Any],
     operation: Any,
@@ -33,6 +33,7 @@ def commit(
     Raises SinkUnavailable when another commit came in between.
     """
     import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
+    from pyspark.errors import PySparkException
 
     numbers = [] if number is None else [number]
     number_actions = [
@@ -47,7 +48,7 @@ def commit(
         raise commit_conflict() from None
 
 
-def update(spark: SparkSession, checkpoint: ViewCheckpoint, number: int) -> Any:
+def update(spark: "SparkSession", checkpoint: ViewCheckpoint, number: int) -> Any:
     """Make the name of a commit that brings rows.
 
     Not MERGE: Delta demands figures of it that only its own plan counts.
@@ -59,7 +60,7 @@ def update(spark: SparkSession, checkpoint: ViewCheckpoint, number: int) -> Any:
     )
 
 
-def switch(spark: SparkSession) -> Any:
+def switch(spark: "SparkSession") -> Any:
     """Make the name of a commit that brings another generation."""
     return single(package(spark), "DeltaOperations$ManualUpdate")
 
@@ -69,17 +70,17 @@ def files(snapshot: Any) -> list[Any]:
     return list(snapshot.allFiles().collectAsList())
 
 
-def snapshot(spark: SparkSession, folder: str) -> Any:
+def snapshot(spark: "SparkSession", folder: str) -> Any:
     """Load the newest version of a table."""
     return log(spark, folder).update(False, *none(spark, 2))
 
 
-def log(spark: SparkSession, folder: str) -> Any:
+def log(spark: "SparkSession", folder: str) -> Any:
     """Open the log (`DeltaLog`) of a table."""
     return package(spark).DeltaLog.forTable(spark._jsparkSession, folder)
 
 
-def package(spark: SparkSession) -> Any:
+def package(spark: "SparkSession") -> Any:
     """Return Delta's package of Scala classes."""
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.sql.delta
@@ -90,25 +91,25 @@ def single(package: Any, name: str) -> Any:
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
-def none(spark: SparkSession, times: int) -> list[Any]:
+def none(spark: "SparkSession", times: int) -> list[Any]:
     """Return Scala's None so many times, for optional arguments."""
     jvm: Any = spark._jvm
     return [jvm.scala.Option.apply(None)] * times
 
 
-def some(spark: SparkSession, value: Any) -> Any:
+def some(spark: "SparkSession", value: Any) -> Any:
     """Wrap a value as Scala's Some."""
     jvm: Any = spark._jvm
     return jvm.scala.Option.apply(value)
 
 
-def items(spark: SparkSession, values: Any) -> list[Any]:
+def items(spark: "SparkSession", values: Any) -> list[Any]:
     """List what a Scala sequence contains."""
     jvm: Any = spark._jvm
     return list(jvm.scala.jdk.javaapi.CollectionConverters.asJava(values))
 
 
-def seq(spark: SparkSession, values: Sequence[Any]) -> Any:
+def seq(spark: "SparkSession", values: Sequence[Any]) -> Any:
     """Make a Scala sequence."""
     jvm: Any = spark._jvm
     array = jvm.java.util.ArrayList()

@@ -6,12 +6,9 @@ the log as a DataFrame.
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
 import deltalake
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from cdc.model.position import ViewCheckpoint
 from sinks.delta.files import links
@@ -21,18 +18,24 @@ from sinks.delta.log.add_files import DELETION_VECTORS
 from sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
 from sinks.delta.log.history import CLEARED
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 PROPERTIES = {DELETION_VECTORS: ("delta.enableDeletionVectors", "true")}
 """Properties of features that the name of the feature alone wouldn't switch on."""
 VECTOR_FILE = re.compile(r"deletion_vector_([0-9a-f-]+)\.bin$")
 """The name of a file of deletion vectors, with its id; it may lie in a folder below the table's."""
 
 
-def enable_features(spark: SparkSession, folder: str, features: Iterable[str]) -> None:
+def enable_features(spark: "SparkSession", folder: str, features: Iterable[str]) -> None:
     """Demand features of a table's readers from now on.
 
     With DELETION_VECTORS the table may have some. Not through deltalake, which would demand support
     of variants too. Raises SinkUnavailable: another commit came in between.
     """
+    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
+    from pyspark.errors import PySparkException
+
     settings = (PROPERTIES.get(name, (f"delta.feature.{name}", "supported")) for name in features)
     properties = ", ".join(f"'{name}' = '{value}'" for name, value in settings)
     try:
@@ -43,7 +46,7 @@ def enable_features(spark: SparkSession, folder: str, features: Iterable[str]) -
         raise commit_conflict() from None
 
 
-def drop_deletion_vectors(spark: SparkSession, folder: str, version: int) -> None:
+def drop_deletion_vectors(spark: "SparkSession", folder: str, version: int) -> None:
     """Stop demanding support of deletion vectors from a table's readers.
 
     The table has none in this version. Raises SinkUnavailable: there is a newer version.
@@ -66,7 +69,7 @@ def drop_deletion_vectors(spark: SparkSession, folder: str, version: int) -> Non
 
 
 def switch(
-    spark: SparkSession,
+    spark: "SparkSession",
     commits: Commits,
     live: str,
     generation: str,
@@ -91,7 +94,7 @@ def switch(
 
 
 def link_all_files(
-    spark: SparkSession, folder: str, version: int, checkpoint: ViewCheckpoint, number: int
+    spark: "SparkSession", folder: str, version: int, checkpoint: ViewCheckpoint, number: int
 ) -> None:
     """Give a table links to all of its files, wherever they lie.
 
@@ -105,7 +108,7 @@ def link_all_files(
 
 
 def clone(
-    spark: SparkSession,
+    spark: "SparkSession",
     source: deltalake.DeltaTable,
     folder: str,
     target: str,
@@ -118,7 +121,7 @@ def clone(
     _replace_files(spark, jvm.begin(spark, target), snapshot, jvm.switch(spark), checkpoint, 2)
 
 
-def paths(spark: SparkSession, folder: str) -> list[str]:
+def paths(spark: "SparkSession", folder: str) -> list[str]:
     """List where the files of a table lie, and those of its deletion vectors."""
     snapshot = jvm.snapshot(spark, folder)
     log, file_paths = snapshot.deltaLog(), []
@@ -130,7 +133,7 @@ def paths(spark: SparkSession, folder: str) -> list[str]:
     return [path.toUri().toString() for path in file_paths]
 
 
-def _begin(spark: SparkSession, folder: str, version: int) -> Any:
+def _begin(spark: "SparkSession", folder: str, version: int) -> Any:
     """Begin a transaction on a version that was read before.
 
     Raises SinkUnavailable when there is a newer one.
@@ -142,7 +145,7 @@ def _begin(spark: SparkSession, folder: str, version: int) -> Any:
 
 
 def _replace_files(
-    spark: SparkSession,
+    spark: "SparkSession",
     transaction: Any,
     source: Any,
     operation: Any,
@@ -164,7 +167,7 @@ def _replace_files(
         jvm.commit(spark, transaction, actions, operation, number)
 
 
-def _share(spark: SparkSession, file: Any, source: Any, target: str) -> Any:
+def _share(spark: "SparkSession", file: Any, source: Any, target: str) -> Any:
     """Link a file and its deletion vector into another table's folder; return the action for it."""
     name, vector = links.share(_local(source), file.path(), target), file.deletionVector()
     if vector is None or not vector.isOnDisk():

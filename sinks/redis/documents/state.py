@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -121,9 +121,16 @@ class RedisState:
         return ids_by_text
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
-        """Read the lowest marks."""
+        """Read the lowest and the highest marks in one round trip."""
         key = dirty_key(self.prefix, view)
-        pairs = self._ask(lambda server: server.zrange(key, 0, limit - 1, withscores=True))
+
+        def ask(server: redis.Redis) -> list[Any]:
+            pipeline = server.pipeline(transaction=False)
+            pipeline.zrange(key, 0, limit // 2 - 1, withscores=True)
+            pipeline.zrange(key, 0, limit - limit // 2 - 1, desc=True, withscores=True)
+            return list(pipeline.execute())
+
+        pairs = chain.from_iterable(self._ask(ask))
         return {row_id.decode(): f"{mark:.0f}" for row_id, mark in pairs}
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:

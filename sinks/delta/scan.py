@@ -1,18 +1,38 @@
 """Scan of a mirror: executors turn its columns into the documents that the other views store."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cdc.codec.table import codec
 from cdc.model.table import Table
+from cdc.sink.lane_run import freeze_gc_after
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 ArrowMap = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 """A function for `mapInArrow`: batches of a partition in, batches out."""
 SCANNED = "id string, document string"
 ROW_ID = "_cdc_id"
+
+
+def scan_mirror(
+    spark: "SparkSession", table: Table, folder: str, ids: Sequence[str] | None
+) -> "DataFrame":
+    """Read the rows of the mirror in a folder, or those of some ids: SCANNED."""
+    from pyspark.sql import functions as F
+
+    mirror = spark.read.format("delta").load(folder)
+    if ids is not None:
+        requested = spark.createDataFrame([(row_id,) for row_id in ids], f"{ROW_ID} string")
+        mirror = mirror.join(F.broadcast(requested), ROW_ID, "left_semi")
+    needed = {ROW_ID, *(column.name for column in table.columns)}
+    names = {f"c{number}": name for number, name in enumerate(mirror.columns)}
+    # By number: Spark parses a dot or a backtick in a name.
+    columns = [number for number, name in names.items() if name in needed]
+    rows = mirror.toDF(*names).select(*columns)
+    return rows.mapInArrow(freeze_gc_after(document_reader(table, names)), SCANNED)
 
 
 def document_reader(table: Table, names: Mapping[str, str]) -> ArrowMap:

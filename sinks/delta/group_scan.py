@@ -11,7 +11,7 @@ from cdc.model.table import Table
 from sinks.delta.files import parquet
 from sinks.delta.log import add_files
 from sinks.delta.log.commits import Commits
-from sinks.delta.mirror.scan import ArrowMap, documents, row_ids
+from sinks.delta.scan import ArrowMap, documents, row_ids
 
 if TYPE_CHECKING:
     import deltalake

@@ -1,0 +1,102 @@
+"""Generations of the index: each view's is an index of its own, and the readers' aliases say which
+are live.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from cdc.model.table import Table
+from cdc.sink.contract import wait_until_caught_up, would_go_back
+from sinks.elasticsearch.checkpoint import Record
+from sinks.elasticsearch.indices import generation_of
+from sinks.elasticsearch.layout import Layout
+from sinks.elasticsearch.positions import Positions
+from sinks.elasticsearch.server import Server
+from sinks.elasticsearch.tables import Tables
+from sinks.elasticsearch.write_block import WriteBlock
+
+
+def promote(
+    live: Positions,
+    candidate: Positions,
+    tables: Sequence[Table],
+    names: Mapping[str, str],
+    sink: str,
+) -> dict[str, str]:
+    """Switch all aliases in one request; see `Sink.promote`.
+
+    Meanwhile nobody writes to what readers see, so that it isn't ahead. A batch that is cut by this
+    has shown some rows already: the new generation has to have them as well.
+    """
+    server, indices = live.server, live.indices
+    live_indices = {name: place.index for name, place in indices.find(tables).items()}
+    new_indices = {table.qualified: indices.name(table, names[table.qualified]) for table in tables}
+    switched = [
+        table
+        for table in tables
+        if live_indices.get(table.qualified) != new_indices[table.qualified]
+    ]
+    if not switched:
+        return {}
+    replaced = {
+        table.qualified: live_indices[table.qualified]
+        for table in switched
+        if table.qualified in live_indices
+    }
+    wait_until_caught_up(lambda: _is_caught_up(candidate, switched, live.records(switched)), sink)
+    block = WriteBlock(server)
+    try:
+        block.set(replaced.values())
+        wait_until_caught_up(
+            partial(_is_caught_up, candidate, switched, live.records(switched)), sink
+        )
+        _prepare_for_readers(server, switched, new_indices)
+        server.switch(indices.switch_actions(switched, live_indices, new_indices))
+    finally:
+        block.release(replaced.values())
+    return {name: generation_of(index) for name, index in replaced.items()}
+
+
+def drop_unreferenced(
+    views: Tables, positions: Positions, tables: Sequence[Table], keep: Mapping[str, str]
+) -> None:
+    """Delete the indices that are neither live nor kept, their positions first."""
+    names_by_table = positions.indices.generations(tables)
+    candidates = ((table, name) for table in tables for name in names_by_table[table.qualified][1:])
+    views.remove(
+        [
+            positions.indices.name(table, name)
+            for table, name in candidates
+            if name != keep.get(table.qualified)
+        ]
+    )
+
+
+def _prepare_for_readers(
+    server: Server, tables: Sequence[Table], indices: Mapping[str, str]
+) -> None:
+    """Restore the settings that made the load cheap, and let searches see the rows.
+
+    Indices with the same settings share requests.
+    """
+    indices_by_settings: dict[str, list[str]] = {}
+    for table in tables:
+        indices_by_settings.setdefault(json.dumps(Layout.of(table).restored_settings), []).append(
+            indices[table.qualified]
+        )
+    for settings, group in indices_by_settings.items():
+        server.ask_groups("PUT", group, "/_settings", json.loads(settings))
+    server.refresh(indices.values())
+
+
+def _is_caught_up(
+    candidate: Positions, tables: Sequence[Table], live: Mapping[str, Record]
+) -> bool:
+    """Say whether every view of the candidate has what readers may have seen of the live one."""
+    checkpoints = candidate.checkpoints(tables)
+    pairs = [(record, checkpoints[name]) for name, record in live.items() if record.visible]
+    return all(
+        stored and not would_go_back(stored, record.visible_checkpoint(stored.position))
+        for record, stored in pairs
+    )

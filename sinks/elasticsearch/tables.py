@@ -1,0 +1,116 @@
+"""The indices of tables: made, given what they lack, emptied and removed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cdc.model.generation import new_generation
+from cdc.model.table import Table
+from sinks.elasticsearch.client import Refusal
+from sinks.elasticsearch.layout import (
+    INDEX_SETTINGS,
+    Layout,
+    layout_error,
+    require_same_fields,
+    settings_error,
+)
+from sinks.elasticsearch.positions import POSITIONS, Positions
+
+
+class Tables:
+    """The indices of a pipeline's tables, or of generations of them.
+
+    sink: name of the sink in messages. Threads: of the sink's, see `cdc.sink.contract.Sink`.
+    Errors: those of `Server`.
+    """
+
+    def __init__(self, sink: str, positions: Positions) -> None:
+        self._sink, self._positions = sink, positions
+        self._server, self._indices = positions.server, positions.indices
+
+    def create(self, table: Table) -> None:
+        """Create the index of a table, or add missing fields to an existing one.
+
+        Raises:
+            SchemaMismatch: see `Sink.prepare`.
+        """
+        self._server.create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
+        if place := self._indices.find([table]).get(table.qualified):
+            self._adapt(table, place.index)
+        else:
+            self._make(table)
+
+    def require_fit(self, table: Table) -> None:
+        """Raise SchemaMismatch when an existing index has other fields.
+
+        Fields alone are compared: only the server can tell which settings an open index takes, by
+        taking them.
+        """
+        if place := self._indices.find([table]).get(table.qualified):
+            require_same_fields(table, self._sink, Layout.of(table), self._layout(place.index))
+
+    def clear(self, table: Table) -> None:
+        """Replace the index by a new one, which has no position yet; a generation's is removed."""
+        place = self._indices.find([table]).get(table.qualified)
+        if self._indices.generation(table) is None:
+            self._make(table)
+        if place:
+            self.remove([place.index])
+
+    def remove(self, indices: Sequence[str]) -> None:
+        """Delete positions, then indices: an index without its rows must not have a position."""
+        self._positions.forget(indices)
+        self._server.ask_groups(
+            "DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={}
+        )
+
+    def _make(self, table: Table) -> None:
+        """Create an index; readers see it unless it is of another generation."""
+        generation = self._indices.generation(table)
+        if generation is not None:
+            index = self._indices.name(table, generation)
+            return self._create(table, index, Layout.of(table).body(is_live=False))
+        return self._make_live(table)
+
+    def _make_live(self, table: Table) -> None:
+        index = self._indices.name(table, new_generation())
+        body = Layout.of(table).body(is_live=True)
+        live = {name: place.index for name, place in self._indices.find([table]).items()}
+        if not live:
+            # Created with its alias: each change of the cluster's state costs as much as the rest
+            # of a table's start.
+            return self._create(table, index, body | {"aliases": {self._indices.alias(table): {}}})
+        self._create(table, index, body)
+        return self._server.switch(
+            self._indices.switch_actions([table], live, {table.qualified: index})
+        )
+
+    def _create(self, table: Table, index: str, body: Mapping[str, Any]) -> None:
+        try:
+            self._server.create(index, body)
+        except Refusal as error:
+            raise layout_error(table, self._sink, error) from None
+
+    def _adapt(self, table: Table, index: str) -> None:
+        """Add the fields of new columns to an index, and settings that it takes while it is open.
+
+        Raises:
+            SchemaMismatch: it was made with others, and can't be changed.
+        """
+        layout, existing = Layout.of(table), self._layout(index)
+        require_same_fields(table, self._sink, layout, existing)
+        if changed := layout.changed_settings(existing):
+            settings = {f"index.{name}": value for name, value in changed.items()}
+            try:
+                self._server.ask_groups("PUT", [index], "/_settings", settings)
+            except Refusal as error:
+                if error.status != 400:
+                    raise
+                raise settings_error(table, self._sink, changed) from None
+        try:
+            self._server.ask_groups("PUT", [index], "/_mapping", layout.mapping(existing))
+        except Refusal as error:
+            raise layout_error(table, self._sink, error) from None
+
+    def _layout(self, index: str) -> Layout:
+        (mappings,) = self._server.ask_groups("GET", [index], "/_mapping")
+        return Layout.from_mapping(mappings[index]["mappings"])
