@@ -243,7 +243,7 @@ def _apply(
     if stopping.is_set():
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
-    with spark_on(master) as spark:
+    with spark_on(master, context.executors(names)) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
         documents = (
             [context.document_stream(spark)] if keeps_documents and not stopping.is_set() else []
