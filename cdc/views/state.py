@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from cdc.model.position import Position
+from cdc.model.table import Table
 from cdc.sink.contract import Sink
-from cdc.views.plan import StatePlan
+from cdc.views.plan import StatePlan, Values, is_key
 from cdc.views.rows import Entries, StoredRow
 
 
@@ -131,3 +132,15 @@ class StateSink(Sink, Protocol):
 
     def open_state(self) -> Callable[[], State]:
         """Return what opens the state of the plan in any process; can be pickled."""
+
+
+def find_rows(
+    plan: StatePlan, state: State, table: Table, values: Values, texts: Collection[str]
+) -> Mapping[str, Collection[str]]:
+    """Return the ids of rows that have these values, by their text.
+
+    Where the values are the key, an id may be of no row.
+    """
+    if is_key(table, values):
+        return {text: (text,) for text in texts}
+    return state.members(table.qualified, plan.slots[table.qualified].index(values), texts)
