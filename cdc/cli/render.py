@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from rich.live import Live
 from rich.status import Status as Spinner
 from rich.text import Text
+from rich.tree import Tree
 
 from cdc.apply.progress import WORKING
 from cdc.cli.console import call
@@ -95,6 +96,46 @@ def views(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         for number, name in enumerate(row["tables"]):
             table.add_row(*((row["view"], name, sinks) if number == 0 else ("", name, "")))
     return table
+
+
+def view(described: Mapping[str, Any]) -> RenderableType:
+    """Draw a view as a tree of its tables, and what the state keeps of their rows."""
+    tree = Tree(Text(_place(described["view"], described)))
+    _add_places(tree, described)
+    state = _grid("table in the state", "columns", "indexed by")
+    for table in described["state"]:
+        indexes = "; ".join(", ".join(index) for index in table["indexes"])
+        state.add_row(table["table"], ", ".join(table["columns"]), indexes or "its key only")
+    return Group(tree, Text(), state)
+
+
+def _add_places(tree: Tree, described: Mapping[str, Any]) -> None:
+    for name, place in described.get("include", {}).items():
+        _add_places(tree.add(Text(_place(name, place))), place)
+
+
+def _place(name: str, place: Mapping[str, Any]) -> str:
+    """Say what a member is made of, on one line."""
+    parts = [f"{name}: {'list of ' if place.get('many') else ''}{place['table']}"]
+    pairs = place.get("on", {}).items()
+    parts += [f"on {' and '.join(f'{left} = {right}' for left, right in pairs)}"] if pairs else []
+    parts += [f"where {place['where']}"] if "where" in place else []
+    parts += [f"by {', '.join(place['order_by'])}"] if "order_by" in place else []
+    parts += [f"{place['limit']:,} at most"] if "limit" in place else []
+    shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
+    parts += [f"({', '.join(shown)})"] if shown else []
+    parts += [f"{member} = {call_}" for member, call_ in place.get("aggregates", {}).items()]
+    return ", ".join(parts)
+
+
+def views_plan(rows: Mapping[str, Mapping[str, bool]]) -> RenderableType:
+    """Draw what the next run makes again."""
+    grid = _grid("", "", "by the next cdc run")
+    for name, again in rows["views"].items():
+        grid.add_row("view", name, "all documents are made again" if again else "goes on")
+    for name, again in rows["tables"].items():
+        grid.add_row("table", name, "read again from its topic" if again else "goes on")
+    return grid
 
 
 def progress(sinks: Sequence[Progress]) -> RenderableType:
@@ -336,6 +377,7 @@ def status(snapshot: Status, nothing: str) -> RenderableType:
         _hops(snapshot),
         Text(),
         *_views(snapshot),
+        *_documents(snapshot),
         *_watch(snapshot),
         *_holes(snapshot),
     )
@@ -406,6 +448,26 @@ def _rank(sink: SinkStatus, view: ViewStatus) -> tuple[bool, bool, float, int]:
 def _watch(snapshot: Status) -> Iterator[Text]:
     if snapshot.definitions in WATCHED:
         yield Text(WATCHED[snapshot.definitions], "yellow")
+
+
+def _documents(snapshot: Status) -> Iterator[RenderableType]:
+    """Draw what the state of documents holds, and what is to be sent."""
+    if not (documents := snapshot.documents):
+        return
+    grid = _grid("documents of", ">to send", "from rows of", ">rows", ">size")
+    views, tables = list(documents.dirty.items()), list(documents.rows.items())
+    for number in range(max(len(views), len(tables))):
+        view, dirty = views[number] if number < len(views) else ("", None)
+        table, rows = tables[number] if number < len(tables) else ("", None)
+        grid.add_row(
+            view,
+            "" if dirty is None else f"{dirty:,}",
+            table,
+            "" if rows is None else f"{rows:,}",
+            "" if rows is None else decimal(documents.bytes[table]),
+        )
+    yield Text()
+    yield grid
 
 
 def _view_lag(view: ViewStatus) -> str:

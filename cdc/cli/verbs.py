@@ -309,15 +309,20 @@ def _look(context: Context) -> "Status":
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose
     from cdc.sink.contract import positions
-    from cdc.sink.factory import documents_reader
+    from cdc.sink.factory import documents_reader, sizes_reader
 
     started, pipeline = time.monotonic(), context.pipeline_to_show
     readers: Positions = {sink.name: partial(positions, sink) for sink in context.sinks(None)}
     if pipeline.views:
         readers = {**readers, STATE: documents_reader(pipeline)}
-    return diagnose(
-        collect(pipeline, positions=readers, progress=load_published(context.runs), started=started)
+    collected = collect(
+        pipeline,
+        positions=readers,
+        progress=load_published(context.runs),
+        sizes=sizes_reader(pipeline) if pipeline.views else None,
+        started=started,
     )
+    return diagnose(collected)
 
 
 @app.command()
