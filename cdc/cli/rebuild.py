@@ -50,7 +50,7 @@ def rebuild(
     Readers are switched to the new generation once it equals its source. Exit 8 when it differs, 10
     when that couldn't be decided: readers then keep the generation that they have.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.rebuild import show_build
     from cdc.model.column_names import combined_error, refusal_error
 
     (destination,) = context.obj.sinks([sink])
@@ -62,7 +62,7 @@ def rebuild(
         if (reason := refusal_error(captured, destination.refusals, destination.name))
     ]:
         raise combined_error(reasons)
-    with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
+    with spark_on(master) as spark, show_build(err, quiet=as_json) as show:
         retained = build(context.obj, spark, destination, tables, keep * 3600, show)
     _print_result(sink, retained, as_json, "readers see the new generation")
 
@@ -148,7 +148,7 @@ def generations(
 
     Shows which one is live, and which are being built or retained for a rollback.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.rebuild import draw_generations
     from cdc.generations.registry import Registry
     from cdc.kafka.topics import Topics
 
@@ -166,7 +166,7 @@ def generations(
         ]
     if as_json:
         return print_json({"generations": rows})
-    out.print(render.generations(rows))
+    out.print(draw_generations(rows))
     return None
 
 

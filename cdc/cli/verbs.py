@@ -113,9 +113,9 @@ def up(
     endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
-    from cdc.cli import render
+    from cdc.cli.screens.listings import draw_endpoints
 
-    out.print(render.endpoints(endpoints.to_dict()))
+    out.print(draw_endpoints(endpoints.to_dict()))
     return None
 
 
@@ -225,7 +225,7 @@ def _apply(
     from cdc.apply.progress import publish
     from cdc.apply.supervisor import supervise
     from cdc.audit.lowered_settings import restore
-    from cdc.cli import render
+    from cdc.cli.screens.run import show_progress
     from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
     from cdc.kafka.topics import Topics
@@ -250,7 +250,7 @@ def _apply(
         )
         with (
             compare_periodically(context.load) as uncompared_s,
-            render.live(err, quiet=quiet) as show,
+            show_progress(err, quiet=quiet) as show,
         ):
 
             def tick(progress: "list[Progress]") -> None:
@@ -300,10 +300,10 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     if as_json:
         print_json(document(health))
     else:
-        from cdc.cli import render
+        from cdc.cli.screens.status import draw_status
 
         lines = [sentence(problem) for problem in health.problems] or [slow_hop(health)]
-        out.print(render.status(health, verdict(health), lines))
+        out.print(draw_status(health, verdict(health), lines))
     raise typer.Exit(exit_code(health))
 
 

@@ -17,7 +17,7 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
 
     Shows the tables that each is made of, its topic, and the sinks that hold it.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.listings import draw_views
 
     rows = [
         {
@@ -31,7 +31,7 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
     ]
     if as_json:
         return print_json({"views": rows})
-    out.print(render.views(rows) if rows else "the pipeline file has no views")
+    out.print(draw_views(rows) if rows else "the pipeline file has no views")
     return None
 
 

@@ -97,9 +97,8 @@ def test_a_room_is_no_hall() -> None:
 
 
 def test_verbs_that_need_no_spark_start_without_it() -> None:
-    names = (
-        "cdc.cli.verbs, cdc.observe.collection, cdc.cli.render, cdc.verify.barrier, compose.stack"
-    )
+    names = "cdc.cli.verbs, cdc.observe.collection, cdc.verify.barrier, compose.stack"
+    names += ", cdc.cli.screens.run, cdc.cli.screens.status"
     names += ", cdc.capture.connector, migrations, sinks"
     names += ", sinks.redis.sink, sinks.elasticsearch.sink, sinks.delta.sink"
     code = f"import {names}, sys; sys.exit('pyspark' in sys.modules)"

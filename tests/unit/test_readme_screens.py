@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cdc.cli import console, render
+from cdc.cli import console
+from cdc.cli.screens.status import draw_status
 from cdc.model import wording
 from cdc.model.outcome import Applied
 from cdc.observe.diagnosis import diagnose, sentence, verdict
@@ -65,7 +66,7 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     shown = Console(file=io.StringIO(), width=200)
     shown.print(
-        render.status(state, verdict(state), [sentence(problem) for problem in state.problems])
+        draw_status(state, verdict(state), [sentence(problem) for problem in state.problems])
     )
     printed: Any = shown.file
     lines = printed.getvalue().splitlines()
