@@ -63,7 +63,7 @@ def init(
 
 
 def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draft.PipelineDraft:
-    from cdc.config.settings import TableSettings
+    from cdc.config.source_settings import TableSettings
     from cdc.postgres import catalog, source
 
     with source.connect(dsn) as connection:

@@ -18,7 +18,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
-from cdc.config.settings import Pipeline, TableSettings
+from cdc.config.settings import Pipeline
+from cdc.config.source_settings import TableSettings
 from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model import column_names, pg_types

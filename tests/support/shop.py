@@ -12,7 +12,8 @@ from psycopg import sql
 
 import migrations
 from cdc.capture.connector import register
-from cdc.config.settings import Pipeline, TableSettings
+from cdc.config.settings import Pipeline
+from cdc.config.source_settings import TableSettings
 from cdc.control.control_topics import Control
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SourceError
