@@ -34,8 +34,9 @@ from cdc.audit.lowered_settings import (
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
-from cdc.kafka.log_continuity import pending_records, refuse_incomparable
+from cdc.kafka.log_refusals import refuse_incomparable
 from cdc.kafka.topics import Topics
+from cdc.kafka.unread_records import pending_records
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Sink

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.console import Json, out, print_json
-from cdc.postgres import source
+from cdc.postgres import table_survey
 
 app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
 ViewName = Annotated[str, typer.Argument(help="A view of the pipeline file.")]
@@ -40,7 +40,7 @@ def sql(context: typer.Context, name: ViewName) -> None:
     """Print the query that gives the view's documents in Postgres, which `cdc verify` compares
     with.
     """
-    view = source.table_named(context.obj.views, f"view.{name}")
+    view = table_survey.table_named(context.obj.views, f"view.{name}")
     assert view.derivation is not None
     # Not through `out`, which wraps at the width of the terminal.
     typer.echo(f"{view.derivation.query};")

@@ -18,7 +18,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Ledger, TopicShape
-from cdc.kafka.log_continuity import check_shape, missing_topic
+from cdc.kafka.log_refusals import check_shape, missing_topic
 from cdc.kafka.records import (
     TIMEOUT_MS,
     Record,

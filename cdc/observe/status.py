@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from cdc.control.definitions import Watch
 from cdc.model.outcome import Applied
-from cdc.postgres import source
+from cdc.postgres import replication_slot
 
 Severity = Literal["down", "degraded"]
 
@@ -128,7 +128,7 @@ class Status:
 
     pipeline: str
     connector: ConnectorStatus | None = None
-    slot: source.Slot | None = None
+    slot: replication_slot.Slot | None = None
     heartbeat: HeartbeatStatus | None = None
     sinks: tuple[SinkStatus, ...] = ()
     problems: tuple[Problem, ...] = field(default=())

@@ -13,7 +13,8 @@ import pytest
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.log_continuity import Continuity, Discontinued
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.records import Record, kafka
 from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import CreatedTopic, ExistingTopic, Topics

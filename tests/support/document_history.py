@@ -29,7 +29,7 @@ from cdc.model.outcome import Advance
 from cdc.model.pg_types import base_type
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
-from cdc.postgres import catalog, source
+from cdc.postgres import catalog, source, table_survey
 from cdc.sink.lane import ChunkLimits, Lane
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
@@ -167,7 +167,7 @@ class History:
         pipeline = settings.load(path, {})
         names = catalog.find_tables(self.connection, pipeline).names
         self.pipeline: Pipeline = pipeline.with_tables(names)
-        self.tables = source.describe(self.connection, self.pipeline)
+        self.tables = table_survey.describe(self.connection, self.pipeline)
         self.views = {view.name: view for view in resolve_views(self.pipeline, self.tables)}
         self.plan = StatePlan(tuple(self.views.values()))
         self.topic_ids = {table.topic: table.topic for table in self.tables}

@@ -17,7 +17,7 @@ from cdc.model import wording
 from cdc.model.outcome import Applied
 from cdc.observe.diagnosis import diagnose, sentence, verdict
 from cdc.observe.status import ConnectorStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
-from cdc.postgres.source import Slot
+from cdc.postgres.replication_slot import Slot
 from cdc.verify.comparison import Comparison
 from docs.generate import FOLDER
 from sample import demo
