@@ -18,7 +18,8 @@ from cdc.control import registrations
 from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
-from cdc.kafka.topics import CreatedTopic, Topics
+from cdc.kafka.topic_setup import CreatedTopic, ensure_topics
+from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres import replication_slot, source, table_survey
@@ -114,7 +115,9 @@ def register(
         )
         connect.validate(config)
         created = [
-            topic.topic for topic in topics.ensure(pipeline) if isinstance(topic, CreatedTopic)
+            topic.topic
+            for topic in ensure_topics(topics, pipeline)
+            if isinstance(topic, CreatedTopic)
         ]
         progress(f"{len(created)} topics created")
         registration = Registration(

@@ -80,6 +80,7 @@ def build(
     """
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
+    from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
     from cdc.rebuild.build import Rebuild, RebuildJob
     from cdc.verify.comparison import prove
@@ -98,7 +99,7 @@ def build(
         )
 
     with Topics(context.pipeline.kafka) as kafka:
-        kafka.ensure(context.pipeline)
+        ensure_topics(kafka, context.pipeline)
         settle_rollback(
             Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), kept_s
         )

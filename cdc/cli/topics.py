@@ -29,13 +29,14 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
             )
         return None
     from cdc.audit.lowered_settings import restore
+    from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")
-        ensured = kafka.ensure(pipeline)
+        ensured = ensure_topics(kafka, pipeline)
         ends = kafka.ends([topic.topic for topic in ensured])
     rows = [
         {

@@ -228,6 +228,7 @@ def _apply(
     from cdc.cli.screens.run import show_progress
     from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
+    from cdc.kafka.topic_setup import check_topics
     from cdc.kafka.topics import Topics
 
     stopping = limits.stopping
@@ -238,7 +239,7 @@ def _apply(
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")
-        kafka.check(pipeline)
+        check_topics(kafka, pipeline)
         registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
     if stopping.is_set():
         return [], []

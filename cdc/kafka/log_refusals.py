@@ -108,7 +108,7 @@ def renewal(table: str) -> str:
 def check_shape(
     topic: str, partitions: int, actual: int, policy: str, original: int | None = None
 ) -> None:
-    """Refuse a topic that differs from what `Topics.ensure` creates. Raises ConnectorError.
+    """Refuse a topic that differs from what `ensure_topics` creates. Raises ConnectorError.
 
     `original`: the number of partitions that it was created with; None if unknown.
     """

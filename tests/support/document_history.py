@@ -23,6 +23,7 @@ from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.config.settings import Pipeline
 from cdc.kafka.records import kafka
+from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
@@ -194,7 +195,7 @@ class History:
 
     def _make_topics(self) -> None:
         with Topics(self.pipeline.kafka) as topics:
-            topics.ensure(self.pipeline)
+            ensure_topics(topics, self.pipeline)
             ends = topics.ends([table.topic for table in self.tables])
             self.topic_ids = {topic: end.topic_id for topic, end in ends.items()}
 
