@@ -9,14 +9,10 @@ younger.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cdc.kafka.ledger import Compaction, Hole
 from cdc.kafka.records import RecordAddress
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
-
-if TYPE_CHECKING:
-    pass
 
 NextRecords = Mapping[RecordAddress, tuple[int, int] | None]
 """The offset of the first record at or after a place, and its time in Unix milliseconds; None:

@@ -17,7 +17,7 @@ from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.model.table import Column, Table, row_id
 from cdc.postgres import source, table_survey
-from cdc.verify.source_rows import row_query
+from cdc.postgres.row_query import row_query
 from cdc.views.aggregates import result_type
 from cdc.views.assemble import assemble
 from cdc.views.plan import Node, StatePlan, View

@@ -31,10 +31,10 @@ from cdc.model.pg_types import base_type
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
 from cdc.postgres import catalog, source, table_survey
+from cdc.postgres.row_query import row_query
 from cdc.sink.lane import ChunkLimits, Lane
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
-from cdc.verify.source_rows import row_query
 from cdc.views.emission import Emission, Report
 from cdc.views.engine import needs
 from cdc.views.plan import StatePlan, View

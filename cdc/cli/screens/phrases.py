@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from cdc.cli.console import call
 from cdc.model.wording import advice, duration, since_text
-
-if TYPE_CHECKING:
-    pass
 
 
 def with_advice(message: str, hint: str) -> str:
