@@ -29,6 +29,7 @@ from cdc.cli.console import (
     say,
 )
 from cdc.cli.extras import missing_extra
+from cdc.cli.workflow import WorkflowGroup
 from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
 
 app = typer.Typer(
+    cls=WorkflowGroup,
     help="Apply changes of Postgres, in order, to a search index, a cache and a warehouse.\n\n"
     "-p and --state may stand before or after the verb.",
     no_args_is_help=True,

@@ -419,6 +419,6 @@ def test_settings_are_in_force_on_return(
         topics.override({topic: {"segment.ms": value}})
         assert topics.overrides([topic])[topic].get("segment.ms") == value
     # A broker that doesn't take them over.
-    monkeypatch.setattr(topics, "_alter", lambda _: None)
+    monkeypatch.setattr(topics.admin, "alter", lambda _: None)
     with pytest.raises(ConnectorError, match=f"doesn't go by {topic}'s new settings"):
         topics.override({topic: {"segment.ms": "3600000"}})
