@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
+from cdc.cli.screens.grid import make_grid
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-from cdc.cli.screens.grid import make_grid
 
 
 def draw_endpoints(addresses: Mapping[str, str]) -> RenderableType:
