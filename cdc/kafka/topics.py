@@ -8,6 +8,7 @@ import uuid
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -25,6 +26,15 @@ from cdc.kafka.records import (
 )
 from cdc.kafka.topic_admin import TopicAdmin, topic_id
 from cdc.model.position import Position
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The copies of a partition, how many of them are in sync, and whether it has a leader."""
+
+    copies: int
+    in_sync: int
+    led: bool
 
 
 class Topics:
@@ -65,6 +75,35 @@ class Topics:
         """Those of the topics that exist."""
         with translated_errors(self.bootstrap):
             return set(self.admin.describe(topics))
+
+    def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
+        """The copies of each partition of those of the topics that exist."""
+        with translated_errors(self.bootstrap):
+            described = self.admin.describe(topics)
+        return {
+            topic: [
+                Replicas(
+                    len(partition["replica_nodes"]),
+                    len(partition["isr_nodes"]),
+                    partition["leader_id"] >= 0,
+                )
+                for partition in description["partitions"]
+            ]
+            for topic, description in described.items()
+        }
+
+    def brokers(self) -> tuple[int, dict[str, str]]:
+        """The number of brokers, and the settings of one of them."""
+        with translated_errors(self.bootstrap):
+            nodes = self.admin.client.describe_cluster()["brokers"]
+            (number, *_) = (node["broker_id"] for node in nodes)
+            resource = kafka.admin.ConfigResource(
+                kafka.admin.ConfigResourceType.BROKER, str(number)
+            )
+            (entries,) = self.admin.client.describe_configs([resource], config_filter="all")[
+                "broker"
+            ].values()
+        return len(nodes), {name: entry["value"] for name, entry in entries.items()}
 
     def topic_name(self, topic_id: str) -> str | None:
         """The name of the topic with this id; None if there is none."""
