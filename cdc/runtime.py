@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cdc.control.registrations import Registration
     from cdc.postgres.schema_changes import Definition
     from cdc.sink.contract import Sink
+    from cdc.views.plan import View
     from compose.endpoints import Endpoints
 
 
@@ -189,6 +190,13 @@ class Context:
         from cdc.views.tables import view_tables
 
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
+
+    @cached_property
+    def resolved_views(self) -> "tuple[View, ...]":
+        """The plans of the views of several tables. Raises SettingsError, SourceError."""
+        from cdc.views.resolve import resolve_views
+
+        return resolve_views(self.pipeline, self.tables)
 
     def check_views(self, connection: source.Connection) -> None:
         """Check the views of several tables against the source. Raises SettingsError, SourceError."""

@@ -116,7 +116,7 @@ def up(
     endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
-    from cdc.cli.screens.listings import draw_endpoints
+    from cdc.cli.screens.stack import draw_endpoints
 
     out.print(draw_endpoints(endpoints.to_dict()))
     return None
@@ -292,14 +292,18 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose, document, slow_hop
     from cdc.sink.contract import positions
-    from cdc.sink.factory import documents_reader
+    from cdc.sink.factory import documents_reader, sizes_reader
 
     started, pipeline = time.monotonic(), context.obj.pipeline_to_show
     readers: Positions = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
     if pipeline.views:
         readers = {**readers, STATE: documents_reader(pipeline)}
     collected = collect(
-        pipeline, positions=readers, progress=load_published(context.obj.runs), started=started
+        pipeline,
+        positions=readers,
+        progress=load_published(context.obj.runs),
+        sizes=sizes_reader(pipeline) if pipeline.views else None,
+        started=started,
     )
     health = diagnose(collected)
     if as_json:

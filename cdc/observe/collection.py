@@ -35,6 +35,7 @@ from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.status import (
     ConnectorStatus,
+    DocumentsStatus,
     HeartbeatStatus,
     SinkStatus,
     Status,
@@ -76,14 +77,17 @@ def collect(
     *,
     positions: Positions,
     progress: Mapping[str, Progress],
+    sizes: Callable[[], Mapping[str, Any]] | None = None,
     started: float | None = None,
 ) -> Status:
     """Ask every server at the same time. Raises nothing that a server causes, waits for none beyond
     ANSWER_S.
 
-    `started`: when the caller began, by the monotonic clock.
+    `sizes` reads what the state of documents holds. `started`: when the caller began, by the
+    monotonic clock.
     """
     started = started or time.monotonic()
+    documents = _start_request("state", sizes) if sizes else None
     tables = {name: _tables_of(pipeline, name) for name in positions}
     answers = _ask_servers(pipeline, tables, positions, started)
     report: TopicReport = answers["kafka"][0] or (None, {}, None)
@@ -106,7 +110,14 @@ def collect(
         ),
         tuple(finding for finding in (*unread, *changed, lowered) if finding),
         definitions,
+        _documents_status(documents, started) if documents else None,
     )
+
+
+def _documents_status(answer: "Future[Answer]", started: float) -> DocumentsStatus | None:
+    """The sizes; that the state can't be read is a problem of its positions already."""
+    sizes, _ = _await_answer("state", answer, started, ANSWER_S)
+    return DocumentsStatus(**sizes) if sizes is not None else None
 
 
 def _tables_of(pipeline: Pipeline, sink: str) -> tuple[Table, ...]:

@@ -98,6 +98,21 @@ class SinkStatus:
 
 
 @dataclass(frozen=True)
+class DocumentsStatus:
+    """What the state of documents holds, and has to do: see `cdc.views.state.StateSizes`.
+
+    rows, bytes  by table; bytes of rows and their entries, without indexes and keys
+    dirty        by view: documents to send; of a large fan-out those that remain
+    pending      chunks of changed rows whose documents aren't known yet
+    """
+
+    rows: Mapping[str, int]
+    bytes: Mapping[str, int]
+    dirty: Mapping[str, int]
+    pending: int
+
+
+@dataclass(frozen=True)
 class Status:
     """The state of a pipeline. A part that couldn't be read is None and has a finding."""
 
@@ -109,6 +124,8 @@ class Status:
     findings: tuple[Finding, ...] = ()
     definitions: Watch | None = None
     """How changes of table definitions are noticed; None when that couldn't be read."""
+    documents: DocumentsStatus | None = None
+    """None also without views of several tables."""
 
     def to_dict(self) -> dict[str, Any]:
         """The status as plain data, for JSON."""

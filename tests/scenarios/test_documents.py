@@ -127,7 +127,7 @@ def compare(world: "World") -> list[Comparison]:
     """`cdc verify`, in this process, whose Spark is warm; all views must be equal."""
     context = Context(world.file, world.folder)
     sinks, tables = context.sinks(None), context.select_views(None)
-    results = verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=60))
+    results = verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=180))
     assert [result.to_dict() for result in results if not result.equal] == []
     return results
 
@@ -266,7 +266,7 @@ def test_documents_are_made_without_the_source_and_without_a_sink(world: "World"
                 connection.execute("INSERT INTO items VALUES (%s, 0, 1, 2)", [number])
                 connection.commit()
             token = client.token(connection)
-            client.wait_for(documents, token, timeout_s=90)
+            client.wait_for(documents, token, timeout_s=300)
             assert cached(world, "order_docs", "1139")["customer"]["name"] == "x"
             # The first load, changes of all tables, and the wait: nobody has read a table.
             assert reads(world) == before
@@ -278,7 +278,7 @@ def test_documents_are_made_without_the_source_and_without_a_sink(world: "World"
     with redis.Redis.from_url(world.cache[:-1] + "4") as server:
         server.flushdb()
     with world.process("--until-caught-up"):
-        wait_until(lambda: states(world)["documents"] == "caught up", 120, "all documents")
+        wait_until(lambda: states(world)["documents"] == "caught up", 300, "all documents")
     assert reads(world) == before
     address = str(world.pipeline.sinks["search"].model_dump()["url"])
     stats = httpx.get(f"{address}/{world.name}*/_stats/search,get").json()["_all"]["total"]

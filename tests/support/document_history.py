@@ -159,8 +159,10 @@ class History:
 
     # Tables and views
 
-    def declare(self, views: str) -> None:
-        """Resolve views, given as the section of a pipeline file, with the tables as they are."""
+    def declare(self, views: str, *, prepare: bool = True) -> None:
+        """Resolve views, given as the section of a pipeline file, with the tables as they are;
+        `prepare`: and begin with them.
+        """
         name, bootstrap = self._broker or ("lib", "localhost:1")
         head = HEAD.format(name=name, dsn=self.connection.info.dsn, state=self.url, kafka=bootstrap)
         path = self._folder / "lib.yaml"
@@ -182,7 +184,8 @@ class History:
         }
         self._positions = Positions(Database("documents", self.url, PREFIX), None)
         self.topics |= {name: {} for name in self.views if name not in self.topics}
-        self.prepare()
+        if prepare:
+            self.prepare()
 
     def prepare(self) -> None:
         """Make the tables of the state ready, as a stream does; those that lack something begin
@@ -338,12 +341,12 @@ class History:
 
         report = Report()
         try:
-            emission.send(state, report, write)
+            while not report.done:
+                emission.send(state, report, write)
         except Crash:
             # The next process is another writer.
             self.writer = uuid4().hex
         else:
-            assert report.done
             assert crash is None, f"nothing came to {crash}"
 
     def batch(self, *only: str | Partition) -> None:

@@ -52,6 +52,7 @@ def draw_status(snapshot: Status, nothing: str) -> RenderableType:
         _hops(snapshot),
         Text(),
         *_views(snapshot),
+        *_documents(snapshot),
         *_watch(snapshot),
         *_holes(snapshot),
     )
@@ -108,6 +109,26 @@ def _rank(sink: SinkStatus, view: ViewStatus) -> tuple[bool, bool, float, int]:
 def _watch(snapshot: Status) -> Iterator[Text]:
     if snapshot.definitions in WATCHED:
         yield Text(WATCHED[snapshot.definitions], "yellow")
+
+
+def _documents(snapshot: Status) -> Iterator[RenderableType]:
+    """Draw what the state of documents holds, and what is to be sent."""
+    if not (documents := snapshot.documents):
+        return
+    grid = make_grid("documents of", ">to send", "from rows of", ">rows", ">size")
+    views, tables = list(documents.dirty.items()), list(documents.rows.items())
+    for number in range(max(len(views), len(tables))):
+        view, dirty = views[number] if number < len(views) else ("", None)
+        table, rows = tables[number] if number < len(tables) else ("", None)
+        grid.add_row(
+            view,
+            "" if dirty is None else f"{dirty:,}",
+            table,
+            "" if rows is None else f"{rows:,}",
+            "" if rows is None else decimal(documents.bytes[table]),
+        )
+    yield Text()
+    yield grid
 
 
 def _view_lag(view: ViewStatus) -> str:
