@@ -26,7 +26,7 @@ from rich.table import Table as Grid
 from cdc.cli.console import print_error
 from cdc.config import settings
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
@@ -72,7 +72,7 @@ class Demo:
         self.step("registering the connector; it takes a snapshot")
         self.verb("register")
         with source.connect(self.dsn) as connection:
-            self.tables = source.describe(connection, self.pipeline)
+            self.tables = table_survey.describe(connection, self.pipeline)
         self.sinks = [factory.build(self.pipeline, name) for name in self.pipeline.sinks]
         self.step("applying to three views: cdc run")
         self.start_run()

@@ -24,8 +24,10 @@ from cdc.control.definitions import Watch, watch
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, Unexpected
 from cdc.kafka.ledger import Ledger
-from cdc.kafka.log_continuity import Continuity, Discontinued, pending_records
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import Topics
+from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, find, find_error
 from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import Position, ViewCheckpoint, distance
@@ -39,7 +41,7 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.postgres import catalog, source
+from cdc.postgres import catalog, replication_slot, source, table_survey
 from cdc.quarantine.log import QuarantineLog
 from cdc.sink.remedy import classify
 
@@ -122,7 +124,10 @@ def _tables_of(pipeline: Pipeline, sink: str) -> tuple[Table, ...]:
     """The tables that a sink has views of, by name only; for the state of documents, those that
     documents are made of.
     """
-    captured, views = source.tables_by_name_only(pipeline), source.views_by_name_only(pipeline)
+    captured, views = (
+        table_survey.tables_by_name_only(pipeline),
+        table_survey.views_by_name_only(pipeline),
+    )
     if sink == STATE:
         used = {name for view in pipeline.views.values() for name in tables_of(view)}
         return tuple(table for table in captured if table.qualified in used)
@@ -220,9 +225,9 @@ def _unreachable(part: str, failure: CdcError) -> Finding:
     return find(code, subject, message, failure.hint, sink=sink)
 
 
-def _slot(pipeline: Pipeline) -> source.Slot | None:
+def _slot(pipeline: Pipeline) -> replication_slot.Slot | None:
     with source.connect(pipeline.source.dsn) as conn:
-        return source.slot(conn, pipeline.pipeline)
+        return replication_slot.slot(conn, pipeline.pipeline)
 
 
 def find_registration_troubles(pipeline: Pipeline) -> list[Finding]:

@@ -1,6 +1,6 @@
 """The state of each hop: Postgres -> connector -> topics -> each view, as plain data.
 
-`cdc.observe.collection` fills it, `cdc.observe.diagnosis` judges it, `cdc.cli.render` prints it.
+`cdc.observe.collection` fills it, `cdc.observe.diagnosis` judges it, `cdc.cli.screens.status` draws it.
 Invariant: every number is one that a server holds itself. What wasn't read is None.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from cdc.control.definitions import Watch
 from cdc.model.finding import Finding
 from cdc.model.outcome import Applied
-from cdc.postgres import source
+from cdc.postgres import replication_slot
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Status:
 
     pipeline: str
     connector: ConnectorStatus | None = None
-    slot: source.Slot | None = None
+    slot: replication_slot.Slot | None = None
     heartbeat: HeartbeatStatus | None = None
     sinks: tuple[SinkStatus, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from cdc.cli import render
+from cdc.cli.screens.status import draw_status
+from cdc.cli.screens.views import draw_view
 from cdc.observe.status import DocumentsStatus, Status
 from cdc.views.outline import outline, state_outline
 from cdc.views.plan import StatePlan
@@ -35,7 +36,7 @@ def test_a_view_is_outlined_in_the_words_of_the_file(tmp_path: Path) -> None:
             "indexes": [["on"]],
         }
     ]
-    drawn = shown(render.view(described))
+    drawn = shown(draw_view(described))
     assert "flight_docs: public.flights" in drawn
     assert "owner: public.airlines, on on = carrier" in drawn
     assert "public.planes" in drawn.splitlines()[-1]
@@ -43,6 +44,6 @@ def test_a_view_is_outlined_in_the_words_of_the_file(tmp_path: Path) -> None:
 
 def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:
     documents = DocumentsStatus({"a.b": 7}, {"a.b": 2000}, {"b_docs": 60000, "c_docs": 0}, 1)
-    text = shown(render.status(Status("shop", documents=documents), "Well."))
+    text = shown(draw_status(Status("shop", documents=documents), "Well."))
     rows = [line.split() for line in text.splitlines() if "_docs" in line]
     assert rows == [["b_docs", "60,000", "a.b", "7", "2.0", "kB"], ["c_docs", "0"]]
