@@ -106,9 +106,9 @@ class Emission:
                     continue
                 self._send_slice(view, state, marks, write)
                 report.documents += len(marks)
-                # After a slice, however long climbing took: each round sends something.
-                if time.monotonic() > deadline:
-                    return
+            # After a slice of each, however long that took: none waits for another's last.
+            if dirty and time.monotonic() > deadline:
+                return
         report.done = True
 
     def _send_slice(self, view: View, state: State, marks: Mapping[str, str], write: Write) -> None:
