@@ -24,7 +24,7 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.postgres.source import Slot
+from cdc.postgres.replication_slot import Slot
 from tests.support.pages import ROOT
 from tests.support.wait import wait_until
 
