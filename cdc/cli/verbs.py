@@ -242,8 +242,7 @@ def _apply(
     from cdc.kafka.topic_setup import check_topics
     from cdc.kafka.topics import Topics
 
-    stopping = limits.stopping
-    pipeline = context.pipeline
+    stopping, pipeline = limits.stopping, context.pipeline
     keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
     names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
     sinks = context.sinks(names) if names else []
