@@ -242,6 +242,13 @@ class Context:
             )
         return [factory.build(pipeline, name) for name in chosen or names]
 
+    def executors(self, names: Sequence[str]) -> list[str]:
+        """The modules that Spark's workers run for the sinks of these names, and for the state."""
+        pipeline = self.load()
+        settings = [pipeline.sinks[name] for name in names]
+        settings += [pipeline.state] if pipeline.state else []
+        return sorted({kind.executor for kind in settings if kind.executor})
+
     @cached_property
     def follower(self) -> "SchemaFollower":
         """Follows the pipeline file and the table definitions, for all streams of a run."""
@@ -344,8 +351,8 @@ def local_stack(kind: str | None, state: Path) -> Stack:
 
 
 @contextmanager
-def spark_on(master: str) -> "Iterator[SparkSession]":
-    """Start a Spark session for one verb, and stop it afterwards.
+def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession]":
+    """Start a Spark session for one verb, and stop it afterwards; `modules`: see `session`.
 
     Raises:
         SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
@@ -354,7 +361,7 @@ def spark_on(master: str) -> "Iterator[SparkSession]":
     from cdc.spark.session import exit_error, session
     from compose import artifacts
 
-    spark = session(master, artifacts.spark_jars())
+    spark = session(master, artifacts.spark_jars(), modules=modules)
     try:
         try:
             yield spark

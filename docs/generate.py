@@ -5,13 +5,14 @@ what is there.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generators import command_line, python_interface, results, settings
+from docs.generators import command_line, json_schemas, python_interface, results, settings
 
 FOLDER = Path(__file__).parent
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cli.md": command_line.page,
     "reference/settings.md": settings.page,
     "reference/python-api.md": python_interface.page,
+    "reference/status.schema.json": json_schemas.status,
     "performance/results.md": results.page,
 }
 """The page makers by path below this folder."""

@@ -36,7 +36,7 @@ COMMAND = re.compile(rf"\bcdc(?: -p FILE(?:\.yaml)?)?(?= (--state|(?:{VERBS})\b)
 left out.
 """
 LOG = "the worker's log"
-COMMAND_FIELDS = ("hint", "aside", "slow_hop")
+COMMAND_FIELDS = ("hint", "fix", "aside", "slow_hop")
 """Fields of JSON documents whose texts name commands of this program."""
 
 

@@ -62,7 +62,8 @@ def rebuild(
         if (reason := refusal_error(captured, destination.refusals, destination.name))
     ]:
         raise combined_error(reasons)
-    with spark_on(master) as spark, render.building(err, quiet=as_json) as show:
+    modules = context.obj.executors([sink])
+    with spark_on(master, modules) as spark, render.building(err, quiet=as_json) as show:
         retained = build(context.obj, spark, destination, tables, keep * 3600, show)
     _print_result(sink, retained, as_json, "readers see the new generation")
 

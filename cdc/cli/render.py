@@ -19,6 +19,7 @@ from rich.text import Text
 
 from cdc.apply.progress import WORKING
 from cdc.cli.console import call
+from cdc.model.finding import folded, verdict
 from cdc.model.wording import UNKNOWN, advice, clock, duration, since_text
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.audit.finding import Audit
     from cdc.generations.registry import GenerationBuild
-    from cdc.observe.status import Problem, SinkStatus, Status, ViewStatus
+    from cdc.model.finding import Finding
+    from cdc.observe.status import SinkStatus, Status, ViewStatus
     from cdc.quarantine.log import QuarantinedRecord
     from cdc.verify.comparison import Comparison
 
@@ -41,10 +43,17 @@ HUNG_S = 10.0
 """Seconds after which a measurement counts as unknown."""
 SHOWN = 5
 """Most keys on one line."""
-LISTED = 20
-"""Most problems on one screen."""
+LISTED, LISTED_VIEWS = 6, 12
+"""Most findings, and most views, on one screen."""
 WATCHED = {
     "comparison": "Table definitions are compared while cdc run runs: there are no event triggers.",
+}
+COLOURS_OF_VERDICTS = {
+    "ok": "green",
+    "info": "dim",
+    "warning": "yellow",
+    "degraded": "yellow",
+    "down": "red",
 }
 VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 ENDED = {"caught up": "ended, caught up", "stopped": "ended"}
@@ -315,54 +324,80 @@ def _list_keys(keys: Sequence[str]) -> str:
     return f": {', '.join(keys[:SHOWN])}{more}" if keys else ""
 
 
-def status(snapshot: Status, verdict: str, lines: Sequence[str]) -> RenderableType:
-    """Draw the screen of `cdc status`: problems with the command to run, then each hop, then each
-    view.
+def status(snapshot: Status, nothing: str) -> RenderableType:
+    """Draw the screen of `cdc status`: findings with the command to run, then each hop, then each
+    view. Of many findings and of many views it shows the worst.
 
-    `lines`: a sentence for each problem, or the one that says that there is none.
+    `nothing`: the sentence that stands first where there is no finding.
     """
-    views = _grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
-    for sink in snapshot.sinks:
-        for view in sink.views:
-            measured = view.changes is not None
-            views.add_row(
-                view.table,
-                sink.name,
-                UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
-                _view_lag(view),
-                f"{view.changes:,}" if measured else UNKNOWN,
-                _age(view.at) if measured else UNKNOWN,
-            )
-    colour = {"ok": "green", "degraded": "yellow"}.get(verdict, "red")
-    first = Text.assemble(
-        (f"{verdict}: ", f"bold {colour}"), (_sentence(snapshot.problems[:1], lines[0]), "bold")
-    )
-    problems = [
-        Text(_sentence([problem], line), "red" if problem.severity == "down" else "yellow")
-        for problem, line in zip(snapshot.problems[1:LISTED], lines[1:LISTED], strict=False)
-    ]
-    more = (
-        [Text(f"and {len(lines) - LISTED} more: --json has all of them")]
-        if len(lines) > LISTED
-        else []
-    )
-    watch = (
-        [Text(WATCHED[snapshot.definitions], "yellow")] if snapshot.definitions in WATCHED else []
-    )
     return Group(
-        first, *problems, *more, Text(), _hops(snapshot), Text(), views, *watch, *_holes(snapshot)
+        *_findings(snapshot.findings, nothing),
+        Text(),
+        _hops(snapshot),
+        Text(),
+        *_views(snapshot),
+        *_watch(snapshot),
+        *_holes(snapshot),
     )
+
+
+def _findings(findings: Sequence[Finding], nothing: str) -> Iterator[Text]:
+    """Draw the verdict, and each finding with its code; findings that are alike on one line."""
+    judgement = verdict(findings)
+    heading = (f"{judgement}: ", f"bold {COLOURS_OF_VERDICTS.get(judgement, '')}")
+    if not findings:
+        yield Text.assemble(heading, (call.complete_commands(nothing), "bold"))
+    groups = folded(findings)
+    for number, finding in enumerate(groups[:LISTED]):
+        line = (_finding(finding), "bold" if number == 0 else COLOURS_OF_VERDICTS[finding.severity])
+        yield Text.assemble(heading, line) if number == 0 else Text.assemble(line)
+    if len(groups) > LISTED:
+        yield Text(f"and {len(groups) - LISTED} more: --json has all of them")
+
+
+def _finding(finding: Finding) -> str:
+    """Say a finding, the command to run next, its code, and since when it has been there."""
+    since = f", {since_text(finding.since)}" if finding.since else ""
+    return f"{call.complete_commands(finding.sentence)} ({finding.code}{since})"
+
+
+def _views(snapshot: Status) -> Iterator[RenderableType]:
+    grid = _grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
+    views = [(sink, view) for sink in snapshot.sinks for view in sink.views]
+    shown = views
+    if len(views) > LISTED_VIEWS:
+        shown = sorted(views, key=lambda pair: _rank(*pair), reverse=True)[:LISTED_VIEWS]
+    for sink, view in shown:
+        measured = view.changes is not None
+        grid.add_row(
+            view.table,
+            sink.name,
+            UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
+            _view_lag(view),
+            f"{view.changes:,}" if measured else UNKNOWN,
+            _age(view.at) if measured else UNKNOWN,
+        )
+    yield grid
+    if len(views) > len(shown):
+        yield Text(f"and {len(views) - len(shown)} more, none worse: --json has all of them")
+
+
+def _rank(sink: SinkStatus, view: ViewStatus) -> tuple[bool, bool, float, int]:
+    """Rank a view: the worse, the greater."""
+    troubled = bool(view.problem or view.quarantined or view.table in sink.aside)
+    unknown = view.lag_seconds is None
+    return troubled, unknown, view.lag_seconds or 0.0, view.lag_records or 0
+
+
+def _watch(snapshot: Status) -> Iterator[Text]:
+    if snapshot.definitions in WATCHED:
+        yield Text(WATCHED[snapshot.definitions], "yellow")
 
 
 def _view_lag(view: ViewStatus) -> str:
     if view.lag_seconds is None:
         return UNKNOWN
     return duration(view.lag_seconds) if view.lag_seconds else "-"
-
-
-def _sentence(problems: Sequence[Problem], line: str) -> str:
-    """Complete the sentence of a problem: its commands, and since when it has been there."""
-    return _with_since(call.complete_commands(line), problems[0].since if problems else None)
 
 
 def _holes(snapshot: Status) -> Iterator[Text]:
@@ -390,7 +425,7 @@ def _account(sink: SinkStatus) -> str:
 
 def _hops(snapshot: Status) -> RenderableType:
     grid = _grid("hop", "state", "")
-    unread = {problem.part for problem in snapshot.problems}
+    unread = {finding.code for finding in snapshot.findings}
     if slot := snapshot.slot:
         bytes_ = (
             f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
@@ -401,7 +436,7 @@ def _hops(snapshot: Status) -> RenderableType:
             f"{bytes_}, {slot.wal_status}",
         )
     else:
-        grid.add_row("slot", Text(UNKNOWN if "postgres" in unread else "missing", "red"))
+        grid.add_row("slot", Text(UNKNOWN if "source-unreachable" in unread else "missing", "red"))
     if connector := snapshot.connector:
         tasks = ", ".join(connector.tasks) or "none"
         grid.add_row(
@@ -415,7 +450,9 @@ def _hops(snapshot: Status) -> RenderableType:
         ages = f"{heartbeat.age_s:.1f} s ago, {heartbeat.delay_s:.3f} s under way"
         grid.add_row("heartbeat", "late" if heartbeat.late else "beats", ages)
     else:
-        grid.add_row("heartbeat", Text(UNKNOWN if "kafka" in unread else "none yet", "red"))
+        grid.add_row(
+            "heartbeat", Text(UNKNOWN if "kafka-unreachable" in unread else "none yet", "red")
+        )
     for sink in snapshot.sinks:
         grid.add_row(
             sink.name,

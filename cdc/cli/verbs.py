@@ -243,7 +243,7 @@ def _apply(
     if stopping.is_set():
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
-    with spark_on(master) as spark:
+    with spark_on(master, context.executors(names)) as spark:
         streams = [] if stopping.is_set() else context.streams(spark, sinks)
         documents = (
             [context.document_stream(spark)] if keeps_documents and not stopping.is_set() else []
@@ -280,12 +280,13 @@ def _apply(
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Show what is wrong, and the state of each hop.
 
-    Each problem comes with the command to run next. Answers within five seconds, even when a server
-    hangs. Exit 0 when all is well, otherwise the exit code of the worst problem's class.
+    Each finding comes with the command to run next. Answers within five seconds, even when a server
+    hangs. Exit 0 when all is well, otherwise the exit code of the worst finding's class.
     """
     from cdc.apply.progress import load_published
+    from cdc.model.finding import exit_code
     from cdc.observe.collection import Positions, collect
-    from cdc.observe.diagnosis import diagnose, document, exit_code, sentence, slow_hop, verdict
+    from cdc.observe.diagnosis import diagnose, document, slow_hop
     from cdc.sink.contract import positions
     from cdc.sink.factory import documents_reader
 
@@ -302,9 +303,8 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     else:
         from cdc.cli import render
 
-        lines = [sentence(problem) for problem in health.problems] or [slow_hop(health)]
-        out.print(render.status(health, verdict(health), lines))
-    raise typer.Exit(exit_code(health))
+        out.print(render.status(health, slow_hop(health)))
+    raise typer.Exit(exit_code(health.findings))
 
 
 def hoist_global_options(words: list[str]) -> list[str]:

@@ -26,6 +26,8 @@ class SinkSettings(Section):
 
     keeps_changes: ClassVar[bool] = False
     """Whether the sink keeps every change, not only the current rows."""
+    executor: ClassVar[str] = ""
+    """The module that Spark's workers run, if it is to be imported once for all of them."""
     location_setting: ClassVar[str]
     """The setting to change if two sinks have the same location."""
     holds_state: ClassVar[bool] = False

@@ -2,7 +2,7 @@
 
 import time
 
-ENDS = (".", "?", "!", ":")
+ENDS = (".", "?", "!", ":", ";")
 UNKNOWN = "unknown"
 
 

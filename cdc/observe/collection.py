@@ -2,7 +2,7 @@
 whatever hangs.
 
 In:  the pipeline file, a function per sink that reads its positions, what `cdc run` last published.
-Out: `Status`. A part that can't be reached, or doesn't answer in time, becomes a problem; the other
+Out: `Status`. A part that can't be reached, or doesn't answer in time, becomes a finding; the other
 parts are there. Invariant: reads only.
 """
 
@@ -22,25 +22,18 @@ from cdc.config.view_settings import STATE, tables_of
 from cdc.control import registrations
 from cdc.control.definitions import Watch, watch
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import (
-    CdcError,
-    ConnectorError,
-    KafkaUnavailable,
-    SinkError,
-    SourceUnavailable,
-    Unexpected,
-)
+from cdc.errors import CdcError, Unexpected
 from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_continuity import Continuity, Discontinued, pending_records
 from cdc.kafka.topics import Topics
+from cdc.model.finding import Finding, find, find_error
+from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.status import (
     ConnectorStatus,
     HeartbeatStatus,
-    Problem,
-    Severity,
     SinkStatus,
     Status,
     ViewStatus,
@@ -56,21 +49,24 @@ ANSWER_S, TABLE_S = 4.0, 0.02
 """Seconds to wait for any answer: `ANSWER_S`, or `TABLE_S` a table where that is more (above 200
 tables).
 """
-CLASSES: Mapping[str, type[CdcError]] = {
-    "postgres": SourceUnavailable,
-    "connect": ConnectorError,
-    "kafka": KafkaUnavailable,
-}
 SERVERS = {"postgres": "Postgres", "connect": "Kafka Connect", "kafka": "Kafka"}
+UNREACHABLE = {
+    "postgres": "source-unreachable",
+    "connect": "connect-unreachable",
+    "kafka": "kafka-unreachable",
+    "registration": "registration-unreadable",
+    "definitions": "source-unreachable",
+}
+"""The code for a part that couldn't be asked; any other part is a sink."""
 POSITIONS_SHARE = 0.6
 """The share of that time in which a sink has to tell its positions, so that lag can still be
 measured from them.
 """
 
 
-Answer = tuple[Any, Problem | None]
-TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], Problem | None]
-"""The heartbeat, the views of each sink, and a problem of the topics: what `_log` returns."""
+Answer = tuple[Any, Finding | None]
+TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], Finding | None]
+"""The heartbeat, the views of each sink, and a finding on the topics: what `_log` returns."""
 
 
 def collect(
@@ -91,11 +87,8 @@ def collect(
     report: TopicReport = answers["kafka"][0] or (None, {}, None)
     heartbeat, views, lowered = report
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
-    unread = sorted(
-        (problem for _, problem in answers.values() if problem),
-        key=lambda problem: problem.part not in SERVERS,
-    )
-    changed = _registration_problem(registration, unread)
+    unread = [answers[part][1] for part in (*SERVERS, *positions)]
+    changed = _registration_findings(registration, unread)
     return Status(
         pipeline.pipeline,
         answers["connect"][0],
@@ -109,7 +102,7 @@ def collect(
             )
             for name in positions
         ),
-        tuple(problem for problem in (*unread, changed, lowered) if problem),
+        tuple(finding for finding in (*unread, *changed, lowered) if finding),
         definitions,
     )
 
@@ -158,15 +151,18 @@ def _ask_servers(
     }
 
 
-def _registration_problem(
-    registration: tuple[Problem | None, Problem | None], unread: Sequence[Problem]
-) -> Problem | None:
-    """Choose the problem of the registration. A server that is silent is reported by the request to
-    that server.
+def _registration_findings(
+    registration: tuple[list[Finding] | None, Finding | None], unread: Sequence[Finding | None]
+) -> list[Finding]:
+    """Choose the findings on the registration. A server that is silent is reported by the request
+    to that server.
     """
     changed, unsure = registration
-    silent = {"postgres", "kafka"} & {problem.part for problem in unread}
-    return unsure if unsure and (unsure.code == Unexpected.exit_code or not silent) else changed
+    codes = {finding.code for finding in unread if finding}
+    silent = {"source-unreachable", "kafka-unreachable"} & codes
+    if unsure:
+        return [unsure] if unsure.exit_code == Unexpected.exit_code or not silent else []
+    return changed or []
 
 
 def _start_request(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
@@ -185,9 +181,8 @@ def _await_answer(part: str, answer: "Future[Answer]", started: float, patience_
         return answer.result(max(0.0, started + patience_s - time.monotonic()))
     except TimeoutError:
         message = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
-        kind = CLASSES.get(part, SinkError)
         hint = "look at that server, and at the network to it: it takes connections, or did, and doesn't answer"
-        return None, Problem(part, message, hint, kind.exit_code)
+        return None, _unreachable(part, CdcError(message, hint=hint))
 
 
 def _ask(part: str, ask: Callable[[], Any]) -> Answer:
@@ -197,7 +192,19 @@ def _ask(part: str, ask: Callable[[], Any]) -> Answer:
         failure = classify(error, part, "cdc -p FILE status")
         if isinstance(failure, Unexpected):
             log.error("status_not_read", part=part, exception=trace(error))
-        return None, Problem(part, failure.message, failure.hint, failure.exit_code)
+        return None, replace(_unreachable(part, failure), exit_code=failure.exit_code)
+
+
+def _unreachable(part: str, failure: CdcError) -> Finding:
+    """Say that a part couldn't be asked, and which hop can't be judged for that."""
+    code, sink = UNREACHABLE.get(part, "sink-unreachable"), None
+    subject, message = SERVERS.get(part, part), failure.message
+    if code == "sink-unreachable":
+        sink = part
+        message = f"{APPLY.replace('SINK', part)} can't be judged: {message}"
+    elif part in SERVERS:
+        message = f"{CAPTURE} can't be judged: {message}"
+    return find(code, subject, message, failure.hint, sink=sink)
 
 
 def _slot(pipeline: Pipeline) -> source.Slot | None:
@@ -205,26 +212,49 @@ def _slot(pipeline: Pipeline) -> source.Slot | None:
         return source.slot(conn, pipeline.pipeline)
 
 
-def _registration(pipeline: Pipeline) -> Problem | None:
-    """Find what makes the registration differ from the file, the catalog or the server."""
+def _registration(pipeline: Pipeline) -> list[Finding]:
+    """Find all that makes the registration differ from the file, the catalog or the server."""
     with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
         registration, server = registrations.read(topics, pipeline), source.server(conn)
         if not registration:
-            return None
-        severity: Severity = "down"
+            return []
+        captured = registration.tables
+        findings = [
+            *_refusal(
+                "another-server", registrations.refuse_another, registration, server, pipeline
+            ),
+            *_refusal("settings-changed", registrations.refuse_changed, registration, pipeline),
+            *_refusal("pattern-meaningless", registrations.refuse_meaningless, captured, pipeline),
+            *_refusal(
+                "server-promoted", registrations.refuse_promoted, registration, server, pipeline
+            ),
+        ]
+        # Last: the catalog may not answer, and that must hide none of the others.
         try:
-            registrations.refuse_another(registration, server, pipeline)
-            registrations.refuse_changed(registration, pipeline)
-            registrations.refuse_meaningless(registration.tables, pipeline)
-            severity = "degraded"
-            registrations.refuse_promoted(registration, server, pipeline)
-            # Last: the catalog may not answer, and that must hide none of the problems above.
             choice = catalog.find_tables(conn, pipeline)
-            catalog.refuse_slipped(registration.tables, choice, pipeline)
-            registrations.refuse_waiting(registration, choice.names)
         except CdcError as error:
-            return Problem("registration", error.message, error.hint, error.exit_code, severity)
-    return None
+            # A pattern that means nothing registered means nothing in the catalog either.
+            if not any(finding.code == "pattern-meaningless" for finding in findings):
+                findings.append(find_error("tables-undecided", "source.tables", error))
+            return findings
+        findings += _refusal("table-slipped", catalog.refuse_slipped, captured, choice, pipeline)
+        findings += _refusal(
+            "tables-waiting", registrations.refuse_waiting, registration, choice.names
+        )
+    return findings
+
+
+def _refusal(code: str, check: Callable[..., None], *arguments: Any) -> list[Finding]:
+    """Run a check that raises, and make a finding of its error."""
+    try:
+        check(*arguments)
+    except CdcError as error:
+        return [find_error(code, _subject(error), error)]
+    return []
+
+
+def _subject(error: CdcError) -> str:
+    return str(error.details.get("table") or "the registration")
 
 
 def _definitions(pipeline: Pipeline) -> Watch:
@@ -298,18 +328,18 @@ def _log(
     return heartbeat, views, _lowered(continuity.ledger)
 
 
-def _lowered(ledger: Ledger) -> Problem | None:
+def _lowered(ledger: Ledger) -> Finding | None:
     """Find topics whose settings an interrupted compaction has left lowered."""
     if not ledger.lowered or ledger.at_work:
         return None
     first, *remaining = sorted(ledger.lowered)
     more = f" and {len(remaining)} more" if remaining else ""
-    return Problem(
-        "topics",
-        f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered.",
+    return find(
+        "settings-lowered",
+        first,
+        f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered."
+        " Views may miss records.",
         "cdc -p FILE topics",
-        ConnectorError.exit_code,
-        "degraded",
     )
 
 
@@ -320,7 +350,7 @@ def _inspect_view(
     stored: ViewCheckpoint | None,
     oldest: Mapping[tuple[str, int, int], int],
 ) -> ViewStatus:
-    """Measure a view, and find the problem where the log can't continue it."""
+    """Measure a view, and say where the log can't continue it."""
     end = continuity.logs[table.topic].end
     holes = continuity.ledger.holes(sink, table.topic)
     view = replace(

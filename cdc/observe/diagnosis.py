@@ -1,4 +1,4 @@
-"""Diagnosis of a pipeline: its problems, the worst first, each in one sentence with the command to
+"""Diagnosis of a pipeline: its findings, the worst first, each in one sentence with the command to
 run next.
 """
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from cdc.apply.progress import WORKING
-from cdc.errors import ConnectorError, DecodeError, SinkError, SourceError
-from cdc.model.wording import advice
-from cdc.observe.status import Problem, SinkStatus, Status
+from cdc.model.finding import Finding, exit_code, find, verdict, worst_first
+from cdc.observe.status import SinkStatus, Status
 
 SLOW_S = 5.0
 """Seconds of lag below which a hop isn't called slow."""
@@ -19,8 +18,12 @@ HUNG_S = 10.0
 """Seconds without an answer after which a sink is reported: its own requests run into their timeout
 only later.
 """
-LOOK_AT_SOURCE = "look for a long transaction in pg_stat_activity, then at the worker's log"
-SERVERS = ("postgres", "connect", "kafka")
+SAFE_SHARE = 0.25
+"""The share of max_slot_wal_keep_size below which what the slot may still keep is a risk."""
+LOOK_AT_SOURCE = (
+    "SELECT pid, usename, state, xact_start, left(query, 60) FROM pg_stat_activity"
+    " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
+)
 IDLE = ("not running", "stopped")
 STATES = {
     "caught up": "its run ended when it had caught up",
@@ -29,96 +32,53 @@ STATES = {
 
 
 def diagnose(status: Status) -> Status:
-    """Complete a status with all of its problems: those that are down first, then in the order a
-    change travels.
+    """Complete a status with all of its findings: the worst first, then in the order a change
+    travels.
     """
-    names = {sink.name for sink in status.sinks}
-    unread = [
-        replace(problem, sink=problem.part if problem.part in names else problem.sink)
-        for problem in status.problems
+    findings = [
+        *status.findings,
+        *_find_source_troubles(status),
+        *(finding for sink in status.sinks for finding in _find_sink_troubles(status, sink)),
     ]
-    problems = [
-        *unread,
-        *_find_source_problems(status),
-        *(problem for sink in status.sinks for problem in _find_sink_problems(status, sink)),
-    ]
-    return replace(
-        status, problems=tuple(sorted(problems, key=lambda problem: problem.severity != "down"))
-    )
-
-
-def verdict(status: Status) -> str:
-    """Judge a diagnosed status: ok, degraded or down."""
-    return status.problems[0].severity if status.problems else "ok"
-
-
-def exit_code(status: Status) -> int:
-    """Give the exit code for a diagnosed status: the code of the worst problem's class, 0 without
-    one.
-    """
-    return status.problems[0].code if status.problems else 0
+    return replace(status, findings=worst_first(findings))
 
 
 def document(status: Status) -> dict[str, Any]:
     """Make the document of `cdc status --json`, which monitors read."""
     judgement = {
-        "verdict": verdict(status),
-        "exit_code": exit_code(status),
+        "verdict": verdict(status.findings),
+        "exit_code": exit_code(status.findings),
         "slow_hop": slow_hop(status),
     }
     return {**status.to_dict(), **judgement}
 
 
 def slow_hop(status: Status) -> str:
-    """Say in one sentence, for a diagnosed status, the worst problem or else the slowest hop, and
+    """Say in one sentence, for a diagnosed status, the worst finding or else the slowest hop, and
     what to run next.
     """
-    return sentence(status.problems[0]) if status.problems else _slowest(status)
+    return status.findings[0].sentence if status.findings else _slowest(status)
 
 
-def sentence(problem: Problem) -> str:
-    """Say a problem and the command to run next in one sentence."""
-    return advice(_hop(problem) + problem.message, problem.hint)
-
-
-def _hop(problem: Problem) -> str:
-    """Name the hop that can't be judged, where a problem is about a server that couldn't be
-    read.
-    """
-    if problem.part in SERVERS:
-        return "Postgres -> Kafka can't be judged: "
-    if problem.part == problem.sink:
-        return f"Kafka -> {problem.sink} can't be judged: "
-    return "Views may miss records: " if problem.part == "topics" else ""
-
-
-def _find_source_problems(status: Status) -> Iterator[Problem]:
+def _find_source_troubles(status: Status) -> Iterator[Finding]:
     """Find what holds up changes between Postgres and Kafka. A server that couldn't be read gives
     no finding here.
     """
-    stopped, connector, slot = "Postgres -> Kafka has stopped", status.connector, status.slot
-    unread = {problem.part for problem in status.problems}
-    moves = True
-    if connector and (connector.state != "RUNNING" or set(connector.tasks) != {"RUNNING"}):
-        states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
-        reason = f": {connector.trace}" if connector.trace else ""
-        moves = False
-        yield Problem(
-            "connector",
-            f"{stopped} ({states}){reason}",
-            "cdc -p FILE register",
-            ConnectorError.exit_code,
-        )
-    if "postgres" not in unread and (slot is None or slot.wal_status == "lost"):
-        message = f"{stopped}: the slot is {'lost' if slot else 'missing'}."
-        moves = False
-        yield Problem("slot", message, "cdc -p FILE register", SourceError.exit_code)
+    stopped, slot, pipeline = "Postgres -> Kafka has stopped", status.slot, status.pipeline
+    unread = {finding.code for finding in status.findings}
+    connector_trouble = _find_connector_trouble(status, stopped)
+    slot_away = "source-unreachable" not in unread and (slot is None or slot.wal_status == "lost")
+    if connector_trouble:
+        yield connector_trouble
+    if slot_away:
+        code, state = ("slot-lost", "lost") if slot else ("slot-missing", "missing")
+        yield find(code, pipeline, f"{stopped}: the slot is {state}.", "cdc -p FILE register")
+    elif slot:
+        yield from find_slot_risk(pipeline, slot.safe_wal_size, slot.retained_bytes)
     if status.definitions == "nothing":
         message = "Changes of table definitions aren't recorded: views may become wrong."
-        yield Problem(
-            "definitions", message, "cdc -p FILE migrate", SourceError.exit_code, "degraded"
-        )
-    # Without a comparison a definition may change unseen. That no run is at work is a problem of
+        yield find("definitions-unwatched", "cdc.ddl", message, "cdc -p FILE migrate")
+    # Without a comparison a definition may change unseen. That no run is at work is a finding on
     # each sink.
     ages = [
         sink.compared_s
@@ -128,60 +88,72 @@ def _find_source_problems(status: Status) -> Iterator[Problem]:
     if status.definitions == "comparison" and ages and min(ages) > LATE_S:
         message = f"Table definitions haven't been compared for {min(ages):.0f} s: changes of them aren't recorded."
         hint = "look for definitions_not_compared in the log of cdc run: it gives the reason"
-        yield Problem("definitions", message, hint, SourceError.exit_code, "degraded")
-    if moves and "kafka" not in unread:
-        yield from _find_heartbeat_problem(status)
+        yield find("definitions-uncompared", "cdc.ddl", message, hint)
+    if not (connector_trouble or slot_away or "kafka-unreachable" in unread):
+        yield from _find_heartbeat_trouble(status)
 
 
-def _find_heartbeat_problem(status: Status) -> Iterator[Problem]:
-    heartbeat, code = status.heartbeat, ConnectorError.exit_code
+def _find_connector_trouble(status: Status, stopped: str) -> Finding | None:
+    connector, name = status.connector, status.pipeline
+    if connector is None or (connector.state == "RUNNING" and set(connector.tasks) == {"RUNNING"}):
+        return None
+    code = "connector-missing" if connector.state == "MISSING" else "connector-stopped"
+    code = "connector-failed" if "FAILED" in (connector.state, *connector.tasks) else code
+    states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
+    reason = f": {connector.trace}" if connector.trace else ""
+    return find(code, name, f"{stopped} ({states}){reason}", "cdc -p FILE register")
+
+
+def find_slot_risk(
+    pipeline: str, safe_bytes: int | None, retained_bytes: int | None
+) -> Iterator[Finding]:
+    """Say when a slot keeps nearly as much log as max_slot_wal_keep_size lets it."""
+    if safe_bytes is None or retained_bytes is None:
+        return
+    if safe_bytes < SAFE_SHARE * (safe_bytes + retained_bytes):
+        message = (
+            f"After {max(0, safe_bytes) >> 20} MiB more of log Postgres gives slot {pipeline} up."
+        )
+        yield find("slot-at-risk", pipeline, message, LOOK_AT_SOURCE)
+
+
+def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
+    heartbeat, slot = status.heartbeat, status.slot
     if heartbeat is None:
         message = "Postgres -> Kafka can't be judged: no heartbeat has arrived yet."
-        yield Problem("heartbeat", message, "cdc -p FILE register", code)
+        yield find("heartbeat-missing", status.pipeline, message, "cdc -p FILE register")
     elif (heartbeat.late and heartbeat.age_s >= SLOW_S) or heartbeat.delay_s >= LATE_S:
-        behind = f", {status.slot.lag_bytes} bytes of log not yet confirmed" if status.slot else ""
+        behind = f", {slot.lag_bytes} bytes of log not yet confirmed" if slot else ""
+        if slot and (slot.oldest_transaction_s or 0.0) >= SLOW_S:
+            behind += f", a transaction is open for {slot.oldest_transaction_s:.0f} s"
         delay_s = heartbeat.age_s if heartbeat.late else heartbeat.delay_s
         message = f"Postgres -> Kafka is slow: at least {delay_s:.0f} s{behind}."
-        yield Problem("heartbeat", message, LOOK_AT_SOURCE, code, "degraded")
+        yield find("heartbeat-late", status.pipeline, message, LOOK_AT_SOURCE)
 
 
-def _find_sink_problems(status: Status, sink: SinkStatus) -> Iterator[Problem]:
-    hop, code = f"Kafka -> {sink.name}", SinkError.exit_code
+def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
+    hop, name = f"Kafka -> {sink.name}", sink.name
     if sink.error:
-        message = "waits" if sink.state == "waiting" else "has stopped"
-        following = sink.hint or f"cdc -p FILE run --sink {sink.name}"
-        yield Problem(
-            "run",
-            f"{hop} {message}: {sink.error}",
-            following,
-            code,
-            "down",
-            None,
-            sink.name,
-            sink.since,
+        code, words = (
+            ("sink-waiting", "waits") if sink.state == "waiting" else ("sink-failed", "has stopped")
         )
+        following = sink.hint or f"cdc -p FILE run --sink {name}"
+        trouble = find(code, name, f"{hop} {words}: {sink.error}", following, sink=name)
+        yield replace(trouble, since=sink.since)
     elif sink.looked_s > HUNG_S and sink.state == "running":
         message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
-        yield Problem(
-            "run",
-            message,
-            "look at that server, and at the network to it",
-            code,
-            "down",
-            None,
-            sink.name,
-        )
+        hint = "look at that server, and at the network to it"
+        yield find("sink-silent", name, message, hint, sink=name)
     elif sink.state in IDLE:
         message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."
-        yield Problem(
-            "run", message, _start(status, sink), code, "down", None, sink.name, sink.since
-        )
+        trouble = find("sink-not-running", name, message, _start(status, sink), sink=name)
+        yield replace(trouble, since=sink.since)
     else:
-        yield from _find_lag_problem(status, sink)
-    yield from _find_table_problems(sink)
+        yield from _find_lag(status, sink)
+    yield from _find_table_troubles(sink)
 
 
-def _find_lag_problem(status: Status, sink: SinkStatus) -> Iterator[Problem]:
+def _find_lag(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     """Judge the lag of a sink that is at work, as far as that is known."""
     at_work = sink.state in ("running", "starting")
     # A run on another machine may be at work on it: its warehouse is some seconds late by design.
@@ -194,7 +166,7 @@ def _find_lag_problem(status: Status, sink: SinkStatus) -> Iterator[Problem]:
         hint = "if the lag doesn't shrink, run it with more cores (--master)"
     elif sink.state == "not known here":
         hint += ", unless it runs on another machine: its state is known only there"
-    yield Problem("lag", message, hint, SinkError.exit_code, "degraded", None, sink.name)
+    yield find("sink-behind", sink.name, message, hint, sink=sink.name)
 
 
 def _behind(sink: SinkStatus) -> str:
@@ -215,37 +187,29 @@ def _start(status: Status, sink: SinkStatus) -> str:
     )
 
 
-def _find_table_problems(sink: SinkStatus) -> Iterator[Problem]:
-    """Find problems of single tables of a sink: stopped, or degraded by the quarantine."""
+def _find_table_troubles(sink: SinkStatus) -> Iterator[Finding]:
+    """Find troubles of single tables of a sink: stopped, or degraded by the quarantine."""
+    name = sink.name
     for view in sink.views:
-        place = (view.table, sink.name)
+        table = view.table
         if view.problem:
-            message = f"Kafka -> {sink.name} has stopped for {view.table}: {view.problem}"
-            yield Problem(
-                "table", message, view.hint or "", ConnectorError.exit_code, "degraded", *place
-            )
+            message = f"Kafka -> {name} has stopped for {table}: {view.problem}"
+            yield find("view-stopped", table, message, view.hint or "", table=table, sink=name)
         if view.quarantined:
             count = f"{view.quarantined} record{'s' if view.quarantined > 1 else ''}"
-            message = f"{view.table} in {sink.name} is degraded: {count} in quarantine."
-            yield Problem(
-                "quarantine",
-                message,
-                "cdc -p FILE quarantine list",
-                DecodeError.exit_code,
-                "degraded",
-                *place,
-            )
+            message = f"{table} in {name}: {count} in quarantine."
+            listing = "cdc -p FILE quarantine list"
+            trouble = find("records-quarantined", table, message, listing, table=table, sink=name)
+            yield replace(trouble, count=view.quarantined)
     for table, (reason, hint) in sink.aside.items():
         if not any(view.table == table and view.problem for view in sink.views):
-            message = f"Kafka -> {sink.name} has stopped for {table}: {reason}"
-            moment = sink.aside_since.get(table)
-            yield Problem(
-                "table", message, hint, SinkError.exit_code, "degraded", table, sink.name, moment
-            )
+            message = f"Kafka -> {name} has stopped for {table}: {reason}"
+            trouble = find("table-waiting", table, message, hint, table=table, sink=name)
+            yield replace(trouble, since=sink.aside_since.get(table))
 
 
 def _slowest(status: Status) -> str:
-    """Name the slowest hop of a status without problems."""
+    """Name the slowest hop of a status without findings."""
     heartbeat = status.heartbeat
     hops = (
         {"Postgres -> Kafka": heartbeat.age_s if heartbeat.late else heartbeat.delay_s}

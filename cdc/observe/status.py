@@ -6,35 +6,12 @@ Invariant: every number is one that a server holds itself. What wasn't read is N
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from cdc.control.definitions import Watch
+from cdc.model.finding import Finding
 from cdc.model.outcome import Applied
 from cdc.postgres import source
-
-Severity = Literal["down", "degraded"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A defect that a person has to know of, or to act on.
-
-    part      what couldn't be read: postgres, connect, kafka, registration or the name of a sink;
-    or what
-              is wrong: topics, connector, slot, heartbeat, run, table, quarantine, lag
-    code      the exit code of its class of errors severity  down: no change comes through, or
-    nobody can tell; degraded: not all do, or not in time since     Unix seconds, where that is
-    known
-    """
-
-    part: str
-    message: str
-    hint: str
-    code: int = 1
-    severity: Severity = "down"
-    table: str | None = None
-    sink: str | None = None
-    since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,16 +99,14 @@ class SinkStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a pipeline. A part that couldn't be read is None and has an entry in
-    `problems`.
-    """
+    """The state of a pipeline. A part that couldn't be read is None and has a finding."""
 
     pipeline: str
     connector: ConnectorStatus | None = None
     slot: source.Slot | None = None
     heartbeat: HeartbeatStatus | None = None
     sinks: tuple[SinkStatus, ...] = ()
-    problems: tuple[Problem, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
     definitions: Watch | None = None
     """How changes of table definitions are noticed; None when that couldn't be read."""
 

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import SparkError
 from cdc.model import jvm_options
+from cdc.spark.python_worker import MODULES
 
 SETTINGS = {
     # Delta.
@@ -104,6 +105,10 @@ STARTUP_NOISE = (
     "To adjust logging level",
     "Using Spark's",
 )
+WORKER_MODULES = ("pyspark.worker", "pyarrow", "pandas", "pyarrow.parquet", "cdc.sink.lane_run")
+"""Modules that every worker needs. With its first array Arrow imports pandas, where it is
+installed.
+"""
 PACKAGES = ("cdc", "sinks")
 """Packages of this project that executors import; client libraries come with the worker's own
 Python.
@@ -111,9 +116,14 @@ Python.
 
 
 def session(
-    master: str, jars: Sequence[Path], settings: dict[str, str] | None = None
+    master: str,
+    jars: Sequence[Path],
+    settings: dict[str, str] | None = None,
+    modules: Sequence[str] = (),
 ) -> SparkSession:
     """Start Spark on any master: `local[*]`, `spark://...`, `yarn`.
+
+    modules: what else workers need; a local Spark imports it once for all of them.
 
     Raises:
         SparkError: the JVM of Spark has ended while it started; what it printed is on standard
@@ -130,6 +140,7 @@ def session(
     is_local = master.startswith("local[")
     if is_local:
         settings_of_process["spark.python.daemon.module"] = "cdc.spark.python_worker"
+        settings_of_process[f"spark.executorEnv.{MODULES}"] = ",".join((*WORKER_MODULES, *modules))
     local = LOCAL if master.startswith("local") else {}
     conf = SparkConf().setMaster(master).setAppName("cdc")
     conf.setAll([*{**SETTINGS, **settings_of_process, **local, **(settings or {})}.items()])

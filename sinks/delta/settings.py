@@ -36,6 +36,7 @@ class Delta(SinkSettings):
     """Settings of a warehouse."""
 
     keeps_changes = True
+    executor = "sinks.delta.executor"
     location_setting = "path"
     type: Literal["delta"]
     """Which kind of sink it is."""

@@ -17,6 +17,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 class Elasticsearch(SinkSettings):
+    executor = "sinks.elasticsearch.executor"
     location_setting = "url"
     type: Literal["elasticsearch"]
     """Which kind of sink it is."""

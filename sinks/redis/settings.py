@@ -34,6 +34,7 @@ def _cache(url: str) -> str:
 
 
 class Redis(SinkSettings):
+    executor = "sinks.redis.executor"
     location_setting = "prefix"
     holds_state = True
     territory_setting = "database in its url, or another spare"

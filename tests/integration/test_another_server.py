@@ -47,8 +47,8 @@ def refused(shop: Shop) -> str:
     # `cdc run`, at every start of a query.
     with pytest.raises(AnotherServer):
         SchemaFollower(lambda: shop.pipeline, shop.tables)([], registration)
-    (problem,) = collect(shop.pipeline, positions={}, progress={}).problems
-    assert (problem.part, problem.message) == ("registration", caught.value.message)
+    (finding,) = collect(shop.pipeline, positions={}, progress={}).findings
+    assert (finding.code, finding.message) == ("another-server", caught.value.message)
     return f"{caught.value.message} {caught.value.hint}"
 
 

@@ -63,9 +63,9 @@ def test_what_is_captured_is_decided_once(
 
     def waiting() -> list[str]:
         return [
-            problem["message"]
-            for problem in cdc("status", code=None)["problems"]
-            if "isn't captured yet" in problem["message"]
+            finding["message"]
+            for finding in cdc("status", code=None)["findings"]
+            if finding["code"] == "tables-waiting"
         ]
 
     assert captured() == CAPTURED
@@ -113,7 +113,7 @@ def test_what_is_captured_is_decided_once(
     ]
     assert slipped in " ".join(refusal["what"] for refusal in cdc("plan")["refused"])
     assert slipped in " ".join(
-        problem["message"] for problem in cdc("status", code=None)["problems"]
+        finding["message"] for finding in cdc("status", code=None)["findings"]
     )
     shop.conn.execute("DROP TABLE shop.orders_old")
     assert "no longer publishing shop.orders" not in cdc("migrate")["done"]
@@ -155,14 +155,19 @@ def test_what_is_captured_is_decided_once(
 
     # Who only looks is told what can be known.
     file.write_text(text.replace(shop.kafka, NOWHERE))
-    assert {part["part"] for part in cdc("status", code=None)["problems"]} >= {"kafka"}
+    assert {finding["code"] for finding in cdc("status", code=None)["findings"]} >= {
+        "kafka-unreachable"
+    }
     assert [
         entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables
     ] == sorted([*CAPTURED, "shop.late"])
     assert cdc("run", 5)["error"]["exit_code"] == 5
     dead = file.read_text().replace(shop.pipeline.source.dsn, f"postgresql://{NOWHERE}/x")
     file.write_text(dead.replace("[{table: shop.*", "[shop.orders, {table: shop.*"))
-    assert {part["part"] for part in cdc("status", code=None)["problems"]} >= {"kafka", "postgres"}
+    assert {finding["code"] for finding in cdc("status", code=None)["findings"]} >= {
+        "kafka-unreachable",
+        "source-unreachable",
+    }
     assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == [
         "shop.orders"
     ]

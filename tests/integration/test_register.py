@@ -125,7 +125,7 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
         progress={},
     )
     assert time.monotonic() - started < 2
-    assert status.problems == ()
+    assert status.findings == ()
     assert status.connector is not None
     assert (status.connector.state, status.connector.tasks) == ("RUNNING", ("RUNNING",))
     assert status.slot is not None
@@ -142,7 +142,7 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     ]
     anew = "is not the topic that the view was made from: it has been created anew."
     assert all(view.problem and view.problem.endswith(anew) for view in views["elsewhere"])
-    assert "rebuild elsewhere" in " ".join(problem.hint for problem in diagnose(status).problems)
+    assert "rebuild elsewhere" in " ".join(finding.fix for finding in diagnose(status).findings)
 
 
 def test_no_publication(shop: Shop, unique: str) -> None:

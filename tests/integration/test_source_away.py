@@ -72,8 +72,8 @@ def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> N
 
 def test_status_names_the_part_that_went_away(items: Pipeline) -> None:
     with through(items, b"pg_replication_slots") as broken:
-        problems = {
-            problem.part: problem for problem in collect(broken, positions={}, progress={}).problems
+        findings = {
+            finding.code: finding for finding in collect(broken, positions={}, progress={}).findings
         }
-    assert "Postgres" in problems["postgres"].message
-    assert problems["postgres"].hint
+    assert "Postgres" in findings["source-unreachable"].message
+    assert findings["source-unreachable"].fix

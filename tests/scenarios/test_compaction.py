@@ -35,8 +35,9 @@ def write(conn: "psycopg.Connection[Any]", number: int) -> None:
 
 
 def of_topics(world: "World") -> list[dict[str, Any]]:
-    """Return the problems of the topics' settings that `status` tells."""
-    return [problem for problem in world.json("status")["problems"] if problem["part"] == "topics"]
+    """Return the findings on the topics' settings that `status` tells."""
+    findings = world.json("status")["findings"]
+    return [finding for finding in findings if finding["code"] == "settings-lowered"]
 
 
 def compacted(world: "World", topics: Topics, timeout_s: float) -> CompactionResult:

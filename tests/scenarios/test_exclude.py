@@ -74,10 +74,12 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
     assert "cdc register" in " ".join(
         world.cdc("run", code=2).stderr.replace("-p FILE ", "").split()
     )
-    (problem,) = (
-        problem for problem in world.json("status")["problems"] if problem["part"] == "registration"
+    (finding,) = (
+        finding
+        for finding in world.json("status")["findings"]
+        if finding["code"] == "settings-changed"
     )
-    assert "`exclude` of public.items" in problem["message"]
+    assert "`exclude` of public.items" in finding["message"]
     world.write_file("{table: public.items, partitions: 1, exclude: [secret]}")
     world.rebuild("search")
     world.assert_equal()

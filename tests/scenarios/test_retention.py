@@ -89,7 +89,7 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
     assert MISSED in view["problem"]
     assert view["hint"] == f"cdc -p FILE rebuild cache --table {ITEMS}"
     assert f"cdc -p FILE rebuild cache --table {ITEMS}" in [
-        problem["hint"] for problem in status["problems"]
+        finding["fix"] for finding in status["findings"]
     ]
     audit = world.json("topics", "audit", "--table", ITEMS, code=8)
     assert {finding["kind"] for finding in audit["topics"][0]["findings"] if finding["defect"]} == {

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 ANSWER_S = 5.0
+UNREACHABLE = {
+    "source-unreachable": "postgres",
+    "connect-unreachable": "connect",
+    "kafka-unreachable": "kafka",
+}
 
 
 def begin(world: "World") -> None:
@@ -102,7 +107,9 @@ def silent(world: "World") -> set[str]:
     )
     assert time.monotonic() - began < ANSWER_S
     parts = {
-        problem.part for problem in status.problems if "no answer within 4 s" in problem.message
+        UNREACHABLE.get(finding.code, finding.subject)
+        for finding in status.findings
+        if "no answer within 4 s" in finding.message
     }
     unmeasured = {
         sink.name for sink in status.sinks for view in sink.views if view.lag_records is None
@@ -122,8 +129,8 @@ def assert_told(world: "World") -> None:
     status = json.loads(process.stdout)
     assert (status["verdict"], process.returncode) == ("down", status["exit_code"])
     assert any(
-        problem["sink"] == "search" and problem["severity"] == "down" and problem["hint"]
-        for problem in status["problems"]
+        finding["sink"] == "search" and finding["severity"] == "down" and finding["fix"]
+        for finding in status["findings"]
     )
 
 

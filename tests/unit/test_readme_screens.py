@@ -14,7 +14,7 @@ from rich.console import Console
 from cdc.cli import console, render
 from cdc.model import wording
 from cdc.model.outcome import Applied
-from cdc.observe.diagnosis import diagnose, sentence, verdict
+from cdc.observe.diagnosis import diagnose, slow_hop
 from cdc.observe.status import ConnectorStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
 from cdc.postgres.source import Slot
 from cdc.verify.comparison import Comparison
@@ -64,9 +64,7 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     )
     shown = Console(file=io.StringIO(), width=200)
-    shown.print(
-        render.status(state, verdict(state), [sentence(problem) for problem in state.problems])
-    )
+    shown.print(render.status(state, slow_hop(state)))
     printed: Any = shown.file
     lines = printed.getvalue().splitlines()
     assert [line for line in screens(ROOT / "README.md", "degraded:") if line not in lines] == []

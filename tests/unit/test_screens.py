@@ -70,14 +70,13 @@ def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
     text = shown(
         render.status(
             Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),)),
-            "down",
-            ["Bad."],
+            "Nothing was measured.",
         )
     )
     (line,) = (line for line in text.splitlines() if line.startswith("public.orders"))
     assert line.split()[2:] == ["unknown"] * 4
     assert re.search(r"^cache +not known here$", text, re.MULTILINE)
-    assert text.startswith("down: Bad.")
+    assert text.startswith("ok: Nothing was measured.")
 
 
 def test_what_waits_says_for_what_and_since_when() -> None:

@@ -13,15 +13,15 @@ from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
 from cdc.kafka.log_continuity import pending_records
+from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.observe import collection
 from cdc.observe.collection import collect, measure
-from cdc.observe.diagnosis import diagnose, document, exit_code, slow_hop, verdict
+from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import (
     ConnectorStatus,
     HeartbeatStatus,
-    Problem,
     SinkStatus,
     Status,
     ViewStatus,
@@ -94,8 +94,13 @@ def with_lag(name: str, seconds: float, state: str = "running") -> SinkStatus:
     return SinkStatus(name, state, views=(ViewStatus("public.orders", 5, seconds),))
 
 
-def problem(part: str) -> Problem:
-    return Problem(part, f"{part} is away.", "repair it")
+def trouble(code: str, message: str, sink: str | None = None) -> Finding:
+    return find(code, sink or "it", message, "repair it", sink=sink)
+
+
+KAFKA_AWAY = trouble("kafka-unreachable", "Kafka is away.")
+CACHE_AWAY = trouble("sink-unreachable", "The cache is away.", "cache")
+LOWERED = trouble("settings-lowered", "Settings are lowered.")
 
 
 @pytest.mark.parametrize(
@@ -154,11 +159,11 @@ def problem(part: str) -> Problem:
         ),
         (replace(GOOD, slot=None), ["slot is missing", "register"]),
         (replace(GOOD, slot=replace(SLOT, wal_status="lost")), ["slot is lost", "register"]),
-        (replace(GOOD, problems=(problem("kafka"),)), ["kafka is away", "repair it"]),
-        (replace(GOOD, problems=(problem("cache"),)), ["Kafka -> cache", "cache is away"]),
+        (replace(GOOD, findings=(KAFKA_AWAY,)), ["Kafka is away", "repair it"]),
+        (replace(GOOD, findings=(CACHE_AWAY,)), ["cache is away", "repair it"]),
         (
-            replace(GOOD, problems=(problem("topics"),)),
-            ["Views may miss records: topics is away. Next: repair it."],
+            replace(GOOD, findings=(LOWERED,)),
+            ["Settings are lowered. Next: repair it."],
         ),
         (
             replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)),
@@ -262,13 +267,13 @@ def uncompared(seconds: float) -> Status:
         ),
         (replace(GOOD, slot=None), "down", 4, (None, None, None)),
         (
-            replace(GOOD, problems=(Problem("postgres", "Away.", "h", 4),)),
+            replace(GOOD, findings=(trouble("source-unreachable", "Away."),)),
             "down",
             4,
             (None, None, None),
         ),
         (
-            replace(GOOD, problems=(Problem("cache", "Away.", "h", 7),)),
+            replace(GOOD, findings=(trouble("sink-unreachable", "Away.", "cache"),)),
             "down",
             7,
             (None, "cache", None),
@@ -293,19 +298,22 @@ def test_a_monitor_gets_a_verdict_a_code_and_the_problem(
     diagnosis = diagnose(status)
     output = json.loads(json.dumps(document(diagnosis)))
     assert (
-        (verdict(diagnosis), exit_code(diagnosis))
+        (verdict(diagnosis.findings), exit_code(diagnosis.findings))
         == (expected, code)
         == (output["verdict"], output["exit_code"])
     )
     first = [
-        (problem["table"], problem["sink"], problem["since"]) for problem in output["problems"][:1]
+        (finding["table"], finding["sink"], finding["since"]) for finding in output["findings"][:1]
     ]
     assert first == ([subject] if subject else [])
     assert all(
-        problem["hint"] and problem["severity"] in ("down", "degraded")
-        for problem in output["problems"]
+        finding["fix"] and finding["why"] and finding["severity"] in ("down", "degraded")
+        for finding in output["findings"]
     )
     assert (expected == "ok") == ("no action" in output["slow_hop"])
+
+
+UNREACHABLE = {"source-unreachable", "connect-unreachable", "kafka-unreachable"}
 
 
 def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
@@ -333,10 +341,10 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
         )
         assert time.monotonic() - began < 4.9
     release.set()
-    silent_parts = {
-        problem.part for problem in status.problems if "no answer within 4 s" in problem.message
+    silent_codes = {
+        finding.code for finding in status.findings if "no answer within 4 s" in finding.message
     }
-    assert silent_parts == {"postgres", "connect", "kafka", "search"}
+    assert silent_codes == UNREACHABLE | {"sink-unreachable"}
     search, cache = status.sinks
     assert search.views == (ViewStatus("public.orders"),)
     assert (cache.views[0].changes, cache.views[0].lag_records) == (7, None)
@@ -357,8 +365,8 @@ def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     status = collect(
         shop, positions={"cache": position_by_table(lambda _: checkpoint)}, progress={}
     )
-    assert {problem.part for problem in status.problems} == {"postgres", "connect", "kafka"}
-    assert all(problem.hint for problem in status.problems)
+    assert {finding.code for finding in status.findings} == UNREACHABLE
+    assert all(finding.fix for finding in status.findings)
     assert status.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0),)
     assert "s3cret" not in json.dumps(status.to_dict())
 
@@ -391,15 +399,15 @@ ORDERS = Registration(Server("7", 1), 0, {"public.orders": Captured()})
 
 
 @pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
-    """Return a function that tells a registration's problems, given the servers' answers."""
+def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
+    """Return a function that tells the findings on a registration, given the servers' answers."""
 
-    def problems(
+    def findings(
         *entries: str,
         registration: Registration,
         candidates: list[catalog.Candidate],
         server: Server | Exception = FIRST,
-    ) -> list[Problem]:
+    ) -> list[Finding]:
         def answer(_: object) -> Server:
             if isinstance(server, Exception):
                 raise server
@@ -414,9 +422,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Problem]]:
         monkeypatch.setattr(registrations, "read", lambda *_: registration)
         monkeypatch.setattr(catalog, "candidates", lambda _: candidates)
         shop = pipeline("shop", "", *entries).with_tables(registration.tables)
-        return list(collect(shop, positions={}, progress={}).problems)
+        return list(collect(shop, positions={}, progress={}).findings)
 
-    return problems
+    return findings
 
 
 FIRST = Server("7", 1)
@@ -425,36 +433,39 @@ PRESENT = ALIKE[:1]
 
 
 def test_patterns_without_an_answer_hide_nothing_of_a_registration(
-    judge: Callable[..., list[Problem]],
+    judge: Callable[..., list[Finding]],
 ) -> None:
     """Two tables whose views would have one name: what the pattern means now can't be said."""
     assert judge("public.*", registration=ORDERS, candidates=PRESENT) == []
     (alone,) = judge("public.*", registration=ORDERS, candidates=ALIKE)
-    assert (alone.code, alone.severity) == (2, "degraded")
+    assert (alone.code, alone.severity) == ("tables-undecided", "degraded")
     assert "would have one name" in alone.message
-    (problem,) = judge("public.*", registration=ORDERS, candidates=ALIKE, server=Server("8", 1))
-    assert (problem.code, problem.severity) == (4, "down")
-    assert "another server" in problem.message
-    (promoted,) = judge("public.*", registration=ORDERS, candidates=ALIKE, server=Server("7", 2))
+    other, undecided = judge(
+        "public.*", registration=ORDERS, candidates=ALIKE, server=Server("8", 1)
+    )
+    assert (other.code, other.severity) == ("another-server", "down")
+    assert "another server" in other.message
+    assert undecided.code == "tables-undecided"
+    promoted, _ = judge("public.*", registration=ORDERS, candidates=ALIKE, server=Server("7", 2))
     assert "was promoted" in promoted.message
 
 
-def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list[Problem]]) -> None:
+def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list[Finding]]) -> None:
     (unread,) = judge(
         "public.*",
         registration=ORDERS,
         candidates=PRESENT,
         server=SourceError("Not for you.", hint="h"),
     )
-    assert (unread.part, unread.message) == ("registration", "Not for you.")
+    assert (unread.code, unread.message) == ("registration-unreadable", "Not for you.")
 
 
 def test_a_pattern_that_means_nothing_registered_is_not_well(
-    judge: Callable[..., list[Problem]],
+    judge: Callable[..., list[Finding]],
 ) -> None:
     """Registered as public.*, then misspelt: there is nothing to look at, and that isn't well."""
     (meaningless,) = judge("pubilc.*", registration=ORDERS, candidates=PRESENT)
-    assert (meaningless.code, meaningless.severity) == (2, "down")
+    assert (meaningless.code, meaningless.severity) == ("pattern-meaningless", "down")
     assert "pubilc.* in source.tables means none" in meaningless.message
     assert judge("public.ord*", registration=ORDERS, candidates=PRESENT) == []
 
@@ -467,14 +478,14 @@ def test_a_pattern_that_means_nothing_registered_is_not_well(
     ],
 )
 def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
-    judge: Callable[..., list[Problem]], now: catalog.Candidate, why: str
+    judge: Callable[..., list[Finding]], now: catalog.Candidate, why: str
 ) -> None:
     items = catalog.Candidate("public", "items")
     registration = replace(ORDERS, tables={**ORDERS.tables, "public.items": Captured()})
     (slipped,) = judge("public.*", registration=registration, candidates=[now, items])
     assert "public.orders is captured" in slipped.message
     assert why in slipped.message
-    assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.hint
+    assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.fix
     # Who gives a table up, or lists it by its name, is not told; nor is one told that has become
     # part of another.
     given_up = replace(registration, tables={"public.items": Captured()})

@@ -16,8 +16,9 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.sink.lane_run import freeze_gc_after
 from sinks.delta.files import parquet
@@ -104,6 +105,14 @@ class _MirrorFile:
     live_bytes: float
 
 
+class _File(NamedTuple):
+    """A file to search: its number as text, its URI, its deletion vector as text."""
+
+    name: str
+    path: str
+    marks: str | None
+
+
 def _files(transaction: Any) -> list[_MirrorFile]:
     files, log = [], transaction.deltaLog()
     for action in jvm.files(transaction.snapshot()):
@@ -133,14 +142,13 @@ def _places(files: Sequence[_MirrorFile], ids: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as F
 
     spark = ids.sparkSession
-    numbered = [(str(number), file.path, file.vector) for number, file in enumerate(files)]
-    tasks = min(len(numbered), spark.sparkContext.defaultParallelism)
-    shares = spark.createDataFrame(
-        [(numbered[task::tasks],) for task in range(tasks)],
-        "files array<struct<name:string,path:string,marks:string>>",
-    )
+    numbered = [_File(str(number), file.path, file.vector) for number, file in enumerate(files)]
+    tasks = max(1, min(len(numbered), spark.sparkContext.defaultParallelism))
+    shares = [numbered[task::tasks] for task in range(tasks)]
     id_list = ids.agg(F.collect_list("_cdc_id").alias("ids"))
-    return shares.crossJoin(F.broadcast(id_list)).mapInArrow(freeze_gc_after(_locate), PLACES)
+    # Numbers of shares, not the shares: for a data frame of a list Spark starts other workers.
+    numbers = spark.range(0, tasks, numPartitions=tasks).crossJoin(F.broadcast(id_list))
+    return numbers.mapInArrow(freeze_gc_after(partial(_locate, shares)), PLACES)
 
 
 def _files_with_changes(files: Sequence[_MirrorFile], ids: "DataFrame") -> list[_MirrorFile]:
@@ -169,23 +177,25 @@ def _deletions(transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame")
     return actions
 
 
-def _locate(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """Locate ids in files, on an executor: shares of files with ids in, PLACES out.
+def _locate(
+    shares: Sequence[Sequence[_File]], batches: "Iterator[pa.RecordBatch]"
+) -> "Iterator[pa.RecordBatch]":
+    """Locate ids in files, on an executor: numbers of shares with ids in, PLACES out.
 
     Rows that are deleted already are among them: to mark them again changes nothing.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    for share in (row for batch in batches for row in batch.to_struct_array()):
-        ids = share["ids"].values
-        for file in share["files"].as_py():
+    for row in (row for batch in batches for row in batch.to_struct_array()):
+        ids = row["ids"].values
+        for file in shares[row["id"].as_py()]:
             start = 0
-            for file_ids in parquet.read_ids(file["path"]):
+            for file_ids in parquet.read_ids(file.path):
                 rows = pc.indices_nonzero(pc.is_in(file_ids, ids))
                 indexes = pc.add(rows.cast(pa.int64()), start)
-                name = pa.repeat(pa.scalar(file["name"], pa.string()), len(rows))
-                vector = pa.repeat(pa.scalar(file["marks"], pa.string()), len(rows))
+                name = pa.repeat(pa.scalar(file.name, pa.string()), len(rows))
+                vector = pa.repeat(pa.scalar(file.marks, pa.string()), len(rows))
                 yield pa.RecordBatch.from_arrays([name, indexes, vector], PLACE_COLUMNS)
                 start += len(file_ids)
 

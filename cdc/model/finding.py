@@ -1,0 +1,133 @@
+"""Findings: what `cdc status`, `cdc doctor` and `cdc topics audit` have to say of a pipeline.
+
+In:  a code of `cdc.model.finding_codes`, what it is about, what was seen, the command to run next.
+Out: `Finding`. Codes are stable; each has a page in docs/operate/runbooks.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cdc.errors import CdcError
+from cdc.model.finding_codes import CODES
+from cdc.model.wording import advice
+
+
+class Severity(StrEnum):
+    """How bad a finding is, the worst first."""
+
+    DOWN = "down"
+    """No change comes through, or nobody can tell whether one does."""
+    DEGRADED = "degraded"
+    """Not all changes come through, not in time, or not as they should be."""
+    WARNING = "warning"
+    """Changes come through, and something that may well happen would end that."""
+    INFO = "info"
+    """Nothing has to be done."""
+
+
+ORDER = tuple(Severity)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A trouble, a risk or a remark, with the command to run next.
+
+    `hop` says where on the way of a change it is: `Postgres`, `Postgres -> Kafka`, `Kafka`,
+    `Kafka -> SINK`, `views` or `this machine`. `since` is in Unix seconds, where that is known.
+    """
+
+    code: str
+    severity: Severity
+    hop: str
+    subject: str
+    """What it is about: the name of a table, a sink, a slot, a topic, a setting, a server."""
+    message: str
+    why: str
+    """What becomes of it if nobody acts."""
+    fix: str
+    """A command of the shell, or an SQL statement, which ends with a semicolon."""
+    exit_code: int = 0
+    table: str | None = None
+    sink: str | None = None
+    since: float | None = None
+    count: int = 1
+    """Rows, keys, records, partitions or tables that it is about: `message` says which."""
+    keys: tuple[str, ...] = ()
+    """Some of the keys of rows that it is about."""
+
+    @property
+    def sentence(self) -> str:
+        """The message, and the command to run next."""
+        return advice(self.message, self.fix)
+
+
+def find(
+    code: str,
+    subject: str,
+    message: str,
+    fix: str,
+    *,
+    table: str | None = None,
+    sink: str | None = None,
+) -> Finding:
+    """Make a finding of a code of the catalogue, which has its severity, hop and consequence."""
+    kind = CODES[code]
+    hop = f"Kafka -> {sink}" if sink and kind.hop == "Kafka -> SINK" else kind.hop
+    return Finding(
+        code,
+        Severity(kind.severity),
+        hop,
+        subject,
+        message,
+        kind.why,
+        fix,
+        kind.failure.exit_code,
+        table,
+        sink,
+    )
+
+
+def find_error(code: str, subject: str, error: CdcError, *, sink: str | None = None) -> Finding:
+    """Make a finding of an error: its message, and its hint as the command to run next."""
+    finding = find(code, subject, error.message, error.hint, sink=sink)
+    return replace(finding, exit_code=error.exit_code)
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sort findings by their severity; those of one severity stay in their order."""
+    return tuple(sorted(findings, key=lambda finding: ORDER.index(finding.severity)))
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Judge sorted findings by the worst: `ok` where it is a remark or there is none."""
+    return findings[0].severity if is_trouble(findings) else "ok"
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Give the exit code for sorted findings: that of the worst one's class of errors, else 0."""
+    return findings[0].exit_code if is_trouble(findings) else 0
+
+
+def is_trouble(findings: Sequence[Finding]) -> bool:
+    """Say whether the worst of sorted findings is more than a remark."""
+    return bool(findings) and findings[0].severity is not Severity.INFO
+
+
+def folded(findings: Sequence[Finding]) -> list[Finding]:
+    """Fold findings of one code in one hop, of which only the subjects differ, into the first of
+    them. For screens: with 500 tables there may be hundreds.
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.hop), []).append(finding)
+    return [
+        replace(
+            group[0],
+            message=f"{group[0].message.rstrip('.')} (and {len(group) - 1} more like it).",
+            count=len(group),
+        )
+        if len(group) > 1
+        else group[0]
+        for group in groups.values()
+    ]

@@ -1,0 +1,110 @@
+"""Codes of findings: each has a page, a command to run, and a place on one screen."""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from rich.console import Console
+
+from cdc.cli import render
+from cdc.errors import CdcError
+from cdc.model.finding import (
+    Finding,
+    Severity,
+    exit_code,
+    find,
+    find_error,
+    folded,
+    verdict,
+    worst_first,
+)
+from cdc.model.finding_codes import CODES
+from cdc.observe.diagnosis import diagnose, document, slow_hop
+from cdc.observe.status import SinkStatus, Status, ViewStatus
+from docs.generate import FOLDER
+
+RUNBOOKS = FOLDER / "operate" / "runbooks"
+PARTS = ("What it means.", "What to look at.", "What to type.", "How one sees that it is over.")
+
+
+def test_every_code_has_a_page_and_every_page_a_code() -> None:
+    pages = {page.stem for page in RUNBOOKS.glob("*.md")} - {"index"}
+    assert pages == set(CODES)
+    listed = re.findall(r"^\| \[([a-z-]+)\]", (RUNBOOKS / "index.md").read_text(), re.MULTILINE)
+    assert listed == list(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_page_says_all_that_it_has_to(code: str) -> None:
+    text = (RUNBOOKS / f"{code}.md").read_text()
+    assert text.startswith(f"# {code}\n")
+    assert [part for part in PARTS if f"**{part}**" not in text] == []
+    assert "```" in text
+
+
+def test_a_finding_has_the_severity_and_the_consequence_of_its_code() -> None:
+    finding = find(
+        "sink-failed", "cache", "It is full.", "cdc -p FILE run --sink cache", sink="cache"
+    )
+    assert (finding.severity, finding.hop, finding.exit_code) == ("down", "Kafka -> cache", 7)
+    assert finding.why
+    error = find_error(
+        "another-server", "Postgres", CdcError("Other.", hint="cdc -p FILE register")
+    )
+    assert (error.message, error.fix, error.exit_code) == ("Other.", "cdc -p FILE register", 1)
+
+
+def finding(severity: Severity, code: str = "sink-behind", table: str = "t") -> Finding:
+    return replace(find(code, table, f"{table} is late.", "cdc -p FILE status"), severity=severity)
+
+
+def test_the_worst_decides() -> None:
+    info, warning, down = (
+        finding(severity) for severity in (Severity.INFO, Severity.WARNING, Severity.DOWN)
+    )
+    assert worst_first([info, down, warning]) == (down, warning, info)
+    assert (verdict([down, info]), exit_code([down, info])) == ("down", 7)
+    assert (verdict([info]), exit_code([info])) == ("ok", 0)
+    assert (verdict([]), exit_code([])) == ("ok", 0)
+
+
+def test_findings_that_are_alike_are_one_line() -> None:
+    many = [finding(Severity.DEGRADED, "view-stopped", f"t{number}") for number in range(40)]
+    (line, other) = folded([*many, finding(Severity.DEGRADED)])
+    assert line.count == 40
+    assert "39 more like it" in line.message
+    assert other.code == "sink-behind"
+
+
+def wide_status() -> Status:
+    """A status of 500 tables in two sinks, each with records in quarantine."""
+    views = tuple(
+        ViewStatus(f"public.t{number}", number, number * 0.1, 9, 5.0, quarantined=1)
+        for number in range(500)
+    )
+    return diagnose(Status("shop", sinks=(SinkStatus("cache", views=views),)))
+
+
+def test_500_tables_are_one_screen_of_80_columns_with_the_worst() -> None:
+    status = wide_status()
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render.status(status, slow_hop(status)))
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) <= 80
+    assert "public.t499" in text
+    assert "499 more like it" in " ".join(text.split())
+    assert "and 488 more, none worse" in text
+
+
+def test_the_documents_are_as_the_schema_says() -> None:
+    schema = json.loads((FOLDER / "reference" / "status.schema.json").read_text())
+    output = json.loads(json.dumps(document(wide_status())))
+    jsonschema.validate(output, schema)
+    assert len(output["findings"]) == 501
+    del output["findings"][0]["fix"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(output, schema)
